@@ -1,0 +1,3 @@
+"""initmem measures how much of a network's random initialization survives training."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,30 @@
+"""The errors a user can meet: each is one line that says what is wrong and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class InitmemError(Exception):
+    """A mistake that the user can mend; the command line prints it and exits with code 2."""
+
+
+class ConfigError(InitmemError):
+    """A recipe, a study file or an override holds something that is not allowed."""
+
+
+class DataError(InitmemError):
+    """A dataset is missing, unreadable or not of the expected form."""
+
+
+class StoreError(InitmemError):
+    """A store cannot be read or written."""
+
+
+class ModelError(InitmemError):
+    """A network cannot be built for the given input."""
+
+
+def allowed(values: Iterable[object]) -> str:
+    """Format a list of permitted values for an error message."""
+    return "allowed: " + ", ".join(str(value) for value in values)
