@@ -1,3 +1,49 @@
-"""initmem measures how much of a network's random initialization survives training."""
+"""initmem measures how much of a network's random initialization survives training.
+
+The names below are the public interface; importing the package loads none of the heavy libraries.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from initmem.errors import InitmemError as InitmemError
+    from initmem.measures.clocks import clocks as clocks
+    from initmem.measures.memory import Memory as Memory
+    from initmem.measures.memory import memory as memory
+    from initmem.measures.memory import memory_table as memory_table
+    from initmem.recipe import Recipe as Recipe
+    from initmem.record import RunRecord as RunRecord
+    from initmem.store import Store as Store
+    from initmem.study import Run as Run
+    from initmem.study import Study as Study
+    from initmem.study import load_study as load_study
+
+_HOMES = {
+    "InitmemError": "initmem.errors",
+    "Memory": "initmem.measures.memory",
+    "Recipe": "initmem.recipe",
+    "Run": "initmem.study",
+    "RunRecord": "initmem.record",
+    "Store": "initmem.store",
+    "Study": "initmem.study",
+    "clocks": "initmem.measures.clocks",
+    "load_study": "initmem.study",
+    "memory": "initmem.measures.memory",
+    "memory_table": "initmem.measures.memory",
+}
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'initmem' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,30 @@
+# Everything happens in .venv, with the versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO_STORE := demo-store
+
+.PHONY: demo test lint clean
+
+demo: .venv/base.stamp  ## train the quickstart, print the verdicts, write the report
+	$(BIN)/initmem run quickstart --store $(DEMO_STORE)
+	$(BIN)/initmem report $(DEMO_STORE)
+
+test: .venv/dev.stamp lint  ## all checks
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/base.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/dev.stamp: .venv/base.stamp
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	touch $@
+
+clean:
+	rm -rf .venv $(DEMO_STORE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

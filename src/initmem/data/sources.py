@@ -1,0 +1,150 @@
+"""Where datasets come from: scikit-learn's digits, seeded synthetic images, a user's .npz file."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.data.dataset import Dataset, Part, Sizes, split, split_three
+from initmem.errors import DataError
+from initmem.recipe import Recipe
+
+SYNTHETIC_SHAPE = (1200, 1, 8, 8)
+SYNTHETIC_CLASSES = 10
+DIGITS = Sizes(1078, 359, 360, 1, 8, 8, 10)
+NPZ_KEYS = "x and y, or x_train, y_train, x_test and y_test"
+
+
+def load(recipe: Recipe) -> Dataset:
+    """Load the dataset that a recipe trains on."""
+    kind = recipe.dataset.split(":")[0]
+    if recipe.dataset.endswith(".npz"):
+        found = _npz(Path(recipe.dataset))
+    elif kind == "digits":
+        found = _digits()
+    elif kind == "synthetic":
+        found = _synthetic(*synthetic_shape(recipe.dataset))
+    else:
+        raise DataError(f"dataset = {recipe.dataset!r} is not available yet")
+    if recipe.train_size is not None and recipe.train_size > len(found.train):
+        raise DataError(
+            f"train_size = {recipe.train_size} (allowed: 1 to {len(found.train)} for {recipe.dataset})"
+        )
+    return found.limited(recipe.train_size)
+
+
+def sizes(recipe: Recipe) -> Sizes:
+    """The sizes of a recipe's dataset; only a user's file has to be read for it."""
+    kind = recipe.dataset.split(":")[0]
+    if recipe.dataset.endswith(".npz"):
+        data = _npz(Path(recipe.dataset))
+        found = Sizes(len(data.train), len(data.val), len(data.test), *data.shape, data.classes)
+    elif kind == "synthetic":
+        n, channels, height, width = synthetic_shape(recipe.dataset)
+        found = Sizes(*split_three(n), channels, height, width, SYNTHETIC_CLASSES)
+    else:
+        found = {"digits": DIGITS, "cifar10": Sizes(40_000, 10_000, 10_000, 3, 32, 32, 10)}[kind]
+    return found._replace(n_train=min(found.n_train, recipe.train_size or found.n_train))
+
+
+def synthetic_shape(name: str) -> tuple[int, int, int, int]:
+    """Read `synthetic` or `synthetic:NxCxHxW`: (examples in all, channels, height, width)."""
+    _, _, text = name.partition(":")
+    if not text:
+        return SYNTHETIC_SHAPE
+    sides = text.split("x")
+    if len(sides) != 4 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise DataError(f"dataset = {name!r} (allowed: synthetic:NxCxHxW, as in synthetic:1200x3x32x32)")
+    n, channels, height, width = (int(side) for side in sides)
+    if n < 20:
+        raise DataError(f"dataset = {name!r} (allowed: at least 20 examples)")
+    return n, channels, height, width
+
+
+def _digits() -> Dataset:
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    x = (raw.images / 16).astype(np.float32)[..., None]
+    return split("digits", Part(x, raw.target.astype(np.int64)), None, DIGITS.n_val, 10)
+
+
+def _synthetic(n: int, channels: int, height: int, width: int) -> Dataset:
+    """Noisy, shifted copies of one random pattern per class: learnable, but not at a glance."""
+    rng = np.random.default_rng(0)
+    patterns = rng.random((SYNTHETIC_CLASSES, height, width, channels), dtype=np.float32)
+    y = np.arange(n) % SYNTHETIC_CLASSES
+    noise = rng.random((n, height, width, channels), dtype=np.float32)
+    x = 0.35 * patterns[y] + 0.65 * noise
+    return split("synthetic", Part(x, y), None, split_three(n)[1], SYNTHETIC_CLASSES)
+
+
+def _npz(path: Path) -> Dataset:
+    arrays = _read_npz(path)
+    keys = set(arrays)
+    if {"x_train", "y_train", "x_test", "y_test"} <= keys:
+        parts = [_part(path, arrays, suffix) for suffix in ("_train", "_test")]
+        whole, test = parts[0], parts[1]
+        n_val = len(whole) // 5
+        if whole.x.shape[1:] != test.x.shape[1:]:
+            raise DataError(f"{path}: x_train and x_test differ in shape")
+    elif {"x", "y"} <= keys:
+        whole, test = _part(path, arrays, ""), None
+        n_val = split_three(len(whole))[1]
+    else:
+        raise DataError(f"{path}: holds {', '.join(sorted(keys)) or 'nothing'} (needed: {NPZ_KEYS})")
+    if len(whole) < 20:
+        raise DataError(f"{path}: {len(whole)} examples (allowed: at least 20)")
+    whole, test = _scaled(whole, whole), test and _scaled(test, whole)
+    labels = np.concatenate([whole.y, test.y]) if test is not None else whole.y
+    if labels.min() < 0:
+        raise DataError(f"{path}: label {labels.min()} (allowed: whole numbers from 0)")
+    return split(path.stem, whole, test, n_val, int(labels.max()) + 1)
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a readable .npz of plain arrays ({error})") from None
+
+
+def _part(path: Path, arrays: dict[str, NDArray[Any]], suffix: str) -> Part:
+    x, y = arrays["x" + suffix], arrays["y" + suffix]
+    y = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"{path}: y{suffix} is {y.dtype} {y.shape} (needed: whole numbers, one per example)")
+    if len(x) != len(y):
+        raise DataError(f"{path}: x{suffix} has {len(x)} examples, y{suffix} has {len(y)}")
+    if x.ndim not in (2, 3, 4) or x.dtype.kind not in "uif":
+        raise DataError(
+            f"{path}: x{suffix} is {x.dtype} {x.shape} "
+            "(needed: numbers of shape (n, features), (n, h, w) or (n, h, w, channels))"
+        )
+    return Part(_images(path, x), y.astype(np.int64))
+
+
+def _images(path: Path, x: NDArray[Any]) -> NDArray[Any]:
+    """Bring inputs to (example, height, width, channel), as bytes or as float32."""
+    x = {2: lambda: x[:, None, None, :], 3: lambda: x[..., None], 4: lambda: x}[x.ndim]()
+    if x.dtype == np.uint8:
+        return x
+    x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise DataError(f"{path}: inputs that are not finite")
+    return x
+
+
+def _scaled(part: Part, reference: Part) -> Part:
+    """Scale inputs to [0, 1] by the range of the reference part; bytes are scaled batch by batch."""
+    low, high = float(reference.x.min()), float(reference.x.max())
+    if part.x.dtype == np.uint8 or (low >= 0 and high <= 1):
+        return part
+    return Part((part.x - low) / max(high - low, 1e-12), part.y)

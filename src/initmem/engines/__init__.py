@@ -1,0 +1,1 @@
+"""Engines differ only in WHERE a run is executed."""

@@ -1,0 +1,1 @@
+"""Measures: pure functions of records. They never see a path."""

@@ -1,0 +1,145 @@
+"""Initialization memory: how far the mean of a metric moves when only the initialization scale does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.errors import ConfigError, allowed
+from initmem.measures.statistics import Spread, spread
+from initmem.recipe import Recipe, labels
+from initmem.record import COLUMNS, SUMMARY_FIELDS, RunRecord
+
+Verdict = Literal["remembers", "forgets", "undetermined"]
+
+SIGNIFICANCE = 0.05
+TOLERANCE_PP = 2.0  # a spread below this many points counts as forgotten
+METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS]))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The values of one metric for one recipe, shape (seed, scale): only seeds that have every scale."""
+
+    recipe: Recipe
+    metric: str
+    scales: tuple[float, ...]
+    seeds: tuple[int, ...]
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of one recipe: in percentage points for accuracies, else in the metric's own unit."""
+
+    recipe: str
+    metric: str
+    n_scales: int
+    n_seeds: int
+    memory: float | None
+    low: float | None
+    high: float | None
+    floor: float | None
+    p: float | None
+    corrected: float | None
+    verdict: Verdict
+    unit: str
+    recipe_id: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if self.memory is None:
+            return f"not measured yet, {self.verdict}"
+        text = f"{self.memory:.3g}{self.unit and ' ' + self.unit}"
+        if self.low is not None:
+            text += f" [{self.low:.3g}, {self.high:.3g}], floor {self.floor:.2g}"
+        return f"{text}, {self.verdict}"
+
+
+def unit_of(metric: str) -> tuple[float, str]:
+    """Factor and name of the unit in which a metric is shown."""
+    return (100.0, "pp") if "accuracy" in metric or metric == "repair_gap" else (1.0, "")
+
+
+def profile(records: Sequence[RunRecord], metric: str) -> Profile:
+    """Arrange the records of one recipe by seed and scale, in the metric's display unit."""
+    if metric not in METRICS:
+        raise ConfigError(f"metric = {metric!r} ({allowed(METRICS)})")
+    factor, _ = unit_of(metric)
+    found = {(r.run.seed, r.run.scale): r.metric(metric) for r in records}
+    scales = sorted({scale for _, scale in found})
+    seeds = [
+        seed
+        for seed in sorted({seed for seed, _ in found})
+        if all(found.get((seed, scale)) is not None for scale in scales)
+    ]
+    values = np.array([[found[seed, scale] for scale in scales] for seed in seeds], dtype=float)
+    return Profile(
+        recipe=records[0].run.recipe,
+        metric=metric,
+        scales=tuple(scales),
+        seeds=tuple(seeds),
+        values=factor * values.reshape(len(seeds), len(scales)),
+    )
+
+
+def memory(
+    records: Sequence[RunRecord],
+    metric: str = "test_accuracy",
+    *,
+    tolerance: float | None = None,
+    label: str | None = None,
+    seed: int = 0,
+) -> Memory:
+    """Measure the memory of one recipe from its records; `seed` drives the resampling."""
+    arranged = profile(records, metric)
+    _, unit = unit_of(metric)
+    recipe = arranged.recipe
+    name = recipe.label(["optimizer", "learning_rate"]) if label is None else label
+    n_seeds, n_scales = arranged.values.shape
+    nothing = Spread(None, None, None, None, None, None)
+    found = spread(arranged.values, rng=np.random.default_rng(seed)) if n_seeds else nothing
+    limit = TOLERANCE_PP if tolerance is None and unit == "pp" else tolerance
+    verdict = judge(found.p, found.high, limit)
+    return Memory(name, metric, n_scales, n_seeds, *found, verdict, unit, recipe.id)
+
+
+def judge(p: float | None, high: float | None, tolerance: float | None) -> Verdict:
+    """Equivalence first: a spread that is surely small is forgotten, however significant it may be."""
+    if high is not None and tolerance is not None and high <= tolerance:
+        return "forgets"
+    if p is not None and p <= SIGNIFICANCE:
+        return "remembers"
+    return "undetermined"
+
+
+def by_recipe(records: Iterable[RunRecord]) -> dict[Recipe, list[RunRecord]]:
+    """Group records; recipes keep the order in which they first appear."""
+    groups: dict[Recipe, list[RunRecord]] = {}
+    for record in records:
+        groups.setdefault(record.run.recipe, []).append(record)
+    return groups
+
+
+def memory_table(
+    records: Sequence[RunRecord],
+    metric: str = "test_accuracy",
+    *,
+    order: Sequence[Recipe] = (),
+    tolerance: float | None = None,
+) -> list[Memory]:
+    """The memory of every recipe, in the given order, then as they come."""
+    groups = by_recipe(records)
+    recipes = [recipe for recipe in order if recipe in groups]
+    recipes += [recipe for recipe in groups if recipe not in recipes]
+    return [
+        memory(groups[recipe], metric, tolerance=tolerance, label=label)
+        for recipe, label in zip(recipes, labels(recipes), strict=True)
+    ]

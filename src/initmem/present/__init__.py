@@ -1,0 +1,1 @@
+"""Presentation: plot data (pure) -> drawings, tables, report."""

@@ -1,0 +1,72 @@
+"""Plot data: how a metric depends on the initialization scale. Pure; shared by all drawers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from initmem.measures.memory import by_recipe, unit_of
+from initmem.recipe import Recipe, labels
+from initmem.record import RunRecord
+
+# Okabe and Ito's palette: told apart by colour-blind readers too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A900")
+
+
+class Curve(NamedTuple):
+    """A metric against scale for one recipe; every list has one entry per scale."""
+
+    label: str
+    colour: str
+    scales: list[float]
+    mean: list[float]
+    low: list[float]  # 10th percentile over seeds
+    high: list[float]  # 90th percentile over seeds
+    n: list[int]
+
+
+class ScalePlot(NamedTuple):
+    """Curves of one metric for several recipes."""
+
+    title: str
+    y_title: str
+    curves: list[Curve]
+
+
+TITLES = {
+    "test_accuracy": ("Test accuracy of the selected predictor", "test accuracy (%)"),
+    "norm_best": ("Kernel norm of the selected predictor", "Frobenius norm of the kernels"),
+}
+
+
+def scale_plot(records: Sequence[RunRecord], metric: str, *, order: Sequence[Recipe] = ()) -> ScalePlot:
+    """Means and 10-90 percentile bands of a metric at every scale."""
+    groups = by_recipe(records)
+    recipes = [r for r in order if r in groups] + [r for r in groups if r not in set(order)]
+    title, y_title = TITLES.get(metric, (metric.replace("_", " "), metric.replace("_", " ")))
+    curves = [
+        _curve(groups[recipe], metric, label, COLOURS[i % len(COLOURS)])
+        for i, (recipe, label) in enumerate(zip(recipes, labels(recipes), strict=True))
+    ]
+    return ScalePlot(title, y_title, curves)
+
+
+def _curve(records: Sequence[RunRecord], metric: str, label: str, colour: str) -> Curve:
+    factor, _ = unit_of(metric)
+    at: dict[float, list[float]] = {}
+    for record in records:
+        value = record.metric(metric)
+        if value is not None:
+            at.setdefault(record.run.scale, []).append(factor * value)
+    scales = sorted(at)
+    return Curve(
+        label=label,
+        colour=colour,
+        scales=scales,
+        mean=[float(np.mean(at[s])) for s in scales],
+        low=[float(np.percentile(at[s], 10)) for s in scales],
+        high=[float(np.percentile(at[s], 90)) for s in scales],
+        n=[len(at[s]) for s in scales],
+    )

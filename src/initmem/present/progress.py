@@ -1,0 +1,108 @@
+"""The live display of a running study."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from initmem.engines.execute import Workload
+
+QUIET_SECONDS = 15.0  # between two lines where there is no terminal to draw on
+
+
+class Display:
+    """Shows runs done, failed and diverged, and the time left. A listener of an engine."""
+
+    def __init__(self, work: Workload, console: Console) -> None:
+        self.work, self.console = work, console
+        self.started = time.monotonic()
+        self.done = work.done
+        self.counts: Counter[str] = Counter()
+        self.epochs: dict[str, int] = {}  # run id -> last finished epoch, of runs in this session
+        self._base: dict[str, int] = {}
+        self._last_line = self.started
+        self.live = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[text]}"),
+            console=console,
+            transient=True,
+        )
+        self.task = self.live.add_task("training", total=1.0, text="starting workers")
+
+    def __enter__(self) -> Display:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def __call__(self, kind: str, content: Any) -> None:
+        """Take in what an engine reports."""
+        match kind:
+            case "epoch":
+                ids, epoch = content
+                for run_id in ids:
+                    # A continued run begins in the middle: what was done before is not this session's.
+                    self._base.setdefault(run_id, epoch - 1)
+                    self.epochs[run_id] = epoch
+            case "done":
+                for run_id, status in content:
+                    self.counts[status] += 1
+                    self.epochs[run_id] = self.work.epochs[run_id]
+                    self.done += 1
+            case "crash":
+                code, ids = content
+                self.console.print(f"a worker was lost (exit code {code}); {len(ids)} runs go back to work")
+            case "stopping":
+                self.console.print("stopping after the current epoch; Ctrl-C again stops at once")
+        self._draw()
+
+    def fraction(self) -> float:
+        """Share of this session's work that is done, by cost."""
+        total = sum(self.work.costs.values())
+        part = sum(
+            self.work.costs[run_id] * epoch / self.work.epochs[run_id]
+            for run_id, epoch in self.epochs.items()
+            if run_id in self.work.costs
+        )
+        return part / total if total else 1.0
+
+    def seconds_left(self) -> float | None:
+        """Time left at the pace of this session; None before the first epoch."""
+        inherited = sum(
+            self.work.costs.get(run_id, 0.0) * base / self.work.epochs[run_id]
+            for run_id, base in self._base.items()
+            if run_id in self.work.costs
+        ) / max(sum(self.work.costs.values()), 1e-30)
+        fraction = self.fraction()
+        if fraction <= inherited:
+            return None
+        return (time.monotonic() - self.started) * (1 - fraction) / (fraction - inherited)
+
+    def _text(self) -> str:
+        left = self.seconds_left()
+        parts = [f"{self.done}/{self.work.runs} runs"]
+        parts += [f"{self.counts[name]} {name}" for name in ("diverged", "failed") if self.counts[name]]
+        parts.append("time left unknown yet" if left is None else f"{duration(left)} left")
+        return ", ".join(parts)
+
+    def _draw(self) -> None:
+        if self.console.is_terminal:
+            self.live.update(self.task, completed=self.fraction(), text=self._text())
+        elif time.monotonic() - self._last_line > QUIET_SECONDS:
+            self._last_line = time.monotonic()
+            self.console.print(f"{100 * self.fraction():.0f}%: {self._text()}")
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 45 s, 12 min, 3.5 h, 2.1 days."""
+    for size, unit in ((86400.0, "days"), (3600.0, "h")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -1,0 +1,43 @@
+"""How far the studies of a store are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from initmem.store import Store
+
+
+def store_status(store: Store) -> dict[str, Any]:
+    """Counts per study and recipe."""
+    states = {record.id: record.status for record in store.records()}
+    in_flight = set(store.in_flight())
+    studies = []
+    for study in store.studies():
+        rows: list[dict[str, Any]] = []
+        for recipe, label in zip(study.recipes, study.labels(), strict=True):
+            runs = study.runs(recipe)
+            counts = Counter(states.get(run.id, "missing") for run in runs)
+            rows.append(
+                {
+                    "recipe": label,
+                    "runs": len(runs),
+                    "completed": counts["completed"],
+                    "diverged": counts["diverged"],
+                    "failed": counts["failed"],
+                    "training": sum(run.id in in_flight for run in runs),
+                    "missing": counts["missing"],
+                }
+            )
+        total = sum(row["runs"] for row in rows)
+        done = total - sum(row["missing"] for row in rows)
+        studies.append(
+            {
+                "name": study.name,
+                "effort": study.effort,
+                "runs": total,
+                "done": done,
+                "recipes": rows,
+            }
+        )
+    return {"store": str(store.path), "studies": studies, "damaged": store.damaged()}

@@ -1,0 +1,63 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.table import Table
+
+from initmem.measures.memory import Memory
+
+COLOURS = {"remembers": "yellow", "forgets": "green", "undetermined": "dim"}
+
+
+def memory_table(rows: Sequence[Memory]) -> Table:
+    """Memory per recipe, with its interval, noise floor and verdict."""
+    unit = rows[0].unit if rows else ""
+    title = f"Initialization memory of {rows[0].metric if rows else 'nothing'}"
+    table = Table(title=title + (f" ({unit})" if unit else ""), title_justify="left", box=box.SIMPLE_HEAD)
+    for name in (
+        "recipe",
+        "memory",
+        "95% interval",
+        "noise floor",
+        "corrected",
+        "p",
+        "scales x seeds",
+        "verdict",
+    ):
+        table.add_column(name, justify="left" if name in ("recipe", "verdict") else "right", no_wrap=True)
+    for row in rows:
+        interval = "" if row.low is None else f"{row.low:.1f} to {row.high:.1f}"
+        table.add_row(
+            row.recipe,
+            _number(row.memory, ".1f"),
+            interval,
+            _number(row.floor, ".1f"),
+            _number(row.corrected, ".1f"),
+            _number(row.p, ".2g"),
+            f"{row.n_scales} x {row.n_seeds}",
+            f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
+        )
+    return table
+
+
+def plain_table(rows: Sequence[Mapping[str, object]], title: str = "") -> Table:
+    """Rows of equal keys as a table."""
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in rows[0] if rows else []:
+        table.add_column(name, no_wrap=name != "about")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

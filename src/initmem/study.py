@@ -1,0 +1,295 @@
+"""A study: recipes x initialization scales x seeds, a finite grid of runs, read from a TOML file."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from initmem.errors import ConfigError, allowed
+from initmem.recipe import Recipe, content_id, labels, problems
+from initmem.seeds import ROLES, Role
+
+ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training: a recipe from one scale and one seed. A role's seed can be pinned on its own."""
+
+    recipe: Recipe
+    scale: float
+    seed: int
+    pins: tuple[tuple[Role, int], ...] = ()
+
+    @property
+    def id(self) -> str:
+        """A content hash of everything that differs from the defaults."""
+        return _run_id(self)
+
+    def seed_of(self, role: Role) -> int:
+        """The seed that drives one role."""
+        return dict(self.pins).get(role, self.seed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values from which `from_json` rebuilds the run."""
+        recipe = self.recipe.changes()
+        if self.recipe.data_sha256 is not None:
+            recipe["dataset"] = self.recipe.dataset
+        content: dict[str, Any] = {"recipe": recipe, "scale": self.scale, "seed": self.seed}
+        return content | ({"pins": dict(self.pins)} if self.pins else {})
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Run:
+        """Rebuild a run from `to_json`."""
+        recipe = _shared_recipe(tuple(sorted(content["recipe"].items())))
+        pins = tuple(content.get("pins", {}).items())
+        return cls(recipe, float(content["scale"]), int(content["seed"]), pins)
+
+
+@lru_cache(maxsize=4096)
+def _shared_recipe(items: tuple[tuple[str, Any], ...]) -> Recipe:
+    return Recipe.parse(dict(items))
+
+
+@lru_cache(maxsize=1 << 16)
+def _run_id(run: Run) -> str:
+    content: dict[str, Any] = {
+        "schema": ID_SCHEMA,
+        "recipe": run.recipe.changes(),
+        "scale": run.scale,
+        "seed": run.seed,
+    }
+    return content_id(content | ({"pins": dict(run.pins)} if run.pins else {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A resolved study: what `initmem run` trains."""
+
+    name: str
+    title: str
+    effort: str
+    about: str
+    recipes: tuple[Recipe, ...]
+    scales: tuple[float, ...]
+    seeds: tuple[int, ...]
+    pins: tuple[tuple[Role, int], ...] = ()
+
+    def runs(self, recipe: Recipe) -> list[Run]:
+        """The runs of one recipe, seed by seed, so that more seeds only append."""
+        pairs = itertools.product(self.seeds, self.scales)
+        return [Run(recipe, scale, seed, self.pins) for seed, scale in pairs]
+
+    def all_runs(self) -> list[Run]:
+        """Every run of the study, exactly once."""
+        return [run for recipe in self.recipes for run in self.runs(recipe)]
+
+    def labels(self) -> list[str]:
+        """A short name for each recipe."""
+        return labels(self.recipes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, kept in the store so that it knows what was asked for."""
+        run = [Run(recipe, 1.0, 0).to_json()["recipe"] for recipe in self.recipes]
+        return {
+            "name": self.name,
+            "title": self.title,
+            "effort": self.effort,
+            "about": self.about,
+            "recipes": run,
+            "scales": list(self.scales),
+            "seeds": list(self.seeds),
+            "pins": dict(self.pins),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Study:
+        """Rebuild a study from `to_json`."""
+        return cls(
+            name=content["name"],
+            title=content["title"],
+            effort=content["effort"],
+            about=content["about"],
+            recipes=tuple(Recipe.parse(recipe) for recipe in content["recipes"]),
+            scales=tuple(content["scales"]),
+            seeds=tuple(content["seeds"]),
+            pins=tuple(content["pins"].items()),
+        )
+
+
+Scales = Annotated[list[Annotated[float, Field(gt=0, le=1e6)]], Field(min_length=1)]
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 63)]], Field(min_length=1)]
+
+
+class _Part(BaseModel):
+    """What the top of a study file and each of its efforts may say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    about: str = ""
+    scales: Scales | None = None
+    seeds: Seeds | None = None
+    recipe: dict[str, Any] = {}
+    grid: list[dict[str, Any]] | None = None
+
+
+class _File(_Part):
+    name: str = ""
+    title: str = ""
+    effort: str = "full"
+    default_effort: str | None = None
+    pin: dict[Role, int] = {}
+    efforts: dict[str, _Part] = {}
+
+
+def bundled() -> list[str]:
+    """Names of the studies that come with the package."""
+    folder = resources.files("initmem") / "studies"
+    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_study(name: str, effort: str | None = None, overrides: Sequence[str] = ()) -> Study:
+    """Read a bundled study by name, or a study file by path."""
+    file = _read(name)
+    settings = [_override(text) for text in overrides]
+    part, chosen = _choose(file, effort)
+    for key, value in settings:
+        part = _apply(part, key, value)
+    recipes = _expand(part)
+    return Study(
+        name=file.name or Path(name).stem,
+        title=file.title,
+        effort=chosen,
+        about=part.about,
+        recipes=tuple(recipes),
+        scales=tuple(dict.fromkeys(part.scales or [1.0])),
+        seeds=tuple(dict.fromkeys(part.seeds or [0])),
+        pins=tuple((role, file.pin[role]) for role in ROLES if role in file.pin),
+    )
+
+
+def efforts(name: str) -> dict[str, str]:
+    """The efforts of a study and what each of them changes; the default one comes first."""
+    file = _read(name)
+    found = {file.effort: file.about} | {key: part.about for key, part in file.efforts.items()}
+    first = file.default_effort or file.effort
+    return {first: found[first]} | found
+
+
+def single(overrides: Sequence[str]) -> Recipe:
+    """One recipe from `key=value` texts alone."""
+    return _expand(_Part(recipe=dict(_override(text) for text in overrides)))[0]
+
+
+def _read(name: str) -> _File:
+    text = _text(name)
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"study {name}: not valid TOML: {error}") from None
+    found: list[str] = []
+    try:
+        return _File.model_validate(raw)
+    except ValidationError as error:
+        found = problems(error)
+    # Report the recipe's mistakes in the same breath, as far as it can be read at all.
+    try:
+        _expand(_Part(recipe=raw.get("recipe", {}), grid=raw.get("grid")))
+    except ConfigError as error:
+        found.append(str(error))
+    except ValidationError:
+        pass
+    raise ConfigError(f"study {name}: " + "; ".join(found))
+
+
+def _text(name: str) -> str:
+    if name in bundled():
+        return (resources.files("initmem") / "studies" / f"{name}.toml").read_text("utf-8")
+    path = Path(name)
+    if path.suffix != ".toml" and not path.exists():
+        raise ConfigError(f"no study named {name!r} ({allowed(bundled())}, or the path of a .toml file)")
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"study file {name}: cannot be read: {error}") from None
+
+
+def _choose(file: _File, effort: str | None) -> tuple[_Part, str]:
+    """Lay the chosen effort over the top of the file."""
+    chosen = effort or file.default_effort or file.effort
+    if chosen == file.effort:
+        return file, chosen
+    if chosen not in file.efforts:
+        raise ConfigError(f"effort = {chosen!r} ({allowed([file.effort, *file.efforts])})")
+    over = file.efforts[chosen]
+    return _Part(
+        about=over.about,
+        scales=over.scales or file.scales,
+        seeds=over.seeds or file.seeds,
+        recipe=file.recipe | over.recipe,
+        grid=file.grid if over.grid is None else over.grid,
+    ), chosen
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"--set {text!r} (allowed: key=value)")
+    try:
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()  # a bare word: optimizer=adam
+
+
+def _apply(part: _Part, key: str, value: Any) -> _Part:
+    """Set one value everywhere: for a recipe field that a grid varies, the override wins."""
+    if key in ("scales", "seeds"):
+        values = value if isinstance(value, list) else [value]
+        try:
+            return _Part.model_validate(part.model_dump(include=set(_Part.model_fields)) | {key: values})
+        except ValidationError as error:
+            raise ConfigError("; ".join(problems(error))) from None
+    grid = [{k: v for k, v in block.items() if k != key} for block in part.grid or []]
+    return part.model_copy(update={"recipe": part.recipe | {key: value}, "grid": grid or None})
+
+
+def _expand(part: _Part) -> list[Recipe]:
+    """Multiply out the grid: in a block, every list is an axis; blocks add up; duplicates merge."""
+    found: dict[Recipe, None] = {}
+    wrong: dict[str, None] = {}
+    for block in part.grid or [{}]:
+        fields = part.recipe | block
+        axes = [value if isinstance(value, list) else [value] for value in fields.values()]
+        for values in itertools.product(*axes):
+            try:
+                recipe = Recipe.parse(dict(zip(fields, values, strict=True)))
+                found[_with_digest(recipe)] = None
+            except ConfigError as error:
+                wrong |= dict.fromkeys(str(error).split("; "))
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    if not found:
+        raise ConfigError("the study has no recipe: an axis of its grid is an empty list")
+    return list(found)
+
+
+def _with_digest(recipe: Recipe) -> Recipe:
+    """A user's file is known by its content: a changed file makes new runs."""
+    if not recipe.dataset.endswith(".npz"):
+        return recipe
+    path = Path(recipe.dataset)
+    try:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"dataset = {recipe.dataset!r} ({error.strerror})") from None
+    return recipe.model_copy(update={"data_sha256": digest, "dataset": str(path.resolve())})

@@ -1,0 +1,1 @@
+"""Training: packs of replicas in, records out. Nothing here knows about the store."""

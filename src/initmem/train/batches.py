@@ -1,0 +1,42 @@
+"""Batches as tensors: the data lies on the device once, every batch is gathered from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from initmem.data import Part
+
+
+class Images:
+    """One part of a dataset on a device. Bytes stay bytes until a batch is made."""
+
+    def __init__(self, part: Part, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.x = torch.from_numpy(part.x).to(device)  # (example, height, width, channel)
+        self.y = torch.from_numpy(part.y).to(device)  # (example,)
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def packed(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Gather (batch, replica) positions: inputs (batch, replica * channel, h, w), labels like index."""
+        batch, replicas = index.shape
+        flat = index.flatten()
+        x = self._scale(self.x.index_select(0, flat))
+        _, height, width, channels = x.shape
+        x = x.view(batch, replicas, height, width, channels).permute(0, 1, 4, 2, 3)
+        # For one replica this is a view that is already channels_last.
+        x = x[:, 0] if replicas == 1 else x.reshape(batch, replicas * channels, height, width)
+        return x, self.y.index_select(0, flat).view(batch, replicas)
+
+    def shared(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Go through the part in order: inputs (batch, channel, h, w), labels (batch,)."""
+        for start in range(0, len(self), size):
+            x = self._scale(self.x[start : start + size])
+            yield x.permute(0, 3, 1, 2), self.y[start : start + size]
+
+    def _scale(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)

@@ -1,0 +1,152 @@
+"""Layers of a pack: R replicas of one network are ONE network with R groups.
+
+Activations have shape (batch, replica * channel, height, width). Every variable has shape
+(replica * channel, ...), replica-major, so one rule, `by_replica`, takes any of them apart. No layer mixes
+replicas, so a replica follows the trajectory it would follow alone. R = 1 is nothing special.
+
+Where all replicas see the same input (evaluation), it is passed once, as (batch, channel, ...): a layer
+notices from the number of channels and shares the input instead of repeating it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# The constants of the original stack (Keras 3), which differ from PyTorch's own.
+NORM_EPSILON = 1e-3
+MOVING_AVERAGE = 0.99
+
+
+def by_replica(variable: Tensor, replicas: int) -> Tensor:
+    """View a variable as (replica, ...)."""
+    return variable.view(replicas, -1, *variable.shape[1:])
+
+
+class Layer(nn.Module):
+    """A layer with a kernel and a bias: what initialization scales and the norm counts."""
+
+    def __init__(self, replicas: int, fan_in: int, kernel: tuple[int, ...]) -> None:
+        super().__init__()
+        self.replicas, self.fan_in = replicas, fan_in
+        self.kernel = nn.Parameter(torch.zeros(replicas * kernel[0], *kernel[1:]))
+        self.bias = nn.Parameter(torch.zeros(replicas * kernel[0]))
+
+
+class Conv(Layer):
+    """A convolution with 'same' padding; kernel (replica * out, in, size, size)."""
+
+    def __init__(self, replicas: int, inputs: int, outputs: int, size: int = 3, stride: int = 1) -> None:
+        super().__init__(replicas, inputs * size * size, (outputs, inputs, size, size))
+        self.inputs, self.size, self.stride = inputs, size, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, replica * in, h, w), or shared (batch, in, h, w), to (batch, replica * out, h', w')."""
+        groups = x.shape[1] // self.inputs
+        return F.conv2d(x, self.kernel, self.bias, self.stride, self.size // 2, groups=groups)
+
+
+class Dense(Layer):
+    """A fully connected layer; kernel (replica * out, in)."""
+
+    def __init__(self, replicas: int, inputs: int, outputs: int) -> None:
+        super().__init__(replicas, inputs, (outputs, inputs))
+        self.inputs = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, replica * in), or shared (batch, in), to (batch, replica * out)."""
+        if x.shape[1] == self.inputs:
+            return F.linear(x, self.kernel, self.bias)
+        kernel = by_replica(self.kernel, self.replicas)
+        grouped = x.unflatten(1, (self.replicas, self.inputs)).transpose(0, 1)
+        return torch.bmm(grouped, kernel.mT).transpose(0, 1).flatten(1) + self.bias
+
+
+class BatchNorm(nn.Module):
+    """Batch normalization, whose moving variance is fed the biased batch variance."""
+
+    moving_mean: Tensor
+    moving_variance: Tensor
+    batch_mean: Tensor
+    batch_variance: Tensor
+
+    def __init__(self, replicas: int, channels: int) -> None:
+        super().__init__()
+        n = replicas * channels
+        self.count = 0  # values per channel in the last training batch
+        self.gamma, self.beta = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
+        self.register_buffer("moving_mean", torch.zeros(n))
+        self.register_buffer("moving_variance", torch.ones(n))
+        self.register_buffer("batch_mean", torch.zeros(n), persistent=False)
+        self.register_buffer("batch_variance", torch.ones(n), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (batch, replica * channel, ...) over batch and space."""
+        if not self.training:
+            return torch.batch_norm(
+                x, self.gamma, self.beta, self.moving_mean, self.moving_variance,
+                False, 0.0, NORM_EPSILON, False,
+            )  # fmt: skip
+        self.count = x.numel() // x.shape[1]
+        # With momentum 1, PyTorch leaves the statistics of this batch in the two buffers. They belong to
+        # the graph until the gradients are taken; `absorb_statistics` comes after that.
+        return torch.batch_norm(
+            x, self.gamma, self.beta, self.batch_mean, self.batch_variance,
+            True, 1.0, NORM_EPSILON, False,
+        )  # fmt: skip
+
+
+@torch.no_grad()
+def absorb_statistics(norms: Sequence[BatchNorm]) -> None:
+    """Move the moving statistics of all layers towards those of the last batch."""
+    if not norms:
+        return
+    variances = [norm.batch_variance for norm in norms]
+    for norm in norms:
+        if norm.count == 1:  # one value per channel has no unbiased variance; its biased one is zero
+            norm.batch_variance.zero_()
+    # PyTorch's batch variance is unbiased, the original stack's is not.
+    torch._foreach_mul_(variances, [1 - 1 / max(norm.count, 2) for norm in norms])
+    rate = 1 - MOVING_AVERAGE
+    torch._foreach_lerp_([n.moving_mean for n in norms], [n.batch_mean for n in norms], rate)
+    torch._foreach_lerp_([n.moving_variance for n in norms], variances, rate)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalization over the channels of each replica, at every place of the image on its own."""
+
+    def __init__(self, replicas: int, channels: int) -> None:
+        super().__init__()
+        self.replicas = replicas
+        n = replicas * channels
+        self.gamma, self.beta = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (batch, replica * channel, ...) over channel."""
+        grouped = x.unflatten(1, (self.replicas, -1))
+        variance, mean = torch.var_mean(grouped, dim=2, correction=0, keepdim=True)
+        normal = ((grouped - mean) * torch.rsqrt(variance + NORM_EPSILON)).flatten(1, 2)
+        shape = (1, -1) + (1,) * (x.ndim - 2)
+        return torch.addcmul(self.beta.view(shape), normal, self.gamma.view(shape))
+
+
+def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) -> nn.Module:
+    """The normalization layer of a recipe."""
+    return (BatchNorm if kind == "batch" else LayerNorm)(replicas, channels)
+
+
+class ConvNormRelu(nn.Module):
+    """The building block of ResNet-9."""
+
+    def __init__(self, replicas: int, inputs: int, outputs: int, norm: Literal["batch", "layer"]) -> None:
+        super().__init__()
+        self.conv = Conv(replicas, inputs, outputs)
+        self.norm = norm_layer(norm, replicas, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply convolution, normalization and ReLU."""
+        return F.relu(self.norm(self.conv(x)))

@@ -1,0 +1,64 @@
+"""Train a pack of runs and return their records."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from initmem import __version__
+from initmem.data import Dataset
+from initmem.record import RunRecord
+from initmem.study import Run
+from initmem.train.pack import Checkpoint, Pack
+
+
+def train_pack(
+    runs: Sequence[Run],
+    data: Dataset,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    resume: Sequence[Checkpoint] | None = None,
+    on_epoch: Callable[[Pack], None] | None = None,
+) -> list[RunRecord]:
+    """Train the runs of one recipe side by side. `on_epoch` may raise to stop between two epochs."""
+    started = time.perf_counter()
+    pack = Pack(runs, data, device=device, dtype=dtype)
+    if resume is not None:
+        pack.restore(resume)
+    while not pack.finished:
+        pack.train_epoch()
+        if on_epoch is not None:
+            on_epoch(pack)
+    return pack.records(provenance(pack, time.perf_counter() - started))
+
+
+def provenance(pack: Pack, seconds: float) -> dict[str, Any]:
+    """Where and with what a pack was trained."""
+    return {
+        "initmem": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": str(pack.device),
+        "hardware": hardware(pack.device),
+        "threads": torch.get_num_threads(),
+        "pack": pack.replicas,
+        "seconds": round(seconds, 3),
+    }
+
+
+def hardware(device: torch.device) -> str:
+    """The name of the processor that a device is."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with Path("/proc/cpuinfo").open() as stream:
+            names = [line.partition(":")[2].strip() for line in stream if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

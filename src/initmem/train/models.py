@@ -1,0 +1,129 @@
+"""The networks, each written once for a pack of R replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from initmem.errors import ModelError, allowed
+from initmem.recipe import DEFAULT_WIDTH, Norm
+from initmem.train.layers import ConvNormRelu, Dense, Layer, norm_layer
+from initmem.train.requirements import check_input
+
+Shape = tuple[int, int, int]  # (channel, height, width)
+
+
+class Network(nn.Module):
+    """A pack of R replicas that maps images to logits of shape (batch, replica * class)."""
+
+    def __init__(self, replicas: int) -> None:
+        super().__init__()
+        self.replicas = replicas
+
+    def layers(self) -> list[Layer]:
+        """The layers that have a kernel, in the order in which initialization draws them."""
+        return [module for module in self.modules() if isinstance(module, Layer)]
+
+    def kernels(self) -> list[nn.Parameter]:
+        """The kernels: what the initialization scale multiplies, l2 penalises and the norm counts."""
+        return [layer.kernel for layer in self.layers()]
+
+
+class ResNet9(Network):
+    """Nine layers: eight 3x3 convolutions, two of them pairs with a skip, and a dense head."""
+
+    def __init__(
+        self, replicas: int, shape: Shape, classes: int, width: int, norm: Norm, *, pool: str
+    ) -> None:
+        super().__init__(replicas)
+        channels = shape[0]
+
+        def block(inputs: int, outputs: int) -> ConvNormRelu:
+            return ConvNormRelu(replicas, inputs, outputs, norm)
+
+        w = width
+        self.stem = block(channels, w)
+        self.down1 = block(w, 2 * w)
+        self.residual1 = nn.Sequential(block(2 * w, 2 * w), block(2 * w, 2 * w))
+        self.down2 = block(2 * w, 4 * w)
+        self.down3 = block(4 * w, 8 * w)
+        self.residual2 = nn.Sequential(block(8 * w, 8 * w), block(8 * w, 8 * w))
+        self.head = Dense(replicas, 8 * w, classes)
+        self.pool = pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
+        x = self.stem(x)
+        x = F.max_pool2d(self.down1(x), 2)
+        x = x + self.residual1(x)
+        x = F.max_pool2d(self.down2(x), 2)
+        x = F.max_pool2d(self.down3(x), 2)
+        x = x + self.residual2(x)
+        x = x.amax((2, 3)) if self.pool == "max" else x.mean((2, 3))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class MLP(Network):
+    """Two hidden layers, each dense-norm-relu, and a dense head; takes images and tables."""
+
+    def __init__(self, replicas: int, shape: Shape, classes: int, width: int, norm: Norm) -> None:
+        super().__init__(replicas)
+        channels, height, columns = shape
+        self.channels = channels
+        self.hidden1 = Dense(replicas, channels * height * columns, width)
+        self.norm1 = norm_layer(norm, replicas, width)
+        self.hidden2 = Dense(replicas, width, width)
+        self.norm2 = norm_layer(norm, replicas, width)
+        self.head = Dense(replicas, width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
+        x = F.relu(self.norm1(self.hidden1(x.flatten(1))))
+        x = F.relu(self.norm2(self.hidden2(x)))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+Builder = Callable[[int, Shape, int, int, Norm], Network]
+
+BUILDERS: dict[str, Builder] = {
+    "resnet9": lambda *args: ResNet9(*args, pool="max"),
+    "resnet9-avgpool": lambda *args: ResNet9(*args, pool="mean"),
+    "mlp": MLP,
+}
+
+
+def build(model: str, *, replicas: int, shape: Shape, classes: int, width: int, norm: Norm) -> Network:
+    """Build a pack of networks, all variables at zero or one until they are initialised."""
+    if model not in BUILDERS:
+        raise ModelError(f"model = {model!r} ({allowed(BUILDERS)})")
+    check_input(model, shape)
+    return BUILDERS[model](replicas, shape, classes, width, norm)
+
+
+def count(network: Network) -> tuple[int, int]:
+    """Variables of one replica: (trainable, in all). The moving statistics are the difference."""
+    trainable = sum(parameter.numel() for parameter in network.parameters())
+    total = trainable + sum(buffer.numel() for buffer in _persistent_buffers(network))
+    return trainable // network.replicas, total // network.replicas
+
+
+def _persistent_buffers(network: Network) -> list[Tensor]:
+    parameters = {name for name, _ in network.named_parameters()}
+    return [value for name, value in network.state_dict().items() if name not in parameters]
+
+
+def catalogue() -> list[dict[str, str | int]]:
+    """Every network at its default width, with its numbers of variables."""
+    rows: list[dict[str, str | int]] = []
+    for name in BUILDERS:
+        width = DEFAULT_WIDTH[name]
+        with torch.device("meta"):
+            network = build(name, replicas=1, shape=(3, 32, 32), classes=10, width=width, norm="batch")
+        trainable, total = count(network)
+        rows.append({"name": name, "width": width, "trainable": trainable, "total": total})
+    return rows

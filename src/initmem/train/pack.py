@@ -1,0 +1,281 @@
+"""A pack in training: R replicas (scale, seed) of one recipe as one grouped network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from initmem.data import Dataset
+from initmem.record import CLOCKS, COLUMNS, RunRecord, Status, summarise
+from initmem.schedule import epoch_rates, updates_per_epoch
+from initmem.seeds import generator
+from initmem.study import Run
+from initmem.train.batches import Images
+from initmem.train.init import initialise
+from initmem.train.layers import BatchNorm, absorb_statistics, by_replica
+from initmem.train.models import build
+from initmem.train.optimizers import optimizer_for
+
+EVALUATION_BATCH = 1000  # images per evaluation batch, over all replicas
+
+Rows = dict[str, list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where one run stands at the end of an epoch: enough to continue it exactly."""
+
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+
+
+class Pack:
+    """The state of a pack. Epochs count from 1; `epoch` is the last finished one."""
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        data: Dataset,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.runs, self.recipe = list(runs), runs[0].recipe
+        if any(run.recipe != self.recipe for run in runs):
+            raise ValueError("the replicas of a pack must share one recipe")
+        self.replicas, self.classes = len(self.runs), data.classes
+        self.device = torch.device(device)
+        self.train, self.val, self.test = (
+            Images(part, device=self.device, dtype=dtype) for part in (data.train, data.val, data.test)
+        )
+        self.network = build(
+            self.recipe.model,
+            replicas=self.replicas,
+            shape=data.shape,
+            classes=data.classes,
+            width=self.recipe.width,
+            norm=self.recipe.norm,
+        ).to(self.device, dtype)
+        initialise(self.network, self.runs)
+        if self.replicas == 1:  # grouped convolutions are faster in the default layout
+            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.kernels = self.network.kernels()
+        self.norms = [m for m in self.network.modules() if isinstance(m, BatchNorm)]
+        self.parameters = list(self.network.parameters())
+        self.optimizer = optimizer_for(self.recipe, [p.detach() for p in self.parameters])
+        self.best = {name: value.clone() for name, value in self._variables().items()}
+        self.epoch = 0
+        self.norm_init = self._kernel_squares().sqrt().tolist()
+        self.history: list[Rows] = [{name: [] for name in COLUMNS} for _ in self.runs]
+        self.status: list[Status | None] = [None] * self.replicas  # None: still training
+
+    @property
+    def finished(self) -> bool:
+        """Whether no replica has an epoch left to train."""
+        return all(status is not None for status in self.status)
+
+    def train_epoch(self) -> None:
+        """One pass over the training split, one validation, one row of history per replica."""
+        started = time.perf_counter()
+        epoch = self.epoch + 1
+        recipe, n = self.recipe, len(self.train)
+        rates = epoch_rates(recipe, n, epoch)
+        order = self._order(epoch)
+        loss_sum = torch.zeros(self.replicas, device=self.device)
+        correct = torch.zeros(self.replicas, device=self.device)
+        angular = torch.zeros(self.replicas, device=self.device)
+        first_update = self.epoch * updates_per_epoch(recipe, n) + 1
+
+        self.network.train()
+        for i, index in enumerate(order.split(recipe.batch_size)):
+            x, y = self.train.packed(index)
+            logits = self.network(x).view(len(index), self.replicas, self.classes)
+            # (batch, replica): the mean is over the batch alone, so replicas do not dilute each other.
+            losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
+            gradients = list(torch.autograd.grad(losses.sum() / len(index), self.parameters))
+            with torch.no_grad():
+                absorb_statistics(self.norms)
+                angular += rates[i] / self._kernel_squares()
+                self._update(gradients, float(rates[i]), first_update + i)
+                loss_sum += losses.sum(0)
+                correct += (logits.argmax(2) == y).sum(0)
+
+        self._end_epoch(epoch, rates, loss_sum / n, correct / n, angular, started)
+
+    def records(self, provenance: dict[str, Any]) -> list[RunRecord]:
+        """Test every replica's selected predictor, once, and write up its run."""
+        for name, value in self._variables().items():
+            value.copy_(self.best[name])
+        loss, accuracy = self._evaluate(self.test)
+        return [
+            RunRecord(
+                run=run,
+                status=self.status[r] or "completed",
+                summary=summarise(
+                    self._columns(r),
+                    norm_init=self.norm_init[r],
+                    test_accuracy=float(accuracy[r]),
+                    test_loss=float(loss[r]),
+                ),
+                history=self._columns(r),
+                provenance=provenance,
+            )
+            for r, run in enumerate(self.runs)
+        ]
+
+    def checkpoint(self) -> list[Checkpoint]:
+        """Take the pack apart: one checkpoint per run."""
+        tensors = self._state()
+        return [
+            Checkpoint(
+                {name: by_replica(t, self.replicas)[r].contiguous() for name, t in tensors.items()},
+                {
+                    "epoch": self.epoch,
+                    "history": self.history[r],
+                    "norm_init": self.norm_init[r],
+                    "status": self.status[r],
+                },
+            )
+            for r in range(self.replicas)
+        ]
+
+    @torch.no_grad()
+    def restore(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Continue from checkpoints of the same epoch, one per run."""
+        tensors = self._state()
+        for r, saved in enumerate(checkpoints):
+            for name, tensor in tensors.items():
+                by_replica(tensor, self.replicas)[r].copy_(saved.tensors[name])
+        metas = [saved.meta for saved in checkpoints]
+        self.epoch = metas[0]["epoch"]
+        self.history = [{name: list(meta["history"][name]) for name in COLUMNS} for meta in metas]
+        self.norm_init = [meta["norm_init"] for meta in metas]
+        self.status = [meta["status"] for meta in metas]
+
+    def _order(self, epoch: int) -> Tensor:
+        """The order of one epoch, shape (example, replica)."""
+        n = len(self.train)
+        orders = [generator(run.seed_of("order"), "order", epoch).permutation(n) for run in self.runs]
+        return torch.from_numpy(np.stack(orders, axis=1)).to(self.device)
+
+    def _update(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        if self.recipe.l2:
+            of = dict(zip(map(id, self.parameters), gradients, strict=True))
+            kernel_gradients = [of[id(kernel)] for kernel in self.kernels]
+            torch._foreach_add_(kernel_gradients, list[Tensor](self.kernels), alpha=2 * self.recipe.l2)
+        if self.recipe.weight_decay:
+            torch._foreach_mul_(self.optimizer.variables, 1 - rate * self.recipe.weight_decay)
+        self.optimizer.step(gradients, rate, k)
+
+    def _end_epoch(
+        self,
+        epoch: int,
+        rates: np.ndarray[Any, np.dtype[np.float64]],
+        train_loss: Tensor,
+        train_accuracy: Tensor,
+        angular: Tensor,
+        started: float,
+    ) -> None:
+        """Validate, then append a row to the history of every replica that is still training."""
+        cross_entropy, accuracy = self._evaluate(self.val)
+        squares = self._kernel_squares()
+        objective = cross_entropy + self.recipe.l2 * squares
+        recipe, corrected = self.recipe, rates / (1 - self._inertia())
+        ticks = {
+            "sgd": float((rates**2).sum()) / recipe.batch_size,
+            "l2": recipe.l2 * float(rates.sum()),
+            "adaptive": float(rates.sum()),
+            "momentum": float((corrected**2).sum()) / recipe.batch_size,
+        }
+        seconds = (time.perf_counter() - started) / self.replicas
+        measured = {
+            "train_loss": train_loss.tolist(),
+            "train_accuracy": train_accuracy.tolist(),
+            "val_loss": objective.tolist(),
+            "val_cross_entropy": cross_entropy.tolist(),
+            "val_accuracy": accuracy.tolist(),
+            "norm": squares.sqrt().tolist(),
+        }
+        angles = angular.tolist()
+        improved = [False] * self.replicas
+        for r, rows in enumerate(self.history):
+            if self.status[r] is not None:
+                continue
+            values = {name: column[r] for name, column in measured.items()}
+            if not np.isfinite([*values.values(), angles[r]]).all():
+                self.status[r] = "diverged"
+                continue
+            improved[r] = values["val_loss"] < min(rows["val_loss"], default=float("inf"))
+            for name in CLOCKS:
+                tick = angles[r] if name == "angular" else ticks[name]
+                column = rows[f"clock_{name}"]
+                column.append((column[-1] if column else 0.0) + tick)
+            for name, value in values.items():
+                rows[name].append(value)
+            rows["learning_rate"].append(float(rates[-1]))
+            rows["seconds"].append(seconds)
+            if epoch == recipe.epochs or self._out_of_patience(rows):
+                self.status[r] = "completed"
+        self._keep_best(improved)
+        self.epoch = epoch
+
+    def _inertia(self) -> float:
+        return self.recipe.momentum if self.recipe.optimizer == "momentum" else 0.0
+
+    def _out_of_patience(self, rows: Rows) -> bool:
+        losses, patience = rows["val_loss"], self.recipe.patience
+        return patience is not None and len(losses) - 1 - int(np.argmin(losses)) >= patience
+
+    @torch.no_grad()
+    def _keep_best(self, improved: Sequence[bool]) -> None:
+        """Copy the variables of the improved replicas into the selected predictors."""
+        which = torch.tensor(improved, device=self.device).nonzero().flatten()
+        for name, value in self._variables().items():
+            now, best = by_replica(value, self.replicas), by_replica(self.best[name], self.replicas)
+            best.index_copy_(0, which, now.index_select(0, which))
+
+    @torch.no_grad()
+    def _evaluate(self, images: Images) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy and accuracy of every replica, each of shape (replica,)."""
+        self.network.eval()
+        loss = torch.zeros(self.replicas, device=self.device)
+        correct = torch.zeros(self.replicas, device=self.device)
+        for x, y in images.shared(max(1, EVALUATION_BATCH // self.replicas)):
+            logits = self.network(x).view(len(y), self.replicas, self.classes)
+            labels = y[:, None].expand(-1, self.replicas)
+            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+            loss += losses.view_as(labels).sum(0)
+            correct += (logits.argmax(2) == labels).sum(0)
+        return loss / len(images), correct / len(images)
+
+    @torch.no_grad()
+    def _kernel_squares(self) -> Tensor:
+        """The squared Frobenius norm of all kernels of each replica, shape (replica,)."""
+        squares = [
+            by_replica(kernel, self.replicas).square().sum(tuple(range(1, kernel.ndim + 1)))
+            for kernel in self.kernels
+        ]
+        return torch.stack(squares).sum(0)
+
+    def _variables(self) -> dict[str, Tensor]:
+        """Parameters and moving statistics: what makes a predictor."""
+        return self.network.state_dict()
+
+    def _state(self) -> dict[str, Tensor]:
+        """Every tensor that training changes, by name."""
+        state = {f"now/{name}": value for name, value in self._variables().items()}
+        state |= {f"best/{name}": value for name, value in self.best.items()}
+        for slot, tensors in self.optimizer.slots.items():
+            names = (name for name, _ in self.network.named_parameters())
+            state |= {f"{slot}/{name}": t for name, t in zip(names, tensors, strict=True)}
+        return state
+
+    def _columns(self, replica: int) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        return {name: np.array(values) for name, values in self.history[replica].items()}

@@ -1,0 +1,17 @@
+"""What a network asks of its input; known without loading torch."""
+
+from __future__ import annotations
+
+from initmem.errors import ModelError
+
+LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1}
+
+
+def check_input(model: str, shape: tuple[int, int, int]) -> None:
+    """Refuse images that the network's pools would shrink to nothing; shape (channel, height, width)."""
+    least, side = LEAST_SIDE[model], min(shape[1:])
+    if side < least:
+        raise ModelError(
+            f"model = {model!r} cannot take {shape[1]}x{shape[2]} images "
+            f"(allowed: at least {least}x{least}; mlp takes any size)"
+        )

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run side by side, one per core
+
+import numpy as np
+import pytest
+import torch
+
+from initmem.record import COLUMNS, RunRecord, summarise
+from initmem.recipe import Recipe
+from initmem.study import Run, Study
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny() -> Recipe:
+    """A recipe that trains in a fraction of a second."""
+    return Recipe(dataset="synthetic:100x1x8x8", width=2, batch_size=16, epochs=3, learning_rate=0.01)
+
+
+@pytest.fixture
+def tiny_study(tiny: Recipe) -> Study:
+    return Study("tiny", "A tiny study", "full", "", (tiny,), (0.5, 1.0, 2.0), (0, 1))
+
+
+def fake_record(run: Run, test_accuracy: float, epochs: int = 4) -> RunRecord:
+    """A record with a given test accuracy, as a planted effect for measures."""
+    ramp = np.linspace(0.1, 1.0, epochs)
+    history = {name: ramp.copy() for name in COLUMNS}
+    history["val_loss"] = ramp[::-1].copy()
+    summary = summarise(history, norm_init=1.0, test_accuracy=test_accuracy, test_loss=1.0)
+    return RunRecord(run, "completed", summary, history, {"pack": 1})

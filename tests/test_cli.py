@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import fake_record
+from initmem.store import Store
+from initmem.study import Study
+
+
+def initmem(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "initmem", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | environment,
+    )
+
+
+def said(*arguments: object) -> object:
+    done = initmem(*arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def filled(tmp_path: Path, tiny_study: Study) -> Path:
+    store = Store.create(tmp_path / "store")
+    store.add_study(tiny_study)
+    rng = np.random.default_rng(0)
+    store.commit([fake_record(r, 0.9 - 0.1 * r.scale + rng.normal(0, 0.003)) for r in tiny_study.all_runs()])
+    return store.path
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+
+
+def test_mistakes_are_one_line_and_code_2(tmp_path: Path) -> None:
+    assert_refused(initmem("run", "nosuch"), "nosuch", "quickstart")
+    bad = tmp_path / "bad.toml"
+    bad.write_text('[recipe]\noptimizer = "sgdd"\nbatch_size = 0\n')
+    assert_refused(initmem("run", bad), "optimizer = 'sgdd'", "batch_size = 0", "'adam'")
+    np.savez(tmp_path / "x.npz", x=np.zeros((30, 8, 8)))
+    unlabelled = f"dataset={tmp_path / 'x.npz'}"
+    target = tmp_path / "store"
+    assert_refused(initmem("run", "quickstart", "--set", unlabelled, "--store", target), "needed: x and y")
+    (tmp_path / "file").touch()
+    assert_refused(initmem("run", "quickstart", "--store", tmp_path / "file" / "s"), "cannot be written")
+    assert_refused(initmem("measure", tmp_path / "nothing"), "no store here")
+    assert_refused(initmem("run", "quickstart", "--colour", "red"), "--colour")
+    assert_refused(initmem("run", "quickstart", "--workers", "0"), "--workers")
+    assert_refused(initmem("frobnicate"), "frobnicate")
+    small = ["--set", "dataset=synthetic:100x1x4x4", "--store", target]
+    assert_refused(initmem("run", "quickstart", *small), "4x4", "8x8")
+    assert not list(target.glob("runs/*"))
+
+
+def test_clocks_of_one_recipe() -> None:
+    options = ["dataset=cifar10", "optimizer=sgd", "schedule=constant", "batch_size=128", "epochs=300"]
+    found = said("clocks", *(word for option in options for word in ("--set", option)), "--json")
+    assert found["sgd"] == pytest.approx(7.3e-4, rel=0.01)
+    assert found["updates"] == 300 * 313
+    assert set(found) >= {"updates", "sgd", "l2", "adaptive"}
+    assert len(said("clocks", "quickstart", "--json")) == 3
+
+
+def test_models() -> None:
+    rows = {row["name"]: row for row in said("models", "--json")}
+    assert rows["resnet9"] == {"name": "resnet9", "width": 64, "trainable": 6_575_370, "total": 6_579_850}
+
+
+def test_studies() -> None:
+    rows = said("studies", "--json")
+    assert {"study": "quickstart", "effort": "demo", "runs": 60}.items() <= rows[0].items()
+
+
+def test_status_and_measure(filled: Path) -> None:
+    found = said("status", filled, "--json")
+    assert (found["studies"][0]["done"], found["studies"][0]["runs"]) == (6, 6)
+    (row,) = said("measure", filled, "--json")
+    names = "recipe metric n_scales n_seeds memory low high floor p corrected verdict"
+    assert set(names.split()) <= set(row)
+    assert row["memory"] == pytest.approx(15, abs=1)
+    assert "remembers" in initmem("measure", filled).stdout
+    assert_refused(initmem("measure", filled, "--metric", "beauty"), "beauty", "test_accuracy")
+
+
+def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    options = ["run", "quickstart", "--effort", "smoke", "--set", "epochs=1", "--store", store]
+    first = initmem(*options)
+    assert first.returncode == 0, first.stderr
+    assert "12 runs trained" in first.stdout
+    assert "undetermined" in first.stdout
+    again = said(*options, "--json")
+    assert (again["trained"], again["completed"], again["missing"]) == (0, 12, 0)
+    assert said("report", store, "--json")["report"] == str(store / "report.html")
+
+
+def test_help_and_version_need_no_torch() -> None:
+    script = "import sys; sys.argv = ['initmem', %r]\nfrom initmem.cli import main\ntry: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules\nassert 'matplotlib' not in sys.modules"
+    for word in ("--help", "--version", "studies"):
+        done = subprocess.run([sys.executable, "-c", script % word], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

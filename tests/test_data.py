@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from initmem.data import load, sizes
+from initmem.data.dataset import hold_out
+from initmem.errors import DataError
+from initmem.recipe import Recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("digits", (1078, 359, 360)),
+        ("synthetic", (720, 240, 240)),
+        ("synthetic:101x3x9x10", (60, 20, 21)),
+    ],
+)
+def test_sizes_are_those_of_the_data(name: str, expected: tuple[int, int, int]) -> None:
+    recipe = Recipe(dataset=name)
+    data, said = load(recipe), sizes(recipe)
+    assert (len(data.train), len(data.val), len(data.test)) == expected == said[:3]
+    assert data.shape == said.shape
+    assert data.classes == said.classes == len(np.unique(data.train.y))
+    assert data.train.x.min() >= 0
+    assert data.train.x.max() <= 1
+
+
+def test_the_split_loses_and_doubles_nothing() -> None:
+    from sklearn.datasets import load_digits
+
+    data = load(Recipe(dataset="digits"))
+    rows = np.concatenate([data.train.x, data.val.x, data.test.x]).reshape(1797, -1) * 16
+    original = load_digits().data
+    assert np.array_equal(np.sort(rows.round(), axis=0), np.sort(original, axis=0))
+    labels = np.concatenate([data.train.y, data.val.y, data.test.y])
+    assert np.array_equal(np.bincount(labels), np.bincount(load_digits().target))
+
+
+def test_the_split_is_the_fixed_permutation() -> None:
+    kept, out = hold_out(50_000, 10_000)
+    expected = np.random.RandomState(42).permutation(50_000)
+    assert np.array_equal(out, expected[:10_000])
+    assert np.array_equal(kept, expected[10_000:])
+
+
+def test_train_size_takes_the_first_of_the_training_split() -> None:
+    whole, part = load(Recipe(dataset="digits")), load(Recipe(dataset="digits", train_size=100))
+    assert np.array_equal(part.train.x, whole.train.x[:100])
+    assert len(part.val) == len(whole.val)
+    assert sizes(Recipe(dataset="digits", train_size=100)).n_train == 100
+    with pytest.raises(DataError, match="train_size = 5000 .allowed: 1 to 1078"):
+        load(Recipe(dataset="digits", train_size=5000))
+
+
+def test_npz_with_its_own_test_part(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "mine.npz"
+    x = rng.integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
+    np.savez(path, x_train=x, y_train=np.arange(50) % 5, x_test=x[:10], y_test=np.arange(10) % 5)
+    data = load(Recipe(dataset=str(path)))
+    assert (len(data.train), len(data.val), len(data.test), data.classes) == (40, 10, 10, 5)
+    assert data.train.x.dtype == np.uint8
+    assert data.shape == (3, 8, 8)
+
+
+def test_npz_floats_are_scaled_by_the_range_of_the_training_part(tmp_path: Path) -> None:
+    path = tmp_path / "table.npz"
+    x = np.linspace(-2, 2, 30 * 4).reshape(30, 4)
+    np.savez(path, x_train=x, y_train=np.arange(30) % 2, x_test=2 * x, y_test=np.arange(30) % 2)
+    data = load(Recipe(dataset=str(path), model="mlp"))
+    assert data.shape == (4, 1, 1)
+    assert np.isclose(max(data.train.x.max(), data.val.x.max()), 1)
+    assert np.isclose(data.test.x.max(), 1.5)
+
+
+BAD = {
+    "no labels": ({"x": np.zeros((30, 4))}, "holds x .needed: x and y"),
+    "lengths": ({"x": np.zeros((30, 4)), "y": np.zeros(29, int)}, "30 examples, y has 29"),
+    "float labels": ({"x": np.zeros((30, 4)), "y": np.zeros(30)}, "y is float64"),
+    "objects": ({"x": np.array([None] * 30), "y": np.zeros(30, int)}, "not a readable .npz"),
+    "not finite": ({"x": np.full((30, 4), np.nan), "y": np.zeros(30, int)}, "not finite"),
+    "few": ({"x": np.zeros((3, 4)), "y": np.zeros(3, int)}, "at least 20"),
+    "shape": ({"x": np.zeros(30), "y": np.zeros(30, int)}, "needed: numbers of shape"),
+    "negative": ({"x": np.zeros((30, 4)), "y": np.full(30, -1)}, "label -1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_npz_is_explained(tmp_path: Path, case: str) -> None:
+    arrays, says = BAD[case]
+    path = tmp_path / "bad.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(DataError, match=says):
+        load(Recipe(dataset=str(path)))
+
+
+def test_a_broken_or_missing_npz_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "broken.npz"
+    path.write_bytes(b"PK\x03\x04 this is no archive")
+    with pytest.raises(DataError, match="not a readable"):
+        load(Recipe(dataset=str(path)))
+    with pytest.raises(DataError, match="no such file"):
+        load(Recipe(dataset=str(tmp_path / "none.npz")))
+
+
+@pytest.mark.parametrize(
+    "name", ["synthetic:10", "synthetic:0x1x8x8", "synthetic:ax1x8x8", "synthetic:5x1x8x8"]
+)
+def test_a_bad_synthetic_shape_is_explained(name: str) -> None:
+    with pytest.raises(DataError, match="allowed"):
+        load(Recipe(dataset=name))

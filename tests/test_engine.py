@@ -1,0 +1,242 @@
+"""The local engine as a user meets it: whole processes on one store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from initmem.data import sizes
+from initmem.engines import worker as worker_module
+from initmem.engines.local import MOST_CRASHES, LocalEngine
+from initmem.engines.packing import pack_size, packs
+from initmem.engines.worker import Worker
+from initmem.recipe import Recipe
+from initmem.record import RunRecord
+from initmem.store import Store
+from initmem.study import Study, load_study
+
+STUDY = """
+scales = [0.5, 1.0, 2.0]
+seeds = [0, 1]
+[recipe]
+dataset = "synthetic:400x1x8x8"
+width = 2
+batch_size = 16
+epochs = 12
+[[grid]]
+optimizer = ["sgd", "adam"]
+learning_rate = 0.01
+"""
+
+
+@pytest.fixture(scope="module")
+def study_file(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("study") / "small.toml"
+    path.write_text(STUDY)
+    return path
+
+
+def start(study: Path, store: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "initmem", "run", str(study), "--store", str(store), "--json", *options]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, object]:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(study_file: Path, tmp_path_factory) -> dict[str, RunRecord]:
+    store = tmp_path_factory.mktemp("undisturbed") / "store"
+    said = finish(start(study_file, store, "--pack", "3"))
+    assert (said["completed"], said["trained"], said["missing"]) == (12, 12, 0)
+    return {record.id: record for record in Store(store).records()}
+
+
+def assert_equal(store: Path, expected: dict[str, RunRecord]) -> None:
+    found = {record.id: record for record in Store(store).records()}
+    assert found.keys() == expected.keys()
+    assert all(found[run_id].same_result(record) for run_id, record in expected.items())
+    assert Store(store).in_flight() == []
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("every", ["0", "60"])  # a checkpoint after every epoch, or none
+def test_a_killed_study_goes_on_to_the_same_records(
+    study_file: Path, tmp_path: Path, undisturbed: dict[str, RunRecord], every: str
+) -> None:
+    store = tmp_path / "store"
+    first = start(study_file, store, "--pack", "3", "--checkpoint-every", every)
+    pattern = "runs/*/checkpoint-*" if every == "0" else "runs/*/history.jsonl"
+    wait_for(lambda: len(list(store.glob(pattern))) >= 3)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert len(Store(store).records()) < 12
+    said = finish(start(study_file, store, "--pack", "3", "--checkpoint-every", every))
+    assert said["missing"] == 0
+    assert_equal(store, undisturbed)
+
+
+def test_workers_do_not_outlive_a_killed_parent(study_file: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    parent = start(study_file, store, "--pack", "3")
+    wait_for(lambda: list(store.glob("runs/*/claim.json")))
+    claim = json.loads(next(iter(store.glob("runs/*/claim.json"))).read_text())
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate()
+    wait_for(lambda: not Path(f"/proc/{claim['pid']}").exists(), 10)
+
+
+def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
+    study_file: Path, tmp_path: Path, undisturbed: dict[str, RunRecord]
+) -> None:
+    store = tmp_path / "store"
+    first = start(study_file, store, "--pack", "3")
+    wait_for(lambda: len(list(store.glob("runs/*/history.jsonl"))) >= 3)
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate(timeout=60)
+    assert first.returncode == 130
+    assert "Traceback" not in err
+    assert json.loads(out)["interrupted"] is True
+    assert Store(store).in_flight() == []
+    assert list(store.glob("runs/*/checkpoint-*"))
+    finish(start(study_file, store, "--pack", "3"))
+    assert_equal(store, undisturbed)
+
+
+def test_two_commands_share_one_store(
+    study_file: Path, tmp_path: Path, undisturbed: dict[str, RunRecord]
+) -> None:
+    store = tmp_path / "store"
+    both = [start(study_file, store, "--pack", "3", "--workers", "1") for _ in range(2)]
+    said = [finish(process) for process in both]
+    assert [s["missing"] for s in said] == [0, 0]
+    assert_equal(store, undisturbed)
+    # Every record was written by exactly one of them: no run was begun twice.
+    assert {record.provenance["attempts"] for record in Store(store).records()} == {1}
+
+
+def test_a_finished_study_trains_nothing(study_file: Path, tmp_path: Path, tiny_study: Study) -> None:
+    store = Store.create(tmp_path / "store")
+    heard: list[str] = []
+    cut = [tiny_study.all_runs()]
+    assert LocalEngine(workers=1).run(store, cut, lambda kind, content: heard.append(kind))
+    before = {record.id: record for record in store.records()}
+    again: list[str] = []
+    assert LocalEngine(workers=1).run(store, cut, lambda kind, content: again.append(kind))
+    assert "done" in heard
+    assert again == []
+    assert_equal(store.path, before)
+
+
+def quiet_worker(store: Store) -> Worker:
+    return Worker(store, device="cpu", should_stop=lambda: False, report=lambda *_: None, checkpoint_every=60)
+
+
+def test_a_run_that_raises_is_a_failed_record_and_the_rest_goes_on(
+    tmp_path: Path, tiny_study: Study, monkeypatch
+) -> None:
+    train = worker_module.train_pack
+    unlucky = tiny_study.all_runs()[2]
+
+    def explode(runs, *args, **kwargs):
+        if unlucky in runs:
+            raise RuntimeError("the unlucky run")
+        return train(runs, *args, **kwargs)
+
+    monkeypatch.setattr(worker_module, "train_pack", explode)
+    store = Store.create(tmp_path / "store")
+    quiet_worker(store).work([tiny_study.all_runs()])
+    status = {record.id: record.status for record in store.records()}
+    assert len(status) == 6
+    assert [run_id for run_id, state in status.items() if state == "failed"] == [unlucky.id]
+    assert "RuntimeError: the unlucky run" in str(store.read(unlucky.id).error)
+
+
+KILLER = """
+import os, sys
+from pathlib import Path
+from initmem.engines import local, worker
+
+def killing_main(connection, stop, parent, path, packs, *rest):
+    train = worker.train_pack
+    marker = Path(path) / "crashes"
+    def deadly(runs, *args, **kwargs):
+        crashes = int(marker.read_text()) if marker.exists() else 0
+        if runs[0].scale == 2.0 and crashes < int(sys.argv[3]):
+            marker.write_text(str(crashes + 1))
+            os.kill(os.getpid(), 9)
+        return train(runs, *args, **kwargs)
+    worker.train_pack = deadly
+    main(connection, stop, parent, path, packs, *rest)
+
+main = local._main
+local._main = killing_main
+
+if __name__ == "__main__":
+    from initmem.engines.packing import packs
+    from initmem.store import Store
+    from initmem.study import Run, load_study
+    from initmem.data import sizes
+    study = load_study(sys.argv[1])
+    store = Store.create(sys.argv[2])
+    cut = packs(study, [sizes(r) for r in study.recipes], size=1, workers=1)
+    local.LocalEngine(workers=1).run(store, cut, lambda *_: None)
+"""
+
+
+@pytest.mark.parametrize("crashes", [1, MOST_CRASHES])
+def test_a_crashing_worker_costs_its_own_pack_only(tmp_path: Path, crashes: int) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(
+        'scales = [1.0, 2.0]\nseeds = [0]\n[recipe]\ndataset = "synthetic:100x1x8x8"\nwidth = 2\nepochs = 1\n'
+    )
+    script = tmp_path / "killer.py"
+    script.write_text(KILLER)
+    store = tmp_path / "store"
+    command = [sys.executable, str(script), str(study), str(store), str(crashes)]
+    subprocess.run(command, check=True, timeout=120)
+    found = {record.run.scale: record for record in Store(store).records()}
+    assert found[1.0].status == "completed"
+    if crashes < MOST_CRASHES:
+        assert found[2.0].status == "completed"
+        assert found[2.0].provenance["attempts"] == 1 + crashes
+    else:
+        assert found[2.0].status == "failed"
+        assert "lost 3 times (exit code -9)" in str(found[2.0].error)
+
+
+def test_packs_cover_every_run_once_and_the_same_way_every_time() -> None:
+    study = load_study("quickstart")
+    shapes = [sizes(recipe) for recipe in study.recipes]
+    for size in (None, 1, 7, 100):
+        cut = packs(study, shapes, size=size, workers=2)
+        flat = [run.id for pack in cut for run in pack]
+        assert sorted(flat) == sorted(run.id for run in study.all_runs())
+        assert all(len({run.recipe for run in pack}) == 1 for pack in cut)
+        assert cut == packs(study, shapes, size=size, workers=2)
+    assert {len(pack) for pack in packs(study, shapes, size=None, workers=2)} == {10}
+
+
+def test_small_work_is_packed_and_large_work_is_not() -> None:
+    small = Recipe(dataset="digits", width=4, batch_size=16)
+    large = Recipe(dataset="cifar10", width=64, batch_size=128)
+    assert pack_size(small, sizes(small)) == 10
+    assert pack_size(large, sizes(large)) == 1

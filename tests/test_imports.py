@@ -1,0 +1,60 @@
+"""The rules of the house: imports go one way, and the front door is light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import initmem
+
+SOURCE = Path(initmem.__file__).parent
+LEVELS = (
+    {"errors", "seeds"},
+    {"recipe"},
+    {"study", "schedule"},
+    {"record"},
+    {"data"},
+    {"train", "store", "measures", "theory"},
+    {"engines"},
+    {"present", "integrations"},
+    {"cli"},
+    {"__main__"},
+)
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms of this package that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("initmem."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.ImportFrom) and node.module == "initmem":
+            found |= {alias.name for alias in node.names if alias.name in LEVEL}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if room == "__init__":
+        return
+    for other in imports(path) - {room}:
+        assert LEVEL[other] < LEVEL[room], f"{room} may not import {other}"
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    heavy = "'torch', 'numpy', 'ray', 'matplotlib', 'polars', 'pydantic'"
+    script = f"import sys, initmem; assert not {{{heavy}}} & set(sys.modules); initmem.Recipe()"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in initmem.__all__:
+        assert getattr(initmem, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        initmem.nothing

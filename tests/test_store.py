@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import fake_record
+from initmem import store as store_module
+from initmem.errors import StoreError
+from initmem.record import decode, encode, failed
+from initmem.store import Store
+from initmem.study import Run, Study
+
+
+@pytest.fixture
+def runs(tiny_study: Study) -> list[Run]:
+    return tiny_study.all_runs()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+def claim_path(store: Store, run: Run) -> Path:
+    return store.path / "runs" / run.id / "claim.json"
+
+
+def test_a_record_comes_back_as_it_was(store: Store, runs: list[Run]) -> None:
+    record = fake_record(runs[0], 0.7)
+    store.commit([record])
+    found = store.read(runs[0].id)
+    assert found.same_result(record)
+    assert found.provenance == record.provenance
+    assert store.records()[0].id == runs[0].id
+    trouble = failed(runs[1], "Traceback: boom", {})
+    assert decode(encode(trouble)).error == "Traceback: boom"
+
+
+def test_a_committed_record_never_changes(store: Store, runs: list[Run]) -> None:
+    store.commit([fake_record(runs[0], 0.7)])
+    store.commit([fake_record(runs[0], 0.1)])
+    assert store.read(runs[0].id).summary.test_accuracy == 0.7
+    with pytest.raises(ValueError, match="read-only"):
+        store.read(runs[0].id).history["norm"][0] = 1.0
+
+
+def test_only_the_record_is_left_of_a_finished_run(store: Store, runs: list[Run]) -> None:
+    store.claim([runs[0]])
+    store.append_history(runs[0], {"epoch": 1}, fresh=True)
+    store.write_checkpoints({runs[0]: ({"now/a": torch.ones(2)}, {"epoch": 1})}, 1)
+    store.commit([fake_record(runs[0], 0.7)])
+    assert [p.name for p in (store.path / "runs" / runs[0].id).iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("position", [0, 70, 200, -3])
+def test_a_flipped_bit_is_noticed_and_the_run_is_open_again(
+    store: Store, runs: list[Run], position: int
+) -> None:
+    store.commit([fake_record(run, 0.5) for run in runs[:2]])
+    path = store.path / "runs" / runs[0].id / "record.json"
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(bytes(data))
+    assert [record.id for record in store.records()] == [runs[1].id]
+    assert len(store.damaged()) == 1
+    store.recover()
+    assert store.damaged() == []
+    assert not store.has(runs[0])
+    assert store.has(runs[1])
+    assert len(list((store.path / "aside").iterdir())) == 1
+
+
+def test_a_claim_is_exclusive_until_it_is_released(store: Store, runs: list[Run]) -> None:
+    other = Store(store.path)
+    assert store.claim(runs[:2]) == runs[:2]
+    assert other.claim(runs[:2]) == []
+    assert other.claim(runs[1:3]) == []  # who does not get the first run leaves the pack alone
+    assert store.in_flight() == sorted(run.id for run in runs[:2])
+    store.release(runs[:2])
+    assert other.claim(runs[:2]) == runs[:2]
+
+
+def test_finished_runs_are_not_claimed(store: Store, runs: list[Run]) -> None:
+    store.commit([fake_record(runs[0], 0.5)])
+    assert store.claim(runs[:3]) == runs[1:3]
+
+
+def _claim_and_die(path: Path, run: Run) -> None:
+    Store(path).claim([run])
+    os._exit(9)
+
+
+def test_a_claim_dies_with_its_process(store: Store, runs: list[Run]) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_claim_and_die, args=(store.path, runs[0]))
+    process.start()
+    process.join()
+    assert claim_path(store, runs[0]).exists()
+    assert store.claim([runs[0]]) == [runs[0]]
+    assert store.attempt(runs[0]) == 2
+
+
+def foreign_claim(store: Store, run: Run) -> Path:
+    """A claim from another machine, of which only the heartbeat can tell whether it lives."""
+    store.claim([run])
+    path = claim_path(store, run)
+    claim = json.loads(path.read_text())
+    path.write_text(json.dumps(claim | {"host": "elsewhere", "pid": 1}))
+    return path
+
+
+def test_a_silent_claim_of_another_host_expires_on_the_observers_clock(
+    store: Store, runs: list[Run], monkeypatch
+) -> None:
+    path = foreign_claim(store, runs[0])
+    now = 1000.0
+    monkeypatch.setattr(store_module.time, "monotonic", lambda: now)
+    observer = Store(store.path)
+    os.utime(path, (0, 0))  # a system clock far off must not matter
+    assert observer.claim([runs[0]]) == []
+    now += 0.9 * store_module.EXPIRY
+    assert observer.claim([runs[0]]) == []
+    os.utime(path, (5, 5))  # a heartbeat
+    now += 0.9 * store_module.EXPIRY
+    assert observer.claim([runs[0]]) == []
+    now += 1.1 * store_module.EXPIRY
+    assert observer.claim([runs[0]]) == [runs[0]]
+    assert observer.owns(runs[0])
+    assert not Store(store.path).claim([runs[0]])
+
+
+def _race(path: Path, run: Run, barrier, winners) -> None:
+    store = Store(path)
+    barrier.wait()
+    if store.claim([run]):
+        winners.put(os.getpid())
+    barrier.wait()  # stay alive until all have tried, or the claim would be dead again
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_of_many_claimants_exactly_one_wins(store: Store, runs: list[Run], stale: bool) -> None:
+    context = multiprocessing.get_context("fork")
+    if stale:
+        process = context.Process(target=_claim_and_die, args=(store.path, runs[0]))
+        process.start()
+        process.join()
+    barrier, winners = context.Barrier(6), context.Queue()
+    racers = [context.Process(target=_race, args=(store.path, runs[0], barrier, winners)) for _ in range(6)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert winners.get(timeout=5)
+    assert winners.empty()
+
+
+def test_an_interrupted_pack_commit_is_completed(store: Store, runs: list[Run], monkeypatch) -> None:
+    records = [fake_record(run, 0.5) for run in runs]
+    commit_one = Store._commit_one
+    done = []
+
+    def crash(self, record):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(record)
+        commit_one(self, record)
+
+    monkeypatch.setattr(Store, "_commit_one", crash)
+    with pytest.raises(KeyboardInterrupt):
+        store.commit(records)
+    monkeypatch.undo()
+    assert sum(store.has(run) for run in runs) == 2
+    store.recover()
+    assert all(store.has(run) for run in runs)
+    assert list((store.path / "pending").iterdir()) == []
+
+
+def test_checkpoints_of_a_pack_agree_on_an_epoch(store: Store, runs: list[Run]) -> None:
+    def saved(epoch: int, which: list[Run]):
+        return {run: ({"now/a": torch.full((2,), float(epoch))}, {"epoch": epoch}) for run in which}
+
+    pair = runs[:2]
+    assert store.read_checkpoints(pair) is None
+    store.write_checkpoints(saved(3, pair), 3)
+    store.write_checkpoints(saved(5, pair[:1]), 5)  # as if a crash fell between two files
+    assert [meta["epoch"] for _, meta in store.read_checkpoints(pair[1:])] == [3]
+    store.write_checkpoints(saved(3, pair[:1]), 3)
+    store.write_checkpoints(saved(7, pair), 7)
+    tensors, meta = store.read_checkpoints(pair)[0]
+    assert meta["epoch"] == 7
+    assert torch.equal(tensors["now/a"], torch.full((2,), 7.0))
+    path = store._checkpoint(pair[0], 7)
+    path.write_bytes(path.read_bytes()[:20])
+    assert store.read_checkpoints(pair) is None
+
+
+def test_studies_are_kept_by_safe_names(store: Store, tiny_study: Study) -> None:
+    from dataclasses import replace
+
+    store.add_study(tiny_study)
+    store.add_study(replace(tiny_study, name="../../evil"))
+    assert tiny_study in store.studies()
+    assert len(store.studies()) == 2
+    assert not (store.path.parent.parent / "evil.full.json").exists()
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no store here"):
+        Store(tmp_path)
+    (tmp_path / "store.json").write_text("{")
+    with pytest.raises(StoreError, match="not a readable store"):
+        Store(tmp_path)
+    (tmp_path / "store.json").write_text('{"format": 99}')
+    with pytest.raises(StoreError, match="format 99 .allowed: 1"):
+        Store(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot be written"):
+        Store.create(tmp_path / "file" / "below")
+
+
+def test_history_is_appended_line_by_line(store: Store, runs: list[Run]) -> None:
+    store.append_history(runs[0], {"epoch": 9}, fresh=True)
+    store.append_history(runs[0], {"epoch": 1}, fresh=True)
+    store.append_history(runs[0], {"epoch": 2}, fresh=False)
+    lines = (store.path / "runs" / runs[0].id / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
+
+
+def test_nan_never_enters_a_record(runs: list[Run]) -> None:
+    record = fake_record(runs[0], float("nan"))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode(record)
+    assert np.isfinite(fake_record(runs[0], 0.5).metric("test_accuracy"))

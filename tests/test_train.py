@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from initmem.data import load
+from initmem.errors import ModelError
+from initmem.measures.clocks import clocks
+from initmem.recipe import Recipe
+from initmem.record import COLUMNS, RunRecord
+from initmem.schedule import epoch_rates
+from initmem.study import Run
+from initmem.train.init import initialise
+from initmem.train.layers import by_replica
+from initmem.train.loop import train_pack
+from initmem.train.models import build, count
+from initmem.train.pack import Pack
+
+SCALES = (0.3, 1.0, 2.5)
+
+
+def runs_of(recipe: Recipe) -> list[Run]:
+    return [Run(recipe, scale, seed) for seed, scale in enumerate(SCALES)]
+
+
+def differences(one: RunRecord, other: RunRecord) -> float:
+    """The largest relative difference between two histories."""
+    return max(
+        float(np.max(np.abs(one.history[c] - other.history[c]) / (1e-12 + np.abs(other.history[c]))))
+        for c in COLUMNS
+        if c != "seconds"
+    )
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize("model", ["resnet9", "resnet9-avgpool", "mlp"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_replica_of_a_pack_follows_the_trajectory_it_follows_alone(
+    tiny: Recipe, model: str, norm: str, optimizer: str
+) -> None:
+    recipe = Recipe.parse(
+        tiny.changes() | {"model": model, "norm": norm, "optimizer": optimizer, "l2": 1e-3, "width": 3}
+    )
+    data = load(recipe)
+    packed = train_pack(runs_of(recipe), data, dtype=torch.float64)
+    for run, record in zip(runs_of(recipe), packed, strict=True):
+        (alone,) = train_pack([run], data, dtype=torch.float64)
+        # A conv bias before a norm has a zero gradient, so Adam walks on its rounding noise there; the
+        # norm cancels that walk in training, and the moving statistics catch up with it only slowly.
+        assert differences(record, alone) < (1e-4 if optimizer == "adam" else 1e-8)
+        assert record.summary.tau_best == alone.summary.tau_best
+
+
+def test_replicas_of_a_pack_are_different_runs(tiny: Recipe) -> None:
+    """The negative control of the test above: it would see a mix-up."""
+    first, second, _ = train_pack(runs_of(tiny), load(tiny), dtype=torch.float64)
+    assert differences(first, second) > 0.01
+
+
+def test_a_replica_that_diverges_leaves_the_others_alone(tiny: Recipe) -> None:
+    data = load(tiny)
+    healthy = Pack(runs_of(tiny), data)
+    poisoned = Pack(runs_of(tiny), data)
+    with torch.no_grad():
+        by_replica(poisoned.network.kernels()[0], 3)[1].fill_(math.nan)
+    for pack in (healthy, poisoned):
+        while not pack.finished:
+            pack.train_epoch()
+    expected, found = healthy.records({}), poisoned.records({})
+    assert [record.status for record in found] == ["completed", "diverged", "completed"]
+    assert found[0].same_result(expected[0])
+    assert found[2].same_result(expected[2])
+    assert found[1].summary.epochs == 0
+    assert found[1].summary.tau_best == 0
+    assert found[1].summary.test_accuracy is not None
+
+
+def test_divergence_keeps_the_predictor_selected_before_it(tiny: Recipe) -> None:
+    recipe = tiny.model_copy(update={"epochs": 6})
+    pack = Pack([Run(recipe, 1.0, 0)], load(recipe))
+    pack.train_epoch()
+    pack.train_epoch()
+    expected = pack.best["head.kernel"].clone()
+    with torch.no_grad():
+        pack.network.kernels()[0].mul_(math.inf)
+    while not pack.finished:
+        pack.train_epoch()
+    (record,) = pack.records({})
+    assert (record.status, record.summary.epochs, pack.epoch) == ("diverged", 2, 3)
+    assert torch.equal(pack.network.state_dict()["head.kernel"], expected)
+
+
+def test_a_record_says_everything(tiny: Recipe) -> None:
+    recipe = tiny.model_copy(update={"l2": 0.01, "epochs": 5})
+    data = load(recipe)
+    (record,) = train_pack([Run(recipe, 1.0, 3)], data)
+    history, summary = record.history, record.summary
+    assert set(history) == set(COLUMNS)
+    assert all(len(column) == 5 for column in history.values())
+    penalty = 0.01 * history["norm"] ** 2
+    assert np.allclose(history["val_loss"], history["val_cross_entropy"] + penalty, rtol=1e-5)
+    assert summary.tau_best == 1 + int(np.argmin(history["val_loss"]))
+    assert summary.val_accuracy_best == history["val_accuracy"][summary.tau_best - 1]
+    assert summary.norm_last == history["norm"][-1]
+    expected = clocks(recipe, len(data.train))
+    for name in ("sgd", "l2", "adaptive", "momentum"):
+        assert np.allclose(history[f"clock_{name}"], getattr(expected, name), rtol=1e-12)
+    assert history["learning_rate"][-1] == epoch_rates(recipe, len(data.train), 5)[-1]
+    assert record.provenance["pack"] == 1
+
+
+def test_the_angular_clock_is_measured_at_every_update(tiny: Recipe, monkeypatch) -> None:
+    recipe = tiny.model_copy(update={"epochs": 1})
+    pack = Pack([Run(recipe, 1.0, 0)], load(recipe), dtype=torch.float64)
+    ticks = []
+    update = pack._update
+
+    def spy(gradients, rate, k):
+        square = sum(float((kernel**2).sum()) for kernel in pack.network.kernels())
+        ticks.append(rate / square)
+        update(gradients, rate, k)
+
+    monkeypatch.setattr(pack, "_update", spy)
+    pack.train_epoch()
+    assert len(ticks) == 4
+    assert pack.history[0]["clock_angular"][0] == pytest.approx(sum(ticks), rel=1e-5)
+
+
+def test_the_test_set_is_used_once_and_on_the_selected_predictor(tiny: Recipe, monkeypatch) -> None:
+    pack = Pack([Run(tiny, 1.0, 0)], load(tiny))
+    looks = []
+    evaluate = Pack._evaluate
+
+    def spy(self, images):
+        looks.append("test" if images is self.test else "val")
+        return evaluate(self, images)
+
+    monkeypatch.setattr(Pack, "_evaluate", spy)
+    while not pack.finished:
+        pack.train_epoch()
+    best = {name: value.clone() for name, value in pack.best.items()}
+    pack.records({})
+    assert looks == ["val"] * 3 + ["test"]
+    assert all(torch.equal(value, best[name]) for name, value in pack.network.state_dict().items())
+
+
+def test_interpolation_is_censored_when_never_reached(tiny: Recipe) -> None:
+    (slow,) = train_pack([Run(tiny.model_copy(update={"learning_rate": 1e-9}), 1.0, 0)], load(tiny))
+    assert slow.summary.tau_interp is None
+    assert slow.summary.repair_gap is None
+    easy = tiny.model_copy(update={"epochs": 40, "optimizer": "adam", "width": 8})
+    (fast,) = train_pack([Run(easy, 1.0, 0)], load(easy))
+    tau = fast.summary.tau_interp
+    assert tau is not None
+    accuracy = fast.history["train_accuracy"]
+    assert accuracy[tau - 1] >= 0.995 > accuracy[: tau - 1].max()
+    gap = fast.history["val_accuracy"][fast.summary.tau_best - 1] - fast.history["val_accuracy"][tau - 1]
+    assert fast.summary.repair_gap == pytest.approx(gap)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_restored_pack_continues_bit_by_bit(tiny: Recipe, optimizer: str) -> None:
+    recipe = Recipe.parse(tiny.changes() | {"optimizer": optimizer, "epochs": 5})
+    data, runs = load(recipe), runs_of(recipe)
+    whole = train_pack(runs, data)
+    first = Pack(runs, data)
+    first.train_epoch()
+    first.train_epoch()
+    second = train_pack(runs, data, resume=first.checkpoint())
+    assert all(a.same_result(b) for a, b in zip(whole, second, strict=True))
+
+
+def test_initialization_is_paired_and_has_the_right_size() -> None:
+    recipe = Recipe(dataset="synthetic", bias_std=0.2)
+    runs = [Run(recipe, 0.5, 7), Run(recipe, 2.0, 7), Run(recipe, 2.0, 8)]
+    network = build("resnet9", replicas=3, shape=(3, 32, 32), classes=10, width=16, norm="batch")
+    initialise(network, runs)
+    for layer in network.layers():
+        small, large, other = by_replica(layer.kernel, 3)
+        assert torch.allclose(4 * small, large)
+        assert not torch.allclose(large, other)
+        expected = 2.0 / math.sqrt(layer.fan_in)
+        n = large.numel()
+        assert large.std().item() == pytest.approx(expected, rel=5 / math.sqrt(n))
+        first_bias, second_bias, _ = by_replica(layer.bias, 3)
+        assert torch.equal(first_bias, second_bias)
+    biases = torch.cat([layer.bias for layer in network.layers()])
+    assert biases.std().item() == pytest.approx(0.2, rel=0.1)
+
+
+def test_seed_roles_move_only_their_own_stream(tiny: Recipe) -> None:
+    data = load(tiny)
+
+    def start(**pins: int) -> tuple[torch.Tensor, torch.Tensor]:
+        pack = Pack([Run(tiny, 1.0, 0, tuple(pins.items()))], data)
+        return pack.network.kernels()[0].detach(), pack._order(1)
+
+    kernel, order = start()
+    other_order = start(order=1)
+    assert torch.equal(kernel, other_order[0])
+    assert not torch.equal(order, other_order[1])
+    other_init = start(init=1)
+    assert not torch.equal(kernel, other_init[0])
+    assert torch.equal(order, other_init[1])
+
+
+def test_parameter_counts() -> None:
+    for replicas in (1, 4):
+        network = build("resnet9", replicas=replicas, shape=(3, 32, 32), classes=10, width=64, norm="batch")
+        assert count(network) == (6_575_370, 6_579_850)
+
+
+def test_images_too_small_for_the_pools_are_refused() -> None:
+    with pytest.raises(ModelError, match="cannot take 4x8 images .allowed: at least 8x8"):
+        build("resnet9", replicas=1, shape=(1, 4, 8), classes=10, width=4, norm="batch")
+
+
+def test_shared_input_is_the_same_as_repeated_input() -> None:
+    torch.manual_seed(0)
+    for model in ("resnet9", "mlp"):
+        network = build(model, replicas=3, shape=(2, 8, 8), classes=5, width=4, norm="batch").double()
+        initialise(network, runs_of(Recipe()))
+        network.eval()
+        x = torch.rand(6, 2, 8, 8, dtype=torch.float64)
+        assert torch.allclose(network(x), network(x.repeat(1, 3, 1, 1)), rtol=1e-10)
+
+
+def test_patience_stops_a_run_without_changing_its_schedule(tiny: Recipe) -> None:
+    recipe = tiny.model_copy(update={"epochs": 30, "learning_rate": 0.5, "patience": 2})
+    free = recipe.model_copy(update={"patience": None})
+    (stopped,) = train_pack([Run(recipe, 1.0, 0)], load(recipe))
+    (whole,) = train_pack([Run(free, 1.0, 0)], load(free))
+    n = stopped.summary.epochs
+    assert n < 30
+    assert n == stopped.summary.tau_best + 2
+    for name in ("val_loss", "learning_rate"):
+        assert np.array_equal(stopped.history[name], whole.history[name][:n])
