@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from initmem.record import COLUMNS, RunRecord, summarise
 from initmem.recipe import Recipe
+from initmem.record import COLUMNS, RunRecord, summarise
 from initmem.study import Run, Study
 
 torch.set_num_threads(1)

@@ -52,7 +52,7 @@ def test_train_size_takes_the_first_of_the_training_split() -> None:
     assert np.array_equal(part.train.x, whole.train.x[:100])
     assert len(part.val) == len(whole.val)
     assert sizes(Recipe(dataset="digits", train_size=100)).n_train == 100
-    with pytest.raises(DataError, match="train_size = 5000 .allowed: 1 to 1078"):
+    with pytest.raises(DataError, match=r"train_size = 5000 .allowed: 1 to 1078"):
         load(Recipe(dataset="digits", train_size=5000))
 
 

@@ -57,4 +57,4 @@ def test_every_public_name_is_there() -> None:
     for name in initmem.__all__:
         assert getattr(initmem, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        initmem.nothing
+        _ = initmem.nothing

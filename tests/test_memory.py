@@ -139,5 +139,5 @@ def test_the_table_has_a_row_per_recipe_in_the_asked_order() -> None:
 def test_other_metrics_and_unknown_ones() -> None:
     found = memory(records(np.full((2, 3), 80.0)), "norm_best")
     assert (found.unit, found.memory) == ("", 0.0)
-    with pytest.raises(ConfigError, match="metric = 'beauty' .allowed: .*test_accuracy"):
+    with pytest.raises(ConfigError, match=r"metric = 'beauty' .allowed: .*test_accuracy"):
         memory(records(np.full((2, 3), 80.0)), "beauty")

@@ -216,7 +216,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a readable store"):
         Store(tmp_path)
     (tmp_path / "store.json").write_text('{"format": 99}')
-    with pytest.raises(StoreError, match="format 99 .allowed: 1"):
+    with pytest.raises(StoreError, match=r"format 99 .allowed: 1"):
         Store(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be written"):

@@ -94,9 +94,9 @@ def test_a_bad_override_is_explained(text: str) -> None:
 
 
 def test_an_unknown_effort_or_study_names_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="effort = 'huge' .allowed: demo, smoke"):
+    with pytest.raises(ConfigError, match=r"effort = 'huge' .allowed: demo, smoke"):
         load_study("quickstart", "huge")
-    with pytest.raises(ConfigError, match="nosuch.*quickstart"):
+    with pytest.raises(ConfigError, match=r"nosuch.*quickstart"):
         load_study("nosuch")
 
 

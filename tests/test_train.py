@@ -214,7 +214,7 @@ def test_parameter_counts() -> None:
 
 
 def test_images_too_small_for_the_pools_are_refused() -> None:
-    with pytest.raises(ModelError, match="cannot take 4x8 images .allowed: at least 8x8"):
+    with pytest.raises(ModelError, match=r"cannot take 4x8 images .allowed: at least 8x8"):
         build("resnet9", replicas=1, shape=(1, 4, 8), classes=10, width=4, norm="batch")
 
 
