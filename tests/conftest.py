@@ -33,3 +33,17 @@ def fake_record(run: Run, test_accuracy: float, epochs: int = 4) -> RunRecord:
     history["val_loss"] = ramp[::-1].copy()
     summary = summarise(history, norm_init=1.0, test_accuracy=test_accuracy, test_loss=1.0)
     return RunRecord(run, "completed", summary, history, {"pack": 1})
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Print how closely each parity test agreed with Keras."""
+    rows = [
+        (report.nodeid.partition("::")[2], value)
+        for report in terminalreporter.stats.get("passed", [])
+        for key, value in report.user_properties
+        if key == "parity"
+    ]
+    if rows:
+        terminalreporter.section("largest relative differences to Keras")
+        for name, value in sorted(rows):
+            terminalreporter.write_line(f"{value}  {name}")

@@ -81,8 +81,21 @@ def test_models() -> None:
 
 
 def test_studies() -> None:
-    rows = said("studies", "--json")
-    assert {"study": "quickstart", "effort": "demo", "runs": 60}.items() <= rows[0].items()
+    rows = {(row["study"], row["effort"]): row for row in said("studies", "--json")}
+    assert rows["quickstart", "demo"]["runs"] == 60
+    assert rows["main-grid", "paper"]["runs"] == 6250
+    names = {study for study, _ in rows}
+    assert names == {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug", "quickstart"}
+    for name in names - {"quickstart"}:
+        assert {effort for study, effort in rows if study == name} == {"smoke", "mini", "lab", "paper"}
+
+
+def test_plan() -> None:
+    found = said("plan", "quickstart", "--effort", "smoke", "--gpus", "2", "--json")
+    assert (found["runs"], found["recipes"]) == (12, 3)
+    assert found["schedule"]["gpus"] == 2
+    assert found["rows"][0]["clock_adaptive"] > 0
+    assert_refused(initmem("plan", "quickstart", "--accelerator", "abacus"), "abacus", "h100")
 
 
 def test_status_and_measure(filled: Path) -> None:

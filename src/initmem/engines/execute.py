@@ -101,4 +101,4 @@ def check(study: Study) -> None:
     for recipe in study.recipes:
         if recipe.dataset.endswith(".npz"):
             load(recipe)
-        check_input(recipe.model, sizes(recipe).shape)
+        check_input(recipe.model, sizes(recipe).shape, recipe.augment)

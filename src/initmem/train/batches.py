@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from initmem.data import Part
+from initmem.train.augment import flip_crop
 
 
 class Images:
@@ -21,11 +22,15 @@ class Images:
     def __len__(self) -> int:
         return len(self.y)
 
-    def packed(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather (batch, replica) positions: inputs (batch, replica * channel, h, w), labels like index."""
+    def packed(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Gather (batch, replica) positions: inputs (batch, replica * channel, h, w), labels like index.
+
+        `draws` of shape (batch, replica, 3) ask for augmentation.
+        """
         batch, replicas = index.shape
         flat = index.flatten()
-        x = self._scale(self.x.index_select(0, flat))
+        x = self.x.index_select(0, flat)
+        x = self._scale(x if draws is None else flip_crop(x, draws.flatten(0, 1)))
         _, height, width, channels = x.shape
         x = x.view(batch, replicas, height, width, channels).permute(0, 1, 4, 2, 3)
         # For one replica this is a view that is already channels_last.

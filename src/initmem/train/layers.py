@@ -10,6 +10,7 @@ notices from the number of channels and shares the input instead of repeating it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -47,7 +48,17 @@ class Conv(Layer):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w), or shared (batch, in, h, w), to (batch, replica * out, h', w')."""
         groups = x.shape[1] // self.inputs
-        return F.conv2d(x, self.kernel, self.bias, self.stride, self.size // 2, groups=groups)
+        padding = self.size // 2
+        if self.stride > 1:
+            # The original stack pads as little as it can, at the far edge first: not what PyTorch does.
+            x, padding = F.pad(x, [*self._edges(x.shape[3]), *self._edges(x.shape[2])]), 0
+        return F.conv2d(x, self.kernel, self.bias, self.stride, padding, groups=groups)
+
+    def _edges(self, side: int) -> tuple[int, int]:
+        """Padding before and after a side, so that ceil(side / stride) outputs fit."""
+        outputs = math.ceil(side / self.stride)
+        total = max((outputs - 1) * self.stride + self.size - side, 0)
+        return total // 2, total - total // 2
 
 
 class Dense(Layer):

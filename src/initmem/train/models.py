@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from initmem.errors import ModelError, allowed
 from initmem.recipe import DEFAULT_WIDTH, Norm
-from initmem.train.layers import ConvNormRelu, Dense, Layer, norm_layer
+from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, norm_layer
 from initmem.train.requirements import check_input
 
 Shape = tuple[int, int, int]  # (channel, height, width)
@@ -67,6 +67,46 @@ class ResNet9(Network):
         return logits
 
 
+class ResidualBlock(nn.Module):
+    """Two convolutions with a skip; where the shape changes, a 1x1 convolution (no norm) carries it."""
+
+    def __init__(self, replicas: int, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = Conv(replicas, inputs, outputs, stride=stride)
+        self.norm1 = norm_layer(norm, replicas, outputs)
+        self.conv2 = Conv(replicas, outputs, outputs)
+        self.norm2 = norm_layer(norm, replicas, outputs)
+        same = stride == 1 and inputs == outputs
+        self.skip = nn.Identity() if same else Conv(replicas, inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.skip(x))
+
+
+class DeepResNet(Network):
+    """The CIFAR ResNet of 6n + 2 layers: three stages of n blocks at widths w, 2w, 4w."""
+
+    def __init__(self, replicas: int, shape: Shape, classes: int, width: int, norm: Norm, *, n: int) -> None:
+        super().__init__(replicas)
+        self.stem = ConvNormRelu(replicas, shape[0], width, norm)
+        blocks, inputs = [], width
+        for stage in range(3):
+            outputs = width * 2**stage
+            for i in range(n):
+                stride = 2 if stage > 0 and i == 0 else 1
+                blocks.append(ResidualBlock(replicas, inputs, outputs, stride, norm))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.head = Dense(replicas, inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
+        logits: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        return logits
+
+
 class MLP(Network):
     """Two hidden layers, each dense-norm-relu, and a dense head; takes images and tables."""
 
@@ -93,6 +133,8 @@ Builder = Callable[[int, Shape, int, int, Norm], Network]
 BUILDERS: dict[str, Builder] = {
     "resnet9": lambda *args: ResNet9(*args, pool="max"),
     "resnet9-avgpool": lambda *args: ResNet9(*args, pool="mean"),
+    "resnet56": lambda *args: DeepResNet(*args, n=9),
+    "resnet110": lambda *args: DeepResNet(*args, n=18),
     "mlp": MLP,
 }
 

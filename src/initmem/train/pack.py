@@ -17,6 +17,7 @@ from initmem.record import CLOCKS, COLUMNS, RunRecord, Status, summarise
 from initmem.schedule import epoch_rates, updates_per_epoch
 from initmem.seeds import generator
 from initmem.study import Run
+from initmem.train.augment import flip_crop_draws
 from initmem.train.batches import Images
 from initmem.train.init import initialise
 from initmem.train.layers import BatchNorm, absorb_statistics, by_replica
@@ -69,7 +70,7 @@ class Pack:
         self.kernels = self.network.kernels()
         self.norms = [m for m in self.network.modules() if isinstance(m, BatchNorm)]
         self.parameters = list(self.network.parameters())
-        self.optimizer = optimizer_for(self.recipe, [p.detach() for p in self.parameters])
+        self.optimizer = optimizer_for(self.recipe, [p.detach() for p in self.parameters], self.replicas)
         self.best = {name: value.clone() for name, value in self._variables().items()}
         self.epoch = 0
         self.norm_init = self._kernel_squares().sqrt().tolist()
@@ -87,7 +88,7 @@ class Pack:
         epoch = self.epoch + 1
         recipe, n = self.recipe, len(self.train)
         rates = epoch_rates(recipe, n, epoch)
-        order = self._order(epoch)
+        order, draws = self._order(epoch), self._draws(epoch)
         loss_sum = torch.zeros(self.replicas, device=self.device)
         correct = torch.zeros(self.replicas, device=self.device)
         angular = torch.zeros(self.replicas, device=self.device)
@@ -95,7 +96,7 @@ class Pack:
 
         self.network.train()
         for i, index in enumerate(order.split(recipe.batch_size)):
-            x, y = self.train.packed(index)
+            x, y = self.train.packed(index, draws[i])
             logits = self.network(x).view(len(index), self.replicas, self.classes)
             # (batch, replica): the mean is over the batch alone, so replicas do not dilute each other.
             losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
@@ -164,6 +165,15 @@ class Pack:
         n = len(self.train)
         orders = [generator(run.seed_of("order"), "order", epoch).permutation(n) for run in self.runs]
         return torch.from_numpy(np.stack(orders, axis=1)).to(self.device)
+
+    def _draws(self, epoch: int) -> Sequence[Tensor | None]:
+        """The augmentation of every batch of one epoch, shape (batch, replica, 3) each."""
+        n, batch = len(self.train), self.recipe.batch_size
+        if self.recipe.augment == "none":
+            return [None] * updates_per_epoch(self.recipe, n)
+        seeds = [run.seed_of("augment") for run in self.runs]
+        draws: Sequence[Tensor] = flip_crop_draws(seeds, epoch, n).to(self.device).split(batch)
+        return draws
 
     def _update(self, gradients: list[Tensor], rate: float, k: int) -> None:
         if self.recipe.l2:

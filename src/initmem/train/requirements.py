@@ -7,9 +7,14 @@ from initmem.errors import ModelError
 LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1}
 
 
-def check_input(model: str, shape: tuple[int, int, int]) -> None:
-    """Refuse images that the network's pools would shrink to nothing; shape (channel, height, width)."""
+def check_input(model: str, shape: tuple[int, int, int], augment: str = "none") -> None:
+    """Refuse images too small for the network or its augmentation; shape (channel, height, width)."""
     least, side = LEAST_SIDE[model], min(shape[1:])
+    if augment == "flip-crop" and side < 5:
+        raise ModelError(
+            f"augment = 'flip-crop' reflects 4 pixels and cannot take {shape[1]}x{shape[2]} images "
+            "(allowed: at least 5x5)"
+        )
     if side < least:
         raise ModelError(
             f"model = {model!r} cannot take {shape[1]}x{shape[2]} images "

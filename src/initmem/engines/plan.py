@@ -1,0 +1,265 @@
+"""What a study will cost, before it is run: operations are counted, speed is measured."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from initmem.data import Dataset, Part, Sizes, sizes
+from initmem.engines.packing import packs
+from initmem.errors import ConfigError, allowed
+from initmem.measures.clocks import clocks
+from initmem.recipe import Recipe
+from initmem.record import COLUMNS, RunRecord, encode, summarise
+from initmem.schedule import updates_per_epoch
+from initmem.study import Run, Study
+from initmem.train.flops import Flops, flops_per_image
+
+# Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
+ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}
+UTILISATION = 0.2  # small images keep a large accelerator waiting; said with every number
+LONGEST_STEP = 1e10  # operations per calibrating step: a fraction of a second on one core
+
+
+@dataclass(frozen=True, slots=True)
+class RecipePlan:
+    """The cost of one recipe."""
+
+    recipe: str
+    runs: int
+    pack: int
+    updates: int  # per run
+    flops: float  # of all its runs
+    hours: float | None  # here, on all workers; None before calibration
+    clock_sgd: float
+    clock_l2: float
+    clock_adaptive: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The cost of a study."""
+
+    study: str
+    effort: str
+    runs: int
+    recipes: int
+    cells: int  # recipes x scales
+    updates: int
+    flops: float
+    disk_bytes: int
+    workers: int
+    hours_here: float | None
+    accelerator: str
+    utilisation: float
+    accelerator_hours: float
+    rows: tuple[RecipePlan, ...]
+
+
+def run_flops(recipe: Recipe, shape: Sizes) -> float:
+    """Operations of one run: training, validation after every epoch, one test."""
+    count = flops_per_image(recipe, shape.shape, shape.classes)
+    seen = recipe.epochs * shape.n_train
+    looked_at = recipe.epochs * shape.n_val + shape.n_test
+    return float(seen * count.training + looked_at * count.forward)
+
+
+def plan(
+    study: Study,
+    *,
+    workers: int,
+    calibrated: bool = True,
+    accelerator: str = "h100",
+    utilisation: float = UTILISATION,
+) -> Plan:
+    """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
+    shapes = [sizes(recipe) for recipe in study.recipes]
+    cut = packs(study, shapes, size=None, workers=workers)
+    pack_of = {recipe: max(len(p) for p in cut if p[0].recipe == recipe) for recipe in study.recipes}
+    speed = Speedometer()
+    rows = []
+    for recipe, shape, label in zip(study.recipes, shapes, study.labels(), strict=True):
+        runs = len(study.runs(recipe))
+        flops = runs * run_flops(recipe, shape)
+        rate = speed.measure(recipe, shape, pack_of[recipe]) if calibrated else None
+        times = clocks(recipe, shape.n_train).at_end()
+        rows.append(
+            RecipePlan(
+                recipe=label,
+                runs=runs,
+                pack=pack_of[recipe],
+                updates=recipe.epochs * updates_per_epoch(recipe, shape.n_train),
+                flops=flops,
+                hours=None if rate is None else flops / rate / workers / 3600,
+                clock_sgd=times["sgd"],
+                clock_l2=times["l2"],
+                clock_adaptive=times["adaptive"],
+            )
+        )
+    total = sum(row.flops for row in rows)
+    hours = [row.hours for row in rows if row.hours is not None]
+    return Plan(
+        study=study.name,
+        effort=study.effort,
+        runs=len(study.all_runs()),
+        recipes=len(study.recipes),
+        cells=len(study.recipes) * len(study.scales),
+        updates=sum(row.updates * row.runs for row in rows),
+        flops=total,
+        disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),
+        workers=workers,
+        hours_here=sum(hours) if calibrated else None,
+        accelerator=accelerator,
+        utilisation=utilisation,
+        accelerator_hours=total / accelerator_rate(accelerator, utilisation) / 3600,
+        rows=tuple(rows),
+    )
+
+
+def accelerator_rate(name: str, utilisation: float) -> float:
+    """Operations per second of an accelerator at a share of its peak."""
+    if name.lower() not in ACCELERATORS:
+        raise ConfigError(f"accelerator = {name!r} ({allowed(ACCELERATORS)})")
+    return ACCELERATORS[name.lower()] * 1e12 * utilisation
+
+
+def record_bytes(recipe: Recipe) -> int:
+    """The size of one record, from a record of as many epochs with full-length numbers."""
+    rng = np.random.default_rng(0)
+    history = {name: rng.random(recipe.epochs) for name in COLUMNS}
+    summary = summarise(history, norm_init=rng.random(), test_accuracy=rng.random(), test_loss=rng.random())
+    return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {})))
+
+
+class Speedometer:
+    """Operations per second of one worker, from real steps of real packs; each kind is timed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], float] = {}
+
+    def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> float:
+        """Time one epoch of two updates, after one to warm up."""
+        count = flops_per_image(recipe, shape.shape, shape.classes)
+        limit = max(1, int(LONGEST_STEP / count.training / pack))
+        batch = min(recipe.batch_size, shape.n_train, limit)
+        # Elementwise optimizers cost next to nothing beside the network; Muon on conv kernels does not.
+        heavy = recipe.optimizer == "muon-conv"
+        key = (recipe.model, recipe.width, recipe.norm, heavy, shape.shape, batch, pack)
+        if key not in self._known:
+            self._known[key] = self._time(recipe, shape, pack, batch, count)
+        return self._known[key]
+
+    def _time(self, recipe: Recipe, shape: Sizes, pack: int, batch: int, count: Flops) -> float:
+        import torch
+
+        from initmem.train.pack import Pack
+
+        torch.set_num_threads(1)
+        changes = {"batch_size": batch, "epochs": 2, "patience": None, "train_size": None}
+        small = recipe.model_copy(update=changes)
+        runs = [Run(small, 1.0, seed) for seed in range(pack)]
+        data = _noise(shape, n_train=2 * batch, n_val=batch)
+        trial = Pack(runs, data)
+        trial.train_epoch()
+        started = time.perf_counter()
+        trial.train_epoch()
+        seconds = time.perf_counter() - started
+        return pack * batch * (2 * count.training + count.forward) / seconds
+
+
+def _noise(shape: Sizes, *, n_train: int, n_val: int) -> Dataset:
+    rng = np.random.default_rng(0)
+
+    def part(n: int) -> Part:
+        x = rng.random((n, shape.height, shape.width, shape.channels), dtype=np.float32)
+        return Part(x, rng.integers(0, shape.classes, n))
+
+    return Dataset("noise", part(n_train), part(n_val), part(1), shape.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A simulated execution of a study on several accelerators."""
+
+    gpus: int
+    makespan_hours: float
+    busy: float  # share of the accelerators' time that went into runs
+    failures: int
+
+
+def simulate(
+    study: Study,
+    *,
+    gpus: int,
+    accelerator: str,
+    utilisation: float,
+    failures_per_day: float = 0.0,
+    checkpoint_minutes: float = 10.0,
+    seed: int = 0,
+) -> Schedule:
+    """Give the longest run to the first free accelerator; a failure costs the time since a checkpoint."""
+    rate = accelerator_rate(accelerator, utilisation)
+    durations = sorted(
+        (
+            run_flops(recipe, sizes(recipe)) / rate / 3600
+            for recipe in study.recipes
+            for _ in study.runs(recipe)
+        ),
+        reverse=True,
+    )
+    rng = np.random.default_rng(seed)
+    free_at = [0.0] * gpus
+    failures, useful = 0, sum(durations)
+    for duration in durations:
+        start = heapq.heappop(free_at)
+        spent, failed = _with_failures(duration, failures_per_day / 24, checkpoint_minutes / 60, rng)
+        failures += failed
+        heapq.heappush(free_at, start + spent)
+    makespan = max(free_at)
+    return Schedule(gpus, makespan, useful / (gpus * makespan), failures)
+
+
+def _with_failures(
+    duration: float, per_hour: float, checkpoint: float, rng: np.random.Generator
+) -> tuple[float, int]:
+    """Hours that a run really takes, and how often it failed."""
+    if per_hour == 0:
+        return duration, 0
+    spent, left, failures = 0.0, duration, 0
+    while (survived := rng.exponential(1 / per_hour)) < left:
+        spent += survived
+        left -= survived // checkpoint * checkpoint
+        failures += 1
+        if failures > 10_000:
+            raise ConfigError("failures come faster than checkpoints: no run would ever end")
+    return spent + left, failures
+
+
+def rough_hours(studies: Sequence[Study], workers: int) -> list[float]:
+    """Hours on this machine at half the speed of a matrix product: a rough guide, without any step."""
+    rate = 0.5 * matmul_rate()
+    found = []
+    for study in studies:
+        flops = sum(run_flops(r, sizes(r)) * len(study.runs(r)) for r in study.recipes)
+        found.append(flops / rate / workers / 3600)
+    return found
+
+
+def matmul_rate(side: int = 768) -> float:
+    """Operations per second of a float32 matrix product on one core, the best of a few."""
+    from threadpoolctl import threadpool_limits
+
+    a: Any = np.random.default_rng(0).random((side, side), dtype=np.float32)
+    with threadpool_limits(1):
+        a @ a
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            a @ a
+            times.append(time.perf_counter() - started)
+    return 2 * side**3 / min(times)

@@ -1,0 +1,63 @@
+"""Floating-point operations of a network, counted layer by layer; known without loading torch."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+from initmem.recipe import Recipe
+
+Shape = tuple[int, int, int]  # (channel, height, width)
+
+
+class Flops(NamedTuple):
+    """Operations per image of the convolutions and dense layers; a multiply-add counts as two."""
+
+    forward: int
+    training: int  # forward, and the gradients of kernels and inputs
+
+
+def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
+    """Count one image through the network of a recipe."""
+    if recipe.model.startswith("resnet9"):
+        layers = _resnet9(recipe.width, shape, classes)
+    elif recipe.model == "mlp":
+        sides = [math.prod(shape), recipe.width, recipe.width, classes]
+        layers = [2 * a * b for a, b in pairwise(sides)]
+    else:
+        layers = _deep(recipe.width, shape, classes, n={"resnet56": 9, "resnet110": 18}[recipe.model])
+    forward = sum(layers)
+    # Backward, every layer needs both gradients but the first, whose input is the image itself.
+    return Flops(forward, 3 * forward - layers[0])
+
+
+def _conv(inputs: int, outputs: int, places: int, size: int = 3) -> int:
+    return 2 * inputs * outputs * size * size * places
+
+
+def _resnet9(w: int, shape: Shape, classes: int) -> list[int]:
+    channels, height, width = shape
+    at = [(height >> k) * (width >> k) for k in range(4)]  # places after k pools
+    return [
+        _conv(channels, w, at[0]),
+        _conv(w, 2 * w, at[0]),
+        *[_conv(2 * w, 2 * w, at[1])] * 2,
+        _conv(2 * w, 4 * w, at[1]),
+        _conv(4 * w, 8 * w, at[2]),
+        *[_conv(8 * w, 8 * w, at[3])] * 2,
+        2 * 8 * w * classes,
+    ]
+
+
+def _deep(w: int, shape: Shape, classes: int, *, n: int) -> list[int]:
+    channels, height, width = shape
+    layers = [_conv(channels, w, height * width)]
+    for stage in range(3):
+        outputs = w * 2**stage
+        places = math.ceil(height / 2**stage) * math.ceil(width / 2**stage)
+        inputs = outputs if stage == 0 else outputs // 2
+        layers += [_conv(inputs, outputs, places)] + [_conv(outputs, outputs, places)] * (2 * n - 1)
+        if stage > 0:
+            layers.append(_conv(inputs, outputs, places, size=1))
+    return [*layers, 2 * 4 * w * classes]

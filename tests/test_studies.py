@@ -1,0 +1,77 @@
+"""Every bundled study really runs, at its smallest effort."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from initmem.data import sizes
+from initmem.engines.packing import packs
+from initmem.engines.worker import Worker
+from initmem.recipe import Recipe
+from initmem.store import Store
+from initmem.study import bundled, load_study
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_smoke(tmp_path: Path, name: str) -> None:
+    study = load_study(name, "smoke")
+    store = Store.create(tmp_path / "store")
+    cut = packs(study, [sizes(r) for r in study.recipes], size=None, workers=1)
+    Worker(store, device="cpu", should_stop=lambda: False, report=lambda *_: None, checkpoint_every=60).work(
+        cut
+    )
+    records = store.records()
+    assert {record.id for record in records} == {run.id for run in study.all_runs()}
+    assert {record.status for record in records} <= {"completed", "diverged"}
+
+
+def recipes(name: str, effort: str = "paper") -> tuple[Recipe, ...]:
+    return load_study(name, effort).recipes
+
+
+def test_the_papers_studies_are_as_reported() -> None:
+    """Axes, epochs and seeds of the original experiments."""
+    seeds = (0, 1, 42, 123, 456, 789, 999, 2024, 2025, 2026)
+    five = (0.1, 0.5, 1.0, 1.8, 2.5)
+    grid = load_study("main-grid", "paper")
+    assert grid.scales == tuple(round(0.1 * i, 1) for i in range(1, 26))
+    assert grid.seeds == seeds
+    assert {r.optimizer for r in grid.recipes} == {"sgd", "momentum", "adam", "adamw", "muon"}
+    assert {r.batch_size for r in grid.recipes} == {16, 32, 64, 128, 256}
+    assert {(r.epochs, r.schedule, r.learning_rate, r.model) for r in grid.recipes} == {
+        (300, "cosine", 1e-3, "resnet9")
+    }
+
+    long = load_study("long-sgd", "paper")
+    assert {(r.epochs, r.schedule, r.optimizer, r.batch_size) for r in long.recipes} == {
+        (5000, "constant", "sgd", 16),
+        (5000, "constant", "sgd", 128),
+    }
+    assert (long.scales, len(long.seeds)) == (five, 1)
+
+    sweep = [r for r in recipes("lr-l2") if r.optimizer == "sgd"]
+    assert {(r.learning_rate, r.l2) for r in sweep} == {
+        (eta, l2) for eta in (1e-3, 1e-2, 1e-1) for l2 in (0, 1e-3, 5e-3, 1e-2)
+    }
+    assert {r.batch_size for r in sweep} == {16, 128}
+    assert "adam" in {r.optimizer for r in recipes("lr-l2")}
+
+    assert {(r.norm, r.augment) for r in recipes("norm-aug")} == {
+        ("batch", "flip-crop"),
+        ("layer", "flip-crop"),
+        ("batch", "none"),
+    }
+    assert len(load_study("norm-aug", "paper").seeds) == 5
+
+    best = {(r.optimizer, r.learning_rate, r.l2, r.momentum, r.epochs) for r in recipes("best-recipe")}
+    assert best == {("momentum", 0.1, 5e-4, 0.9, 200), ("adam", 1e-3, 0.0, 0.9, 200)}
+    assert load_study("best-recipe", "paper").scales == (0.1, 2.5)
+
+    assert {(r.model, r.width, r.patience) for r in recipes("depth")} == {
+        ("resnet9-avgpool", 64, None),
+        ("resnet56", 16, 30),
+        ("resnet110", 16, 30),
+    }
+    assert len(load_study("depth", "paper").all_runs()) == 3 * 5 * 2 * 5 * 10
