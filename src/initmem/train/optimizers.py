@@ -120,7 +120,8 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     for _ in range(5):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if tall else x
+    result: Tensor = x.mT if tall else x
+    return result
 
 
 def optimizer_for(recipe: Recipe, variables: Sequence[Tensor], replicas: int = 1) -> Optimizer:

@@ -1,0 +1,289 @@
+"""Diagonal linear networks w = u^2 - v^2: the scale of initialization picks the solution.
+
+With more features than samples many w fit the data. From u = v = alpha, gradient flow keeps every
+product u_i v_i at alpha^2, and ends at the fit of least hypentropy (Woodworth et al., 2020): close
+to the least l1 norm when alpha is small, to the least l2 norm when it is large. So alpha is
+remembered in closed form, and so is its erasure. Whatever shrinks u_i v_i acts as a smaller alpha:
+decay takes it to alpha exp(-lambda t), and a step of rate eta multiplies u_i v_i by exactly
+(1 - 4 eta^2 g_i^2), where g is the gradient with respect to w; fresh label noise keeps g from
+vanishing.
+
+Each method below is a first phase (nothing, decay, SGD, SGD with label noise) and then plain flow
+to a perfect fit, which reads the solution out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from initmem.errors import InitmemError
+from initmem.theory._arrays import Array, require
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Regression with more features than samples: `x` is (sample, feature), `y` is (sample,)."""
+
+    x: Array
+    y: Array
+
+    def __post_init__(self) -> None:
+        require(
+            self.x.ndim == 2 and self.y.shape == self.x.shape[:1] and self.x.shape[0] < self.x.shape[1],
+            f"problem: x {self.x.shape}, y {self.y.shape}; "
+            "allowed: (sample, feature) with more features than samples, and (sample,)",
+        )
+        rank = int(np.linalg.matrix_rank(self.x))
+        require(
+            rank == len(self.y),
+            f"problem: x has rank {rank}; allowed: {len(self.y)}, or some y cannot be fitted",
+        )
+
+    def gradient(self, w: Array) -> Array:
+        """The gradient of |X w - y|^2 / (2 n) at w, (..., feature)."""
+        return (w @ self.x.T - self.y) @ self.x / len(self.y)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one method reached from every scale.
+
+    `scales` is (scale,); `solution`, the closed form `predicted` for it and the `effective` scale
+    sqrt(u v) behind that prediction are (scale, feature). A scale that diverged is NaN.
+    """
+
+    method: str
+    scales: Array
+    solution: Array
+    predicted: Array
+    effective: Array
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Every method's outcome, and the two solutions between which they lie, (feature,)."""
+
+    outcomes: tuple[Outcome, ...]
+    least_l1: Array
+    least_l2: Array
+
+    def place(self, solution: Array) -> Array:
+        """Where (..., feature) lies by its l1 norm: 0 at the least-l1 fit, 1 at the least-l2."""
+        low, high = np.abs(self.least_l1).sum(), np.abs(self.least_l2).sum()
+        found: Array = (np.abs(solution).sum(axis=-1) - low) / (high - low)
+        return found
+
+    def rows(self) -> list[dict[str, object]]:
+        """One row per method and scale: norms, place, and distances to the reference solutions."""
+        return [
+            {
+                "method": outcome.method,
+                "scale": float(scale),
+                "diverged": bool(np.isnan(w).any()),
+                "effective_scale": float(np.exp(np.log(outcome.effective[i]).mean())),
+                "l1_norm": float(np.abs(w).sum()),
+                "l2_norm": float(np.linalg.norm(w)),
+                "place": float(self.place(w)),
+                "to_closed_form": float(np.abs(w - outcome.predicted[i]).max()),
+                "to_least_l1": float(np.abs(w - self.least_l1).max()),
+                "to_least_l2": float(np.abs(w - self.least_l2).max()),
+            }
+            for outcome in self.outcomes
+            for i, (scale, w) in enumerate(zip(outcome.scales, outcome.solution, strict=True))
+        ]
+
+    def memory(self) -> dict[str, float]:
+        """Per method, the spread of the place over all scales: how much of alpha is remembered.
+
+        Scales that diverged are left out; NaN if none is left.
+        """
+        places = {o.method: self.place(o.solution) for o in self.outcomes}
+        finite = {method: place[np.isfinite(place)] for method, place in places.items()}
+        return {m: float(np.ptp(place)) if place.size else np.nan for m, place in finite.items()}
+
+
+def sparse_problem(
+    *, seed: int, samples: int = 20, features: int = 40, weights: ArrayLike = (1.0, -1.0, 0.5)
+) -> Problem:
+    """Gaussian inputs, and outputs that depend on the first few features alone."""
+    truth = np.zeros(features)
+    truth[: np.size(weights)] = weights
+    x = np.random.default_rng(seed).normal(size=(samples, features))
+    return Problem(x, x @ truth)
+
+
+def least_l1(problem: Problem) -> Array:
+    """The fit of least l1 norm (basis pursuit), by linear programming."""
+    from scipy.optimize import linprog
+
+    x, d = problem.x, problem.x.shape[1]
+    found = linprog(np.ones(2 * d), A_eq=np.hstack([x, -x]), b_eq=problem.y, method="highs")
+    if found.x is None:
+        raise InitmemError(f"least l1: no fit found ({found.message})")
+    return np.asarray(found.x[:d] - found.x[d:], dtype=np.float64)
+
+
+def least_l2(problem: Problem) -> Array:
+    """The fit of least l2 norm."""
+    return np.linalg.pinv(problem.x) @ problem.y
+
+
+def hypentropy(w: Array, scale: ArrayLike) -> Array:
+    """The potential sum_i s_i q(w_i / s_i) with s = scale^2 and q' = arcsinh(z / 2): (...)."""
+    s = np.asarray(scale, dtype=np.float64) ** 2
+    z = w / s
+    total: Array = np.sum(s * (2 - np.sqrt(4 + z * z) + z * np.arcsinh(z / 2)), axis=-1)
+    return total
+
+
+def closed_form(problem: Problem, scale: ArrayLike, *, tolerance: float = 1e-9) -> Array:
+    """The fit of least hypentropy: w = 2 scale^2 sinh(X' nu) with X w = y.
+
+    `scale` is one number or one per feature. nu minimizes sum 2 s cosh(X' nu) - y' nu, a convex
+    function of as many variables as there are samples, by Newton steps that stay short enough for
+    sinh to be nearly linear along them.
+    """
+    x, y = problem.x, problem.y
+    s = np.broadcast_to(np.asarray(scale, dtype=np.float64) ** 2, x.shape[1:])
+    require(bool(np.all(s > 0)), f"scale: {scale!r}; allowed: above zero")
+    nu = np.zeros(len(y))
+    for _ in range(1000):
+        angle = x.T @ nu
+        residual = x @ (2 * s * np.sinh(angle)) - y
+        step = np.linalg.solve((x * (2 * s * np.cosh(angle))) @ x.T, residual)
+        turn = float(np.abs(x.T @ step).max())
+        nu = nu - step / max(1.0, turn)
+        if turn < tolerance:  # relative to w, since sinh turns steps of the angle into factors
+            return 2 * s * np.sinh(x.T @ nu)
+    raise InitmemError(f"closed form: no convergence at scale {scale!r}")
+
+
+def flow(
+    problem: Problem,
+    u: Array,
+    v: Array,
+    *,
+    decay: float = 0.0,
+    time: float | None = None,
+    fit: float = 1e-9,
+) -> tuple[Array, Array]:
+    """Gradient flow on (u, v), each (feature,): for `time`, or until y is met to within `fit`.
+
+    The solver sees log |u| and log |v|, in which every scale is alike and u v is conserved to
+    rounding. At small scales the last directions are fitted very slowly: the system is stiff, and
+    the solver is one for stiff systems.
+    """
+    from scipy.integrate import solve_ivp
+
+    require(bool(np.all(u * v != 0)), "u, v: allowed: entries other than zero, which never move")
+    d, x, y = len(u), problem.x, problem.y
+    goal = fit * max(1.0, float(np.abs(y).max()))
+    start = np.log(np.abs(np.concatenate([u, v])))
+
+    def weights(state: Array) -> Array:
+        return np.exp(2 * state[:d]) - np.exp(2 * state[d:])
+
+    def velocity(_: float, state: Array) -> Array:
+        g = 2 * problem.gradient(weights(state))
+        return np.concatenate([-g, g]) - decay
+
+    def jacobian(_: float, state: Array) -> Array:
+        sign = np.repeat((1.0, -1.0), d)
+        slope: Array = np.tile(4 * x.T @ x / len(y), (2, 2)) * sign * np.exp(2 * state)
+        return -sign[:, None] * slope
+
+    def residual(_: float, state: Array) -> float:
+        return float(np.abs(x @ weights(state) - y).max()) - goal
+
+    if time is None and residual(0.0, start) <= 0:
+        return np.abs(u), np.abs(v)  # the event below fires on a crossing, and there is none left
+    residual.terminal = True  # type: ignore[attr-defined]
+    with warnings.catch_warnings(action="ignore"):  # the outcome is judged by its status instead
+        found = solve_ivp(
+            velocity,
+            (0.0, 1e15 if time is None else time),
+            start,
+            method="LSODA",
+            jac=jacobian,
+            rtol=1e-12,
+            atol=1e-12,
+            events=residual if time is None else None,
+        )
+    if found.status != (1 if time is None else 0):
+        raise InitmemError(f"flow: the solver stopped before the end ({found.message})")
+    end = np.exp(found.y[:, -1])
+    return end[:d], end[d:]
+
+
+def sgd(
+    problem: Problem,
+    u: Array,
+    v: Array,
+    *,
+    rate: float,
+    steps: int,
+    label_noise: float = 0.0,
+    rng: np.random.Generator,
+) -> tuple[Array, Array]:
+    """SGD, one sample per step, on (u, v), each (..., feature); all trajectories see one order.
+
+    `label_noise` is added to the sample's output with a fresh random sign at every step.
+    """
+    rows = rng.integers(len(problem.y), size=steps)
+    noise = label_noise * rng.choice((-1.0, 1.0), size=steps)
+    with np.errstate(all="ignore"):
+        for x, y in zip(problem.x[rows], problem.y[rows] + noise, strict=True):
+            g = 2 * rate * ((u * u - v * v) @ x - y)[..., None] * x
+            u, v = u - g * u, v + g * v
+    return u, v
+
+
+def reach(
+    problem: Problem,
+    scales: ArrayLike = (1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0),
+    *,
+    seed: int,
+    rate: float = 4e-3,
+    steps: int = 40_000,
+    label_noise: float = 2.0,
+    decay: float = 0.1,
+    time: float = 50.0,
+) -> Diagonal:
+    """Run every method from every scale and set each solution against its closed form."""
+    alphas = np.atleast_1d(np.asarray(scales, dtype=np.float64))
+    require(bool(np.all(alphas > 0)), f"scales: {scales!r}; allowed: above zero")
+    start = np.repeat(alphas[:, None], problem.x.shape[1], axis=1)
+    rng = np.random.default_rng(seed)
+    phases = {
+        "flow": (start, start),
+        "decay": _stack([flow(problem, a, a, decay=decay, time=time) for a in start]),
+        "sgd": sgd(problem, start, start, rng=rng, rate=rate, steps=steps),
+        "sgd with label noise": sgd(
+            problem, start, start, rng=rng, rate=rate, steps=steps, label_noise=label_noise
+        ),
+    }
+    return Diagonal(
+        tuple(_outcome(problem, name, alphas, *phase) for name, phase in phases.items()),
+        least_l1(problem),
+        least_l2(problem),
+    )
+
+
+def _outcome(problem: Problem, method: str, scales: Array, u: Array, v: Array) -> Outcome:
+    """Flow from (u, v), each (scale, feature), to a fit; beside it the closed form for u v."""
+    solution, predicted, effective = (np.full_like(u, np.nan) for _ in range(3))
+    for i in np.flatnonzero(np.isfinite(u * v).all(axis=1)):
+        effective[i] = np.sqrt(np.abs(u[i] * v[i]))
+        predicted[i] = closed_form(problem, effective[i])
+        a, b = flow(problem, u[i], v[i])
+        solution[i] = a * a - b * b
+    return Outcome(method, scales, solution, predicted, effective)
+
+
+def _stack(pairs: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    first, second = zip(*pairs, strict=True)
+    return np.stack(first), np.stack(second)

@@ -1,0 +1,206 @@
+"""Linear networks W = W_L ... W_1 in float64: their imbalance, and gradient flow on them.
+
+Every array may carry leading axes, written `...`, one entry per trajectory, so that a whole sweep
+moves at once. Factors are listed from the input to the output, W_1 first; the two-factor network
+W = U V is the pair `(V, U)`.
+
+What initialization leaves behind in such a network is its *imbalance*: the difference of the two
+Gram matrices that meet at a hidden layer. Gradient flow cannot change it. `propositions` shows
+which mechanisms can, and on which clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from initmem.errors import ConfigError
+from initmem.theory._arrays import Array, Factors, Flags, require
+from initmem.theory.losses import Loss
+
+
+@dataclass(frozen=True)
+class Path:
+    """Trajectories of a network: what was recorded, when, and which of them blew up.
+
+    `times` is (time,): flow time, or the number of updates made. `factors` holds one array
+    (time, ..., d_j, d_{j-1}) per layer. `diverged` is (...); from the moment a trajectory
+    diverges its factors are NaN.
+    """
+
+    times: Array
+    factors: Factors
+    diverged: Flags
+
+    @property
+    def product(self) -> Array:
+        """The product at every recorded time, (time, ..., d_out, d_in)."""
+        with np.errstate(all="ignore"):
+            return product(self.factors)
+
+    @property
+    def imbalances(self) -> Factors:
+        """D_1 ... D_{L-1} at every recorded time, each (time, ..., d_j, d_j)."""
+        with np.errstate(all="ignore"):
+            return imbalances(self.factors)
+
+    @property
+    def final(self) -> Factors:
+        """The factors at the last recorded time, each (..., d_j, d_{j-1})."""
+        return tuple(factor[-1] for factor in self.factors)
+
+
+def network(*factors: ArrayLike) -> Factors:
+    """Check W_1, ..., W_L and return them as float64 arrays with equal leading axes."""
+    arrays = [np.asarray(factor, dtype=np.float64) for factor in factors]
+    require(len(arrays) >= 2, f"factors: {len(arrays)} given; allowed: two or more")
+    for j, factor in enumerate(arrays, start=1):
+        require(
+            factor.ndim >= 2,
+            f"factors: W_{j} has shape {factor.shape}; allowed: (..., d_{j}, d_{j - 1})",
+        )
+    for j, (lower, upper) in enumerate(pairwise(arrays), start=1):
+        require(
+            upper.shape[-1] == lower.shape[-2],
+            f"factors: W_{j + 1} has shape {upper.shape}; "
+            f"allowed: {lower.shape[-2]} columns, the rows of W_{j}",
+        )
+    leads = [factor.shape[:-2] for factor in arrays]
+    try:
+        lead = np.broadcast_shapes(*leads)
+    except ValueError:
+        message = f"factors: leading axes {leads}; allowed: axes that broadcast together"
+        raise ConfigError(message) from None
+    return tuple(np.array(np.broadcast_to(f, lead + f.shape[-2:])) for f in arrays)
+
+
+def random_network(
+    dims: Sequence[int],
+    *,
+    rng: np.random.Generator,
+    scale: ArrayLike = 1.0,
+    lead: tuple[int, ...] = (),
+) -> Factors:
+    """Draw W_j ~ N(0, scale^2 / d_{j-1}) for dims d_0 ... d_L; `scale` broadcasts over `lead`."""
+    require(
+        len(dims) >= 3 and min(dims) >= 1,
+        f"dims: {tuple(dims)}; allowed: three or more positive sizes, input to output",
+    )
+    spread = np.asarray(scale, dtype=np.float64)[..., None, None]
+    return tuple(
+        spread * rng.standard_normal((*lead, rows, columns)) / np.sqrt(columns)
+        for columns, rows in pairwise(dims)
+    )
+
+
+def product(factors: Factors) -> Array:
+    """The product W_L ... W_1, (..., d_L, d_0)."""
+    return reduce(lambda below, factor: factor @ below, factors)
+
+
+def imbalance(u: Array, v: Array) -> Array:
+    """D = U'U - VV' of the two-factor network W = U V, (..., r, r)."""
+    return u.mT @ u - v @ v.mT
+
+
+def imbalances(factors: Factors) -> Factors:
+    """D_j = W_j W_j' - W_{j+1}' W_{j+1} for j = 1 ... L-1, each (..., d_j, d_j)."""
+    return tuple(lower @ lower.mT - upper.mT @ upper for lower, upper in pairwise(factors))
+
+
+def layer_gradients(factors: Factors, gradient: Array) -> Factors:
+    """H_j = A_j' G B_j', the gradient of every layer, from the gradient G of the product.
+
+    A_j is the product of the layers above j, B_j of those below. One G for all layers: noise in
+    it reaches them together, which is what makes the imbalance a conserved quantity.
+    """
+    below = accumulate(factors[:-1], lambda inner, factor: factor @ inner)  # B_2 ... B_L
+    found: list[Array] = []
+    for factor, inner in zip(reversed(factors[1:]), reversed(list(below)), strict=True):
+        found.append(gradient @ inner.mT)
+        gradient = factor.mT @ gradient
+    return (gradient, *reversed(found))
+
+
+def gradient_flow(
+    factors: Factors,
+    loss: Loss,
+    times: ArrayLike,
+    *,
+    decay: float = 0.0,
+    tolerance: float = 1e-12,
+) -> Path:
+    """Integrate dW_j/dt = -H_j - decay W_j and record the factors at `times`, (time,).
+
+    Solved by an explicit Runge-Kutta pair of order 8 with error control; `tolerance` is its
+    relative and absolute tolerance. All trajectories share the solver's step.
+    """
+    from scipy.integrate import solve_ivp
+
+    factors = network(*factors)
+    moments = _moments(times)
+    require(decay >= 0, f"decay: {decay}; allowed: zero or more")
+    shapes = [factor.shape for factor in factors]
+    cuts = np.cumsum([factor.size for factor in factors])[:-1]
+
+    def unpack(flat: Array) -> Factors:
+        return tuple(p.reshape(s) for p, s in zip(np.split(flat, cuts), shapes, strict=True))
+
+    def velocity(_: float, flat: Array) -> Array:
+        layers = unpack(flat)
+        slope = checked_gradient(loss.gradient, product(layers))
+        return -_pack(layer_gradients(layers, slope)) - decay * flat
+
+    with np.errstate(all="ignore"):
+        found = solve_ivp(
+            velocity,
+            (0.0, float(moments[-1])),
+            _pack(factors),
+            method="DOP853",
+            t_eval=moments,
+            rtol=tolerance,
+            atol=tolerance,
+        )
+    # A solution that ends early left every finite range: the times it never reached are NaN.
+    states = np.full((len(moments), sum(factor.size for factor in factors)), np.nan)
+    states[: found.y.shape[1]] = found.y.T
+    layers = [unpack(state) for state in states]
+    recorded = tuple(np.stack(layer) for layer in zip(*layers, strict=True))
+    return Path(moments, recorded, has_diverged(tuple(layer[-1] for layer in recorded)))
+
+
+def checked_gradient(gradient: Callable[[Array], Array], at: Array) -> Array:
+    """Evaluate a gradient at a product, (..., d_out, d_in), and hold it to that shape."""
+    found = gradient(at)
+    require(
+        np.shape(found) == at.shape,
+        f"gradient: shape {np.shape(found)}; allowed: {at.shape}, that of the product",
+    )
+    return found
+
+
+def has_diverged(factors: Factors, limit: float = 1e100) -> Flags:
+    """Which trajectories, (...), hold an entry that is not finite or beyond `limit` in size."""
+    # `not <=` rather than `>`, so that NaN counts.
+    beyond = [~(np.abs(factor).max(axis=(-2, -1)) <= limit) for factor in factors]
+    flags: Flags = np.logical_or.reduce(beyond)
+    return flags
+
+
+def _pack(factors: Factors) -> Array:
+    return np.concatenate([factor.ravel() for factor in factors])
+
+
+def _moments(times: ArrayLike) -> Array:
+    moments = np.atleast_1d(np.asarray(times, dtype=np.float64))
+    increasing = moments.ndim == 1 and bool(np.all(np.diff(moments) > 0))
+    require(
+        increasing and len(moments) > 0 and bool(moments[0] >= 0) and bool(moments[-1] > 0),
+        f"times: {times!r}; allowed: increasing numbers from zero up, the last above zero",
+    )
+    return moments

@@ -1,0 +1,206 @@
+"""Discrete dynamics: every rule against torch or a loop by hand, and many trajectories at once."""
+
+import numpy as np
+import pytest
+import torch
+
+from initmem.errors import ConfigError
+from initmem.theory import (
+    Adam,
+    GradientDescent,
+    HeavyBall,
+    Loss,
+    Muon,
+    Preconditioned,
+    descend,
+    layer_gradients,
+    network,
+    product,
+    random_network,
+    regression,
+    square,
+)
+from initmem.theory.descent import orthogonalize
+from initmem.theory.propositions import first_order_bracket
+
+STILL = Loss(lambda w: np.zeros(w.shape[:-2]), np.zeros_like)
+
+
+def _problem(seed=0, lead=()):
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(6, 3)), rng.normal(size=(6, 2))
+    return random_network((3, 4, 2), rng=rng, lead=lead), regression(x, y), (x, y)
+
+
+@pytest.mark.parametrize(
+    ("rule", "optimizer"),
+    [
+        (GradientDescent(), lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=0.1)),
+        (HeavyBall(0.8), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8, weight_decay=0.1)),
+        # At epsilon 0 it does not matter where epsilon is added.
+        (Adam(epsilon=0.0), lambda p: torch.optim.Adam(p, lr=0.05, eps=0.0, weight_decay=0.1)),
+    ],
+)
+def test_rules_step_as_in_torch(rule, optimizer):
+    factors, loss, (x, y) = _problem()
+    leaves = [torch.tensor(w, requires_grad=True) for w in factors]
+    theirs = optimizer(leaves)
+    for _ in range(25):
+        theirs.zero_grad()
+        residual = torch.tensor(x) @ (leaves[1] @ leaves[0]).T - torch.tensor(y)
+        (residual.square().sum() / 12).backward()
+        theirs.step()
+    ours = descend(factors, loss, rule, 0.05, 25, decay=0.1)
+    for a, b in zip(ours.final, leaves, strict=True):
+        np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-9)
+
+
+def test_adam_adds_epsilon_before_the_bias_correction():
+    factors = network([[6.0]], [[1.0]])
+    (b,), (a,) = (w[0] for w in descend(factors, square([[1.0]]), Adam(epsilon=0.5), 0.1, 1).final)
+    root = np.sqrt(0.001)
+    assert a == pytest.approx(1 - 0.1 * 60 * root / (60 * root + 0.5))
+    assert b == pytest.approx(6 - 0.1 * 10 * root / (10 * root + 0.5))
+
+
+def test_the_rate_is_inside_the_velocity_of_the_heavy_ball():
+    rates = np.array([0.1, 0.01, 0.2])
+    a, b, va, vb = 1.0, 2.0, 0.0, 0.0
+    for rate in rates:
+        g = 2 * (a * b - 1)
+        va, vb = 0.9 * va - rate * g * b, 0.9 * vb - rate * g * a
+        a, b = a + va, b + vb
+    path = descend(network([[2.0]], [[1.0]]), square([[1.0]]), HeavyBall(), rates, 3)
+    np.testing.assert_allclose([w.item() for w in path.final], [b, a])
+
+
+def test_orthogonalize_acts_on_singular_values_alone():
+    rng = np.random.default_rng(0)
+    for shape in ((3, 5), (5, 3), (4, 4)):
+        matrix = rng.normal(size=shape)
+        u, s, vt = np.linalg.svd(matrix, full_matrices=False)
+        s = s / np.sqrt(np.sum(s * s))
+        for _ in range(5):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        np.testing.assert_allclose(orthogonalize(matrix), u @ np.diag(s) @ vt, atol=1e-5)
+
+
+def test_the_first_muon_step_is_the_orthogonalized_gradient():
+    factors, loss, _ = _problem()
+    slopes = layer_gradients(factors, loss.gradient(product(factors)))
+    path = descend(factors, loss, Muon(), 0.1, 1)
+    for before, after, h in zip(factors, path.final, slopes, strict=True):
+        step = 0.1 * 0.2 * np.sqrt(4) * orthogonalize(h)
+        np.testing.assert_allclose(before - after, step, atol=1e-6)
+
+
+def test_the_second_muon_step_looks_ahead_along_its_momentum():
+    factors, loss, _ = _problem()
+    path = descend(factors, loss, Muon(), 0.1, 2)
+    first, second = (
+        layer_gradients(at, loss.gradient(product(at))) for at in (factors, tuple(w[1] for w in path.factors))
+    )
+    for w, g, h in zip(path.factors, first, second, strict=True):
+        ahead = h + 0.95 * (0.95 * g + h)
+        np.testing.assert_allclose(w[1] - w[2], 0.04 * orthogonalize(ahead), rtol=1e-9)
+
+
+def test_rates_as_number_array_and_function_agree():
+    factors, loss, _ = _problem(lead=(2,))
+    paths = [
+        descend(factors, loss, HeavyBall(), rates, 6)
+        for rates in (0.02, np.full(6, 0.02), np.full((6, 2), 0.02), lambda k: 0.02)
+    ]
+    for path in paths[1:]:
+        np.testing.assert_array_equal(path.final[0], paths[0].final[0])
+
+
+@pytest.mark.parametrize("rule", [GradientDescent(), HeavyBall(), Adam(), Muon()])
+def test_trajectories_move_as_they_do_alone_even_beside_one_that_diverges(rule):
+    factors, loss, _ = _problem(lead=(3,))
+    rates = np.broadcast_to([0.01, 1e200, 0.03], (12, 3))
+    together = descend(factors, loss, rule, rates, 12, decay=[0.1, 0.0, 0.2])
+    assert list(together.diverged) == [False, True, False]
+    assert np.isnan(together.final[0][1]).all()
+    for i, decay in ((0, 0.1), (2, 0.2)):
+        mine = tuple(w[i] for w in factors)
+        alone = descend(mine, loss, rule, float(rates[0, i]), 12, decay=decay)
+        for a, b in zip(together.factors, alone.factors, strict=True):
+            np.testing.assert_allclose(a[:, i], b, rtol=1e-12)
+
+
+def test_numbers_beyond_any_sense_count_as_diverged_while_they_are_still_finite():
+    path = descend(network([[2.0]], [[1.0]]), square([[1.0]]), GradientDescent(), 1e120, 1)
+    assert path.diverged
+    assert np.isnan(path.final[0])
+
+
+def test_decay_alone_is_geometric():
+    factors, _, _ = _problem()
+    path = descend(factors, STILL, GradientDescent(), 0.1, 7, decay=0.5)
+    np.testing.assert_allclose(path.final[0], 0.95**7 * factors[0])
+
+
+def test_what_is_recorded():
+    factors, loss, _ = _problem()
+    path = descend(factors, loss, GradientDescent(), 0.01, 10, every=4)
+    assert list(path.times) == [0, 4, 8, 10]
+    whole = descend(factors, loss, GradientDescent(), 0.01, 10)
+    np.testing.assert_array_equal(path.factors[1], whole.factors[1][[0, 4, 8, 10]])
+    assert path.product.shape == (4, 2, 3)
+
+
+def test_an_estimate_sees_the_number_of_the_update():
+    seen = []
+    descend(network([[1.0]], [[1.0]]), lambda k, w: seen.append(k) or 0 * w, GradientDescent(), 0.1, 3)
+    assert seen == [0, 1, 2]
+
+
+def test_euclidean_steps_move_the_imbalance_at_second_order_and_preconditioned_ones_at_first():
+    factors, loss, _ = _problem()
+
+    def moved(rule, rate):
+        (d,) = descend(factors, loss, rule, rate, 1).imbalances
+        return np.abs(d[1] - d[0]).max()
+
+    for rule, ratio in (
+        (GradientDescent(), 4),
+        (HeavyBall(), 4),
+        (Adam(), 2),
+        (Muon(), 2),
+        (Preconditioned(lambda j, h: np.sign(h)), 2),
+        (Preconditioned(lambda j, h: j * h), 2),
+    ):
+        assert moved(rule, 2e-5) / moved(rule, 1e-5) == pytest.approx(ratio, rel=0.01)
+
+
+def test_noise_of_each_layers_own_breaks_the_first_order_cancellation():
+    factors, loss, _ = _problem()
+    slopes = layer_gradients(factors, loss.gradient(product(factors)))
+    rng = np.random.default_rng(1)
+    noisy = tuple(h + 0.1 * rng.normal(size=h.shape) for h in slopes)
+    shared = layer_gradients(factors, 0.1 * rng.normal(size=(2, 3)))
+    together = tuple(h + n for h, n in zip(slopes, shared, strict=True))
+    assert np.abs(first_order_bracket(factors, noisy)[0]).max() > 1e-2
+    assert np.abs(first_order_bracket(factors, together)[0]).max() < 1e-14
+
+
+def test_wrong_arguments_are_named():
+    factors, loss, _ = _problem()
+    go = GradientDescent()
+    with pytest.raises(ConfigError, match="rates: 3 given for 5 steps"):
+        descend(factors, loss, go, np.ones(3), 5)
+    with pytest.raises(ConfigError, match=r"rates: -0\.1; allowed: numbers of zero or more"):
+        descend(factors, loss, go, -0.1, 5)
+    with pytest.raises(ConfigError, match=r"rates: shape \(3,\); allowed: one number, or \(\)"):
+        descend(factors, loss, go, np.ones((5, 3)), 5)
+    with pytest.raises(ConfigError, match=r"decay: \[nan\]"):
+        descend(factors, loss, go, 0.1, 5, decay=[float("nan")])
+    with pytest.raises(ConfigError, match="steps: 0"):
+        descend(factors, loss, go, 0.1, 0)
+    with pytest.raises(ConfigError, match="gradient: None; allowed: a loss or a function"):
+        descend(factors, None, go, 0.1, 5)
+    with pytest.raises(ConfigError, match=r"gradient: shape \(3, 2\); allowed: \(2, 3\)"):
+        descend(factors, lambda k, w: w.T, go, 0.1, 5)
+    with pytest.raises(ConfigError, match=r"precondition: shape \(3, 4\) for layer 1"):
+        descend(factors, loss, Preconditioned(lambda j, h: h.T), 0.1, 5)

@@ -1,0 +1,85 @@
+"""The four scalar panels: their final imbalances, and a second way to every path."""
+
+import sys
+from itertools import cycle, islice
+
+import numpy as np
+import pytest
+
+from initmem.theory import Adam, GradientDescent, descend, figure9, network
+
+
+@pytest.fixture(scope="module")
+def data():
+    return figure9.figure9_data(seed=0)
+
+
+def _finals(data, panel, order):
+    return [r["D"] for r in data.rows() if r["panel"] == panel and r["order"] == order]
+
+
+def test_final_imbalances(data):
+    assert _finals(data, "a", "full") == pytest.approx([-34.6, -3.07], rel=2e-3)
+    assert max(map(abs, _finals(data, "b", "cyclic"))) < 1e-3
+    assert _finals(data, "c", "full") == pytest.approx([-28.9, -26.6], rel=2e-3)
+    assert max(map(abs, _finals(data, "d", "random"))) < 0.01
+    slow, fast = _finals(data, "d", "cyclic")
+    assert slow == pytest.approx(-8.5, abs=0.1)
+    assert abs(fast) < 0.01
+
+
+def test_rows_say_which_run_they_are(data):
+    rows = data.rows()
+    assert len(rows) == 10
+    assert [r["panel"] for r in rows] == list("aabbccdddd")
+    assert [r["eta"] for r in rows] == [0.01, 0.04] * 5
+    steps = {r["panel"]: r["steps"] for r in rows}
+    assert steps == {"a": 20, "b": 50_000, "c": 5_000, "d": 200_000}
+
+
+def test_random_targets_depend_on_the_seed_and_only_they_do(data, monkeypatch):
+    monkeypatch.setattr(figure9, "RATES", (0.01,))  # half the work
+    theirs = {(r["panel"], r["order"]): r["D"] for r in figure9.figure9_data(seed=1).rows()}
+    mine = {(r["panel"], r["order"]): r["D"] for r in data.rows() if r["eta"] == 0.01}
+    assert abs(theirs["d", "random"]) < 0.01
+    assert [run for run in mine if mine[run] != theirs[run]] == [("d", "random")]
+
+
+@pytest.mark.parametrize("eta", figure9.RATES)
+@pytest.mark.parametrize(
+    ("path", "rule"), [(figure9.gradient_path, GradientDescent()), (figure9.adam_path, Adam())]
+)
+def test_scalar_loops_are_the_dynamics_of_one_by_one_networks(path, rule, eta):
+    targets = list(islice(cycle(figure9.TARGETS), 400))
+    scalar = np.array(path(eta, targets))
+    a, b = figure9.START
+    whole = descend(network([[b]], [[a]]), lambda k, w: 2 * (w - targets[k]), rule, eta, len(targets))
+    matrix = np.stack([w[:, 0, 0] for w in reversed(whole.factors)], axis=1)
+    np.testing.assert_allclose(scalar, matrix, rtol=1e-9)
+
+
+def test_thinned_lines_keep_both_ends(data):
+    for panel in data.panels:
+        for line in panel.lines:
+            assert (line.a[0], line.b[0]) == figure9.START
+            assert line.steps[0] == 0
+            assert np.all(np.diff(line.steps) > 0)
+            assert len(line.a) == len(line.b) == len(line.steps) <= 600
+    short = data.panels[0].lines[0]
+    assert list(short.steps) == list(range(21))
+
+
+def test_the_figure_is_drawn_without_pyplot(data, tmp_path):
+    before = "matplotlib.pyplot" in sys.modules  # another test may have loaded it
+    file = tmp_path / "figure9.png"
+    figure9.draw(data, file)
+    assert file.stat().st_size > 50_000
+    assert ("matplotlib.pyplot" in sys.modules) == before
+
+
+def test_the_annotations_carry_the_numbers(data):
+    texts = [figure9._describe(line, False) for panel in data.panels for line in panel.lines]
+    assert "-34.6" in texts[0]
+    assert "10^{-4}" in texts[2]
+    assert "10^{-2}" in texts[6]
+    assert "-8.53" in texts[8]
