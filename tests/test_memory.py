@@ -7,7 +7,16 @@ from scipy import stats
 from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.measures.memory import judge, memory, memory_table
-from initmem.measures.statistics import anova_p, noise, shrink, spread, upper_bound
+from initmem.measures.statistics import (
+    Spread,
+    noise,
+    permutation_p,
+    scale_test,
+    seeds_needed,
+    shrink,
+    spread,
+    upper_bound,
+)
 from initmem.recipe import Recipe
 from initmem.study import Run
 
@@ -65,10 +74,43 @@ def test_for_two_scales_the_limits_are_students() -> None:
     assert spread(values, rng=rng).low == pytest.approx(interval.low, rel=0.02)
 
 
-def test_anova_is_scipys() -> None:
-    values = np.random.default_rng(4).normal(0, 1, (4, 3))
-    assert anova_p(values) == pytest.approx(stats.f_oneway(*values.T).pvalue, rel=1e-9)
-    assert anova_p(np.ones((3, 2))) == 1.0
+def test_for_two_scales_p_is_welchs() -> None:
+    rng = np.random.default_rng(4)
+    values = rng.normal(0, 1, (5, 2)) * [1, 3] + [0, 1]
+    expected = stats.ttest_ind(values[:, 0], values[:, 1], equal_var=False).pvalue
+    assert scale_test(values) == pytest.approx(expected, rel=1e-9)
+    assert scale_test(np.ones((3, 2))) == 1.0
+    assert scale_test(np.tile([1.0, 2.0, 3.0], (3, 1))) == 0.0
+
+
+@pytest.mark.parametrize("noise_ratio", [1.0, 4.0])
+def test_p_keeps_its_level_when_noise_grows_with_scale(noise_ratio: float) -> None:
+    rng = np.random.default_rng(9)
+    sizes = np.linspace(1, noise_ratio, 25)
+    tables = [rng.normal(0, 1, (5, 25)) * sizes + rng.normal(0, 2, (5, 1)) for _ in range(300)]
+    called = np.mean([scale_test(values) <= 0.05 for values in tables])
+    assert called <= 0.075  # 5% and two standard errors of 300 trials
+    permuted = np.mean([permutation_p(v, np.ptp(v.mean(0)), rng=rng) <= 0.05 for v in tables[:150]])
+    # The negative control: permuting labels holds its level for equal noise only.
+    assert permuted <= 0.09 if noise_ratio == 1 else permuted > 0.09
+
+
+def test_permuting_labels_is_exact_in_a_case_that_can_be_counted() -> None:
+    """Three seeds, two scales, all differences alike: 2 of 8 arrangements are as extreme."""
+    values = np.array([[0.0, 1.0], [0.0, 1.1], [0.0, 1.2]])
+    found = permutation_p(values, np.ptp(values.mean(0)), rng=np.random.default_rng(0))
+    assert found == pytest.approx(0.25, abs=0.03)
+
+
+def test_seeds_needed_is_what_a_larger_study_takes() -> None:
+    wide = Spread(1.0, 0.0, 4.0, 0.5, 0.3, 0.9, 0.3)
+    needed = seeds_needed(wide, 5, 2.0)
+    assert needed is not None
+    assert 10 < needed < 60
+    unit = stats.t.ppf(0.975, 4) / np.sqrt(5)
+    half = (4.0 - 0.9) / unit * stats.t.ppf(0.975, needed - 1) / np.sqrt(needed)
+    assert 0.9 - half > 0 or 0.9 + half <= 2.0
+    assert seeds_needed(Spread(1.0, None, None, None, None, None, None), 1, 2.0) is None
 
 
 def test_seeds_are_resampled_and_scales_are_not() -> None:

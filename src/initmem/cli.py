@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from dataclasses import asdict
@@ -23,6 +24,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+data_app = typer.Typer(help="List and fetch datasets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
 StudyArgument = Annotated[
     str, typer.Argument(help="A bundled study (see `initmem studies`) or a .toml file.")
 ]
@@ -33,6 +37,9 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field, or scales, or seeds."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Where datasets are kept.", show_default="$XDG_CACHE_HOME/initmem")
+]
 
 
 def main() -> None:
@@ -93,6 +100,7 @@ def run(
     settings: Settings = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     checkpoint_every: Annotated[float, typer.Option(min=0, help="Seconds between two checkpoints.")] = 60.0,
+    data_dir: DataDir = None,
     retry_failed: Annotated[bool, typer.Option(help="Train failed runs again.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -105,6 +113,8 @@ def run(
     from initmem.present.progress import Display, duration
     from initmem.store import Store
 
+    if data_dir is not None:
+        os.environ["INITMEM_DATA"] = str(data_dir)  # the workers look there too
     asked = studies.load_study(study, effort, settings or ())
     check(asked)
     place = store or Path("runs") / f"{asked.name}-{asked.effort}"
@@ -334,3 +344,49 @@ def clocks(
         _print_json(rows[0] if study is None else rows)
     else:
         _console().print(plain_table(rows, "clocks at the horizon"))
+
+
+@data_app.command("list")
+def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the datasets and where they are."""
+    from initmem.data import sizes
+    from initmem.data.cifar10 import cache_dir, is_cached
+    from initmem.present.tables import plain_table
+    from initmem.recipe import NAMED_DATASETS, Recipe
+
+    place = {"digits": "comes with scikit-learn", "synthetic": "made on the spot"}
+    missing = "missing: initmem data get cifar10"
+    place["cifar10"] = str(cache_dir(data_dir)) if is_cached(data_dir) else missing
+    rows = [
+        {"dataset": name} | sizes(Recipe.parse({"dataset": name}))._asdict() | {"place": place[name]}
+        for name in NAMED_DATASETS
+    ]
+    if as_json:
+        _print_json(rows)
+    else:
+        _console().print(plain_table(rows))
+        print("also: synthetic:NxCxHxW, and any .npz file with x and y, or x_train, y_train, x_test, y_test")
+
+
+@data_app.command("get")
+def get_data(
+    name: Annotated[str, typer.Argument(help="cifar10")],
+    files: Annotated[
+        Path | None, typer.Option("--from", help="An official archive or folder that you already have.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a dataset, verify it and keep it as a plain array file."""
+    from initmem.data.cifar10 import fetch
+    from initmem.errors import DataError
+    from initmem.present.progress import transfer
+
+    if name != "cifar10":
+        raise DataError(f"dataset {name!r} needs no fetching (allowed: cifar10)")
+    with transfer(_console(stderr=True)) as report:
+        place = fetch(data_dir, files, report=report)
+    if as_json:
+        _print_json({"dataset": name, "place": place})
+    else:
+        print(f"{name}: {place}")

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -19,16 +19,21 @@ from initmem.recipe import Recipe, content_id, labels, problems
 from initmem.seeds import ROLES, Role
 
 ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
+POKE = 1.001  # what a chaos twin's single weight is multiplied by
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training: a recipe from one scale and one seed. A role's seed can be pinned on its own."""
+    """One training: a recipe from one scale and one seed.
+
+    A role's seed can be pinned on its own; `poke` multiplies one single weight of the initialization.
+    """
 
     recipe: Recipe
     scale: float
     seed: int
     pins: tuple[tuple[Role, int], ...] = ()
+    poke: float = 1.0
 
     @property
     def id(self) -> str:
@@ -44,15 +49,15 @@ class Run:
         recipe = self.recipe.changes()
         if self.recipe.data_sha256 is not None:
             recipe["dataset"] = self.recipe.dataset
-        content: dict[str, Any] = {"recipe": recipe, "scale": self.scale, "seed": self.seed}
-        return content | ({"pins": dict(self.pins)} if self.pins else {})
+        return {"recipe": recipe} | _address(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Run:
         """Rebuild a run from `to_json`."""
         recipe = _shared_recipe(tuple(sorted(content["recipe"].items())))
         pins = tuple(content.get("pins", {}).items())
-        return cls(recipe, float(content["scale"]), int(content["seed"]), pins)
+        poke = float(content.get("poke", 1.0))
+        return cls(recipe, float(content["scale"]), int(content["seed"]), pins, poke)
 
 
 @lru_cache(maxsize=4096)
@@ -62,13 +67,17 @@ def _shared_recipe(items: tuple[tuple[str, Any], ...]) -> Recipe:
 
 @lru_cache(maxsize=1 << 16)
 def _run_id(run: Run) -> str:
-    content: dict[str, Any] = {
-        "schema": ID_SCHEMA,
-        "recipe": run.recipe.changes(),
-        "scale": run.scale,
-        "seed": run.seed,
-    }
-    return content_id(content | ({"pins": dict(run.pins)} if run.pins else {}))
+    return content_id({"schema": ID_SCHEMA, "recipe": run.recipe.changes()} | _address(run))
+
+
+def _address(run: Run) -> dict[str, Any]:
+    """Where a run stands in its study; what is at its default is left out."""
+    address: dict[str, Any] = {"scale": run.scale, "seed": run.seed}
+    if run.pins:
+        address["pins"] = dict(run.pins)
+    if run.poke != 1.0:
+        address["poke"] = run.poke
+    return address
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +92,32 @@ class Study:
     scales: tuple[float, ...]
     seeds: tuple[int, ...]
     pins: tuple[tuple[Role, int], ...] = ()
+    poke: float = 1.0  # other than 1: every run gets a twin, poked by this factor
+    split: tuple[Role, ...] = ()  # roles whose seed is also varied alone, the others held at the first seed
+    more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # per recipe id, beyond `seeds`
 
     def runs(self, recipe: Recipe) -> list[Run]:
         """The runs of one recipe, seed by seed, so that more seeds only append."""
-        pairs = itertools.product(self.seeds, self.scales)
-        return [Run(recipe, scale, seed, self.pins) for seed, scale in pairs]
+        seeds = self.seeds + dict(self.more_seeds).get(recipe.id, ())
+        runs = [Run(recipe, scale, seed, self.pins) for seed in seeds for scale in self.scales]
+        if self.poke != 1.0:
+            runs += [replace(run, poke=self.poke) for run in runs]
+        first = self.seeds[0]
+        runs += [
+            Run(recipe, scale, first, ((role, seed),))
+            for role in self.split
+            for seed in self.seeds[1:]
+            for scale in self.scales
+        ]
+        return runs
+
+    def with_more_seeds(self, recipe: Recipe, count: int) -> Study:
+        """The same study with so many more seeds for one recipe: the smallest numbers not yet taken."""
+        extra = dict(self.more_seeds)
+        taken = self.seeds + extra.get(recipe.id, ())
+        fresh = [seed for seed in range(len(taken) + count) if seed not in taken][:count]
+        extra[recipe.id] = extra.get(recipe.id, ()) + tuple(fresh)
+        return replace(self, more_seeds=tuple(extra.items()))
 
     def all_runs(self) -> list[Run]:
         """Every run of the study, exactly once."""
@@ -109,6 +139,9 @@ class Study:
             "scales": list(self.scales),
             "seeds": list(self.seeds),
             "pins": dict(self.pins),
+            "poke": self.poke,
+            "split": list(self.split),
+            "more_seeds": dict(self.more_seeds),
         }
 
     @classmethod
@@ -123,6 +156,9 @@ class Study:
             scales=tuple(content["scales"]),
             seeds=tuple(content["seeds"]),
             pins=tuple(content["pins"].items()),
+            poke=content["poke"],
+            split=tuple(content["split"]),
+            more_seeds=tuple((key, tuple(seeds)) for key, seeds in content["more_seeds"].items()),
         )
 
 
@@ -148,6 +184,8 @@ class _File(_Part):
     effort: str = "full"
     default_effort: str | None = None
     pin: dict[Role, int] = {}
+    chaos: bool = False  # give every run a poked twin
+    split: list[Role] = []
     efforts: dict[str, _Part] = {}
 
 
@@ -174,6 +212,8 @@ def load_study(name: str, effort: str | None = None, overrides: Sequence[str] = 
         scales=tuple(dict.fromkeys(part.scales or [1.0])),
         seeds=tuple(dict.fromkeys(part.seeds or [0])),
         pins=tuple((role, file.pin[role]) for role in ROLES if role in file.pin),
+        poke=POKE if file.chaos else 1.0,
+        split=tuple(role for role in ROLES if role in file.split),
     )
 
 

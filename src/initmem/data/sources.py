@@ -1,4 +1,4 @@
-"""Where datasets come from: scikit-learn's digits, seeded synthetic images, a user's .npz file."""
+"""Where datasets come from: CIFAR-10, scikit-learn's digits, seeded synthetic images, a user's .npz file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.data.cifar10 import is_cached, load_cifar10
 from initmem.data.dataset import Dataset, Part, Sizes, split, split_three
 from initmem.errors import DataError
 from initmem.recipe import Recipe
@@ -29,7 +30,7 @@ def load(recipe: Recipe) -> Dataset:
     elif kind == "synthetic":
         found = _synthetic(*synthetic_shape(recipe.dataset))
     else:
-        raise DataError(f"dataset = {recipe.dataset!r} is not available yet")
+        found = load_cifar10()
     if recipe.train_size is not None and recipe.train_size > len(found.train):
         raise DataError(
             f"train_size = {recipe.train_size} (allowed: 1 to {len(found.train)} for {recipe.dataset})"
@@ -63,6 +64,14 @@ def synthetic_shape(name: str) -> tuple[int, int, int, int]:
     if n < 20:
         raise DataError(f"dataset = {name!r} (allowed: at least 20 examples)")
     return n, channels, height, width
+
+
+def check(recipe: Recipe) -> None:
+    """Find out cheaply whether a recipe's dataset is to be had."""
+    if recipe.dataset.endswith(".npz"):
+        load(recipe)
+    elif recipe.dataset == "cifar10" and not is_cached():
+        load_cifar10()  # says which command to type
 
 
 def _digits() -> Dataset:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from initmem.data import load, sizes
+from initmem.data import check as check_data
+from initmem.data import sizes
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import cost, packs
+from initmem.measures.memory import memory
+from initmem.recipe import Recipe
 from initmem.store import Store
 from initmem.study import Study
 from initmem.train.requirements import check_input
@@ -65,6 +69,7 @@ def execute(
     store.recover()
     if retry_failed:
         store.set_aside(lambda record: record.status == "failed")
+    study = with_known_seeds(study, store)
     store.add_study(study)
     shapes = [sizes(recipe) for recipe in study.recipes]
     cut = packs(study, shapes, size=pack, workers=engine.workers)
@@ -96,9 +101,63 @@ def execute(
     )
 
 
+def execute_until(
+    study: Study,
+    store: Store,
+    engine: LocalEngine,
+    *,
+    width: float,
+    max_seeds: int,
+    watch: Callable[[Workload], Listener],
+    pack: int | None = None,
+) -> Outcome:
+    """Run a study, then add seeds, recipe by recipe, where the memory's interval is wider than asked.
+
+    Stops when every interval is narrow enough or has `max_seeds` seeds behind it.
+    """
+    trained = 0
+    while True:
+        outcome = execute(study, store, engine, pack=pack, watch=watch)
+        trained += outcome.trained
+        study = with_known_seeds(study, store)
+        wider = {} if outcome.interrupted else _seeds_to_add(study, store, width, max_seeds)
+        if not wider:
+            return replace(outcome, trained=trained)
+        for recipe, count in wider.items():
+            study = study.with_more_seeds(recipe, count)
+
+
+def _seeds_to_add(study: Study, store: Store, width: float, max_seeds: int) -> dict[Recipe, int]:
+    """How many seeds more each recipe needs; the width falls about as one over the root of their number."""
+    found = {}
+    for recipe in study.recipes:
+        records = [store.read(run.id) for run in study.runs(recipe) if store.has(run)]
+        row = memory(records)
+        now = len({record.run.seed for record in records})
+        if row.low is not None and row.high is not None and row.high - row.low <= width:
+            continue
+        share = 2.0 if row.low is None or row.high is None else ((row.high - row.low) / width) ** 2
+        # At most double at a time: with few seeds the width itself is a rough guess.
+        wanted = min(math.ceil(now * min(share, 2.0)), max_seeds)
+        if wanted > now:
+            found[recipe] = wanted - now
+    return found
+
+
+def with_known_seeds(study: Study, store: Store) -> Study:
+    """Keep the seeds that an earlier session added to some recipes of the same study."""
+    for known in store.studies():
+        if (known.name, known.effort) == (study.name, study.effort):
+            extra = dict(known.more_seeds) | dict(study.more_seeds)
+            fresh = {
+                key: tuple(seed for seed in seeds if seed not in study.seeds) for key, seeds in extra.items()
+            }
+            return replace(study, more_seeds=tuple(fresh.items()))
+    return study
+
+
 def check(study: Study) -> None:
     """Find a user's mistake before anything is written or started."""
     for recipe in study.recipes:
-        if recipe.dataset.endswith(".npz"):
-            load(recipe)
+        check_data(recipe)
         check_input(recipe.model, sizes(recipe).shape, recipe.augment)

@@ -25,6 +25,20 @@ class Clocks(NamedTuple):
         return {name: column[-1].item() for name, column in self._asdict().items()}
 
 
+def totals(recipe: Recipe, n_train: int) -> tuple[float, float]:
+    """Sum of eta and of eta^2 over a whole run, in closed form.
+
+    With c_k = cos(pi k / K) over k < K: sum c_k = 1, and sum c_k^2 = K / 2 (for K = 1: 1).
+    """
+    k = recipe.epochs * updates_per_epoch(recipe, n_train)
+    if recipe.schedule == "constant":
+        return recipe.learning_rate * k, recipe.learning_rate**2 * k
+    level = recipe.learning_rate * (1 + recipe.floor) / 2
+    swing = recipe.learning_rate * (1 - recipe.floor) / 2
+    squares = max(k / 2, 1.0)
+    return level * k + swing, level**2 * k + 2 * level * swing + swing**2 * squares
+
+
 def clocks(recipe: Recipe, n_train: int) -> Clocks:
     """All clocks of a recipe trained on n_train examples."""
     per_epoch = updates_per_epoch(recipe, n_train)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, allowed
-from initmem.measures.statistics import Spread, spread
+from initmem.measures.design import by_recipe, plain
+from initmem.measures.statistics import Spread, seeds_needed, spread
 from initmem.recipe import Recipe, labels
 from initmem.record import COLUMNS, SUMMARY_FIELDS, RunRecord
 
@@ -46,7 +47,9 @@ class Memory:
     floor: float | None
     p: float | None
     corrected: float | None
+    p_permutation: float | None
     verdict: Verdict
+    seeds_needed: int | None  # in all, to settle an undetermined verdict; None: settled, or beyond reach
     unit: str
     recipe_id: str
 
@@ -60,7 +63,8 @@ class Memory:
         text = f"{self.memory:.3g}{self.unit and ' ' + self.unit}"
         if self.low is not None:
             text += f" [{self.low:.3g}, {self.high:.3g}], floor {self.floor:.2g}"
-        return f"{text}, {self.verdict}"
+        needed = f" ({self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""
+        return f"{text}, {self.verdict}{needed}"
 
 
 def unit_of(metric: str) -> tuple[float, str]:
@@ -73,7 +77,7 @@ def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     if metric not in METRICS:
         raise ConfigError(f"metric = {metric!r} ({allowed(METRICS)})")
     factor, _ = unit_of(metric)
-    found = {(r.run.seed, r.run.scale): r.metric(metric) for r in records}
+    found = {(r.run.seed, r.run.scale): r.metric(metric) for r in plain(records)}
     scales = sorted({scale for _, scale in found})
     seeds = [
         seed
@@ -104,11 +108,12 @@ def memory(
     recipe = arranged.recipe
     name = recipe.label(["optimizer", "learning_rate"]) if label is None else label
     n_seeds, n_scales = arranged.values.shape
-    nothing = Spread(None, None, None, None, None, None)
+    nothing = Spread(None, None, None, None, None, None, None)
     found = spread(arranged.values, rng=np.random.default_rng(seed)) if n_seeds else nothing
     limit = TOLERANCE_PP if tolerance is None and unit == "pp" else tolerance
     verdict = judge(found.p, found.high, limit)
-    return Memory(name, metric, n_scales, n_seeds, *found, verdict, unit, recipe.id)
+    needed = seeds_needed(found, n_seeds, limit) if verdict == "undetermined" else None
+    return Memory(name, metric, n_scales, n_seeds, *found, verdict, needed, unit, recipe.id)
 
 
 def judge(p: float | None, high: float | None, tolerance: float | None) -> Verdict:
@@ -118,14 +123,6 @@ def judge(p: float | None, high: float | None, tolerance: float | None) -> Verdi
     if p is not None and p <= SIGNIFICANCE:
         return "remembers"
     return "undetermined"
-
-
-def by_recipe(records: Iterable[RunRecord]) -> dict[Recipe, list[RunRecord]]:
-    """Group records; recipes keep the order in which they first appear."""
-    groups: dict[Recipe, list[RunRecord]] = {}
-    for record in records:
-        groups.setdefault(record.run.recipe, []).append(record)
-    return groups
 
 
 def memory_table(

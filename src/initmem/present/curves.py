@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from initmem.measures.memory import by_recipe, unit_of
+from initmem.measures.design import by_recipe, plain
+from initmem.measures.memory import unit_of
 from initmem.recipe import Recipe, labels
 from initmem.record import RunRecord
 
@@ -56,7 +57,7 @@ def scale_plot(records: Sequence[RunRecord], metric: str, *, order: Sequence[Rec
 def _curve(records: Sequence[RunRecord], metric: str, label: str, colour: str) -> Curve:
     factor, _ = unit_of(metric)
     at: dict[float, list[float]] = {}
-    for record in records:
+    for record in plain(records):
         value = record.metric(metric)
         if value is not None:
             at.setdefault(record.run.scale, []).append(factor * value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -98,6 +100,19 @@ class Display:
         elif time.monotonic() - self._last_line > QUIET_SECONDS:
             self._last_line = time.monotonic()
             self.console.print(f"{100 * self.fraction():.0f}%: {self._text()}")
+
+
+@contextmanager
+def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
+    """Show the progress of a fetch: a report of (what, share done)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as live:
+        task = live.add_task("", total=1.0)
+
+        def report(what: str, share: float) -> None:
+            live.update(task, description=what, completed=share)
+
+        yield report
 
 
 def duration(seconds: float) -> str:

@@ -26,6 +26,8 @@ def initialise(network: Network, runs: Sequence[Run]) -> None:
             bias = by_replica(layer.bias, network.replicas)[replica]
             _fill(kernel, rng.standard_normal(kernel.shape), run.scale / math.sqrt(layer.fan_in))
             _fill(bias, rng.standard_normal(bias.shape), run.recipe.bias_std)
+        first = by_replica(network.layers()[0].kernel, network.replicas)[replica]
+        first.view(-1)[0] *= run.poke
 
 
 def _fill(target: Tensor, normals: NDArray[np.float64], std: float) -> None:

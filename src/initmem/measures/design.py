@@ -1,0 +1,54 @@
+"""Which records answer which question: the plain runs of a recipe, arranged by seed and scale."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.recipe import Recipe
+from initmem.record import RunRecord
+
+Array = NDArray[np.float64]
+
+
+def by_recipe(records: Iterable[RunRecord]) -> dict[Recipe, list[RunRecord]]:
+    """Group records; recipes keep the order in which they first appear."""
+    groups: dict[Recipe, list[RunRecord]] = {}
+    for record in records:
+        groups.setdefault(record.run.recipe, []).append(record)
+    return groups
+
+
+def plain(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs of the main design: not poked, and with the pins that most of them share.
+
+    A study may hold poked twins and runs that vary one seed role at a time; they serve other measures and
+    would count some seeds twice here.
+    """
+    unpoked = [record for record in records if record.run.poke == 1.0]
+    if not unpoked:
+        return []
+    counts = Counter(record.run.pins for record in unpoked)
+    usual = min(counts, key=lambda pins: (-counts[pins], len(pins)))
+    return [record for record in unpoked if record.run.pins == usual]
+
+
+def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Array]:
+    """A history column as (values of shape (seed, scale, epoch), scales, seeds); gaps are NaN.
+
+    Runs that stopped early, diverged or are missing leave gaps; nothing is carried forward.
+    """
+    chosen = [record for record in plain(records) if column in record.history]
+    scales = sorted({record.run.scale for record in chosen})
+    seeds = sorted({record.run.seed for record in chosen})
+    epochs = max((len(record.history[column]) for record in chosen), default=0)
+    values = np.full((len(seeds), len(scales), epochs), np.nan)
+    scale_at = {scale: i for i, scale in enumerate(scales)}
+    seed_at = {seed: i for i, seed in enumerate(seeds)}
+    for record in chosen:
+        row = record.history[column]
+        values[seed_at[record.run.seed], scale_at[record.run.scale], : len(row)] = row
+    return values, np.array(scales), np.array(seeds, dtype=float)

@@ -1,0 +1,144 @@
+"""Radial memory, interpolation, chaos and the split of seed variance, on planted records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from conftest import fake_record
+from initmem.measures.chaos import chaos_floor, seed_variance
+from initmem.measures.design import curves, plain
+from initmem.measures.interpolation import median_interpolation, survival
+from initmem.measures.memory import memory
+from initmem.measures.radial import radial_memory
+from initmem.recipe import Recipe
+from initmem.study import POKE, Run, Study
+
+RECIPE = Recipe(dataset="digits")
+SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)
+
+
+def with_summary(run: Run, **fields):
+    record = fake_record(run, fields.pop("test_accuracy", 0.5))
+    return replace(record, summary=replace(record.summary, **fields))
+
+
+@pytest.mark.parametrize("power", [0.0, 0.4, 1.0])
+def test_radial_memory_is_the_elasticity_of_the_norm(power: float) -> None:
+    rng = np.random.default_rng(0)
+    records = [
+        with_summary(
+            Run(RECIPE, s, k), norm_init=10 * s, norm_best=7 * s**power * np.exp(0.01 * rng.normal())
+        )
+        for s in SCALES
+        for k in range(4)
+    ]
+    found = radial_memory(records)
+    x, y = np.log([[r.summary.norm_init, r.summary.norm_best] for r in records]).T
+    assert found.elasticity == pytest.approx(stats.linregress(x, y).slope, rel=1e-9, abs=1e-12)
+    assert found.low <= power <= found.high or abs(found.elasticity - power) < 0.01
+    assert (found.n_runs, found.n_seeds) == (20, 4)
+    assert radial_memory(records[:1]) is None
+
+
+@pytest.mark.filterwarnings("ignore:The confidence interval:RuntimeWarning")
+def test_survival_is_scipys() -> None:
+    rng = np.random.default_rng(1)
+    times = rng.integers(1, 30, 40).astype(float)
+    reached = rng.random(40) < 0.6
+    found = survival(times, reached)
+    sample = stats.CensoredData(uncensored=times[reached], right=times[~reached])
+    expected = stats.ecdf(sample).sf
+    band = expected.confidence_interval(0.95, method="log-log")
+    at = np.isin(expected.quantiles, found.times)
+    assert np.allclose(found.share, expected.probabilities[at])
+    inner = (found.share > 0) & (found.share < 1)
+    assert np.allclose(found.low[inner], band.low.probabilities[at][inner])
+    assert np.allclose(found.high[inner], band.high.probabilities[at][inner])
+
+
+def test_runs_that_never_interpolate_count_as_late() -> None:
+    def record(seed: int, tau: int | None):
+        return with_summary(Run(RECIPE, 1.0, seed), epochs=30, tau_interp=tau)
+
+    early = [record(k, 10 + k) for k in range(3)]
+    late = [record(10 + k, None) for k in range(2)]
+    found = median_interpolation(early + late)
+    assert (found.median, found.n, found.n_censored) == (12.0, 5, 2)
+    mostly_late = median_interpolation(early[:2] + late + [record(99, None)])
+    assert mostly_late.median is None
+    assert median_interpolation(early).median == 11.0
+
+
+def twins(study: Study, drift: float):
+    rng = np.random.default_rng(2)
+    base = {(s, k): 0.8 + 0.01 * rng.normal() for s in study.scales for k in study.seeds}
+    return [
+        fake_record(run, base[run.scale, run.seed] + (drift * rng.normal() if run.poke != 1 else 0))
+        for run in study.all_runs()
+    ]
+
+
+def test_the_chaos_floor_is_what_twins_differ_by() -> None:
+    study = Study("s", "", "full", "", (RECIPE,), SCALES, tuple(range(40)), poke=POKE)
+    assert len(study.all_runs()) == 2 * 200
+    found = chaos_floor(twins(study, drift=0.02))
+    # Only one of the twins drifted here, so a run's own share is the drift over the root of two.
+    assert found.deviation == pytest.approx(2 / np.sqrt(2), rel=0.15)
+    assert found.n_pairs == 200
+    assert found.floor == pytest.approx(2.326 * found.deviation / np.sqrt(40), rel=0.05)
+    assert chaos_floor(twins(study, drift=0.0)).deviation == 0
+    assert chaos_floor([r for r in twins(study, 0.1) if r.run.poke == 1]) is None
+
+
+def test_seed_variance_is_split_by_role() -> None:
+    study = Study(
+        "s", "", "full", "", (RECIPE,), SCALES, tuple(range(30)), split=("init", "order", "augment")
+    )
+    rng = np.random.default_rng(3)
+    effect = {(role, seed): rng.normal() for role in ("init", "order", "augment") for seed in range(30)}
+    size = {"init": 0.03, "order": 0.01, "augment": 0.0}
+
+    def value(run: Run) -> float:
+        return 0.5 + sum(size[role] * effect[role, run.seed_of(role)] for role in size)
+
+    rows = {row.role: row for row in seed_variance([fake_record(r, value(r)) for r in study.all_runs()])}
+    for role in size:
+        expected = 100 * size[role] * np.std([effect[role, s] for s in range(30)], ddof=1)
+        assert rows[role].deviation == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert rows["init"].low < rows["init"].deviation < rows["init"].high
+    assert rows["init"].share == pytest.approx(0.9, abs=0.2)
+    assert rows["augment"].share == pytest.approx(0, abs=1e-9)
+
+
+def test_poked_and_split_runs_do_not_enter_the_memory() -> None:
+    study = Study("s", "", "full", "", (RECIPE,), SCALES, (0, 1, 2), poke=POKE, split=("init",))
+    records = [
+        fake_record(run, 0.5 if run.poke == 1 and not run.pins else 0.1 * run.scale)
+        for run in study.all_runs()
+    ]
+    assert len(plain(records)) == 15
+    assert memory(records).memory == 0
+    values, scales, _ = curves(records, "val_accuracy")
+    assert values.shape == (3, 5, 4)
+    assert tuple(scales) == SCALES
+    assert len({run.id for run in study.all_runs()}) == len(study.all_runs()) == 15 + 15 + 10
+
+
+def test_a_pinned_study_is_a_plain_one() -> None:
+    study = Study("s", "", "full", "", (RECIPE,), SCALES, (0, 1), pins=(("order", 7),))
+    records = [fake_record(run, 0.9 - 0.1 * run.scale) for run in study.all_runs()]
+    assert memory(records).n_seeds == 2
+    assert len(plain(records)) == 10
+
+
+def test_more_seeds_for_one_recipe() -> None:
+    adam = Recipe(dataset="digits", optimizer="adam")
+    study = Study("s", "", "full", "", (RECIPE, adam), SCALES, (0, 42))
+    more = study.with_more_seeds(adam, 3)
+    assert len(more.runs(RECIPE)) == 10
+    assert [run.seed for run in more.runs(adam)[::5]] == [0, 42, 1, 2, 3]
+    assert Study.from_json(more.to_json()) == more
