@@ -138,11 +138,14 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (batch, replica * channel, ...) over channel."""
-        grouped = x.unflatten(1, (self.replicas, -1))
-        variance, mean = torch.var_mean(grouped, dim=2, correction=0, keepdim=True)
-        normal = ((grouped - mean) * torch.rsqrt(variance + NORM_EPSILON)).flatten(1, 2)
-        shape = (1, -1) + (1,) * (x.ndim - 2)
-        return torch.addcmul(self.beta.view(shape), normal, self.gamma.view(shape))
+        y = x.movedim(1, -1)  # PyTorch's fused kernel normalises trailing axes
+        if self.replicas == 1:
+            y = F.layer_norm(y, y.shape[-1:], self.gamma, self.beta, NORM_EPSILON)
+        else:
+            y = y.unflatten(-1, (self.replicas, -1))
+            y = F.layer_norm(y, y.shape[-1:], eps=NORM_EPSILON).flatten(-2)
+            y = torch.addcmul(self.beta, y, self.gamma)
+        return y.movedim(-1, 1)
 
 
 def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) -> nn.Module:

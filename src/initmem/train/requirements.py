@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from initmem.errors import ModelError
 
-LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1}
+LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1, "linear": 1}
 
 
 def check_input(model: str, shape: tuple[int, int, int], augment: str = "none") -> None:
