@@ -156,9 +156,9 @@ class Study:
             scales=tuple(content["scales"]),
             seeds=tuple(content["seeds"]),
             pins=tuple(content["pins"].items()),
-            poke=content["poke"],
-            split=tuple(content["split"]),
-            more_seeds=tuple((key, tuple(seeds)) for key, seeds in content["more_seeds"].items()),
+            poke=content.get("poke", 1.0),
+            split=tuple(content.get("split", ())),
+            more_seeds=tuple((key, tuple(seeds)) for key, seeds in content.get("more_seeds", {}).items()),
         )
 
 

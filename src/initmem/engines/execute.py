@@ -37,6 +37,12 @@ class Outcome:
     interrupted: bool
     seconds: float
 
+    def summary(self) -> str:
+        """Counts in words."""
+        counts = {name: getattr(self, name) for name in ("completed", "diverged", "failed", "missing")}
+        said = ", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "completed")
+        return f"of {self.runs} runs: {said}"
+
     @property
     def complete(self) -> bool:
         """Whether all asked work is done."""

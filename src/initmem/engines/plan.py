@@ -18,6 +18,7 @@ from initmem.recipe import Recipe
 from initmem.record import COLUMNS, RunRecord, encode, summarise
 from initmem.schedule import updates_per_epoch
 from initmem.study import Run, Study
+from initmem.theory.records import train_linear
 from initmem.train.flops import Flops, flops_per_image
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
@@ -163,6 +164,10 @@ class Speedometer:
         changes = {"batch_size": batch, "epochs": 2, "patience": None, "train_size": None}
         small = recipe.model_copy(update=changes)
         runs = [Run(small, 1.0, seed) for seed in range(pack)]
+        if recipe.model == "linear":
+            started = time.perf_counter()
+            train_linear(runs)
+            return pack * run_flops(small, shape) / (time.perf_counter() - started)
         data = _noise(shape, n_train=2 * batch, n_val=batch)
         trial = Pack(runs, data)
         trial.train_epoch()

@@ -36,12 +36,13 @@ class Display:
         )
         self.task = self.live.add_task("training", total=1.0, text="starting workers")
 
-    def __enter__(self) -> Display:
+    def start(self) -> None:
+        """Begin to draw, where there is a terminal."""
         if self.console.is_terminal:
             self.live.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Take the bar away."""
         self.live.stop()
 
     def __call__(self, kind: str, content: Any) -> None:

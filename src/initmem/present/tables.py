@@ -12,8 +12,8 @@ from initmem.measures.memory import Memory
 COLOURS = {"remembers": "yellow", "forgets": "green", "undetermined": "dim"}
 
 
-def memory_table(rows: Sequence[Memory]) -> Table:
-    """Memory per recipe, with its interval, noise floor and verdict."""
+def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
+    """Memory per recipe, with interval, noise floor and verdict; `until` is a width that was asked for."""
     unit = rows[0].unit if rows else ""
     title = f"Initialization memory of {rows[0].metric if rows else 'nothing'}"
     table = Table(title=title + (f" ({unit})" if unit else ""), title_justify="left", box=box.SIMPLE_HEAD)
@@ -38,9 +38,17 @@ def memory_table(rows: Sequence[Memory]) -> Table:
             _number(row.corrected, ".1f"),
             _number(row.p, ".2g"),
             f"{row.n_scales} x {row.n_seeds}",
-            f"[{COLOURS[row.verdict]}]{row.verdict}[/]",
+            f"[{COLOURS[row.verdict]}]{row.verdict}[/]{_remark(row, until)}",
         )
     return table
+
+
+def _remark(row: Memory, until: float | None) -> str:
+    """What the reader should know beside the verdict: seeds still needed, or a width not met."""
+    if until is not None and row.low is not None and row.high is not None:
+        width = row.high - row.low
+        return f", interval {width:.1f} wide" + ("" if width <= until else f" (asked: {until:g})")
+    return f", {row.seeds_needed} seeds would settle it" if row.seeds_needed else ""
 
 
 def plain_table(rows: Sequence[Mapping[str, object]], title: str = "") -> Table:

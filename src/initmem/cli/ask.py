@@ -1,0 +1,139 @@
+"""Commands that tell before anything is trained: studies, models, clocks, plan."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from initmem.cli.base import AsJson, Effort, Settings, StudyArgument, Workers, app, console, print_json
+
+
+@app.command(name="studies")
+def list_studies(as_json: AsJson = False) -> None:
+    """List the bundled studies and their efforts, with their cost."""
+    from initmem import study as studies
+    from initmem.data import sizes
+    from initmem.engines.local import cores
+    from initmem.engines.plan import rough_hours, run_flops
+    from initmem.present.progress import duration
+    from initmem.present.tables import plain_table
+
+    found = [
+        (studies.load_study(name, effort), about)
+        for name in studies.bundled()
+        for effort, about in studies.efforts(name).items()
+    ]
+    hours = rough_hours([study for study, _ in found], cores())
+    rows: list[dict[str, Any]] = [
+        {
+            "study": study.name,
+            "effort": study.effort,
+            "recipes": len(study.recipes),
+            "scales": len(study.scales),
+            "seeds": len(study.seeds),
+            "runs": len(study.all_runs()),
+            "flops": sum(run_flops(r, sizes(r)) * len(study.runs(r)) for r in study.recipes),
+            "hours_here": estimate,
+            "about": about,
+        }
+        for (study, about), estimate in zip(found, hours, strict=True)
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        row["flops"] = f"{row['flops']:.1e}"
+        row["hours_here"] = duration(3600 * row["hours_here"])
+    console().print(plain_table(rows))
+    print("time here: counted operations at half the speed of a matrix product; `initmem plan` measures it")
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List the networks with their numbers of variables, for CIFAR-10 input."""
+    from initmem.present.tables import plain_table
+    from initmem.train.models import catalogue
+
+    rows = catalogue()
+    if as_json:
+        print_json(rows)
+    else:
+        console().print(plain_table(rows, "3x32x32 input, 10 classes"))
+
+
+@app.command()
+def clocks(
+    study: Annotated[
+        str | None, typer.Argument(help="A study; without it, one recipe made of --set.")
+    ] = None,
+    effort: Effort = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the clocks of a study's recipes, or of one recipe, before any run."""
+    from initmem import study as studies
+    from initmem.data import sizes
+    from initmem.measures.clocks import clocks as clocks_of
+    from initmem.present.tables import plain_table
+    from initmem.recipe import labels
+
+    if study is None:
+        recipes = [studies.single(settings or ())]
+    else:
+        recipes = list(studies.load_study(study, effort, settings or ()).recipes)
+    rows = [
+        {"recipe": label} | clocks_of(recipe, sizes(recipe).n_train).at_end()
+        for label, recipe in zip(labels(recipes), recipes, strict=True)
+    ]
+    if as_json:
+        print_json(rows[0] if study is None else rows)
+    else:
+        console().print(plain_table(rows, "clocks at the horizon"))
+
+
+@app.command()
+def plan(
+    study: StudyArgument,
+    effort: Effort = None,
+    settings: Settings = None,
+    workers: Workers = None,
+    accelerator: Annotated[str, typer.Option(help="h100, h200, a100, l40s, rtx4090 or v100.")] = "h100",
+    utilisation: Annotated[float, typer.Option(min=0.001, max=1.0, help="Share of its peak rate.")] = 0.2,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Simulate a schedule on N accelerators.")] = None,
+    failures: Annotated[float, typer.Option(min=0, help="Failures per accelerator and day.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a study costs before it is run: runs, operations, disk, hours here and elsewhere."""
+    from initmem import study as studies
+    from initmem.engines.local import cores
+    from initmem.engines.plan import plan as plan_of
+    from initmem.engines.plan import simulate
+    from initmem.present.progress import duration
+    from initmem.present.tables import plain_table
+
+    asked = studies.load_study(study, effort, settings or ())
+    found = plan_of(asked, workers=workers or cores(), accelerator=accelerator, utilisation=utilisation)
+    schedule = gpus and simulate(
+        asked,
+        gpus=gpus,
+        accelerator=accelerator,
+        utilisation=utilisation,
+        failures_per_day=failures,
+    )
+    if as_json:
+        print_json(asdict(found) | {"schedule": asdict(schedule) if schedule else None})
+        return
+    title = f"{found.study}, effort {found.effort}"
+    console().print(plain_table([asdict(row) for row in found.rows], title))
+    print(f"{found.runs:,} runs: {found.recipes} recipes, {found.cells} recipes x scales")
+    print(f"{found.updates:,} updates, {found.flops:.2e} operations")
+    print(f"{found.disk_bytes / 1e6:,.1f} MB of records")
+    hours = found.hours_here or 0.0
+    print(f"here, {found.workers} workers: {duration(3600 * hours)} (measured by real steps)")
+    share = f"{100 * found.utilisation:.0f}% of its peak"
+    print(f"one {found.accelerator} at {share}: {duration(3600 * found.accelerator_hours)}")
+    if schedule:
+        said = f"{duration(3600 * schedule.makespan_hours)}, {100 * schedule.busy:.0f}% busy"
+        print(f"{schedule.gpus} of them (simulated): {said}, {schedule.failures} failures")

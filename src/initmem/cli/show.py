@@ -1,0 +1,182 @@
+"""Commands that show what a store holds: status, measure, report, figure, table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from initmem.cli.base import AsJson, StoreArgument, app, console, print_json
+from initmem.errors import ConfigError, allowed
+
+if TYPE_CHECKING:
+    from initmem.record import RunRecord
+    from initmem.study import Study
+
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="File, or with `all` a directory.")]
+Reference = Annotated[bool, typer.Option(help="Show the paper's values beside what was measured.")]
+
+
+@app.command()
+def status(store: StoreArgument, as_json: AsJson = False) -> None:
+    """Say how far the studies in a store are."""
+    from initmem.present.status import store_status
+    from initmem.present.tables import plain_table
+    from initmem.store import Store
+
+    found = store_status(Store(store))
+    if as_json:
+        print_json(found)
+        return
+    for study in found["studies"]:
+        title = f"{study['name']}, effort {study['effort']}: {study['done']} of {study['runs']} runs done"
+        console().print(plain_table(study["recipes"], title))
+    for line in found["damaged"]:
+        print(f"damaged, will be trained again: {line}")
+
+
+@app.command()
+def measure(
+    store: StoreArgument,
+    what: Annotated[
+        str,
+        typer.Option(
+            help="memory, beta, half-life, collapse, radial, interpolation, repair, chaos or seeds."
+        ),
+    ] = "memory",
+    metric: Annotated[
+        str | None, typer.Option(help="Any recorded metric.", show_default="test or val accuracy")
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="Spread that counts as forgotten.", show_default="2 pp for accuracies"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure every recipe in a store: its memory, or one of the other measures."""
+    from initmem.measures.memory import memory_table
+    from initmem.present import tables
+    from initmem.present.measured import rows_of
+
+    records, studies = _opened(store)
+    order = [recipe for study in studies for recipe in study.recipes]
+    if what == "memory":
+        memories = memory_table(records, metric or "test_accuracy", order=order, tolerance=tolerance)
+        if as_json:
+            print_json([row.to_json() for row in memories])
+        else:
+            console().print(tables.memory_table(memories))
+        return
+    rows = rows_of(what, records, metric=metric, order=order)
+    if as_json:
+        print_json(rows)
+        return
+    short = [{key: value for key, value in row.items() if key != "curve"} for row in rows]
+    console().print(tables.plain_table(short, what))
+    if not rows:
+        print("nothing to measure: the store has no runs of the kind that this needs")
+
+
+@app.command()
+def report(store: StoreArgument, output: Output = None, as_json: AsJson = False) -> None:
+    """Write one self-contained HTML page about a store; it opens offline."""
+    from initmem.present.report import write_report
+    from initmem.store import Store
+
+    place = write_report(Store(store), output or store / "report.html")
+    if as_json:
+        print_json({"report": place, "bytes": place.stat().st_size})
+    else:
+        print(f"report: {place}")
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="1 to 8, or all.")],
+    store: StoreArgument,
+    output: Output = None,
+    reference: Reference = False,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a figure of the paper from a store, as .pdf, .png or .svg; missing runs are named."""
+    from initmem.present import figures
+
+    records, studies = _opened(store)
+    wanted = _chosen(name, figures.NAMES)
+    drawn = []
+    for one in wanted:
+        path = _path(output, f"figure{one}.pdf", several=name == "all")
+        done = figures.draw(one, records, studies, path, reference=reference)
+        drawn.append({"figure": one, "file": str(done.path), "missing": done.missing})
+    if as_json:
+        print_json(drawn)
+        return
+    for row in drawn:
+        print(f"figure {row['figure']}: {row['file']}{_missing(row['missing'])}")
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(help="1 to 7, or all.")],
+    store: StoreArgument,
+    output: Output = None,
+    reference: Reference = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a table of the paper from a store, as .txt, .md, .tex or .csv; missing runs are named."""
+    from initmem.present import papertables
+    from initmem.store import write_atomic
+
+    records, studies = _opened(store)
+    wanted = _chosen(name, papertables.NAMES)
+    made = {one: papertables.make(one, records, studies, reference=reference) for one in wanted}
+    if output is None and not as_json:
+        print("\n\n".join(item.render("txt") for item in made.values()))
+        return
+    rows = []
+    for one, item in made.items():
+        row: dict[str, object] = {"table": one, "missing": item.missing}
+        if output is None:
+            row["text"] = item.render("csv")
+        else:
+            path = _path(output, f"table{one}.md", several=name == "all")
+            write_atomic(path, item.render(path.suffix.lstrip(".") or "txt").encode())
+            row["file"] = str(path)
+        rows.append(row)
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        print(f"table {row['table']}: {row['file']}{_missing(row['missing'])}")
+
+
+def _opened(store: Path) -> tuple[list[RunRecord], list[Study]]:
+    from initmem.store import Store
+
+    opened = Store(store)
+    return opened.records(), opened.studies()
+
+
+def _chosen(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    if name == "all":
+        return names
+    if name not in names:
+        raise ConfigError(f"{name!r} ({allowed([*names, 'all'])})")
+    return (name,)
+
+
+def _path(output: Path | None, default: str, *, several: bool) -> Path:
+    """The file to write: in the asked directory for `all`, else the asked file."""
+    try:
+        if several:
+            folder = output or Path()
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder / default
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be written ({error.strerror})") from None
+    return output or Path(default)
+
+
+def _missing(names: object) -> str:
+    return f" (missing: {'; '.join(map(str, names))})" if isinstance(names, list) and names else ""

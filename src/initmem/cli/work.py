@@ -1,0 +1,172 @@
+"""Commands that train: run, and advise --check."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from initmem.cli.base import (
+    AsJson,
+    DataDir,
+    Effort,
+    Settings,
+    StudyArgument,
+    Workers,
+    app,
+    console,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from initmem.engines.execute import Workload
+    from initmem.engines.local import Listener
+    from initmem.study import Study
+
+Place = Annotated[
+    Path | None, typer.Option("--store", help="Directory for the runs.", show_default="runs/STUDY-EFFORT")
+]
+
+
+@app.command()
+def run(
+    study: StudyArgument,
+    effort: Effort = None,
+    store: Place = None,
+    workers: Workers = None,
+    pack: Annotated[
+        int | None, typer.Option(min=1, help="Replicas per pack.", show_default="chosen by size")
+    ] = None,
+    settings: Settings = None,
+    until: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Add seeds until every interval is at most this many points wide."),
+    ] = None,
+    max_seeds: Annotated[int, typer.Option(min=1, help="Most seeds per recipe with --until.")] = 30,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    checkpoint_every: Annotated[float, typer.Option(min=0, help="Seconds between two checkpoints.")] = 60.0,
+    data_dir: DataDir = None,
+    retry_failed: Annotated[bool, typer.Option(help="Train failed runs again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train every run of a study that is not in the store yet. Ctrl-C stops; the same command goes on."""
+    from initmem import study as studies
+    from initmem.engines.execute import check, execute, execute_until
+    from initmem.engines.local import LocalEngine
+    from initmem.measures.memory import memory_table
+    from initmem.present import tables
+    from initmem.present.progress import duration
+    from initmem.store import Store
+
+    if data_dir is not None:
+        os.environ["INITMEM_DATA"] = str(data_dir)  # the workers look there too
+    asked = studies.load_study(study, effort, settings or ())
+    check(asked)
+    place = store or Path("runs") / f"{asked.name}-{asked.effort}"
+    opened = Store.create(place)
+    introduce(asked, place)
+    engine = LocalEngine(workers=workers, device=device, checkpoint_every=checkpoint_every)
+    with display() as watch:
+        if until is None:
+            outcome = execute(asked, opened, engine, pack=pack, retry_failed=retry_failed, watch=watch)
+        else:
+            outcome = execute_until(
+                asked, opened, engine, width=until, max_seeds=max_seeds, pack=pack, watch=watch
+            )
+    if as_json:
+        print_json({"study": asked.name, "effort": asked.effort} | asdict(outcome))
+    else:
+        print(f"{outcome.trained} runs trained in {duration(outcome.seconds)}; {outcome.summary()}")
+        records = [r for r in opened.records() if r.run.recipe in asked.recipes]
+        if records:
+            rows = memory_table(records, order=asked.recipes)
+            console().print(tables.memory_table(rows, until=until))
+        print(f"next: initmem report {place}")
+    if outcome.interrupted:
+        raise typer.Exit(130)
+    if not outcome.complete:
+        raise typer.Exit(1)
+
+
+@app.command()
+def advise(
+    study: StudyArgument,
+    effort: Effort = None,
+    settings: Settings = None,
+    check_it: Annotated[
+        bool, typer.Option("--check", help="Run the first advice of each recipe and see whether it holds.")
+    ] = False,
+    store: Place = None,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast from the clocks alone which recipes forget, and say the least change that should make them."""
+    from initmem import study as studies
+    from initmem.present.advice import advice_rows, advised_study, verdicts
+    from initmem.present.tables import plain_table
+
+    asked = studies.load_study(study, effort, settings or ())
+    rows = advice_rows(asked)
+    if check_it:
+        changed = advised_study(asked)
+        rows = verdicts(rows, asked, _trained(changed, store, workers)) if changed else rows
+    if as_json:
+        print_json(rows)
+        return
+    console().print(plain_table(rows, f"{asked.name}, effort {asked.effort}: a forecast from the clocks"))
+    if not check_it:
+        print("a forecast is a forecast: --check runs the first advice of each recipe")
+
+
+def _trained(study: Study, store: Path | None, workers: int | None) -> list[Any]:
+    """Run a study and return its records."""
+    from initmem.engines.execute import check, execute
+    from initmem.engines.local import LocalEngine
+    from initmem.store import Store
+
+    check(study)
+    place = store or Path("runs") / f"{study.name}-{study.effort}"
+    opened = Store.create(place)
+    introduce(study, place)
+    with display() as watch:
+        outcome = execute(study, opened, LocalEngine(workers=workers), watch=watch)
+    if outcome.interrupted:
+        raise typer.Exit(130)
+    return [opened.read(run.id) for run in study.all_runs() if opened.has(run)]
+
+
+def introduce(study: Study, place: Path) -> None:
+    """Say on stderr what is about to happen."""
+    out = console(stderr=True)
+    about = f" ({study.about})" if study.about else ""
+    out.print(f"{study.name}, effort {study.effort}{about}", soft_wrap=True)
+    sizes = f"{len(study.recipes)} recipes x {len(study.scales)} scales x {len(study.seeds)} seeds"
+    out.print(f"{sizes} = {len(study.all_runs())} runs, store {place}", soft_wrap=True)
+
+
+@contextmanager
+def display() -> Iterator[Callable[[Workload], Listener]]:
+    """A live display for as many sessions as come; a polite kill ends like Ctrl-C."""
+    from initmem.present.progress import Display
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    shown: list[Display] = []
+
+    def watch(work: Workload) -> Listener:
+        for old in shown:
+            old.stop()
+        shown.append(Display(work, console(stderr=True)))
+        shown[-1].start()
+        return shown[-1]
+
+    try:
+        yield watch
+    finally:
+        for old in shown:
+            old.stop()
