@@ -31,7 +31,7 @@ def fake_record(run: Run, test_accuracy: float, epochs: int = 4) -> RunRecord:
     ramp = np.linspace(0.1, 1.0, epochs)
     history = {name: ramp.copy() for name in COLUMNS}
     history["val_loss"] = ramp[::-1].copy()
-    summary = summarise(history, norm_init=1.0, test_accuracy=test_accuracy, test_loss=1.0)
+    summary = summarise(history, norm_init=run.scale, test_accuracy=test_accuracy, test_loss=1.0)
     return RunRecord(run, "completed", summary, history, {"pack": 1})
 
 

@@ -77,6 +77,10 @@ def test_half_life_of_an_exponential_is_known() -> None:
     slopes = 0.2 * np.exp(-epochs / 15)
     assert half_life(slopes, epochs) == pytest.approx(15 * np.log(2), rel=2e-3)
     assert half_life(np.full(60, 0.1), epochs) is None
+    crossing = np.concatenate([np.linspace(0.2, -0.15, 30), np.full(30, -0.15)])
+    assert half_life(crossing, epochs) is None  # passing through zero is not forgetting
+    back_and_gone = np.array([0.2, 0.05, 0.15, 0.05, 0.04, 0.03])
+    assert half_life(back_and_gone, np.arange(1.0, 7)) == pytest.approx(2.5)
     records = planted(recipe_of(16, l2=1e-3), slopes)
     found = {h.unit: h for h in half_lives(records)}
     rate = 1e-3

@@ -121,6 +121,84 @@ def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: P
     assert said("report", store, "--json")["report"] == str(store / "report.html")
 
 
+@pytest.mark.parametrize("what", ["beta", "half-life", "radial", "interpolation", "repair"])
+def test_other_measures(filled: Path, what: str) -> None:
+    rows = said("measure", filled, "--what", what, "--json")
+    assert rows
+    assert "recipe" in rows[0]
+    assert initmem("measure", filled, "--what", what).returncode == 0
+
+
+def test_an_unknown_measure_names_what_there_is(filled: Path) -> None:
+    assert_refused(initmem("measure", filled, "--what", "beauty"), "beauty", "half-life", "memory")
+    assert "nothing to measure" in initmem("measure", filled, "--what", "chaos").stdout
+
+
+TINY = """
+scales = [0.5, 2.0]
+seeds = [0, 1]
+chaos = true
+split = ["init", "order"]
+[recipe]
+dataset = "synthetic:100x1x8x8"
+width = 2
+batch_size = 16
+epochs = 2
+"""
+
+
+def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
+    study, store = tmp_path / "tiny.toml", tmp_path / "store"
+    study.write_text(TINY)
+    options = [
+        "run",
+        study,
+        "--store",
+        store,
+        "--workers",
+        "1",
+        "--until",
+        "0.5",
+        "--max-seeds",
+        "5",
+        "--json",
+    ]
+    found = said(*options)
+    (row,) = said("measure", store, "--json")
+    # Plain runs and poked twins of five seeds, and the two runs per role of the split.
+    assert row["n_seeds"] == 5
+    assert found["trained"] == found["completed"] == 5 * 2 * 2 + 2 * 2
+    again = said(*options)
+    assert (again["trained"], again["missing"]) == (0, 0)
+    assert said("measure", store, "--what", "chaos", "--json")[0]["n_pairs"] == 10
+    roles = {row["role"] for row in said("measure", store, "--what", "seeds", "--json")}
+    assert roles == {"all", "init", "order"}
+
+
+def test_advise_and_check(tmp_path: Path) -> None:
+    rows = said("advise", "main-grid", "--effort", "paper", "--json")
+    told = {row["recipe"]: row for row in rows}
+    assert told["sgd b128"]["forecast"] == "remembers"
+    assert told["sgd b128"]["advice"].startswith("l2=0.045")
+    assert told["adam b16"]["advice"] == "none needed"
+    study = tmp_path / "tiny.toml"
+    study.write_text(TINY.replace("chaos = true", "").replace('split = ["init", "order"]', ""))
+    checked = said(
+        "advise",
+        study,
+        "--set",
+        "learning_rate=0.9",
+        "--set",
+        "epochs=12",
+        "--check",
+        "--store",
+        tmp_path / "s",
+        "--json",
+    )
+    assert checked[0]["checked"].startswith("l2=")
+    assert checked[0]["held"] in ("yes", "no", "cannot tell")
+
+
 def test_help_and_version_need_no_torch() -> None:
     script = """
 import sys

@@ -27,7 +27,7 @@ class BetaCurve(NamedTuple):
 
 
 class HalfLife(NamedTuple):
-    """How long after its largest value |beta| takes to fall to half of it. None: not within the run."""
+    """How long after its largest value |beta| stays above half of it. None: to the end of the run."""
 
     unit: str  # "epochs" or a clock
     value: float | None
@@ -81,16 +81,19 @@ def half_lives(
 
 
 def half_life(beta: Array, axis: Array) -> float | None:
-    """Time on an axis from the largest |beta| to half of it, interpolated; both of shape (epoch,)."""
+    """Time on an axis from the largest |beta| until it stays at half of it or less; both (epoch,).
+
+    The last crossing counts: a slope that changes sign passes through zero without having been forgotten.
+    """
     size = np.abs(beta)
     if not len(size) or np.isnan(size).all():
         return None
     peak = int(np.nanargmax(size))
     half = size[peak] / 2
-    below = np.flatnonzero(size[peak:] <= half)
-    if not len(below):
+    known = np.flatnonzero(~np.isnan(size))
+    after = int(np.flatnonzero(size > half)[-1]) + 1 if size[peak] > 0 else peak
+    if after > known[-1]:
         return None
-    after = peak + int(below[0])
     if after == peak:
         return 0.0
     share = (size[after - 1] - half) / (size[after - 1] - size[after])

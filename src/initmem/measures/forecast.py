@@ -93,12 +93,16 @@ def _size(recipe: Recipe, advice: Advice) -> float:
     return abs(math.log10(advice.value / old))
 
 
+MOST_PATIENCE = 20  # nobody trains more than so many times as long
+
 # For each field the values to try, from the least change on: 2 significant digits, within what people use.
 LEVERS: dict[str, Callable[[Recipe], list[float]]] = {
     "learning_rate": lambda r: [v for v in _decades(r.learning_rate, 1.0) if v > r.learning_rate],
     "l2": lambda r: [v for v in _decades(max(r.l2, 1e-6), 0.1) if v > r.l2],
     "batch_size": lambda r: [float(b) for b in range(r.batch_size - 1, 0, -1)],
-    "epochs": lambda r: [float(e) for e in _decades(float(r.epochs), 1e5) if e > r.epochs and e % 1 == 0],
+    "epochs": lambda r: [
+        e for e in _decades(r.epochs, MOST_PATIENCE * r.epochs) if e > r.epochs and e % 1 == 0
+    ],
 }
 
 
