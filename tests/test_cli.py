@@ -85,9 +85,11 @@ def test_studies() -> None:
     assert rows["quickstart", "demo"]["runs"] == 60
     assert rows["main-grid", "paper"]["runs"] == 6250
     names = {study for study, _ in rows}
-    assert names == {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug", "quickstart"}
-    for name in names - {"quickstart"}:
-        assert {effort for study, effort in rows if study == name} == {"smoke", "mini", "lab", "paper"}
+    paper = {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug"}
+    assert names == paper | {"linear", "quickstart"}
+    assert rows["linear", "demo"]["runs"] == 540
+    for name in paper:
+        assert {"smoke", "mini", "lab", "paper"} <= {effort for study, effort in rows if study == name}
 
 
 def test_plan() -> None:

@@ -17,12 +17,15 @@ from initmem.recipe import Recipe
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
 SYNTHETIC_CLASSES = 10
 DIGITS = Sizes(1078, 359, 360, 1, 8, 8, 10)
+LINEAR = Sizes(512, 256, 256, 1, 1, 4, 4)  # vectors of 4 features, 4 outputs
 NPZ_KEYS = "x and y, or x_train, y_train, x_test and y_test"
 
 
 def load(recipe: Recipe) -> Dataset:
     """Load the dataset that a recipe trains on."""
     kind = recipe.dataset.split(":")[0]
+    if kind == "linear":
+        raise DataError("dataset = 'linear' holds no images (initmem.theory.ensemble.linear_task draws it)")
     if recipe.dataset.endswith(".npz"):
         found = _npz(Path(recipe.dataset))
     elif kind == "digits":
@@ -48,7 +51,8 @@ def sizes(recipe: Recipe) -> Sizes:
         n, channels, height, width = synthetic_shape(recipe.dataset)
         found = Sizes(*split_three(n), channels, height, width, SYNTHETIC_CLASSES)
     else:
-        found = {"digits": DIGITS, "cifar10": Sizes(40_000, 10_000, 10_000, 3, 32, 32, 10)}[kind]
+        cifar10 = Sizes(40_000, 10_000, 10_000, 3, 32, 32, 10)
+        found = {"digits": DIGITS, "cifar10": cifar10, "linear": LINEAR}[kind]
     return found._replace(n_train=min(found.n_train, recipe.train_size or found.n_train))
 
 
