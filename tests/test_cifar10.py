@@ -337,14 +337,17 @@ def test_an_image_of_another_size_is_refused(tmp_path: Path, cache: Path) -> Non
 # Hostile archives
 
 
-def test_only_known_regular_members_are_read_and_none_is_extracted(tmp_path: Path, cache: Path) -> None:
-    source = tmp_path / "deep" / "er" / "given.tar.gz"
-    files = binary_files()
-    archive(source, {"../../../evil": b"x"} | files | {"/tmp/initmem-evil": b"x"}, inside="..")
-    before = sorted(tmp_path.rglob("*"))
+@pytest.mark.parametrize("inside", ["..", "here/../../..", "{absolute}"])
+def test_nothing_is_extracted(
+    inside: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder(tmp_path / "deep" / "er", {}))
+    inside = inside.format(absolute=tmp_path / "deep")
+    source = archive(tmp_path / "deep" / "er" / "given", {"other": b"x"} | binary_files(), inside=inside)
+    before = set(tmp_path.rglob("*"))
     get(cache, source)
-    assert set(tmp_path.rglob("*")) - set(before) - set(cache.rglob("*")) == {cache}
-    assert not Path("/tmp/initmem-evil").exists()
+    assert set(tmp_path.rglob("*")) - before == {cache, *cache.rglob("*")}
+    assert_is_official(load_cifar10(cache, expected=SMALL))
 
 
 def test_a_link_is_not_followed(tmp_path: Path, cache: Path) -> None:
@@ -591,9 +594,10 @@ def test_a_damaged_cache_is_refused_and_made_again(
 def test_a_map_outlives_the_files_it_came_from(tmp_path: Path, cache: Path) -> None:
     source = folder(tmp_path / "given", binary_files())
     place = get(cache, source)
-    early = load_cifar10(cache, expected=SMALL)
+    early, inode = load_cifar10(cache, expected=SMALL), (place / "images.npy").stat().st_ino
     empty_manifest(place)
     get(cache, source)
+    assert (place / "images.npy").stat().st_ino != inode  # a new file: the mapped one is never written over
     assert_is_official(early)
 
 

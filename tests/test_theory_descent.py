@@ -185,6 +185,23 @@ def test_noise_of_each_layers_own_breaks_the_first_order_cancellation():
     assert np.abs(first_order_bracket(factors, together)[0]).max() < 1e-14
 
 
+def test_a_watcher_sees_every_state_before_its_update_and_may_end_it_all():
+    factors, loss, _ = _problem()
+    seen = []
+    path = descend(factors, loss, GradientDescent(), 0.01, 4, watch=lambda k, w: seen.append((k, w)))
+    assert [k for k, _ in seen] == [0, 1, 2, 3]
+    for k, layers in seen:
+        for layer, recorded in zip(layers, path.factors, strict=True):
+            assert np.array_equal(layer, recorded[k])
+
+    def stop(k, _):
+        if k == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        descend(factors, loss, GradientDescent(), 0.01, 4, watch=stop)
+
+
 def test_wrong_arguments_are_named():
     factors, loss, _ = _problem()
     go = GradientDescent()
@@ -194,6 +211,8 @@ def test_wrong_arguments_are_named():
         descend(factors, loss, go, -0.1, 5)
     with pytest.raises(ConfigError, match=r"rates: shape \(3,\); allowed: one number, or \(\)"):
         descend(factors, loss, go, np.ones((5, 3)), 5)
+    with pytest.raises(ConfigError, match=r"rates: -1\.0; allowed: numbers of zero or more"):
+        descend(factors, loss, go, np.array([0.1, 0.1, -1.0, 0.1, 0.1]), 5)
     with pytest.raises(ConfigError, match=r"decay: \[nan\]"):
         descend(factors, loss, go, 0.1, 5, decay=[float("nan")])
     with pytest.raises(ConfigError, match="steps: 0"):

@@ -1,145 +1,212 @@
-"""Ensembles of linear networks: the clocks, the collapse against them, and its absence elsewhere."""
+"""Ensembles of linear networks: their gradients, their seeds, and the laws by which they forget."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from initmem.errors import ConfigError
-from initmem.theory import ensemble
-from initmem.theory.ensemble import LinearRecipe, linear_task, train
+from initmem.recipe import Recipe
+from initmem.study import Run
+from initmem.theory import ensemble, imbalance, regression
+from initmem.theory._arrays import frobenius
+from initmem.theory.ensemble import evaluate, linear_task, trajectories
 
-TASK = linear_task(seed=0)
-
-
-@pytest.fixture(scope="module")
-def families():
-    found = ensemble.study(task_seed=0, seeds=range(4), epochs=40)
-    return {c: [e for e in found if e.recipe.clock == c] for c in ("sgd", "l2", "adaptive")}
+TASK = linear_task()
+SCALES = (1.0, 2.0, 3.0)
 
 
-def _beta(e, metric):
-    """The slope of the metric on the scale at every epoch, (epoch,)."""
-    return np.polyfit(e.scales, e.metrics[metric].mean(axis=1), 1)[0]
+def recipe(**fields) -> Recipe:
+    common = {
+        "model": "linear",
+        "dataset": "linear",
+        "schedule": "constant",
+        "learning_rate": 0.01,
+        "epochs": 2,
+    }
+    return Recipe.parse(common | {"batch_size": 16} | fields)
 
 
-def _spread(members, x, metric="norm"):
-    """How far the slopes of different batch sizes lie apart on their common range of x."""
-    lo, hi = max(x(e)[1] for e in members), min(x(e)[-1] for e in members)
-    grid = np.linspace(lo, hi, 40)
-    curves = np.array([np.interp(grid, x(e)[1:], _beta(e, metric)[1:]) for e in members])
-    return np.ptp(curves, axis=0).mean() / np.abs(curves).mean()
+def runs(seeds=range(4), scales=SCALES, **fields) -> list[Run]:
+    return [Run(recipe(**fields), scale, seed) for seed in seeds for scale in scales]
 
 
-@pytest.mark.parametrize("clock", ["sgd", "l2", "adaptive"])
-def test_batch_sizes_agree_against_their_clock_and_disagree_against_epochs(families, clock):
-    members = families[clock]
-    assert [e.recipe.batch_size for e in members] == [4, 8, 16]
-    assert not any(e.diverged.any() for e in members)
-    own = _spread(members, lambda e: e.clocks[clock])
-    assert own < 0.2
-    assert _spread(members, lambda e: e.epochs.astype(float)) > 5 * own
-    wrong = "adaptive" if clock == "sgd" else "sgd"
-    assert _spread(members, lambda e: e.clocks[wrong]) > 2 * own
+def norms(path) -> np.ndarray:
+    return np.sqrt(sum(frobenius(layer) ** 2 for layer in path.factors))
 
 
-@pytest.mark.parametrize("clock", ["sgd", "l2", "adaptive"])
-def test_small_batches_forget_first(families, clock):
-    last = [_beta(e, "norm")[-1] for e in families[clock]]
-    assert 0 < last[0] < 0.5 * last[1] < last[2]
+def beta(path, asked) -> np.ndarray:
+    """The slope of the norm on the scale at the start and after every epoch, (epoch,)."""
+    return np.polyfit([run.scale for run in asked], norms(path).T, 1)[0]
 
 
-def test_perturbed_accuracy_remembers_the_scale_where_the_norm_does(families):
-    forgets, _, remembers = families["sgd"]
-    drop = [
-        m.mean(axis=1)[0, -1] - m.mean(axis=1)[-1, -1]
-        for m in (e.metrics["shaken_accuracy"] for e in (forgets, remembers))
-    ]
-    assert abs(drop[0]) < 0.02 < 0.04 < drop[1]
+@pytest.mark.parametrize("size", [16, 100])
+def test_gradients_are_those_of_each_runs_own_minibatch(size):
+    asked = [Run(recipe(batch_size=size), scale, seed) for scale, seed in ((1.0, 5), (2.0, 5), (2.0, 6))]
+    estimate = ensemble._minibatches(asked, TASK)
+    w = np.random.default_rng(0).normal(size=(3, 4, 4))
+    n, per_epoch = 512, -(-512 // size)
+    for k in (0, 1, per_epoch - 1, per_epoch, 2 * per_epoch - 1):  # the last batch of an epoch is smaller
+        epoch, update = divmod(k, per_epoch)
+        for r, run in enumerate(asked):
+            order = ensemble.generator(run.seed, "order", epoch + 1).permutation(n)
+            rows = order[update * size : (update + 1) * size]
+            known = regression(TASK.x[rows], TASK.y[rows]).gradient(w[r])
+            np.testing.assert_allclose(estimate(k, w)[r], known, rtol=1e-12)
 
 
-def test_decay_shrinks_the_imbalance_on_its_clock(families):
-    e = families["l2"][-1]
-    shrunk = e.metrics["imbalance"].mean(axis=1)
-    np.testing.assert_allclose(
-        shrunk / shrunk[:, :1], np.exp(-2 * e.clocks["l2"]) * np.ones((5, 1)), rtol=0.1
-    )
+def test_one_update_by_hand_with_penalty():
+    asked = [Run(recipe(batch_size=512, epochs=1, l2=0.3, learning_rate=0.02), 1.5, 3)]
+    path = trajectories(asked, TASK)
+    v, u = (layer[0, 0] for layer in path.factors)
+    g = regression(TASK.x, TASK.y).gradient(u @ v)
+    v_next, u_next = (layer[1, 0] for layer in path.factors)
+    np.testing.assert_allclose(v_next, v - 0.02 * (u.T @ g + 2 * 0.3 * v), rtol=1e-12)
+    np.testing.assert_allclose(u_next, u - 0.02 * (g @ v.T + 2 * 0.3 * u), rtol=1e-12)
 
 
-def test_noise_shrinks_the_imbalance_at_the_rate_of_its_variance(families):
-    # At a minimum each update takes the share eta^2 s^2 d / b of D, s^2 the residuals' variance.
-    e = families["sgd"][2]
-    d = TASK.x.shape[1]
-    best = np.linalg.lstsq(TASK.x, TASK.y)[0]
-    variance = np.mean((TASK.y - TASK.x @ best) ** 2)
-    mean = e.metrics["imbalance"].mean(axis=1)[:3]
-    rate = -np.log(mean[:, 30] / mean[:, 5]) / (e.clocks["sgd"][30] - e.clocks["sgd"][5])
-    np.testing.assert_allclose(rate, variance * d, rtol=0.1)
+def test_initial_weights_have_the_variance_of_their_fan_in_and_one_draw_per_seed():
+    wide = recipe(width=6)
+    v, u = ensemble._initial([Run(wide, 2.0, seed) for seed in range(2000)], 4)
+    assert v.shape == (2000, 6, 4)
+    assert u.shape == (2000, 4, 6)
+    assert v.var() == pytest.approx(2.0**2 / 4, rel=0.03)
+    assert u.var() == pytest.approx(2.0**2 / 6, rel=0.03)
+    small, large = (ensemble._initial([Run(wide, s, 7)], 4) for s in (0.5, 1.5))
+    np.testing.assert_allclose(large[0], 3 * small[0], rtol=1e-14)
 
 
-def test_adam_at_twice_the_rate_forgets_four_times_as_fast():
-    """The limit of the adaptive clock: noise at the minimum makes Adam's drift second order."""
-    needed = []
-    for rate, epochs in ((0.06, 8), (0.12, 3)):
-        e = train(LinearRecipe("adam", rate, 4), TASK, seeds=range(8), epochs=epochs)
-        beta = _beta(e, "norm")
-        assert beta[-1] < 0.8 < beta[0]
-        needed.append(np.interp(-0.8, -beta, e.updates))
-    assert 3 < needed[0] / needed[1] < 6
+def test_each_seed_role_moves_only_its_own():
+    plain, init, order = (Run(recipe(), 1.0, 0, pins) for pins in ((), (("init", 9),), (("order", 9),)))
+    path = trajectories([plain, init, order], TASK)
+    start, end = (layer for layer in path.factors[0][:2])
+    assert np.array_equal(start[0], start[2])
+    assert not np.allclose(start[0], start[1])
+    assert not np.allclose(end[0], end[2])
+    gradients = ensemble._minibatches([plain, init, order], TASK)(0, np.ones((3, 4, 4)))
+    assert np.array_equal(gradients[0], gradients[1])
+    assert not np.allclose(gradients[0], gradients[2])
 
 
-def test_clocks_are_sums_over_updates(families):
-    e = families["l2"][0]
-    assert (e.recipe.learning_rate, e.recipe.decay, e.recipe.batch_size) == (0.004, 0.2, 4)
-    assert list(e.updates[:3]) == [0, 64, 128]
-    assert e.clocks["adaptive"][-1] == pytest.approx(40 * 64 * 0.004)
-    assert e.clocks["l2"][-1] == pytest.approx(0.2 * 40 * 64 * 0.004)
-    assert e.clocks["sgd"][-1] == pytest.approx(40 * 64 * 0.004**2 / 4)
-    assert e.clocks["sgd"][0] == 0
+def test_a_poke_moves_one_weight():
+    v, u = ensemble._initial([Run(recipe(), 1.0, 0), Run(recipe(), 1.0, 0, poke=1.5)], 4)
+    assert v[1, 0, 0] == 1.5 * v[0, 0, 0]
+    assert np.array_equal(v[0].ravel()[1:], v[1].ravel()[1:])
+    assert np.array_equal(u[0], u[1])
 
 
-def test_axes(families):
-    e = families["adaptive"][0]
-    assert e.epochs.shape == e.updates.shape == (41,)
-    assert {m.shape for m in e.metrics.values()} == {(5, 4, 41)}
-    assert e.diverged.shape == (5, 4)
-    # At the start the norm is the scale times that of one draw per seed.
-    start = e.metrics["norm"][:, :, 0]
-    np.testing.assert_allclose(start / e.scales[:, None], start[:1] / e.scales[0] * np.ones((5, 1)))
-    assert np.ptp(start[0]) > 0.01
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_run_is_the_same_in_any_company(optimizer):
+    asked = runs(optimizer=optimizer)
+    together, alone = trajectories(asked, TASK), trajectories(asked[4:5], TASK)
+    for mine, theirs in zip(alone.factors, together.factors, strict=True):
+        np.testing.assert_allclose(mine[:, 0], theirs[:, 4], rtol=1e-9)
 
 
-def test_a_seed_gives_the_same_run_in_any_company():
-    recipe = LinearRecipe("adam", 0.02, 8)
-    together = train(recipe, TASK, seeds=(5, 6, 7), scales=(1.0, 2.0), epochs=2)
-    alone = train(recipe, TASK, seeds=(6,), scales=(2.0,), epochs=2)
-    for name, values in alone.metrics.items():
-        np.testing.assert_allclose(values[0, 0], together.metrics[name][1, 1], rtol=1e-10)
+def test_optimizers_take_their_settings_from_the_recipe():
+    assert ensemble._rule(recipe(optimizer="momentum", momentum=0.5)).momentum == 0.5
+    adam = ensemble._rule(recipe(optimizer="adam", beta1=0.8, beta2=0.95, epsilon=1e-3))
+    assert (adam.beta1, adam.beta2, adam.epsilon) == (0.8, 0.95, 1e-3)
 
 
-def test_every_seed_has_its_own_minibatches():
-    first, second = ensemble._batches(256, 8, 2, (5, 6))
-    assert first.shape == second.shape == (1, 2, 8)
-    assert not np.array_equal(first[0, 0], first[0, 1])
-    assert not np.array_equal(first, second)
-
-
-def test_an_unstable_rate_is_marked_and_silent():
-    found = train(LinearRecipe("sgd", 0.2, 8), TASK, seeds=(0, 1), scales=(0.1, 3.0), epochs=3)
-    assert list(found.diverged[1]) == [True, True]
-    assert np.isnan(found.metrics["norm"][1, 0, -1])
-    assert np.isnan(found.metrics["val_accuracy"][1, 0, -1])
-    assert np.isnan(found.metrics["shaken_accuracy"][1, 0, -1])
+def test_a_schedule_reaches_every_update():
+    cosine = recipe(schedule="cosine", batch_size=128, epochs=3, floor=0.1)
+    k = np.arange(12)
+    expected = 0.01 * (0.1 + 0.9 * (1 + np.cos(np.pi * k / 12)) / 2)
+    np.testing.assert_allclose(ensemble.all_rates(cosine, 512), expected)
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("clock", "fields"),
     [
-        ({"optimizer": "newton"}, "optimizer: 'newton'; allowed: sgd, momentum, adam, muon"),
-        ({"learning_rate": 0.0}, "learning_rate: 0.0"),
-        ({"batch_size": 0}, "batch_size: 0"),
-        ({"decay": -1.0}, "decay: -1.0"),
+        ("sgd", {}),
+        ("l2", {"learning_rate": 0.004, "l2": 0.1}),
+        ("adaptive", {"learning_rate": 0.06, "optimizer": "adam"}),
     ],
 )
-def test_wrong_fields_are_named(fields, message):
-    good = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 4}
-    with pytest.raises(ConfigError, match=message):
-        LinearRecipe(**(good | fields))
+def test_batch_sizes_agree_against_their_clock_and_disagree_against_epochs(clock, fields):
+    found = {}
+    for b in (4, 8):
+        asked = runs(batch_size=b, epochs=15, **fields)
+        eta, updates = asked[0].recipe.learning_rate, 512 // b * np.arange(1, 16)
+        ticks = {"sgd": updates * eta**2 / b, "l2": updates * eta, "adaptive": updates * eta}
+        found[b] = beta(trajectories(asked, TASK), asked)[1:], ticks
+    (fast, fast_ticks), (slow, slow_ticks) = found[4], found[8]
+    # Compare where both are: the larger batch has come less far.
+    own = np.interp(slow_ticks[clock], fast_ticks[clock], fast)
+    both = slow_ticks[clock] >= fast_ticks[clock][0]
+    apart = np.abs(own - slow)[both].mean() / slow[both].mean()
+    assert both.sum() >= 5
+    assert apart < 0.12
+    assert np.abs(fast - slow).mean() / slow.mean() > 3 * apart
+    assert fast[-1] < 0.5 * slow[-1]
+
+
+def test_a_penalty_shrinks_the_imbalance_as_exp_of_four_times_its_clock():
+    asked = runs(learning_rate=0.002, l2=0.1, epochs=20)
+    (d,) = trajectories(asked, TASK).imbalances
+    clock = 0.1 * 20 * 32 * 0.002
+    np.testing.assert_allclose(frobenius(d[-1]) / frobenius(d[0]), np.exp(-4 * clock), rtol=0.12)
+
+
+def test_noise_shrinks_the_imbalance_at_the_rate_of_its_variance():
+    # At a minimum each update takes the share eta^2 s^2 d / b of D, s^2 the residuals' variance.
+    asked = runs(epochs=24, seeds=range(8), scales=(1.0, 1.5, 2.0))
+    (d,) = trajectories(asked, TASK).imbalances
+    best = np.linalg.lstsq(TASK.x, TASK.y)[0]
+    variance = np.mean((TASK.y - TASK.x @ best) ** 2)
+    size = frobenius(d).reshape(25, 8, 3).mean(axis=1)
+    rate = -np.log(size[24] / size[6]) / (18 * 32 * 0.01**2 / 16)
+    np.testing.assert_allclose(rate, variance * 4, rtol=0.15)
+
+
+def test_adam_at_half_the_rate_needs_about_four_times_the_updates():
+    """The limit of the adaptive clock: noise at the minimum makes Adam's drift second order."""
+    needed = []
+    for rate, epochs in ((0.06, 5), (0.03, 16)):
+        asked = runs(optimizer="adam", learning_rate=rate, batch_size=4, epochs=epochs)
+        slope = beta(trajectories(asked, TASK), asked)
+        assert slope[-1] < 0.7 < slope[0]
+        needed.append(np.interp(-0.7, -slope, np.arange(epochs + 1)))
+    assert 3 < needed[1] / needed[0] < 5
+
+
+def test_shaken_networks_are_judged_one_by_one():
+    factors = (np.eye(4)[None], 2 * np.eye(4)[None])
+    inputs = TASK.val_x[:50]
+    shaking = tuple(s[:3] for s in TASK.shaking)
+    losses, rights = [], []
+    for e, f in zip(*shaking, strict=True):
+        w = (2 * np.eye(4) + f) @ (np.eye(4) + e)
+        found = np.array([w @ x for x in inputs])
+        losses.append(np.mean(np.sum((found - inputs) ** 2, axis=1)) / 2)
+        rights.append(np.mean(found.argmax(axis=1) == inputs.argmax(axis=1)))
+    loss, accuracy = evaluate(factors, inputs, inputs, shaking)
+    assert loss[0] == pytest.approx(np.mean(losses))
+    assert accuracy[0] == pytest.approx(np.mean(rights))
+    assert accuracy[0] < 1 == evaluate(factors, inputs, inputs)[1][0]
+
+
+def test_larger_weights_with_the_same_product_survive_shaking_less():
+    rotation = TASK.truth / 2
+    truth = TASK.val_x @ TASK.truth.T
+    balanced = (np.sqrt(2) * rotation, np.sqrt(2) * np.eye(4))
+    lopsided = (rotation / 4, 8 * np.eye(4))
+    assert frobenius(imbalance(balanced[1], balanced[0])) == pytest.approx(0, abs=1e-12)
+    scores = [evaluate(factors, TASK.val_x, truth, TASK.shaking)[1] for factors in (balanced, lopsided)]
+    assert scores[0] > scores[1] + 0.1
+
+
+def test_the_task_is_whitened_and_the_same_at_every_width():
+    np.testing.assert_allclose(TASK.x.T @ TASK.x / 512, np.eye(4), atol=1e-12)
+    np.testing.assert_allclose(TASK.truth @ TASK.truth.T, 4 * np.eye(4), atol=1e-12)
+    wide = linear_task(width=7)
+    for name in ("x", "y", "val_x", "test_x", "truth"):
+        assert np.array_equal(getattr(wide, name), getattr(TASK, name))
+    assert [s.shape for s in wide.shaking] == [(8, 7, 4), (8, 4, 7)]
+
+
+def test_runs_of_two_recipes_are_refused():
+    mixed = [Run(recipe(), 1.0, 0), replace(Run(recipe(), 1.0, 0), recipe=recipe(batch_size=8))]
+    with pytest.raises(ConfigError, match="one recipe"):
+        trajectories(mixed, TASK)

@@ -1,5 +1,8 @@
 """Measured exponents, and the fit behind them against scipy and planted noise."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.stats import linregress
@@ -8,8 +11,12 @@ from initmem.errors import ConfigError
 from initmem.theory import Adam, GradientDescent, exponents
 
 
-def test_every_exponent_is_what_the_theory_says():
-    found = exponents.measure_all(seed=0)
+@pytest.fixture(scope="module")
+def found():
+    return exponents.measure_all(seed=0)
+
+
+def test_every_exponent_is_what_the_theory_says(found):
     assert [(e.name, e.against, e.expected) for e in found] == [
         ("leakage", "eta", 2.0),
         ("batch", "b", -1.0),
@@ -23,6 +30,12 @@ def test_every_exponent_is_what_the_theory_says():
         assert e.high - e.low < 0.1 * abs(e.expected)
         assert e.agrees
     assert exponents.rows(found)[0]["agrees"] is True
+
+
+def test_the_page_shows_the_exponents_of_today(found):
+    known = json.loads((Path(__file__).parent.parent / "docs" / "theory.json").read_text())["exponents"]
+    for row, old in zip(exponents.rows(found), known, strict=True):
+        assert row == old | {key: pytest.approx(old[key], rel=1e-3) for key in ("value", "low", "high")}
 
 
 def test_each_optimizer_fails_the_others_exponent():

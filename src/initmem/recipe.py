@@ -12,12 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from initmem.errors import ConfigError, allowed
 
-Model = Literal["resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp"]
+ImageModel = Literal["resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp"]
+Model = Literal[ImageModel, "linear"]
 Norm = Literal["batch", "layer"]
 OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "muon", "muon-conv"]
 
-MODELS: tuple[Model, ...] = get_args(Model)
-NAMED_DATASETS = ("digits", "cifar10", "synthetic")
+MODELS: tuple[ImageModel, ...] = get_args(ImageModel)
+NAMED_DATASETS = ("digits", "cifar10", "synthetic")  # of images
 
 DEFAULT_WIDTH: dict[str, int] = {
     "resnet9": 64,
@@ -25,6 +26,7 @@ DEFAULT_WIDTH: dict[str, int] = {
     "resnet56": 16,
     "resnet110": 16,
     "mlp": 256,
+    "linear": 4,
 }
 DEFAULT_DECAY = {"adamw": 1e-4, "muon": 1e-4, "muon-conv": 1e-4}
 DEFAULT_MOMENTUM = {"muon": 0.95, "muon-conv": 0.95}
@@ -33,19 +35,25 @@ DEFAULT_MOMENTUM = {"muon": 0.95, "muon-conv": 0.95}
 SHORT = {"learning_rate": "lr", "batch_size": "b", "weight_decay": "wd", "width": "w"}
 BARE = ("dataset", "model", "norm", "optimizer", "schedule", "augment")
 
+# What a linear network can be trained with, and the fields that have nothing to act on there.
+LINEAR_OPTIMIZERS = ("sgd", "momentum", "adam")
+NOT_LINEAR = ("train_size", "norm", "weight_decay", "augment", "patience", "bias_std")
+
 
 class Recipe(BaseModel):
     """One training procedure. The defaults are those of the paper's main grid."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    dataset: str = Field("cifar10", description="digits, cifar10, synthetic[:NxCxHxW], or a .npz file")
+    dataset: str = Field(
+        "cifar10", description="digits, cifar10, synthetic[:NxCxHxW], a .npz file, or linear"
+    )
     data_sha256: str | None = Field(
         None, description="digest of a .npz dataset, filled in when a study is read"
     )
     train_size: int | None = Field(None, ge=1, description="use only the first n training examples")
     model: Model = Field("resnet9", description="network architecture")
-    width: int = Field(64, ge=1, description="channels of the first layer; default by model")
+    width: int = Field(64, ge=1, description="channels of the first layer, or hidden units; default by model")
     norm: Norm = Field("batch", description="normalization layer")
     optimizer: OptimizerName = Field("sgd", description="update rule")
     learning_rate: float = Field(1e-3, gt=0, description="initial learning rate")
@@ -76,9 +84,20 @@ class Recipe(BaseModel):
     @field_validator("dataset")
     @classmethod
     def _known_dataset(cls, name: str) -> str:
-        if name.endswith(".npz") or name.split(":")[0] in NAMED_DATASETS:
+        if name.endswith(".npz") or name == "linear" or name.split(":")[0] in NAMED_DATASETS:
             return name
-        raise ValueError(allowed([*NAMED_DATASETS, "synthetic:NxCxHxW", "a path ending in .npz"]))
+        raise ValueError(allowed([*NAMED_DATASETS, "synthetic:NxCxHxW", "a path ending in .npz", "linear"]))
+
+    @model_validator(mode="after")
+    def _linear_with_linear(self) -> Recipe:
+        """A linear network is trained on the linear task, by what has a meaning for it."""
+        if (self.model == "linear") != (self.dataset == "linear"):
+            raise ValueError(
+                f"model = {self.model!r} with dataset = {self.dataset!r} (allowed: linear with linear)"
+            )
+        if self.model == "linear" and (wrong := _not_linear(self)):
+            raise ValueError("; ".join(wrong))
+        return self
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Recipe:
@@ -114,6 +133,18 @@ def derived_defaults(model: object, optimizer: object) -> dict[str, Any]:
         "weight_decay": DEFAULT_DECAY.get(str(optimizer), 0.0),
         "momentum": DEFAULT_MOMENTUM.get(str(optimizer), 0.9),
     }
+
+
+def _not_linear(recipe: Recipe) -> list[str]:
+    """What a recipe of a linear network asks for in vain, one phrase per field."""
+    found = []
+    if recipe.optimizer not in LINEAR_OPTIMIZERS:
+        found.append(f"optimizer = {recipe.optimizer!r} ({allowed(LINEAR_OPTIMIZERS)}, with model linear)")
+    for name in NOT_LINEAR:
+        value, default = getattr(recipe, name), Recipe.model_fields[name].default
+        if value != default and not (name == "weight_decay" and recipe.optimizer in DEFAULT_DECAY):
+            found.append(f"{name} = {value!r} ({allowed([default])}, with model linear)")
+    return found
 
 
 def content_id(content: Mapping[str, Any]) -> str:
@@ -170,4 +201,6 @@ def _phrase(item: Any) -> str:
         hint = f"did you mean {near[0]}? " if near else ""
         return f"unknown field {name} = {value!r} ({hint}{allowed(sorted(Recipe.model_fields))})"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
+    if not name:  # of the recipe as a whole: the message names the fields itself
+        return str(message)
     return f"{name} = {value!r} ({message})"

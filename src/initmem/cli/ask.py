@@ -1,8 +1,9 @@
-"""Commands that tell before anything is trained: studies, models, clocks, plan."""
+"""Commands that tell before anything is trained: studies, models, clocks, plan, theory."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -137,3 +138,25 @@ def plan(
     if schedule:
         said = f"{duration(3600 * schedule.makespan_hours)}, {100 * schedule.busy:.0f}% busy"
         print(f"{schedule.gpus} of them (simulated): {said}, {schedule.failures} failures")
+
+
+@app.command()
+def theory(
+    name: Annotated[
+        str, typer.Argument(help="propositions, exponents, fig9, diagonal, resetting or linear.")
+    ],
+    seed: Annotated[int, typer.Option(min=0, help="Draws networks, data and targets.")] = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Draw a picture to a file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a part of the linear theory: why initialization is remembered, and what erases it."""
+    from initmem.present.tables import plain_table
+    from initmem.present.theory import show
+
+    shown = show(name, seed=seed, output=output)
+    if as_json:
+        print_json(shown.rows)
+        return
+    console().print(plain_table(shown.table, shown.title))
+    if output is not None:
+        print(f"picture: {output}")

@@ -122,7 +122,9 @@ def _read(path: Path, expected: Expected, report: Report) -> Raw:
         if seen == wanted:
             return raw
     if not seen:
-        raise DataError("not CIFAR-10: a folder or .tar.gz of the official binary or python version")
+        raise DataError(
+            "not CIFAR-10 (allowed: a folder or .tar.gz of the official binary or python version)"
+        )
     raise DataError(f"incomplete: {', '.join(sorted(wanted - seen))} missing")
 
 

@@ -154,6 +154,7 @@ def descend(
     *,
     decay: ArrayLike = 0.0,
     every: int = 1,
+    watch: Callable[[int, Factors], None] | None = None,
 ) -> Path:
     """Make `steps` updates and record the factors at the start, every `every` updates and last.
 
@@ -161,7 +162,8 @@ def descend(
     number, an array (step,) or (step, ...) with a rate per trajectory, or a function of k.
     `decay`, a number or (...), is coupled: it adds decay W_j to the gradient of layer j, so that
     plain descent multiplies W_j by (1 - rate decay). A trajectory that blows up is marked in
-    `diverged` and leaves the others alone.
+    `diverged` and leaves the others alone. `watch(k, factors)` is shown the factors before every
+    update k, and may raise to end it all.
     """
     factors = network(*factors)
     require(steps >= 1 and every >= 1, f"steps: {steps}, every: {every}; allowed: one or more")
@@ -174,6 +176,8 @@ def descend(
     with np.errstate(all="ignore"):
         diverged = has_diverged(factors)
         for k in range(steps):
+            if watch is not None:
+                watch(k, factors)
             slope = checked_gradient(partial(estimate, k), product(factors))
             slopes = layer_gradients(factors, slope)
             slopes = _each(lambda h, w: h + shrink * w, slopes, factors)
@@ -207,7 +211,9 @@ def _schedule(rates: Schedule, steps: int, lead: tuple[int, ...]) -> Callable[[i
         len(table) == steps,
         f"rates: {len(table)} given for {steps} steps; allowed: one number, or one per step",
     )
-    return lambda k: _per_trajectory("rates", table[k], lead)
+    _per_trajectory("rates", table.min(axis=0), lead)  # if the least are allowed, all are
+    ready = table[..., None, None]
+    return lambda k: ready[k]
 
 
 def _per_trajectory(name: str, value: ArrayLike, lead: tuple[int, ...]) -> Array:

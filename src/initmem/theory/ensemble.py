@@ -1,15 +1,17 @@
 """Ensembles of linear networks: the smallest complete experiment on initialization memory.
 
-Every recipe trains the same two-factor networks from several initialization scales and seeds on
-one noisy linear task. At every scale and seed the trained networks compute nearly the same
-function; what the scale leaves behind is their imbalance, seen in the norm of the weights, and in
-the accuracy once the weights are perturbed, which large weights do not survive.
+A run whose recipe says `model = "linear"` is a two-factor network W = U V, trained on one noisy
+linear task. The networks of all scales and seeds of a recipe move at once. At the end they compute
+nearly the same function; what the scale leaves behind is their imbalance, seen in the norm of the
+weights, and in the accuracy once the weights are perturbed, which large weights do not survive.
 
-Three families of recipes differ only in batch size, each erasing the imbalance by one mechanism:
+The bundled study `linear` holds three families of recipes that differ only in batch size. Each
+erases the imbalance by one mechanism and on one clock:
 
-- `sgd`: minibatch noise, on the clock T_SGD = (1/b) sum of eta^2;
-- `l2`: coupled decay, on T_L2 = lambda sum of eta;
-- `adaptive`: Adam, on T_adapt = sum of eta.
+- minibatch noise, on T_SGD = (1/b) sum of eta^2;
+- the penalty l2 * |W|^2, on T_L2 = l2 sum of eta: its gradient is 2 l2 W, so that the imbalance
+  shrinks as exp(-4 T_L2);
+- Adam, on T_adapt = sum of eta.
 
 Within a family the memory of different batch sizes agrees against its clock and disagrees against
 epochs. One limit is worth knowing: with noise at the minimum, Adam's drift along the minima is of
@@ -18,195 +20,164 @@ second order in eta, so T_adapt lines up batch sizes at one eta, but not differe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
 
 import numpy as np
 
-from initmem.theory._arrays import Array, Factors, Flags, Integers, frobenius, require
-from initmem.theory.descent import Adam, GradientDescent, HeavyBall, Muon, Rule, descend
-from initmem.theory.linear import imbalances, product, random_network
-from initmem.theory.losses import minibatch, regression, sampled_batches
-
-Clock = Literal["sgd", "l2", "adaptive"]
-RULES: dict[str, Rule] = {
-    "sgd": GradientDescent(),
-    "momentum": HeavyBall(),
-    "adam": Adam(),
-    "muon": Muon(),
-}
-
-
-@dataclass(frozen=True)
-class LinearRecipe:
-    """How to train: `decay` is lambda, coupled; `clock` names the family the recipe belongs to."""
-
-    optimizer: str
-    learning_rate: float
-    batch_size: int
-    decay: float = 0.0
-    clock: Clock = "sgd"
-
-    def __post_init__(self) -> None:
-        names = ", ".join(RULES)
-        require(self.optimizer in RULES, f"optimizer: {self.optimizer!r}; allowed: {names}")
-        require(self.learning_rate > 0, f"learning_rate: {self.learning_rate}; allowed: above 0")
-        require(self.batch_size >= 1, f"batch_size: {self.batch_size}; allowed: one or more")
-        require(self.decay >= 0, f"decay: {self.decay}; allowed: zero or more")
-
-
-SCALES = (1.0, 1.5, 2.0, 2.5, 3.0)
-BATCH_SIZES = (4, 8, 16)
-RECIPES = (
-    *(LinearRecipe("sgd", 0.01, b, clock="sgd") for b in BATCH_SIZES),
-    *(LinearRecipe("sgd", 0.004, b, decay=0.2, clock="l2") for b in BATCH_SIZES),
-    *(LinearRecipe("adam", 0.06, b, clock="adaptive") for b in BATCH_SIZES),
-)
+from initmem.recipe import Recipe
+from initmem.schedule import epoch_rates
+from initmem.seeds import generator
+from initmem.study import Run
+from initmem.theory._arrays import Array, Factors, matrix_sum, require
+from initmem.theory.descent import Adam, GradientDescent, HeavyBall, Rule, descend
+from initmem.theory.linear import Path, product, random_network
+from initmem.theory.losses import Estimate
 
 
 @dataclass(frozen=True)
 class Task:
-    """Noisy outputs of a linear map, and clean points to judge by.
+    """Noisy outputs of a linear map to learn from, and clean points to judge by.
 
-    `x` and `y` are (sample, feature); `val_x` is (point, feature) and `labels` (point,), the
-    largest output of the true map `truth`, (feature, feature), there. `shaking` perturbs weights:
-    (draw, layer, feature, feature).
+    `x` and `y` are (sample, feature), `val_x` and `test_x` (point, feature), and the true map
+    `truth` is (feature, feature). `shaking` perturbs the two factors:
+    (draw, width, feature) and (draw, feature, width).
     """
 
     x: Array
     y: Array
     val_x: Array
-    labels: Integers
+    test_x: Array
     truth: Array
-    shaking: Array
-
-
-@dataclass(frozen=True)
-class Ensemble:
-    """What one recipe left behind at every scale, seed and epoch.
-
-    `scales` is (scale,), `seeds` (seed,), and `epochs` and `updates` are (epoch,), from 0 at the
-    start. Each of `clocks` is (epoch,): `sgd`, `l2`, `adaptive`. Each of `metrics` is
-    (scale, seed, epoch): `norm`, `imbalance`, `train_loss`, `val_loss`, `val_accuracy`, and
-    `shaken_accuracy`, that of perturbed weights. `diverged` is (scale, seed).
-    """
-
-    recipe: LinearRecipe
-    scales: Array
-    seeds: Integers
-    epochs: Integers
-    updates: Integers
-    clocks: dict[str, Array]
-    metrics: dict[str, Array]
-    diverged: Flags
+    shaking: Factors
 
 
 def linear_task(
-    *, seed: int, features: int = 4, samples: int = 256, noise: float = 3.0, points: int = 128
+    *,
+    seed: int = 0,
+    width: int = 4,
+    features: int = 4,
+    samples: int = 512,
+    points: int = 256,
+    noise: float = 3.0,
+    shake: float = 0.25,
+    draws: int = 8,
 ) -> Task:
     """Draw a task whose minibatch noise is the same in all directions.
 
     Inputs are whitened and the true map is twice a rotation, as wide as it is high: then noise
-    shrinks U'U and VV' alike, and D decays to zero rather than to another imbalance.
+    shrinks U'U and VV' alike, and D decays to zero rather than to another imbalance. The data are
+    the same at every width.
     """
     rng = np.random.default_rng(seed)
     x = np.linalg.qr(rng.normal(size=(samples, features))).Q * np.sqrt(samples)
     truth = 2 * np.linalg.qr(rng.normal(size=(features, features))).Q
     y = x @ truth.T + noise * rng.normal(size=(samples, features))
-    val_x = rng.normal(size=(points, features))
-    labels = np.argmax(val_x @ truth.T, axis=1)
-    shaking = 0.25 * rng.normal(size=(12, 2, features, features))
-    return Task(x, y, val_x, labels, truth, shaking)
+    val_x, test_x = rng.normal(size=(2, points, features))
+    shaking = tuple(
+        shake * rng.normal(size=(draws, *shape)) for shape in ((width, features), (features, width))
+    )
+    return Task(x, y, val_x, test_x, truth, shaking)
 
 
-def train(
-    recipe: LinearRecipe,
-    task: Task,
-    *,
-    seeds: Sequence[int],
-    scales: Sequence[float] = SCALES,
-    epochs: int = 60,
-) -> Ensemble:
-    """Train one network per scale and seed, all at once.
+def trajectories(
+    runs: Sequence[Run], task: Task, *, watch: Callable[[int, Factors], None] | None = None
+) -> Path:
+    """Train the runs of one recipe side by side; the path holds the start and every epoch's end.
 
-    A seed fixes the standard normal draw behind the initialization at every scale, and the
-    minibatches, by a generator of its own for each.
+    Its factors are (epoch, run, ...). A seed draws the same standard normals at every scale, and
+    each epoch is a fresh permutation of the samples, as for any other network.
     """
-    require(len(seeds) > 0 and len(scales) > 0, "seeds, scales: allowed: one or more of each")
-    require(epochs >= 1, f"epochs: {epochs}; allowed: one or more")
-    n, d = task.x.shape
-    per_epoch = -(-n // recipe.batch_size)
-    steps = epochs * per_epoch
-    sigma = np.asarray(scales, dtype=np.float64)
-    drawn = [random_network((d, d, d), rng=np.random.default_rng((s, 0))) for s in seeds]
-    start = tuple(sigma[:, None, None, None] * np.stack(w) for w in zip(*drawn, strict=True))
-    orders = [sampled_batches(n, recipe.batch_size, steps, rng=np.random.default_rng((s, 1))) for s in seeds]
-    batches = [np.stack(rows)[None] for rows in zip(*orders, strict=True)]  # (1, seed, sample)
-    estimate = minibatch(lambda rows: regression(task.x[rows], task.y[rows]), batches)
-    rates = np.full(steps, recipe.learning_rate)
-    path = descend(
-        start, estimate, RULES[recipe.optimizer], rates, steps, decay=recipe.decay, every=per_epoch
-    )
-    updates = per_epoch * np.arange(epochs + 1)
-    return Ensemble(
-        recipe,
-        sigma,
-        np.asarray(seeds, dtype=np.int64),
-        np.arange(epochs + 1),
-        updates,
-        _clocks(recipe, rates, updates),
-        {name: np.moveaxis(m, 0, -1) for name, m in _metrics(path.factors, task).items()},
-        path.diverged,
+    recipe = runs[0].recipe
+    require(all(run.recipe == recipe for run in runs), "runs: allowed: those of one recipe")
+    rates = all_rates(recipe, len(task.x))
+    return descend(
+        _initial(runs, task.x.shape[1]),
+        _minibatches(runs, task),
+        _rule(recipe),
+        rates,
+        len(rates),
+        decay=2 * recipe.l2,  # the gradient of l2 |W|^2 is 2 l2 W
+        every=len(rates) // recipe.epochs,
+        watch=watch,
     )
 
 
-def study(
-    *,
-    task_seed: int,
-    seeds: Sequence[int],
-    scales: Sequence[float] = SCALES,
-    epochs: int = 60,
-    recipes: Sequence[LinearRecipe] = RECIPES,
-) -> list[Ensemble]:
-    """Train the ensembles of all recipes, by default those of the three families."""
-    task = linear_task(seed=task_seed)
-    return [train(recipe, task, seeds=seeds, scales=scales, epochs=epochs) for recipe in recipes]
+def evaluate(
+    factors: Factors, inputs: Array, outputs: Array, shaking: Factors | None = None
+) -> tuple[Array, Array]:
+    """Loss, and share of points whose largest output is the right one: (...) each.
 
-
-def _batches(n: int, size: int, steps: int, seeds: Sequence[int]) -> list[Integers]:
-    """Row numbers of every update, (1, seed, sample): each seed's own, the same at every scale."""
-    orders = [sampled_batches(n, size, steps, rng=np.random.default_rng((s, 1))) for s in seeds]
-    return [np.stack(rows)[None] for rows in zip(*orders, strict=True)]
-
-
-def _clocks(recipe: LinearRecipe, rates: Array, updates: Integers) -> dict[str, Array]:
-    """The three clocks after each epoch, from the rates of all updates."""
-    first = np.concatenate([[0.0], np.cumsum(rates)])[updates]
-    second = np.concatenate([[0.0], np.cumsum(rates**2)])[updates]
-    return {"sgd": second / recipe.batch_size, "l2": recipe.decay * first, "adaptive": first}
-
-
-def _metrics(factors: Factors, task: Task) -> dict[str, Array]:
-    """Every metric of networks (epoch, scale, seed, ...): arrays (epoch, scale, seed)."""
-    with np.errstate(all="ignore"):  # diverged networks are NaN throughout
-        w = product(factors)
-        shaken = [
-            _accuracy(product(tuple(f + e for f, e in zip(factors, shake, strict=True))), task)
-            for shake in task.shaking
+    `inputs` and `outputs` are (point, feature). With `shaking` both are means over networks whose
+    factors are perturbed by each draw.
+    """
+    if shaking is not None:
+        draws = [
+            evaluate(tuple(f + e for f, e in zip(factors, shake, strict=True)), inputs, outputs)
+            for shake in zip(*shaking, strict=True)
         ]
-        return {
-            "norm": np.sqrt(sum((frobenius(f) ** 2 for f in factors), np.zeros(w.shape[:-2]))),
-            "imbalance": frobenius(imbalances(factors)[0]),
-            "train_loss": regression(task.x, task.y).value(w),
-            "val_loss": regression(task.val_x, task.val_x @ task.truth.T).value(w),
-            "val_accuracy": _accuracy(w, task),
-            "shaken_accuracy": np.mean(shaken, axis=0),
-        }
+        loss, accuracy = (np.mean(values, axis=0) for values in zip(*draws, strict=True))
+        return loss, accuracy
+    found = inputs @ product(factors).mT  # (..., point, feature)
+    right = np.argmax(found, axis=-1) == np.argmax(outputs, axis=-1)
+    return matrix_sum((found - outputs) ** 2) / (2 * len(inputs)), right.mean(axis=-1)
 
 
-def _accuracy(w: Array, task: Task) -> Array:
-    """The share of points whose largest output is the true one; NaN for a diverged network."""
-    right = np.argmax(task.val_x @ w.mT, axis=-1) == task.labels
-    known = np.isfinite(w).all(axis=(-2, -1))
-    return np.where(known, right.mean(axis=-1), np.nan)
+def all_rates(recipe: Recipe, samples: int) -> Array:
+    """The learning rate of every update of a run, (update,)."""
+    return np.concatenate([epoch_rates(recipe, samples, e) for e in range(1, recipe.epochs + 1)])
+
+
+def squared_norm(factors: Factors) -> Array:
+    """The squared Frobenius norm of both factors together, (...)."""
+    lower, upper = (matrix_sum(factor * factor) for factor in factors)
+    return lower + upper
+
+
+def _rule(recipe: Recipe) -> Rule:
+    match recipe.optimizer:
+        case "momentum":
+            return HeavyBall(recipe.momentum)
+        case "adam":
+            return Adam(recipe.beta1, recipe.beta2, recipe.epsilon)
+        case _:
+            return GradientDescent()
+
+
+def _initial(runs: Sequence[Run], features: int) -> Factors:
+    """The factors of every run, (run, width, feature) and (run, feature, width)."""
+    dims = (features, runs[0].recipe.width, features)
+    drawn = [
+        random_network(dims, rng=generator(run.seed_of("init"), "init"), scale=run.scale) for run in runs
+    ]
+    lower, upper = (np.stack(layer) for layer in zip(*drawn, strict=True))
+    lower[:, 0, 0] *= [run.poke for run in runs]
+    return lower, upper
+
+
+def _minibatches(runs: Sequence[Run], task: Task) -> Estimate:
+    """Every run's gradient on its own minibatch of update k, (run, feature, feature).
+
+    A minibatch enters the gradient W (x x') - (y x') only by two means over its samples, which
+    are taken for a whole epoch at once, and for one run of all that share their order.
+    """
+    n = len(task.x)
+    starts = np.arange(0, n, runs[0].recipe.batch_size)
+    counts = np.diff(starts, append=n)[:, None, None]
+    outer = [side[:, :, None] * task.x[:, None, :] for side in (task.x, task.y)]
+    seeds, which = np.unique([run.seed_of("order") for run in runs], return_inverse=True)
+
+    @lru_cache(maxsize=1)
+    def means(epoch: int) -> list[Array]:
+        orders = [generator(int(seed), "order", epoch).permutation(n) for seed in seeds]
+        sums = [[np.add.reduceat(samples[order], starts) for order in orders] for samples in outer]
+        return [np.stack(of_seed, axis=1)[:, which] / counts[:, None] for of_seed in sums]
+
+    def estimate(k: int, w: Array) -> Array:
+        epoch, update = divmod(k, len(starts))
+        inputs, outputs = means(epoch + 1)  # (update, run, feature, feature)
+        slope: Array = w @ inputs[update] - outputs[update]
+        return slope
+
+    return estimate

@@ -176,7 +176,7 @@ def draw(data: Figure9, file: str | Path) -> None:
         columnspacing=1.2,
         handletextpad=0.5,
     )
-    figure.savefig(file, dpi=200)
+    figure.savefig(file, dpi=150)
 
 
 # Blue and vermilion of Okabe and Ito, apart for every common kind of colour vision; the shapes of

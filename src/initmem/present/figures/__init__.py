@@ -1,0 +1,73 @@
+"""Figures 1 to 8, from whatever a store holds: pure plot data, and thin drawers.
+
+Every figure shows the optimizers, batch sizes and scales that there are; what it wants but the store lacks
+is shown as missing and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from initmem.errors import ConfigError, StoreError, allowed
+from initmem.present.figures import heatmap, interpolation, pairs, scales, sensitivity, sweep
+from initmem.present.figures.canvas import check
+from initmem.present.figures.plain import draw_scale_plot
+from initmem.record import RunRecord
+from initmem.study import Study
+
+__all__ = ["ABOUT", "NAMES", "Drawn", "draw", "draw_scale_plot", "plot_data"]
+
+
+class _Figure(NamedTuple):
+    about: str
+    plot: Callable[..., Any]
+    draw: Callable[[Any, Path], None]
+
+
+_FIGURES = {
+    "1": _Figure("accuracy gap, test accuracy and kernel norm against scale", scales.plot, scales.draw),
+    "2": _Figure("test accuracy, optimizer x scale, by batch size", heatmap.plot, heatmap.draw),
+    "3": _Figure("interpolation epoch and repair gap against scale", interpolation.plot, interpolation.draw),
+    "4": _Figure("test accuracy against scale by learning rate and penalty", sweep.plot, sweep.draw),
+    "5": _Figure("test accuracy by depth", pairs.plot_depth, pairs.draw),
+    "6": _Figure("|beta| against epoch and against the clocks", sensitivity.plot, sensitivity.draw),
+    "7": _Figure("train accuracy by depth", pairs.plot_depth_train, pairs.draw),
+    "8": _Figure("normalization and augmentation", pairs.plot_norms, pairs.draw),
+}
+NAMES = tuple(_FIGURES)
+ABOUT = {name: figure.about for name, figure in _FIGURES.items()}
+
+
+class Drawn(NamedTuple):
+    """A figure that was written: what it lacks, and what else the store holds."""
+
+    path: Path
+    missing: list[str]
+    notes: list[str]
+
+
+def plot_data(
+    name: str, records: Sequence[RunRecord], studies: Sequence[Study], reference: bool = False
+) -> Any:
+    """The plot data of a figure: a NamedTuple with, among others, `caption`, `missing` and `notes`."""
+    if name not in _FIGURES:
+        raise ConfigError(f"figure = {name!r} ({allowed(NAMES)})")
+    if not records:
+        raise StoreError("no finished run yet (initmem run makes them)")
+    return _FIGURES[name].plot(records, studies, reference=reference)
+
+
+def draw(
+    name: str,
+    records: Sequence[RunRecord],
+    studies: Sequence[Study],
+    path: Path,
+    reference: bool = False,
+) -> Drawn:
+    """Draw a figure as PDF, PNG or SVG, by the ending of the path; `reference` adds published values."""
+    check(path)
+    plot = plot_data(name, records, studies, reference)
+    _FIGURES[name].draw(plot, path)
+    return Drawn(path, plot.missing, plot.notes)

@@ -1,0 +1,28 @@
+"""The plain scale plot: one metric against scale, a line for every recipe of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from initmem.present.curves import Curve, ScalePlot
+from initmem.present.figures import styles, words
+from initmem.present.figures.panels import draw_panels
+from initmem.present.figures.plotdata import Entry, Line, Panel, PanelPlot, Style
+
+
+def draw_scale_plot(plot: ScalePlot, path: Path) -> None:
+    """Means with bands against initialization scale; the ending of the path picks the format."""
+    lines = [_line(curve, i) for i, curve in enumerate(plot.curves)]
+    entries = [Entry(line.label, line.style, present=True) for line in lines]
+    legend = [entries[i : i + 3] for i in range(0, len(entries), 3)]
+    panel = Panel(plot.title, words.SIGMA, plot.y_title, lines)
+    caption = f"{words.BANDS}, {words.counts([panel])}."
+    draw_panels(PanelPlot([[panel]], legend, caption, [], []), path, row_height=3.0, lettered=False)
+
+
+def _line(curve: Curve, i: int) -> Line:
+    style = Style(
+        curve.colour, styles.MARKERS[i % len(styles.MARKERS)], styles.DASHES[i % len(styles.DASHES)]
+    )
+    none = [0] * len(curve.n)
+    return Line(curve.label, style, curve.scales, curve.mean, curve.low, curve.high, curve.n, none, none)
