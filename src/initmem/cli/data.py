@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,7 @@ def get_data(
 
     if name != "cifar10":
         raise DataError(f"dataset {name!r} needs no fetching (allowed: cifar10)")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill cleans up like Ctrl-C
     with transfer(console(stderr=True)) as report:
         place = fetch(data_dir, files, report=report)
     if as_json:
