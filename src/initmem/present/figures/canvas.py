@@ -143,14 +143,15 @@ def legend(figure: Figure, rows: Sequence[Sequence[Entry]]) -> None:
 
 
 def fitting(rows: Sequence[Sequence[Entry]]) -> list[Sequence[Entry]]:
-    """Rows of a legend, broken in two while they are too wide for the page."""
+    """Rows of a legend, broken where they are too wide for the page."""
     found: list[Sequence[Entry]] = list(rows)
-    while (columns := max(len(row) for row in found)) > 1:
-        widest = [max(len(row[i].label) for row in found if len(row) > i) for i in range(columns)]
+    for most in range(max(len(row) for row in rows), 0, -1):
+        found = [piece for row in rows for piece in _pieces(row, most)]
+        widest = [
+            max(len(row[i].label) for row in found if len(row) > i) for i in range(max(map(len, found)))
+        ]
         if sum(0.62 + 0.058 * letters for letters in widest) <= WIDTH:  # inches, about
             break
-        most = -(-columns // 2)
-        found = [piece for row in found for piece in _pieces(row, most)]
     return found
 
 

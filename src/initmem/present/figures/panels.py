@@ -96,7 +96,8 @@ def _same_y(beside: Panel | SpreadPanel | None, panel: Panel | SpreadPanel) -> b
 
 def _other_x(plot: PanelPlot, i: int, j: int) -> bool:
     """Whether the panel below counts in something else, so that this one needs its own axis title."""
-    below = plot.rows[i + 1] if i + 1 < len(plot.rows) else []
+    filled = (row for row in plot.rows[i + 1 :] if any(has_data(panel) for panel in row))
+    below = next(filled, [])
     return len(below) != len(plot.rows[i]) or below[j].x_title != plot.rows[i][j].x_title
 
 

@@ -1,0 +1,478 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+import planted
+from initmem.errors import ConfigError, StoreError
+from initmem.present import figures
+from initmem.present.curves import scale_plot
+from initmem.present.figures import canvas, select, sensitivity, words
+from initmem.present.figures.plotdata import common_grid
+from initmem.present.reference import WORDS, find, references
+from initmem.recipe import Recipe
+from initmem.record import RunRecord, failed
+from initmem.study import Run
+
+MAIN = planted.main_grid()
+FULL = planted.records(MAIN)
+ALL = planted.everything()
+SEEDS = np.array(planted.SEEDS)
+
+
+def accuracies(recipe: Recipe) -> np.ndarray:
+    """Planted test accuracies in percent, shape (scale, seed), not by way of any record."""
+    values = [[planted.test_accuracy(recipe, scale, s) for s in planted.SEEDS] for scale in planted.SCALES]
+    return 100 * np.array(values)
+
+
+def line_of(panel, label: str):
+    (line,) = [line for line in panel.lines if line.label == label]
+    return line
+
+
+def recipe(**fields) -> Recipe:
+    return planted.grid(**{name: [value] for name, value in fields.items()})[0]
+
+
+def without(records: list[RunRecord], **where) -> list[RunRecord]:
+    """Records less those whose run or recipe has all the given values."""
+
+    def hit(record: RunRecord) -> bool:
+        run = record.run
+        return all(getattr(run if hasattr(run, k) else run.recipe, k) == v for k, v in where.items())
+
+    return [record for record in records if not hit(record)]
+
+
+# -- figure 1 ---------------------------------------------------------------------------------------------
+
+
+def test_figure_1_shows_means_and_percentiles_of_gap_accuracy_and_norm() -> None:
+    plot = figures.plot_data("1", FULL, [MAIN])
+    assert plot.missing == []
+    assert [[panel.title for panel in row] for row in plot.rows] == [["b = 16"] * 3, ["b = 128"] * 3]
+    gap, test, norm = plot.rows[1]
+    expected = accuracies(recipe(optimizer="adam", batch_size=128))
+    line = line_of(test, "adam")
+    assert line.x == list(planted.SCALES)
+    assert np.allclose(line.y, expected.mean(axis=1), rtol=1e-12)
+    assert np.allclose(line.low, np.percentile(expected, 10, axis=1), rtol=1e-12)
+    assert np.allclose(line.high, np.percentile(expected, 90, axis=1), rtol=1e-12)
+    assert line.n == line.expected == [3] * 5
+    assert np.allclose(line_of(gap, "adam").y, 100 - expected.mean(axis=1), rtol=1e-12)
+    assert np.allclose(line_of(norm, "adam").y, [10 * scale + 4 for scale in planted.SCALES])
+    assert np.allclose(norm.guides[0].y, [10 * scale for scale in planted.SCALES])
+
+
+def test_what_is_missing_is_named_and_breaks_the_line() -> None:
+    some = without(FULL, optimizer="muon")
+    some = without(some, optimizer="adam", batch_size=16, scale=1.0)
+    some = without(some, optimizer="sgd", batch_size=16, scale=2.5, seed=0)
+    plot = figures.plot_data("1", some, [MAIN])
+    assert plot.missing == [
+        "sgd b16: 2 of 3 seeds at σ = 2.5",
+        "adam b16: no runs at σ = 1",
+        "muon b16: no runs",
+        "muon b128: no runs",
+    ]
+    assert all(name in plot.caption for name in plot.missing)
+    adam = line_of(plot.rows[0][1], "adam")
+    assert math.isnan(adam.y[2])
+    assert adam.n[2] == 0
+    assert line_of(plot.rows[0][1], "sgd").n == [3, 3, 3, 3, 2]
+    assert [entry.label for entry in plot.legend[0] if not entry.present] == ["muon"]
+
+
+def test_a_batch_size_that_is_wanted_stands_there_without_runs_beside_those_that_are() -> None:
+    made = planted.study("mine", planted.grid(optimizer=["sgd", "muon-conv"], batch_size=[16, 48]))
+    plot = figures.plot_data("1", planted.records(made), [made])
+    assert [row[0].title for row in plot.rows] == ["b = 16", "b = 48", "b = 128"]
+    assert plot.rows[2][0].lines == []
+    assert [line.label for line in plot.rows[0][0].lines] == ["sgd", "muon-conv"]
+    assert "sgd b128: no runs" in plot.missing
+    assert not [text for text in plot.missing if text.startswith("muon-conv")]  # nobody asked for that one
+
+
+def test_failed_runs_and_poked_twins_are_not_drawn() -> None:
+    lost = FULL[0]
+    twins = [planted.record(replace(r.run, poke=1.001)) for r in FULL]
+    broken = [failed(lost.run, "Traceback", {}), *FULL[1:], *twins]
+    plot = figures.plot_data("1", broken, [MAIN])
+    assert plot.missing == ["sgd b16: 2 of 3 seeds at σ = 0.1"]
+    assert "1 runs failed" in plot.notes
+    assert max(line_of(plot.rows[0][1], "adam").n) == 3
+
+
+def test_runs_of_another_size_are_never_pooled_but_named() -> None:
+    wide = [r.model_copy(update={"width": 16}) for r in MAIN.recipes if r.optimizer == "sgd"]
+    other = planted.study("wide", wide)
+    plot = figures.plot_data("1", [*FULL, *planted.records(other)], [MAIN, other])
+    assert line_of(plot.rows[0][1], "sgd").n == [3] * 5
+    assert plot.notes == ["Not shown: 30 runs with width 16"]
+    assert "main-grid" in plot.caption
+    assert "wide" not in plot.caption.replace("width", "")
+
+
+def test_an_optimizer_with_a_rate_of_its_own_is_shown_and_the_rate_said() -> None:
+    made = planted.study(
+        "mine",
+        planted.grid(optimizer=["sgd"], batch_size=[16, 128])
+        + planted.grid(optimizer=["adam"], learning_rate=[0.05], batch_size=[16, 128]),
+    )
+    plot = figures.plot_data("1", planted.records(made), [made])
+    assert [line.label for line in plot.rows[0][1].lines] == ["sgd", "adam"]
+    assert plot.notes == ["adam: lr=0.05"]
+
+
+def test_a_store_without_a_study_is_measured_by_its_own_grid() -> None:
+    some = without(FULL, optimizer="adam", batch_size=16, scale=1.0)
+    plot = figures.plot_data("1", without(some, optimizer="sgd", batch_size=16, scale=0.1, seed=2), [])
+    assert plot.missing == ["sgd b16: 2 of 3 seeds at σ = 0.1", "adam b16: no runs at σ = 1"]
+    assert "Effort unknown" in plot.caption
+
+
+# -- figure 2 ---------------------------------------------------------------------------------------------
+
+
+def test_figure_2_crosses_what_did_not_fit_and_leaves_gaps() -> None:
+    some = without(FULL, optimizer="adamw", batch_size=16, scale=0.5)
+    plot = figures.plot_data("2", some, [MAIN])
+    assert [panel.title for panel in plot.panels] == [f"b = {b}" for b in (16, 32, 64, 128, 256)]
+    (
+        first,
+        *_,
+    ) = plot.panels
+    sgd, adamw = first.optimizers.index("sgd"), first.optimizers.index("adamw")
+    assert first.crossed[sgd] == [False, False, False, True, True]
+    assert not any(first.crossed[adamw])
+    assert np.allclose(first.accuracy[sgd], accuracies(recipe(optimizer="sgd", batch_size=16)).mean(axis=1))
+    assert math.isnan(first.accuracy[adamw][1])
+    assert first.n[adamw] == [3, 0, 3, 3, 3]
+    assert not plot.panels[1].has_runs()
+    assert "sgd b32: no runs" in plot.missing
+    assert "adamw b16: no runs at σ = 0.5" in plot.missing
+
+
+# -- figure 3 ---------------------------------------------------------------------------------------------
+
+
+def test_figure_3_keeps_what_was_never_reached() -> None:
+    plot = figures.plot_data("3", FULL, [MAIN])
+    times = line_of(plot.rows[0][0], "sgd")
+    assert times.y[:3] == [2.0, 2.0, 2.0]  # seeds 0, 1, 2 reach it at epochs 2, 3, 2
+    assert all(math.isnan(y) for y in times.y[3:])
+    assert times.n == [3] * 5
+    assert times.n_censored == [0, 0, 0, 3, 3]
+    assert plot.rows[0][0].ceiling == planted.EPOCHS
+    repair = line_of(plot.rows[1][0], "adam")
+    history = [planted.histories(recipe(optimizer="adam", batch_size=16), 1.0, seed) for seed in SEEDS]
+    gaps = [
+        100 * (h["val_accuracy"][3] - h["val_accuracy"][1 + seed % 2])
+        for h, seed in zip(history, SEEDS, strict=True)
+    ]
+    assert repair.y[2] == pytest.approx(np.mean(gaps), rel=1e-12)
+    assert "sgd b16: no repair gap at σ = 1.8, 2.5 (99.5% never reached)" in plot.missing
+
+
+def test_never_reached_is_drawn_above_the_last_epoch(tmp_path: Path, monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr(canvas, "save", lambda figure, path: drawn.append(figure))
+    figures.draw("3", FULL, [MAIN], tmp_path / "3.png")
+    texts = [text.get_text() for text in drawn[0].findobj(Text)]
+    assert texts.count("not reached in 6 epochs") == 2
+    above = [
+        line
+        for axes in drawn[0].axes
+        for line in axes.lines
+        if line.get_linestyle() == "None" and len(line.get_ydata()) and min(line.get_ydata()) > planted.EPOCHS
+    ]
+    assert [list(line.get_xdata()) for line in above] == [[1.8, 2.5], [1.8, 2.5]]
+
+
+# -- figure 4 ---------------------------------------------------------------------------------------------
+
+
+def test_figure_4_sorts_the_spreads_of_all_settings() -> None:
+    plot = figures.plot_data("4", planted.records(*ALL), ALL, reference=True)
+    assert plot.missing == []
+    (panels,) = plot.rows
+    bars = panels[1].inset.spreads
+    assert len(bars) == 14  # 12 settings, adam, long training
+    assert [bar.measured for bar in bars] == sorted(bar.measured for bar in bars)
+    means = accuracies(recipe(optimizer="sgd", learning_rate=0.01, l2=0.01, batch_size=128)).mean(axis=1)
+    found = {bar.label: bar for bar in bars}
+    assert found["η = 0.01, λ = 0.01"].measured == pytest.approx(np.ptp(means), rel=1e-9)
+    assert found["η = 0.01, λ = 0.01"].reference == 0.3
+    assert found["η = 0.01, λ = 0.005"].relation == "<"
+    assert found["constant η, 9 epochs"].reference == 26.0
+    assert found["η = 0.1, λ = 0.01"].reference is None
+    assert line_of(panels[0], "constant η, 9 epochs").n == [1] * 5
+
+
+def test_spreads_compare_over_the_scales_that_all_share() -> None:
+    fine = planted.study(
+        "fine", planted.grid(optimizer=["sgd"], batch_size=[16]), scales=[0.1 * k for k in range(1, 31)]
+    )
+    both = [ALL[1], fine]
+    plot = figures.plot_data("4", planted.records(*both), both)
+    panel = plot.rows[0][0]
+    bar = next(bar for bar in panel.inset.spreads if bar.label == "η = 0.001, λ = 0")
+    means = accuracies(recipe(optimizer="sgd", batch_size=16)).mean(axis=1)
+    assert panel.inset.n_scales == 5
+    assert bar.measured == pytest.approx(np.ptp(means), rel=1e-9)  # not over the 30 scales up to 3
+    assert len(line_of(panel, "η = 0.001, λ = 0").x) == 30
+    assert common_grid([[1, 2, 3], [1, 3], [1, 3, 5]]) == [1, 3]
+
+
+def test_a_setting_without_all_scales_has_no_spread_and_says_so() -> None:
+    some = without(planted.records(ALL[1]), learning_rate=0.1, l2=0.0, batch_size=16, scale=0.1)
+    some = without(some, learning_rate=0.1, l2=0.01)
+    plot = figures.plot_data("4", some, [ALL[1]])
+    bars = {bar.label: bar for bar in plot.rows[0][0].inset.spreads}
+    assert (bars["η = 0.1, λ = 0"].measured, bars["η = 0.1, λ = 0"].void) == (None, "incomplete")
+    assert (bars["η = 0.1, λ = 0.01"].measured, bars["η = 0.1, λ = 0.01"].void) == (None, "no runs")
+    assert "sgd lr=0.1 l2=0.01 b16: no runs" in plot.missing
+    assert "sgd lr=0.1 b16: no runs at σ = 0.1" in plot.missing
+    assert "adam lr=0.001 b128: no runs" in plot.missing
+    assert "sgd lr=0.001 constant b16: no runs" in plot.missing
+
+
+def test_long_training_alone_is_not_taken_for_the_sweep() -> None:
+    plot = figures.plot_data("4", planted.records(ALL[2]), [ALL[2]])
+    assert [line.label for line in plot.rows[0][0].lines] == ["constant η, 9 epochs"]
+
+
+# -- figures 5, 7, 8 --------------------------------------------------------------------------------------
+
+
+def test_depth_has_a_panel_per_optimizer_and_batch_size_and_a_line_per_network() -> None:
+    records = planted.records(*ALL)
+    tests = figures.plot_data("5", records, ALL)
+    trains = figures.plot_data("7", records, ALL)
+    assert [[p.title for p in row] for row in tests.rows] == [
+        ["b = 16, sgd", "b = 16, adam"],
+        ["b = 128, sgd", "b = 128, adam"],
+    ]
+    names = ["resnet9", "resnet9-avgpool", "resnet56", "resnet110"]
+    assert [line.label for line in tests.rows[0][0].lines] == names
+    deep = recipe(model="resnet110", patience=30, optimizer="sgd", batch_size=128)
+    assert np.allclose(line_of(tests.rows[1][0], "resnet110").y, accuracies(deep).mean(axis=1))
+    assert line_of(trains.rows[1][0], "resnet110").y == [100, 100, 100, 90, 90]
+    assert tests.missing == trains.missing == []
+
+
+def test_networks_trained_on_other_data_are_not_put_beside_each_other() -> None:
+    small = [r.model_copy(update={"train_size": 500}) for r in ALL[3].recipes]
+    depth = planted.study("depth", small)
+    plot = figures.plot_data("5", planted.records(MAIN, depth), [MAIN, depth])
+    assert "resnet9 sgd b16: no runs" in plot.missing
+    assert plot.notes == ["Not shown: 60 runs with all images"]
+
+
+def test_figure_8_compares_norms_and_augmentation() -> None:
+    plot = figures.plot_data("8", planted.records(*ALL), ALL, reference=True)
+    labels = ["batch norm, flip-crop", "layer norm, flip-crop", "batch norm, no augmentation"]
+    assert [line.label for line in plot.rows[0][0].lines] == labels
+    spreads = {spread.label: spread for spread in plot.rows[1][2].spreads}
+    assert spreads["sgd, BN + aug."].reference == 18.9
+    assert spreads["sgd, LN + aug."].reference == 15.2
+    assert (spreads["adam, LN + aug."].reference, spreads["adam, LN + aug."].relation) == (3.5, "<=")
+    assert spreads["sgd, BN"].reference == 26.5
+    gone = figures.plot_data("8", planted.records(MAIN), [MAIN])
+    assert "layer flip-crop sgd b16: no runs" in gone.missing
+
+
+# -- figure 6 ---------------------------------------------------------------------------------------------
+
+
+def test_figure_6_shows_slopes_against_epochs_and_clocks() -> None:
+    plot = figures.plot_data("6", planted.records(*ALL), ALL, reference=True)
+    (sgd_panel, adaptive), _, clocks = plot.rows
+    grid = [(s, seed) for s in planted.SCALES for seed in planted.SEEDS]
+    sgd = recipe(optimizer="sgd", batch_size=16)
+    curves = np.array([planted.histories(sgd, s, seed)["val_accuracy"] for s, seed in grid])
+    slopes = np.abs([np.polyfit([s for s, _ in grid], curves[:, t], 1)[0] for t in range(planted.EPOCHS)])
+    line = line_of(sgd_panel, "sgd")
+    assert np.allclose(line.y, slopes, rtol=1e-9)
+    assert line.x == [1, 2, 3, 4, 5, 6]
+    assert line.n == [15] * 6
+    assert [entry.label for entry in adaptive.lines] == ["adam", "adamw", "muon"]
+    assert [panel.x_title.split("  ")[0] for panel in clocks] == [
+        "SGD clock",
+        "penalty clock",
+        "adaptive clock",
+    ]
+    epochs = np.arange(1, 7)
+    assert np.allclose(line_of(clocks[0], "b = 128").x, 1e-3 * epochs / 128)
+    assert np.allclose(line_of(clocks[1], "b = 16").x, 0.01 * epochs)
+    assert np.allclose(line_of(clocks[2], "b = 16").x, 2e-3 * epochs)
+    assert sgd_panel.level == 0.1
+    assert adaptive.level is None
+    assert "sgd b32: no runs" in plot.missing
+
+
+def test_the_size_of_a_slope_whose_interval_holds_zero_starts_at_zero() -> None:
+    beta = np.array([0.3, -0.3, 0.1])
+    curve = sensitivity.BetaCurve(np.arange(3.0), beta, beta - 0.2, beta + 0.2, 9, {})
+    size, low, high = sensitivity.folded(curve)
+    assert np.allclose(size, [0.3, 0.3, 0.1])
+    assert np.allclose(low, [0.1, 0.1, 0.0])
+    assert np.allclose(high, [0.5, 0.5, 0.3])
+
+
+def test_another_penalty_stands_in_where_the_usual_one_was_not_run() -> None:
+    made = planted.study(
+        "mine", planted.grid(optimizer=["sgd"], learning_rate=[1e-3, 0.05], l2=[0.0, 0.02], batch_size=[16])
+    )
+    plot = figures.plot_data("6", planted.records(made), [made])
+    assert "sgd η = 0.05, λ = 0.02" in [line.label for line in plot.rows[0][0].lines]
+
+
+# -- drawing ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", figures.NAMES)
+def test_every_figure_is_drawn_from_a_store_with_gaps(name: str, tmp_path: Path) -> None:
+    some = [r for i, r in enumerate(planted.records(*ALL)) if i % 3 and r.run.recipe.batch_size == 16]
+    drawn = figures.draw(name, some, ALL, tmp_path / f"{name}.svg", reference=True)
+    picture = drawn.path.read_text()
+    assert picture.startswith("<?xml")
+    assert len(picture) > 20_000
+    assert drawn.missing
+
+
+def test_the_ending_picks_the_format_and_the_bytes_depend_on_the_data_alone(tmp_path: Path) -> None:
+    plot = scale_plot(FULL[:15], "test_accuracy")
+    for ending, magic in ((".png", b"\x89PNG"), (".PDF", b"%PDF"), (".svg", b"<?xml")):
+        for name in ("a", "b"):
+            figures.draw_scale_plot(plot, tmp_path / f"{name}{ending}")
+        first = (tmp_path / f"a{ending}").read_bytes()
+        assert first.startswith(magic)
+        assert first == (tmp_path / f"b{ending}").read_bytes()
+
+
+def test_a_place_without_runs_says_so(tmp_path: Path, monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr(canvas, "save", lambda figure, path: drawn.append(figure))
+    some = without(FULL, batch_size=128)
+    figures.draw("1", some, [MAIN], tmp_path / "1.png")
+    figures.draw("5", without(FULL, optimizer="adam"), [MAIN], tmp_path / "5.png")
+    texts = [[text.get_text() for text in figure.findobj(Text)] for figure in drawn]
+    assert "b = 128: no runs" in texts[0]
+    assert {"b = 16, adam: no runs", "b = 128, adam: no runs"} <= set(texts[1])
+
+
+def test_mistakes_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"figure file = .*'.*1.jpg' \(allowed endings: .pdf, .png, .svg\)"):
+        figures.draw("1", FULL, [MAIN], tmp_path / "1.jpg")
+    with pytest.raises(ConfigError, match=r"figure = '11' .*allowed: 1, 2"):
+        figures.draw("11", FULL, [MAIN], tmp_path / "1.png")
+    with pytest.raises(StoreError, match="no finished run yet"):
+        figures.draw("1", [], [MAIN], tmp_path / "1.png")
+    with pytest.raises(StoreError, match="cannot be written"):
+        figures.draw("7", FULL[:3], [MAIN], tmp_path / "nowhere" / "7.png")
+
+
+def test_a_legend_too_wide_for_the_page_is_broken() -> None:
+    entry = figures.plot_data("1", FULL, [MAIN]).legend[0][0]
+    rows = canvas.fitting([[entry._replace(label="fifteen letters" + str(i)) for i in range(7)]])
+    assert [len(row) for row in rows] == [4, 3]
+    assert canvas.fitting([[entry] * 5]) == [[entry] * 5]
+
+
+# -- captions and references ------------------------------------------------------------------------------
+
+
+def test_the_caption_says_the_effort_and_what_stands_beside() -> None:
+    plain = figures.plot_data("1", FULL, [MAIN])
+    beside = figures.plot_data("1", FULL, [MAIN], reference=True)
+    assert "Measured at effort mini (main-grid)." in plain.caption
+    assert "Measured at effort mini (main-grid); reference: the paper." in beside.caption
+    assert "width 8" in plain.caption
+    assert "6 epochs" in plain.caption
+    assert all(
+        spread.reference is not None for spread in beside.rows[1][3].spreads if spread.label != "momentum"
+    )
+    marks = {(mark.x, mark.y) for mark in beside.rows[1][1].marks}
+    assert marks == {(0.1, 85.0), (2.5, 58.6)}
+    assert all(len(row) == 3 for row in plain.rows)
+
+
+def test_the_count_of_runs_is_in_the_caption() -> None:
+    assert "n = 3 per point." in figures.plot_data("1", FULL, [MAIN]).caption
+    some = without(FULL, seed=1, scale=0.1)
+    assert (
+        "n = 2 to 3 per point (open markers: some are missing)"
+        in figures.plot_data("1", some, [MAIN]).caption
+    )
+
+
+def test_a_long_list_of_gaps_is_cut_in_the_caption_alone() -> None:
+    missing = [f"cell {i}: no runs" for i in range(9)]
+    text = words.caption("Head", [], missing)
+    assert "cell 5: no runs; and 3 more." in text
+    assert "cell 6" not in text
+
+
+@pytest.mark.parametrize(
+    ("where", "fields", "quantity", "scale", "value"),
+    [
+        ("figure 1", {"optimizer": "sgd", "batch_size": 16}, "spread", None, 22.8),
+        ("figure 2", {"optimizer": "sgd", "batch_size": 256}, "spread", None, 25.7),
+        ("figure 2", {"optimizer": "adam", "batch_size": 256}, "spread", None, 5.3),
+        ("figure 1", {"optimizer": "momentum", "batch_size": 16}, "spread", None, 10.9),
+        ("table 4", {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 128}, "spread", None, 8.1),
+        (
+            "table 4",
+            {"optimizer": "sgd", "learning_rate": 0.01, "l2": 1e-3, "batch_size": 128},
+            "spread",
+            None,
+            17.4,
+        ),
+        ("figure 5", {"model": "resnet56", "optimizer": "sgd", "batch_size": 128}, "spread", None, 24.2),
+        ("figure 6", {"optimizer": "sgd", "batch_size": 64}, "beta", None, 0.1),
+        ("figure 1", {"optimizer": "sgd", "batch_size": 128}, "test", 2.5, 58.6),
+        ("figure 1", {"optimizer": "sgd", "learning_rate": 0.01, "batch_size": 128}, "spread", None, None),
+        ("figure 1", {"optimizer": "sgd", "batch_size": 16, "norm": "layer"}, "spread", None, None),
+        ("figure 3", {"optimizer": "sgd", "batch_size": 16}, "spread", None, None),
+    ],
+)
+def test_published_values_are_found_by_procedure(where, fields, quantity, scale, value) -> None:
+    found = find(where, recipe(**fields), quantity, scale)
+    assert (found.value if found else None) == value
+
+
+def test_published_values_are_well_formed() -> None:
+    places = {f"figure {i}" for i in range(1, 9)} | {f"table {i}" for i in range(1, 8)}
+    for item in references():
+        assert set(item.recipe) <= set(Recipe.model_fields)
+        assert item.relation in WORDS
+        assert item.unit in ("pp", "%", "per unit of scale")
+        assert item.quantity in ("spread", "test", "train", "gap", "beta")
+        assert set(item.shown) <= places
+    assert len(references()) == 33
+    below = find("table 4", recipe(optimizer="sgd", learning_rate=0.01, l2=5e-3, batch_size=128), "spread")
+    assert str(below) == "< 1.0"
+
+
+def test_names_of_cells_need_no_complete_recipe() -> None:
+    assert select.name_of(("model", "optimizer"), ("linear", "muon")) == "linear muon"
+    assert select.name_of(("optimizer", "l2", "batch_size"), ("sgd", 0.0, 16)) == "sgd b16"
+
+
+def test_a_diverged_run_without_an_epoch_has_no_gap_but_an_accuracy() -> None:
+    run = FULL[0].run
+    empty = {name: column[:0] for name, column in planted.histories(run.recipe, 0.1, 0).items()}
+    summary = FULL[0].summary.__class__(epochs=0, tau_best=0, test_accuracy=0.1, test_loss=2.3, norm_init=1.0)
+    broken = RunRecord(Run(run.recipe, run.scale, run.seed), "diverged", summary, empty)
+    for name in figures.NAMES:
+        figures.plot_data(name, [broken, *FULL[1:]], [MAIN])
+    gap, test, _ = figures.plot_data("1", [broken, *FULL[1:]], [MAIN]).rows[0]
+    assert line_of(gap, "sgd").n[0] == 2
+    assert line_of(test, "sgd").n[0] == 3

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import numpy as np
+import pytest
+
+import planted
+from initmem.errors import ConfigError, StoreError
+from initmem.present import papertables
+from initmem.present.papertables.render import latex_escape
+from initmem.present.papertables.table import Column, Measured, Number, PaperTable, measured
+from initmem.recipe import Recipe
+from initmem.record import RunRecord
+
+ALL = planted.everything()
+RECORDS = planted.records(*ALL)
+NAMES = papertables.NAMES
+
+
+def recipe(**fields) -> Recipe:
+    return planted.grid(**{name: [value] for name, value in fields.items()})[0]
+
+
+def accuracies(one: Recipe) -> np.ndarray:
+    """Planted test accuracies in percent, shape (scale, seed)."""
+    return 100 * np.array(
+        [[planted.test_accuracy(one, scale, s) for s in planted.SEEDS] for scale in planted.SCALES]
+    )
+
+
+def row_of(table: PaperTable, *start: object) -> list:
+    (row,) = [row for row in table.rows if row[: len(start)] == list(start)]
+    return row
+
+
+def means(cells) -> list[float]:
+    return [cell.mean for cell in cells]
+
+
+# -- what the tables hold ---------------------------------------------------------------------------------
+
+
+def test_table_1_lists_every_setting_once_with_its_batch_sizes() -> None:
+    table = papertables.make("1", RECORDS, ALL)
+    adamw = row_of(table, "adamw")
+    assert adamw[1:] == [1e-3, 0.0, 1e-4, "", 0.9, 0.999, 1e-7, "cosine to 0.01", 6, "16, 128"]
+    assert row_of(table, "muon")[4] == 0.95
+    assert row_of(table, "momentum", 0.1)[1:5] == [0.1, 5e-4, 0.0, 0.9]
+    assert len([row for row in table.rows if row[0] == "sgd"]) == 13
+    assert table.missing == []
+    few = papertables.make("1", planted.records(ALL[2]), [ALL[2]])
+    assert few.missing == [f"{name}: no recipe" for name in ("momentum", "adam", "adamw", "muon")]
+
+
+def test_tables_2_and_3_hold_validation_accuracy_at_three_moments() -> None:
+    small, large = (papertables.make(name, RECORDS, ALL) for name in ("2", "3"))
+    assert "σ = 0.1" in small.title
+    assert "σ = 2.5" in large.title
+    curves = [
+        planted.histories(recipe(optimizer="adam", batch_size=16), 0.1, s)["val_accuracy"]
+        for s in planted.SEEDS
+    ]
+    at = [np.array([c[i] for c in curves]) for i in (3, 5)]
+    at.insert(0, np.array([c[1 + s % 2] for c, s in zip(curves, planted.SEEDS, strict=True)]))
+    row = row_of(small, 16, "adam")
+    assert np.allclose(means(row[2:5]), [100 * x.mean() for x in at], rtol=1e-12)
+    assert np.allclose([cell.std for cell in row[2:5]], [100 * x.std(ddof=1) for x in at], rtol=1e-9)
+    assert row[5] == "3 of 3"
+    never = row_of(large, 128, "sgd")
+    assert never[2] == "not reached"
+    assert never[5] == "0 of 3"
+    assert row_of(small, 64, "sgd")[2:] == [None] * 4
+    assert "sgd b64: no runs" in small.missing
+
+
+def test_table_2_takes_the_nearest_scale_and_says_so() -> None:
+    made = planted.study("mine", planted.grid(optimizer=["sgd"], batch_size=[16]), scales=[0.3, 1.0])
+    table = papertables.make("2", planted.records(made), [made])
+    assert "σ = 0.3" in table.title
+    assert "σ = 0.3 stands in for 0.1, which the store lacks" in table.notes
+
+
+def test_table_4_has_scales_spread_train_and_the_rows_for_comparison() -> None:
+    table = papertables.make("4", RECORDS, ALL, reference=True)
+    names = [str(column) for column in table.columns]
+    assert names[3:] == [
+        *(f"σ = {s:g} (%)" for s in planted.SCALES),
+        "spread (pp)",
+        "spread, paper (pp)",
+        "train (%)",
+    ]
+    row = row_of(table, 128, "sgd η = 0.01, λ = 0.001")
+    expected = accuracies(recipe(optimizer="sgd", learning_rate=0.01, l2=1e-3, batch_size=128))
+    assert np.allclose(means(row[3:8]), expected.mean(axis=1), rtol=1e-12)
+    assert row[8].value == pytest.approx(np.ptp(expected.mean(axis=1)), rel=1e-9)
+    assert row[9] == "17.4"
+    assert row[10].value == pytest.approx(96.0)  # 100% at three scales, 90% at two
+    assert row_of(table, 16, "adam η = 0.001")[9] == "1.6"
+    long = row_of(table, 128, "sgd constant η, 9 epochs")
+    assert long[2] == "constant, 9 epochs"
+    assert [cell.n for cell in long[3:8]] == [1] * 5
+    assert long[9] == "≈ 26.0"
+    assert len(table.rows) == 28
+    assert table.missing == []
+
+
+def test_table_5_has_accuracies_above_and_epochs_below() -> None:
+    table = papertables.make("5", RECORDS, ALL, reference=True)
+    test = row_of(table, "test accuracy, %", 128, "sgd", "resnet56")
+    one = recipe(model="resnet56", patience=30, optimizer="sgd", batch_size=128)
+    assert np.allclose(means(test[4:9]), accuracies(one).mean(axis=1), rtol=1e-12)
+    assert test[10] == "24.2"
+    assert row_of(table, "τ_interp, epochs", 128, "sgd", "resnet56")[4:] == [
+        "2",
+        "2",
+        "2",
+        "> 6",
+        "> 6",
+        "",
+        "",
+    ]
+    assert means(row_of(table, "τ_best, epochs", 16, "adam", "resnet9")[4:9]) == [4.0] * 5
+    assert len(table.rows) == 4 * 16
+
+
+def test_table_6_compares_norms() -> None:
+    table = papertables.make("6", RECORDS, ALL, reference=True)
+    layer = row_of(table, 16, "sgd", "layer norm, flip-crop")
+    one = recipe(norm="layer", augment="flip-crop", optimizer="sgd", batch_size=16)
+    assert layer[8].value == pytest.approx(np.ptp(accuracies(one).mean(axis=1)), rel=1e-9)
+    assert layer[9] == "5.1"
+    assert row_of(table, 128, "adam", "batch norm, flip-crop")[9] == "≤ 3.5"
+
+
+def test_table_7_sets_both_scales_side_by_side() -> None:
+    table = papertables.make("7", RECORDS, ALL, reference=True)
+    row = row_of(table, "momentum lr=0.1 l2=0.0005", 128)
+    ends = accuracies(recipe(optimizer="momentum", learning_rate=0.1, l2=5e-4, batch_size=128)).mean(axis=1)[
+        [0, -1]
+    ]
+    assert means([row[2], row[4]]) == pytest.approx(ends)
+    assert (row[3], row[5], row[7]) == ("94.2", "94.2", "0.0")
+    assert row[6].value == pytest.approx(ends[0] - ends[1])
+    assert row[8:] == ["2 / 2", "4 / 4"]
+    assert row_of(table, "momentum lr=0.1 l2=0.0005", 16)[2] is None
+    assert "momentum lr=0.1 l2=0.0005 b16: no runs" in table.missing
+    assert "adam lr=0.001 b256: no runs" in table.missing
+
+
+def test_a_change_of_the_study_by_its_user_gets_its_row() -> None:
+    made = planted.study(
+        "best-recipe",
+        planted.grid(optimizer=["momentum"], learning_rate=[0.2], augment=["flip-crop"], batch_size=[128]),
+    )
+    table = papertables.make("7", planted.records(made), [made])
+    assert row_of(table, "momentum lr=0.2", 128)[2].n == 3
+
+
+def test_partial_seeds_show_their_number() -> None:
+    some = [
+        r
+        for r in RECORDS
+        if not (r.run.seed == 2 and r.run.scale == 0.1 and r.run.recipe.optimizer == "adam")
+    ]
+    text = papertables.make("2", some, ALL).render("txt")
+    (line,) = [line for line in text.splitlines() if line.split()[:2] == ["16", "adam"]]
+    assert line.count("(2)") == 3
+    assert "over n = 3 seeds; where n differs it is given in parentheses" in text
+    assert "adam b16: 2 of 3 seeds at σ = 0.1" in text
+
+
+# -- how they are written down ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def odd() -> PaperTable:
+    return PaperTable(
+        title="A table of a_b & <c>",
+        columns=[Column("name_of"), Column("σ", "%"), Column("spread", "pp"), Column("τ | x")],
+        rows=[
+            ["a_b & <c>", Measured(85.04, 0.26, 3), Number(1.25, 2), "> 300"],
+            ["100% #1 {x} ~^\\$", Measured(80.0, None, 1), None, "*"],
+        ],
+        notes=["50% of a_b"],
+        missing=["a_b: no runs"],
+    )
+
+
+def test_latex_is_escaped_and_booked(odd: PaperTable) -> None:
+    text = odd.render(".tex")
+    assert r"a\_b \& \textless{}c\textgreater{} & 85.0 $\pm$ 0.3 & 1.25 & \textgreater{} 300 \\" in text
+    assert (
+        r"100\% \#1 \{x\} \textasciitilde{}\textasciicircum{}\textbackslash{}\$ & 80.0 (1) & --- & * \\"
+        in text
+    )
+    assert r"name\_of & $\sigma$ (\%) & spread (pp) & $\tau$ \textbar{} x \\" in text
+    assert r"\begin{tabular}{lrrl}" in text
+    assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 2, 1]
+    assert r"50\% of a\_b." in text
+    assert r"--- missing: a\_b: no runs." in text
+
+
+def test_latex_escapes_every_special_sign_once() -> None:
+    assert latex_escape("\\{}") == r"\textbackslash{}\{\}"
+    assert not re.search(r"(?<!\\)[#%&_]", latex_escape("# % & _ a"))
+    assert latex_escape("plain text, 1.5") == "plain text, 1.5"
+
+
+def test_markdown_has_equal_cells_and_escapes_bars(odd: PaperTable) -> None:
+    lines = [line for line in odd.render("md").splitlines() if line.startswith("|")]
+    assert len(lines) == 4
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in lines)
+    assert lines[0] == r"| name\_of | σ (%) | spread (pp) | τ \| x |"
+    assert lines[1] == "|:---|---:|---:|:---|"
+    assert lines[2] == r"| a\_b & \<c\> | 85.0 ± 0.3 | 1.25 | \> 300 |"
+
+
+def test_csv_splits_means_and_can_be_read_back(odd: PaperTable) -> None:
+    rows = list(csv.DictReader(io.StringIO(odd.render("csv"))))
+    assert rows[0] == {
+        "name_of": "a_b & <c>",
+        "σ (%)": "85.04",
+        "σ std": "0.26",
+        "σ n": "3",
+        "spread (pp)": "1.25",
+        "τ | x": "> 300",
+    }
+    assert (rows[1]["σ std"], rows[1]["spread (pp)"]) == ("", "")
+
+
+def test_text_lines_up_and_names_what_is_missing(odd: PaperTable) -> None:
+    text = odd.render("txt")
+    lines = text.splitlines()
+    assert lines[0] == "A table of a_b & <c>"
+    assert "—" in next(line for line in lines if line.startswith("100%"))
+    ends = [
+        line.index(word) + len(word)
+        for line, word in zip((lines[2], lines[4]), ("σ (%)", "85.0 ± 0.3"), strict=True)
+    ]
+    assert ends[0] == ends[1]  # numbers end under their head
+    assert "— missing: a_b: no runs." in text
+
+
+@pytest.mark.parametrize("ending", papertables.ENDINGS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_table_is_written_in_every_format_from_a_store_with_gaps(name: str, ending: str) -> None:
+    some: list[RunRecord] = [r for i, r in enumerate(RECORDS) if i % 3 and r.run.recipe.batch_size == 16]
+    table = papertables.make(name, some, ALL, reference=True)
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    text = table.render(ending)
+    assert text.count("\n") > len(table.rows)
+    if name != "1":  # its rows come from what was asked for
+        assert table.missing
+        assert ending == ".csv" or "b128: no runs" in text.replace("\n", " ")
+
+
+def test_the_effort_is_said_and_the_reference() -> None:
+    table = papertables.make("4", RECORDS, ALL, reference=True)
+    assert any(note.startswith("Measured at effort mini (main-grid, lr-l2, long-sgd") for note in table.notes)
+    assert any(note.endswith("; reference: the paper") for note in table.notes)
+    plain = papertables.make("4", RECORDS, ALL)
+    assert not any("paper" in str(column) for column in plain.columns)
+    assert "No published values for this table" in papertables.make("2", RECORDS, ALL, reference=True).notes
+
+
+def test_deviations_are_those_of_a_sample() -> None:
+    assert measured([1.0, 2.0, 4.0, None]) == Measured(
+        pytest.approx(7 / 3), pytest.approx(np.std([1, 2, 4], ddof=1)), 3
+    )
+    assert measured([5.0]) == Measured(5.0, None, 1)
+    assert measured([None]) is None
+
+
+def test_mistakes_are_explained(odd: PaperTable) -> None:
+    with pytest.raises(ConfigError, match=r"table format = 'docx' \(allowed: txt, md, tex, csv\)"):
+        odd.render("docx")
+    with pytest.raises(ConfigError, match=r"table = '8' \(allowed: 1, 2"):
+        papertables.make("8", RECORDS, ALL)
+    with pytest.raises(StoreError, match="no finished run yet"):
+        papertables.make("1", [], ALL)
