@@ -183,6 +183,7 @@ def test_advise_and_check(tmp_path: Path) -> None:
     assert told["sgd b128"]["forecast"] == "remembers"
     assert told["sgd b128"]["advice"].startswith("l2=0.045")
     assert told["adam b16"]["advice"] == "none needed"
+    assert_refused(initmem("advise", "linear"), "image networks")
     study = tmp_path / "tiny.toml"
     study.write_text(TINY.replace("chaos = true", "").replace('split = ["init", "order"]', ""))
     checked = said(

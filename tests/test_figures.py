@@ -13,7 +13,7 @@ from initmem.errors import ConfigError, StoreError
 from initmem.present import figures
 from initmem.present.curves import scale_plot
 from initmem.present.figures import canvas, select, sensitivity, words
-from initmem.present.figures.plotdata import common_grid
+from initmem.present.figures.plotdata import common_grid, log_limits
 from initmem.present.reference import WORDS, find, references
 from initmem.recipe import Recipe
 from initmem.record import RunRecord, failed
@@ -151,6 +151,7 @@ def test_figure_2_crosses_what_did_not_fit_and_leaves_gaps() -> None:
     sgd, adamw = first.optimizers.index("sgd"), first.optimizers.index("adamw")
     assert first.crossed[sgd] == [False, False, False, True, True]
     assert not any(first.crossed[adamw])
+    assert all(first.crossed[first.optimizers.index("muon")])  # fitted in the end, but not when selected
     assert np.allclose(first.accuracy[sgd], accuracies(recipe(optimizer="sgd", batch_size=16)).mean(axis=1))
     assert math.isnan(first.accuracy[adamw][1])
     assert first.n[adamw] == [3, 0, 3, 3, 3]
@@ -324,6 +325,15 @@ def test_the_size_of_a_slope_whose_interval_holds_zero_starts_at_zero() -> None:
     assert np.allclose(size, [0.3, 0.3, 0.1])
     assert np.allclose(low, [0.1, 0.1, 0.0])
     assert np.allclose(high, [0.5, 0.5, 0.3])
+
+
+def test_all_panels_of_a_quantity_have_the_same_kind_of_axis() -> None:
+    plot = figures.plot_data("6", planted.records(*ALL), ALL)
+    panel, line = plot.rows[0][0], plot.rows[0][0].lines[0]
+    few = plot._replace(rows=[[panel._replace(lines=[line._replace(y=[0.1, 0.2, 0.0])])]])
+    assert log_limits(few) == {}  # not a decade: linear
+    tiny = panel._replace(lines=[line._replace(y=[1e-9])])
+    assert log_limits(few._replace(rows=[*few.rows, [tiny]])) == {panel.y_title: (0.2e-4, 0.4)}
 
 
 def test_another_penalty_stands_in_where_the_usual_one_was_not_run() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from initmem.data import load, sizes
+from initmem.engines.packing import packs
 from initmem.engines.plan import plan
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, DataError
@@ -211,6 +212,12 @@ def test_a_worker_trains_linear_runs_by_their_own_trainer(tmp_path: Path) -> Non
         assert record.provenance["pack"] == 2
         assert record.provenance["hardware"]
         assert record.provenance["attempts"] == 1
+
+
+def test_all_runs_of_a_recipe_move_at_once() -> None:
+    study = load_study("linear")
+    cut = packs(study, [sizes(r) for r in study.recipes], size=None, workers=2)
+    assert [len(pack) for pack in cut] == [60] * 9
 
 
 def test_a_plan_is_measured_by_real_steps() -> None:

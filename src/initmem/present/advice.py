@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from initmem.data import sizes
+from initmem.errors import ConfigError
 from initmem.measures.design import by_recipe
 from initmem.measures.forecast import Advice, advise, forecast
 from initmem.measures.memory import memory
@@ -18,6 +19,11 @@ Row = dict[str, Any]
 
 def advice_rows(study: Study) -> list[Row]:
     """Clock, forecast and the changes that should make each recipe forget, the least first."""
+    if any(recipe.model == "linear" for recipe in study.recipes):
+        raise ConfigError(
+            "model = 'linear': the thresholds of the forecast are those of image networks "
+            "(initmem measure tells what linear networks do, in seconds)"
+        )
     rows = []
     for recipe, label in zip(study.recipes, study.labels(), strict=True):
         n_train = sizes(recipe).n_train

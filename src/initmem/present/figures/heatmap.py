@@ -196,9 +196,8 @@ def _draw_cell(axes: Axes, panel: HeatMap, limits: tuple[float, float], i: int, 
     roomy = len(panel.scales) <= ROOM_FOR_TEXT
     text = f"{value:.1f} {short}".strip() if roomy else short
     if panel.crossed[i][j]:
-        axes.annotate(
-            "×", (j, i), (-13 if roomy else 0, 0.5 if roomy or not short else 2.5), fontsize=8, **style
-        )
+        high = 2.0 if short and not roomy else -0.7  # the sign stands above the middle of its line
+        axes.annotate("×", (j, i), (-13 if roomy else 0, high), fontsize=8, **style)
     if text:
         axes.annotate(
             text, (j, i), (3 if roomy else 0, 0 if roomy else -3), fontsize=5.5 if roomy else 4, **style

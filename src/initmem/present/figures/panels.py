@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from initmem.present.figures import canvas
-from initmem.present.figures.plotdata import Line, Panel, PanelPlot, SpreadPanel
+from initmem.present.figures.plotdata import Line, Panel, PanelPlot, SpreadPanel, log_limits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ def _places(
     }
     widths = [STRIP if j in empty else 1.0 for j in range(columns)]
     grid = figure.add_gridspec(len(plot.rows), columns, height_ratios=heights, width_ratios=widths)
-    letters, found = canvas.letters(), []
+    letters, found, limits = canvas.letters(), [], log_limits(plot)
     last = max((i for i, height in enumerate(heights) if height == 1.0), default=-1)
     for i, row in enumerate(plot.rows):
         if heights[i] != 1.0:
@@ -83,6 +83,8 @@ def _places(
                 continue
             axes.set_title(f"{next(letters)} {panel.title}" if lettered else panel.title)
             beside = row[j - 1] if j else None
+            if isinstance(panel, Panel) and has_values(panel):
+                _scales(axes, panel, limits.get(panel.y_title))
             _panel(axes, panel, repeat=_same_y(beside, panel), bottom=i == last or _other_x(plot, i, j))
             found.append((axes, panel))
     return found
@@ -108,7 +110,6 @@ def _panel(axes: Axes, panel: Panel | SpreadPanel, *, repeat: bool, bottom: bool
     if not has_values(panel):
         canvas.no_runs(axes, panel.void if panel.lines else "no runs")
         return
-    _scales(axes, panel)
     for guide in panel.guides:
         axes.plot(guide.x, guide.y, color="#404040", linestyle=(0, (4, 2)), linewidth=0.9, label=guide.label)
     for index, line in enumerate(panel.lines):
@@ -127,27 +128,27 @@ def _panel(axes: Axes, panel: Panel | SpreadPanel, *, repeat: bool, bottom: bool
     axes.set_ylabel("" if repeat else panel.y_title)
 
 
-def _scales(axes: Axes, panel: Panel) -> None:
-    """Logarithmic axes, where the values span enough for one and are not all zero."""
+def _scales(axes: Axes, panel: Panel, limits: tuple[float, float] | None) -> None:
+    """Logarithmic axes, where the values span enough for one."""
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
     ticks = [x for line in panel.lines for x in line.x]
     if panel.log_x and 0 < 20 * min(ticks) < max(ticks):
         axes.set_xscale("log")
     elif panel.log_x or panel.x_title == "epoch":
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=panel.x_title == "epoch"))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=panel.x_title == "epoch"))
         axes.ticklabel_format(axis="x", scilimits=(-2, 4))
-    known = [y for line in panel.lines for y in line.y if y > 0]
     if panel.ceiling is not None:
+        known = [y for line in panel.lines for y in line.y if y > 0]
         axes.set_yscale("log")
         axes.set_ylim(0.8 * min([*known, panel.ceiling / 2]), 1.3 * panel.ceiling)
         rungs = [m * 10**k for k in range(6) for m in (1, 2, 5) if 1.3 * m * 10**k <= panel.ceiling]
         axes.yaxis.set_major_locator(FixedLocator([*rungs, panel.ceiling]))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    elif panel.log_y and known and max(known) > 10 * min(known):
+    elif limits is not None:
         axes.set_yscale("log")
-        axes.set_ylim(max(min(known) / 1.5, max(known) / 1e4), 2 * max(known))
+        axes.set_ylim(limits)
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 

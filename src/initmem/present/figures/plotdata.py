@@ -101,6 +101,23 @@ class PanelPlot(NamedTuple):
     notes: list[str]
 
 
+def log_limits(plot: PanelPlot) -> dict[str, tuple[float, float]]:
+    """Limits of the logarithmic axes, by what they show; all panels of one quantity are alike.
+
+    Less than a decade of values is better seen on a linear axis; more than four are cut off below.
+    """
+    known: dict[str, list[float]] = {}
+    for panel in (panel for row in plot.rows for panel in row if isinstance(panel, Panel)):
+        if panel.log_y and panel.ceiling is None:
+            values = [y for each in panel.lines for y in each.y if y > 0]
+            known.setdefault(panel.y_title, []).extend(values)
+    return {
+        title: (max(min(values) / 1.5, max(values) / 1e4), 2 * max(values))
+        for title, values in known.items()
+        if values and max(values) > 10 * min(values)
+    }
+
+
 def line(
     label: str, style: Style, records: Sequence[RunRecord], value: Value, expected: Mapping[float, int]
 ) -> Line:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 CLOCK_TITLES = {
     "sgd": ("minibatch noise", r"$T_{\mathrm{SGD}} = \frac{1}{b}\sum\eta^2$"),
-    "l2": ("penalty", r"$T_{L2} = \lambda\sum\eta$"),
+    "l2": ("penalty", r"$T_{L2} = l2\,\sum\eta$"),
     "adaptive": ("Adam", r"$T_{\mathrm{adapt}} = \sum\eta$"),
 }
 
@@ -125,7 +125,7 @@ def draw_linear(families: list[Family], file: Path) -> None:
     for column, family in zip(grid.T, families, strict=True):
         title, clock = CLOCK_TITLES[family.clock]
         first = family.members[0].recipe
-        penalty = rf", $\lambda = {first.l2:g}$" if first.l2 else ""
+        penalty = f", l2 = {first.l2:g}" if first.l2 else ""
         column[0].set_title(rf"{title}: $\eta = {first.learning_rate:g}${penalty}", fontsize=10)
         column[0].set_xlabel("epochs")
         column[1].set_xlabel(clock)
