@@ -74,6 +74,26 @@ def grid(**axes: Sequence[object]) -> list[Recipe]:
     ]
 
 
+def recipe(**fields: object) -> Recipe:
+    """One small recipe."""
+    return grid(**{name: [value] for name, value in fields.items()})[0]
+
+
+def accuracies(one: Recipe) -> np.ndarray:
+    """Planted test accuracies in percent, shape (scale, seed), not by way of any record."""
+    return 100 * np.array([[test_accuracy(one, scale, seed) for seed in SEEDS] for scale in SCALES])
+
+
+def without(some: Sequence[RunRecord], **where: object) -> list[RunRecord]:
+    """Records less those whose run or recipe has all the given values."""
+
+    def hit(item: RunRecord) -> bool:
+        run = item.run
+        return all(getattr(run if hasattr(run, key) else run.recipe, key) == v for key, v in where.items())
+
+    return [item for item in some if not hit(item)]
+
+
 def main_grid(**changes: object) -> Study:
     """All optimizers at the two batch sizes of most figures."""
     made = study("main-grid", grid(optimizer=OPTIMIZERS, batch_size=(16, 128)))

@@ -2,22 +2,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
 
 import planted
-from initmem.errors import ConfigError, StoreError
 from initmem.present import figures
-from initmem.present.curves import scale_plot
-from initmem.present.figures import canvas, select, sensitivity, words
+from initmem.present.figures import select, sensitivity
 from initmem.present.figures.plotdata import common_grid, log_limits
-from initmem.present.reference import WORDS, find, references
-from initmem.recipe import Recipe
 from initmem.record import RunRecord, failed
 from initmem.study import Run
+from planted import accuracies, recipe, without
 
 MAIN = planted.main_grid()
 FULL = planted.records(MAIN)
@@ -25,29 +20,9 @@ ALL = planted.everything()
 SEEDS = np.array(planted.SEEDS)
 
 
-def accuracies(recipe: Recipe) -> np.ndarray:
-    """Planted test accuracies in percent, shape (scale, seed), not by way of any record."""
-    values = [[planted.test_accuracy(recipe, scale, s) for s in planted.SEEDS] for scale in planted.SCALES]
-    return 100 * np.array(values)
-
-
 def line_of(panel, label: str):
     (line,) = [line for line in panel.lines if line.label == label]
     return line
-
-
-def recipe(**fields) -> Recipe:
-    return planted.grid(**{name: [value] for name, value in fields.items()})[0]
-
-
-def without(records: list[RunRecord], **where) -> list[RunRecord]:
-    """Records less those whose run or recipe has all the given values."""
-
-    def hit(record: RunRecord) -> bool:
-        run = record.run
-        return all(getattr(run if hasattr(run, k) else run.recipe, k) == v for k, v in where.items())
-
-    return [record for record in records if not hit(record)]
 
 
 # -- figure 1 ---------------------------------------------------------------------------------------------
@@ -179,21 +154,6 @@ def test_figure_3_keeps_what_was_never_reached() -> None:
     ]
     assert repair.y[2] == pytest.approx(np.mean(gaps), rel=1e-12)
     assert "sgd b16: no repair gap at σ = 1.8, 2.5 (99.5% never reached)" in plot.missing
-
-
-def test_never_reached_is_drawn_above_the_last_epoch(tmp_path: Path, monkeypatch) -> None:
-    drawn = []
-    monkeypatch.setattr(canvas, "save", lambda figure, path: drawn.append(figure))
-    figures.draw("3", FULL, [MAIN], tmp_path / "3.png")
-    texts = [text.get_text() for text in drawn[0].findobj(Text)]
-    assert texts.count("not reached in 6 epochs") == 2
-    above = [
-        line
-        for axes in drawn[0].axes
-        for line in axes.lines
-        if line.get_linestyle() == "None" and len(line.get_ydata()) and min(line.get_ydata()) > planted.EPOCHS
-    ]
-    assert [list(line.get_xdata()) for line in above] == [[1.8, 2.5], [1.8, 2.5]]
 
 
 # -- figure 4 ---------------------------------------------------------------------------------------------
@@ -344,131 +304,7 @@ def test_another_penalty_stands_in_where_the_usual_one_was_not_run() -> None:
     assert "sgd η = 0.05, λ = 0.02" in [line.label for line in plot.rows[0][0].lines]
 
 
-# -- drawing ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", figures.NAMES)
-def test_every_figure_is_drawn_from_a_store_with_gaps(name: str, tmp_path: Path) -> None:
-    some = [r for i, r in enumerate(planted.records(*ALL)) if i % 3 and r.run.recipe.batch_size == 16]
-    drawn = figures.draw(name, some, ALL, tmp_path / f"{name}.svg", reference=True)
-    picture = drawn.path.read_text()
-    assert picture.startswith("<?xml")
-    assert len(picture) > 20_000
-    assert drawn.missing
-
-
-def test_the_ending_picks_the_format_and_the_bytes_depend_on_the_data_alone(tmp_path: Path) -> None:
-    plot = scale_plot(FULL[:15], "test_accuracy")
-    for ending, magic in ((".png", b"\x89PNG"), (".PDF", b"%PDF"), (".svg", b"<?xml")):
-        for name in ("a", "b"):
-            figures.draw_scale_plot(plot, tmp_path / f"{name}{ending}")
-        first = (tmp_path / f"a{ending}").read_bytes()
-        assert first.startswith(magic)
-        assert first == (tmp_path / f"b{ending}").read_bytes()
-
-
-def test_a_place_without_runs_says_so(tmp_path: Path, monkeypatch) -> None:
-    drawn = []
-    monkeypatch.setattr(canvas, "save", lambda figure, path: drawn.append(figure))
-    some = without(FULL, batch_size=128)
-    figures.draw("1", some, [MAIN], tmp_path / "1.png")
-    figures.draw("5", without(FULL, optimizer="adam"), [MAIN], tmp_path / "5.png")
-    texts = [[text.get_text() for text in figure.findobj(Text)] for figure in drawn]
-    assert "b = 128: no runs" in texts[0]
-    assert {"b = 16, adam: no runs", "b = 128, adam: no runs"} <= set(texts[1])
-
-
-def test_mistakes_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"figure file = .*'.*1.jpg' \(allowed endings: .pdf, .png, .svg\)"):
-        figures.draw("1", FULL, [MAIN], tmp_path / "1.jpg")
-    with pytest.raises(ConfigError, match=r"figure = '11' .*allowed: 1, 2"):
-        figures.draw("11", FULL, [MAIN], tmp_path / "1.png")
-    with pytest.raises(StoreError, match="no finished run yet"):
-        figures.draw("1", [], [MAIN], tmp_path / "1.png")
-    with pytest.raises(StoreError, match="cannot be written"):
-        figures.draw("7", FULL[:3], [MAIN], tmp_path / "nowhere" / "7.png")
-
-
-def test_a_legend_too_wide_for_the_page_is_broken() -> None:
-    entry = figures.plot_data("1", FULL, [MAIN]).legend[0][0]
-    rows = canvas.fitting([[entry._replace(label="fifteen letters" + str(i)) for i in range(7)]])
-    assert [len(row) for row in rows] == [4, 3]
-    assert canvas.fitting([[entry] * 5]) == [[entry] * 5]
-
-
-# -- captions and references ------------------------------------------------------------------------------
-
-
-def test_the_caption_says_the_effort_and_what_stands_beside() -> None:
-    plain = figures.plot_data("1", FULL, [MAIN])
-    beside = figures.plot_data("1", FULL, [MAIN], reference=True)
-    assert "Measured at effort mini (main-grid)." in plain.caption
-    assert "Measured at effort mini (main-grid); reference: the paper." in beside.caption
-    assert "width 8" in plain.caption
-    assert "6 epochs" in plain.caption
-    assert all(
-        spread.reference is not None for spread in beside.rows[1][3].spreads if spread.label != "momentum"
-    )
-    marks = {(mark.x, mark.y) for mark in beside.rows[1][1].marks}
-    assert marks == {(0.1, 85.0), (2.5, 58.6)}
-    assert all(len(row) == 3 for row in plain.rows)
-
-
-def test_the_count_of_runs_is_in_the_caption() -> None:
-    assert "n = 3 per point." in figures.plot_data("1", FULL, [MAIN]).caption
-    some = without(FULL, seed=1, scale=0.1)
-    assert (
-        "n = 2 to 3 per point (open markers: some are missing)"
-        in figures.plot_data("1", some, [MAIN]).caption
-    )
-
-
-def test_a_long_list_of_gaps_is_cut_in_the_caption_alone() -> None:
-    missing = [f"cell {i}: no runs" for i in range(9)]
-    text = words.caption("Head", [], missing)
-    assert "cell 5: no runs; and 3 more." in text
-    assert "cell 6" not in text
-
-
-@pytest.mark.parametrize(
-    ("where", "fields", "quantity", "scale", "value"),
-    [
-        ("figure 1", {"optimizer": "sgd", "batch_size": 16}, "spread", None, 22.8),
-        ("figure 2", {"optimizer": "sgd", "batch_size": 256}, "spread", None, 25.7),
-        ("figure 2", {"optimizer": "adam", "batch_size": 256}, "spread", None, 5.3),
-        ("figure 1", {"optimizer": "momentum", "batch_size": 16}, "spread", None, 10.9),
-        ("table 4", {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 128}, "spread", None, 8.1),
-        (
-            "table 4",
-            {"optimizer": "sgd", "learning_rate": 0.01, "l2": 1e-3, "batch_size": 128},
-            "spread",
-            None,
-            17.4,
-        ),
-        ("figure 5", {"model": "resnet56", "optimizer": "sgd", "batch_size": 128}, "spread", None, 24.2),
-        ("figure 6", {"optimizer": "sgd", "batch_size": 64}, "beta", None, 0.1),
-        ("figure 1", {"optimizer": "sgd", "batch_size": 128}, "test", 2.5, 58.6),
-        ("figure 1", {"optimizer": "sgd", "learning_rate": 0.01, "batch_size": 128}, "spread", None, None),
-        ("figure 1", {"optimizer": "sgd", "batch_size": 16, "norm": "layer"}, "spread", None, None),
-        ("figure 3", {"optimizer": "sgd", "batch_size": 16}, "spread", None, None),
-    ],
-)
-def test_published_values_are_found_by_procedure(where, fields, quantity, scale, value) -> None:
-    found = find(where, recipe(**fields), quantity, scale)
-    assert (found.value if found else None) == value
-
-
-def test_published_values_are_well_formed() -> None:
-    places = {f"figure {i}" for i in range(1, 9)} | {f"table {i}" for i in range(1, 8)}
-    for item in references():
-        assert set(item.recipe) <= set(Recipe.model_fields)
-        assert item.relation in WORDS
-        assert item.unit in ("pp", "%", "per unit of scale")
-        assert item.quantity in ("spread", "test", "train", "gap", "beta")
-        assert set(item.shown) <= places
-    assert len(references()) == 33
-    below = find("table 4", recipe(optimizer="sgd", learning_rate=0.01, l2=5e-3, batch_size=128), "spread")
-    assert str(below) == "< 1.0"
+# -- odd runs --------------------------------------------------------------------------------------------
 
 
 def test_names_of_cells_need_no_complete_recipe() -> None:

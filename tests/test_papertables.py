@@ -12,23 +12,12 @@ from initmem.errors import ConfigError, StoreError
 from initmem.present import papertables
 from initmem.present.papertables.render import latex_escape
 from initmem.present.papertables.table import Column, Measured, Number, PaperTable, measured
-from initmem.recipe import Recipe
 from initmem.record import RunRecord
+from planted import accuracies, recipe
 
 ALL = planted.everything()
 RECORDS = planted.records(*ALL)
 NAMES = papertables.NAMES
-
-
-def recipe(**fields) -> Recipe:
-    return planted.grid(**{name: [value] for name, value in fields.items()})[0]
-
-
-def accuracies(one: Recipe) -> np.ndarray:
-    """Planted test accuracies in percent, shape (scale, seed)."""
-    return 100 * np.array(
-        [[planted.test_accuracy(one, scale, s) for s in planted.SEEDS] for scale in planted.SCALES]
-    )
 
 
 def row_of(table: PaperTable, *start: object) -> list:

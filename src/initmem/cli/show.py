@@ -108,12 +108,13 @@ def figure(
     for one in wanted:
         path = _path(output, f"figure{one}.pdf", several=name == "all")
         done = figures.draw(one, records, studies, path, reference=reference)
-        drawn.append({"figure": one, "file": str(done.path), "missing": done.missing})
+        drawn.append({"figure": one, "file": str(done.path), "missing": done.missing, "notes": done.notes})
     if as_json:
         print_json(drawn)
         return
     for row in drawn:
-        print(f"figure {row['figure']}: {row['file']}{_missing(row['missing'])}")
+        notes = "".join(f"\n  {note}" for note in row["notes"])
+        print(f"figure {row['figure']}: {row['file']}{_missing(row['missing'])}{notes}")
 
 
 @app.command()
