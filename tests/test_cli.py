@@ -216,3 +216,16 @@ assert not {"torch", "matplotlib", "polars"} & set(sys.modules)
     for word in ("--help", "--version", "studies"):
         done = subprocess.run([sys.executable, "-c", script % word], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_figures_and_tables(filled: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    drawn = said("figure", "1", filled, "-o", tmp_path / "one.svg", "--json")
+    assert (tmp_path / "one.svg").read_text().startswith("<?xml")
+    assert drawn[0]["missing"]  # a tiny store lacks most of what the figure wants, and says so
+    made = said("table", "all", filled, "-o", out, "--ending", "csv", "--json")
+    assert [row["table"] for row in made] == [str(i) for i in range(1, 8)]
+    assert sorted(path.name for path in out.iterdir()) == [f"table{i}.csv" for i in range(1, 8)]
+    assert_refused(initmem("figure", "9", filled), "'9'", "all")
+    assert_refused(initmem("figure", "1", filled, "-o", tmp_path / "one.doc"), "doc")
+    assert_refused(initmem("table", "1", filled, "-o", tmp_path / "one.doc"), "doc")

@@ -96,6 +96,7 @@ def figure(
     name: Annotated[str, typer.Argument(help="1 to 8, or all.")],
     store: StoreArgument,
     output: Output = None,
+    ending: Annotated[str, typer.Option(help="Without a file name: pdf, png or svg.")] = "pdf",
     reference: Reference = False,
     as_json: AsJson = False,
 ) -> None:
@@ -106,7 +107,7 @@ def figure(
     wanted = _chosen(name, figures.NAMES)
     drawn = []
     for one in wanted:
-        path = _path(output, f"figure{one}.pdf", several=name == "all")
+        path = _path(output, f"figure{one}.{ending}", several=name == "all")
         done = figures.draw(one, records, studies, path, reference=reference)
         drawn.append({"figure": one, "file": str(done.path), "missing": done.missing, "notes": done.notes})
     if as_json:
@@ -122,6 +123,7 @@ def table(
     name: Annotated[str, typer.Argument(help="1 to 7, or all.")],
     store: StoreArgument,
     output: Output = None,
+    ending: Annotated[str, typer.Option(help="Without a file name: txt, md, tex or csv.")] = "md",
     reference: Reference = False,
     as_json: AsJson = False,
 ) -> None:
@@ -141,7 +143,7 @@ def table(
         if output is None:
             row["text"] = item.render("csv")
         else:
-            path = _path(output, f"table{one}.md", several=name == "all")
+            path = _path(output, f"table{one}.{ending}", several=name == "all")
             write_atomic(path, item.render(path.suffix.lstrip(".") or "txt").encode())
             row["file"] = str(path)
         rows.append(row)
