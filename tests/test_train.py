@@ -147,6 +147,22 @@ def test_the_test_set_is_used_once_and_on_the_selected_predictor(tiny: Recipe, m
     assert all(torch.equal(value, best[name]) for name, value in pack.network.state_dict().items())
 
 
+def test_the_selected_predictor_is_the_one_of_least_validation_loss(tiny: Recipe) -> None:
+    """Each replica has its own best epoch; what is kept is its state at the end of that epoch."""
+    recipe = tiny.model_copy(update={"epochs": 12, "learning_rate": 0.3})
+    pack = Pack(runs_of(recipe), load(recipe))
+    snapshots = []
+    while not pack.finished:
+        pack.train_epoch()
+        snapshots.append({name: value.clone() for name, value in pack.network.state_dict().items()})
+    best = [int(np.argmin(rows["val_loss"])) for rows in pack.history]
+    assert len(set(best)) > 1  # one rule for all would not do
+    assert min(best) < 11  # and for some replica the last epoch is not it
+    for replica, epoch in enumerate(best):
+        for name, value in pack.best.items():
+            assert torch.equal(by_replica(value, 3)[replica], by_replica(snapshots[epoch][name], 3)[replica])
+
+
 def test_interpolation_is_censored_when_never_reached(tiny: Recipe) -> None:
     (slow,) = train_pack([Run(tiny.model_copy(update={"learning_rate": 1e-9}), 1.0, 0)], load(tiny))
     assert slow.summary.tau_interp is None
