@@ -176,6 +176,8 @@ def test_the_table_has_a_row_per_recipe_in_the_asked_order() -> None:
     rows = memory_table(records(values) + records(values, adam), order=[adam])
     assert [row.recipe for row in rows] == ["adam", "sgd"]
     assert str(rows[0]) == "0 pp [0, 0], floor 0, forgets"
+    twice = memory_table(records(values), order=[RECIPE, RECIPE])  # two studies may share a recipe
+    assert len(twice) == 1
 
 
 def test_other_metrics_and_unknown_ones() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.design import curves
+from initmem.measures.statistics import student
 from initmem.record import CLOCKS, RunRecord
 
 Array = NDArray[np.float64]
@@ -44,7 +45,7 @@ def beta_curve(records: Sequence[RunRecord], metric: str = "val_accuracy") -> Be
     if n_seeds > 1:
         left_out = _slope(sums.sum(axis=1, keepdims=True) - sums)  # (seed, epoch)
         spread = ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0)
-        half = _t_quantile(n_seeds - 1) * np.sqrt((n_seeds - 1) / n_seeds * spread)
+        half = student(n_seeds - 1) * np.sqrt((n_seeds - 1) / n_seeds * spread)
     else:
         half = np.full(epochs, np.nan)
     ticks = {name: _mean_clock(records, name) for name in CLOCKS}
@@ -121,9 +122,3 @@ def _mean_clock(records: Sequence[RunRecord], name: str) -> Array:
     values, _, _ = curves(records, f"clock_{name}")
     flat = values.reshape(-1, values.shape[2])
     return np.asarray(np.nanmean(flat, axis=0)) if flat.size else np.empty(0)
-
-
-def _t_quantile(freedom: int) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.975))

@@ -14,12 +14,12 @@ from initmem.record import RunRecord
 Array = NDArray[np.float64]
 
 
-def by_recipe(records: Iterable[RunRecord]) -> dict[Recipe, list[RunRecord]]:
-    """Group records; recipes keep the order in which they first appear."""
-    groups: dict[Recipe, list[RunRecord]] = {}
+def by_recipe(records: Iterable[RunRecord], order: Sequence[Recipe] = ()) -> dict[Recipe, list[RunRecord]]:
+    """Group records: recipes in the given order, each once, then as they first appear."""
+    groups: dict[Recipe, list[RunRecord]] = {recipe: [] for recipe in order}
     for record in records:
         groups.setdefault(record.run.recipe, []).append(record)
-    return groups
+    return {recipe: group for recipe, group in groups.items() if group}
 
 
 def plain(records: Sequence[RunRecord]) -> list[RunRecord]:

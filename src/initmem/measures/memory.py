@@ -133,10 +133,8 @@ def memory_table(
     tolerance: float | None = None,
 ) -> list[Memory]:
     """The memory of every recipe, in the given order, then as they come."""
-    groups = by_recipe(records)
-    recipes = [recipe for recipe in order if recipe in groups]
-    recipes += [recipe for recipe in groups if recipe not in recipes]
+    groups = by_recipe(records, order)
     return [
-        memory(groups[recipe], metric, tolerance=tolerance, label=label)
-        for recipe, label in zip(recipes, labels(recipes), strict=True)
+        memory(group, metric, tolerance=tolerance, label=label)
+        for group, label in zip(groups.values(), labels(list(groups)), strict=True)
     ]

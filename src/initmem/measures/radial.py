@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.design import plain
+from initmem.measures.statistics import student
 from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
@@ -44,9 +45,7 @@ def radial_memory(records: Sequence[RunRecord]) -> Radial | None:
         return Radial(slope, None, None, len(rows), n)
     left_out = np.array([_slope(x[seeds != seed], y[seeds != seed]) for seed in distinct])
     error = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(n - 1, 0.975)) * error
+    half = student(n - 1) * error
     return Radial(slope, slope - half, slope + half, len(rows), n)
 
 

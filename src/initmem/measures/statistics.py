@@ -74,12 +74,10 @@ def upper_bound(values: Array, *, tail: float) -> float:
     The true spread is the difference of some pair of scales, so it lies below the largest of all pairs'
     one-sided limits whenever it lies below the limit of its own pair.
     """
-    from scipy.special import stdtrit
-
     n = len(values)
     pairs = values[:, :, None] - values[:, None, :]  # (seed, scale, scale)
     errors = pairs.std(axis=0, ddof=1) / math.sqrt(n)
-    return float((pairs.mean(axis=0) + stdtrit(n - 1, 1 - tail) * errors).max())
+    return float((pairs.mean(axis=0) + student(n - 1, tail) * errors).max())
 
 
 def noise(values: Array, *, rng: np.random.Generator, known_variance: bool = False) -> Array:
@@ -147,12 +145,12 @@ def seeds_needed(found: Spread, n: int, tolerance: float | None, most: int = 100
     """
     if found.low is None or found.high is None or found.corrected is None:
         return None
-    unit = float(_t(n - 1)) / math.sqrt(n)
+    unit = student(n - 1) / math.sqrt(n)
     down, up = (found.corrected - found.low) / unit, (found.high - found.corrected) / unit
     if found.low == 0:  # clipped: the upper half is the better guide to the width
         down = up
     for more in range(n + 1, most + 1):
-        width = float(_t(more - 1)) / math.sqrt(more)
+        width = student(more - 1) / math.sqrt(more)
         if found.corrected - down * width > 0:
             return more
         if tolerance is not None and found.corrected + up * width <= tolerance:
@@ -160,7 +158,8 @@ def seeds_needed(found: Spread, n: int, tolerance: float | None, most: int = 100
     return None
 
 
-def _t(freedom: int) -> float:
+def student(freedom: int, tail: float = 0.025) -> float:
+    """The quantile of Student's t that is exceeded with probability `tail`."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(freedom, 0.975))
+    return float(stdtrit(freedom, 1 - tail))

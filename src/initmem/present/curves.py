@@ -44,12 +44,11 @@ TITLES = {
 
 def scale_plot(records: Sequence[RunRecord], metric: str, *, order: Sequence[Recipe] = ()) -> ScalePlot:
     """Means and 10-90 percentile bands of a metric at every scale."""
-    groups = by_recipe(records)
-    recipes = [r for r in order if r in groups] + [r for r in groups if r not in set(order)]
+    groups = by_recipe(records, order)
     title, y_title = TITLES.get(metric, (metric.replace("_", " "), metric.replace("_", " ")))
     curves = [
-        _curve(groups[recipe], metric, label, COLOURS[i % len(COLOURS)])
-        for i, (recipe, label) in enumerate(zip(recipes, labels(recipes), strict=True))
+        _curve(group, metric, label, COLOURS[i % len(COLOURS)])
+        for i, (group, label) in enumerate(zip(groups.values(), labels(list(groups)), strict=True))
     ]
     return ScalePlot(title, y_title, curves)
 

@@ -33,9 +33,8 @@ def rows_of(
 
 def labelled(records: Sequence[RunRecord], order: Sequence[Recipe] = ()) -> Groups:
     """Records by recipe label, in the given order, then as they come."""
-    groups = by_recipe(records)
-    recipes = list(dict.fromkeys([*(r for r in order if r in groups), *groups]))
-    return {label: groups[recipe] for label, recipe in zip(labels(recipes), recipes, strict=True)}
+    groups = by_recipe(records, order)
+    return dict(zip(labels(list(groups)), groups.values(), strict=True))
 
 
 def _beta(groups: Groups, metric: str | None) -> list[Row]:
