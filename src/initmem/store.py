@@ -147,11 +147,17 @@ class Store:
 
     def records(self) -> list[RunRecord]:
         """All records, in a fixed order. Damaged ones are left out; `damaged` names them."""
-        return [record for _, record, _ in self._scan() if record is not None]
+        return self.survey()[0]
 
     def damaged(self) -> list[str]:
         """What is wrong with each record that cannot be read."""
-        return [error for _, _, error in self._scan() if error is not None]
+        return self.survey()[1]
+
+    def survey(self) -> tuple[list[RunRecord], list[str]]:
+        """All records and what is wrong with the damaged ones, in one reading of the store."""
+        found = list(self._scan())
+        records = [record for _, record, _ in found if record is not None]
+        return records, [error for _, _, error in found if error is not None]
 
     def _scan(self) -> Iterator[tuple[str, RunRecord | None, str | None]]:
         for path in sorted((self.path / "runs").glob("*/record.json")):

@@ -10,7 +10,8 @@ from initmem.store import Store
 
 def store_status(store: Store) -> dict[str, Any]:
     """Counts per study and recipe."""
-    states = {record.id: record.status for record in store.records()}
+    records, damaged = store.survey()
+    states = {record.id: record.status for record in records}
     in_flight = set(store.in_flight())
     studies = []
     for study in store.studies():
@@ -40,4 +41,4 @@ def store_status(store: Store) -> dict[str, Any]:
                 "recipes": rows,
             }
         )
-    return {"store": str(store.path), "studies": studies, "damaged": store.damaged()}
+    return {"store": str(store.path), "studies": studies, "damaged": damaged}
