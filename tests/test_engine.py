@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -97,11 +98,18 @@ def test_a_killed_study_goes_on_to_the_same_records(
 def test_workers_do_not_outlive_a_killed_parent(study_file: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     parent = start(study_file, store, "--pack", "3")
-    wait_for(lambda: list(store.glob("runs/*/claim.json")))
-    claim = json.loads(next(iter(store.glob("runs/*/claim.json"))).read_text())
+    workers: set[int] = set()
+
+    def a_worker_was_seen() -> bool:
+        for path in store.glob("runs/*/claim.json"):
+            with contextlib.suppress(FileNotFoundError):  # a run may end between the look and the reading
+                workers.add(json.loads(path.read_text())["pid"])
+        return bool(workers)
+
+    wait_for(a_worker_was_seen)
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
-    wait_for(lambda: not Path(f"/proc/{claim['pid']}").exists(), 10)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 10)
 
 
 def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(

@@ -220,12 +220,14 @@ class Store:
 
     def _claim_one(self, run: Run) -> bool:
         path = self._folder(run) / "claim.json"
+        written = path.with_name(f".claim.{uuid.uuid4().hex}.tmp")
+        written.write_bytes(_new_claim(attempt=1))
         try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            os.link(written, path)  # exclusive, and whole at once: nobody ever reads half a claim
         except FileExistsError:
             return self._take_over(run, path)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(_new_claim(attempt=1))
+        finally:
+            written.unlink(missing_ok=True)
         return True
 
     def _take_over(self, run: Run, path: Path) -> bool:
@@ -356,7 +358,7 @@ def _new_claim(attempt: int) -> bytes:
 
 
 def _read_claim(path: Path) -> Claim | None:
-    """The claim at a path; None while it is being written or when it is gone."""
+    """The claim at a path; None when it is gone or damaged."""
     try:
         return Claim(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
