@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from initmem.data import sizes
-from initmem.engines import worker as worker_module
-from initmem.engines.local import MOST_CRASHES, LocalEngine
+from initmem.engines.local import LocalEngine
 from initmem.engines.packing import pack_size, packs
+from initmem.engines.settings import Settings, train_recipe
 from initmem.engines.worker import Worker
+from initmem.faults import MOST_LOSSES
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.store import Store
@@ -154,24 +155,16 @@ def test_a_finished_study_trains_nothing(study_file: Path, tmp_path: Path, tiny_
     assert_equal(store.path, before)
 
 
-def quiet_worker(store: Store) -> Worker:
-    return Worker(store, device="cpu", should_stop=lambda: False, report=lambda *_: None, checkpoint_every=60)
-
-
-def test_a_run_that_raises_is_a_failed_record_and_the_rest_goes_on(
-    tmp_path: Path, tiny_study: Study, monkeypatch
-) -> None:
-    train = worker_module.train_pack
+def test_a_run_that_raises_is_a_failed_record_and_the_rest_goes_on(tmp_path: Path, tiny_study: Study) -> None:
     unlucky = tiny_study.all_runs()[2]
 
-    def explode(runs, *args, **kwargs):
+    def explode(runs, **kwargs):
         if unlucky in runs:
             raise RuntimeError("the unlucky run")
-        return train(runs, *args, **kwargs)
+        return train_recipe(runs, **kwargs)
 
-    monkeypatch.setattr(worker_module, "train_pack", explode)
     store = Store.create(tmp_path / "store")
-    quiet_worker(store).work([tiny_study.all_runs()])
+    Worker(store, Settings(trainer=explode)).work([tiny_study.all_runs()])
     status = {record.id: record.status for record in store.records()}
     assert len(status) == 6
     assert [run_id for run_id, state in status.items() if state == "failed"] == [unlucky.id]
@@ -181,22 +174,16 @@ def test_a_run_that_raises_is_a_failed_record_and_the_rest_goes_on(
 KILLER = """
 import os, sys
 from pathlib import Path
-from initmem.engines import local, worker
+from initmem.engines.local import LocalEngine
+from initmem.engines.settings import Settings, train_recipe
 
-def killing_main(connection, stop, parent, path, packs, *rest):
-    train = worker.train_pack
-    marker = Path(path) / "crashes"
-    def deadly(runs, *args, **kwargs):
-        crashes = int(marker.read_text()) if marker.exists() else 0
-        if runs[0].scale == 2.0 and crashes < int(sys.argv[3]):
-            marker.write_text(str(crashes + 1))
-            os.kill(os.getpid(), 9)
-        return train(runs, *args, **kwargs)
-    worker.train_pack = deadly
-    main(connection, stop, parent, path, packs, *rest)
-
-main = local._main
-local._main = killing_main
+def deadly(runs, **kwargs):
+    marker = Path(sys.argv[2]) / "crashes"
+    crashes = int(marker.read_text()) if marker.exists() else 0
+    if runs[0].scale == 2.0 and crashes < int(sys.argv[3]):
+        marker.write_text(str(crashes + 1))
+        os.kill(os.getpid(), 9)
+    return train_recipe(runs, **kwargs)
 
 if __name__ == "__main__":
     from initmem.engines.packing import packs
@@ -206,11 +193,11 @@ if __name__ == "__main__":
     study = load_study(sys.argv[1])
     store = Store.create(sys.argv[2])
     cut = packs(study, [sizes(r) for r in study.recipes], size=1, workers=1)
-    local.LocalEngine(workers=1).run(store, cut, lambda *_: None)
+    LocalEngine(workers=1, settings=Settings(trainer=deadly)).run(store, cut, lambda *_: None)
 """
 
 
-@pytest.mark.parametrize("crashes", [1, MOST_CRASHES])
+@pytest.mark.parametrize("crashes", [1, MOST_LOSSES])
 def test_a_crashing_worker_costs_its_own_pack_only(tmp_path: Path, crashes: int) -> None:
     study = tmp_path / "study.toml"
     study.write_text(
@@ -223,12 +210,13 @@ def test_a_crashing_worker_costs_its_own_pack_only(tmp_path: Path, crashes: int)
     subprocess.run(command, check=True, timeout=120)
     found = {record.run.scale: record for record in Store(store).records()}
     assert found[1.0].status == "completed"
-    if crashes < MOST_CRASHES:
+    if crashes < MOST_LOSSES:
         assert found[2.0].status == "completed"
         assert found[2.0].provenance["attempts"] == 1 + crashes
     else:
         assert found[2.0].status == "failed"
-        assert "lost 3 times (exit code -9)" in str(found[2.0].error)
+        assert "lost worker: the worker was lost 3 times" in str(found[2.0].error)
+    assert found[2.0].provenance["faults"] == {"lost worker": crashes}
 
 
 def test_packs_cover_every_run_once_and_the_same_way_every_time() -> None:

@@ -13,8 +13,8 @@ import initmem
 
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
-    {"errors", "seeds"},
-    {"recipe"},
+    {"errors", "seeds", "processes"},
+    {"recipe", "files", "claims", "faults", "checkpoints"},
     {"study", "schedule"},
     {"record"},
     {"data"},

@@ -10,6 +10,7 @@ import pytest
 from initmem.data import load, sizes
 from initmem.engines.packing import packs
 from initmem.engines.plan import plan
+from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, DataError
 from initmem.measures.clocks import clocks
@@ -202,9 +203,7 @@ def test_every_run_of_the_demo_is_finite(
 def test_a_worker_trains_linear_runs_by_their_own_trainer(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     runs = [Run(recipe(), scale, 0) for scale in (1.0, 2.0)]
-    worker = Worker(
-        store, device="cpu", should_stop=lambda: False, report=lambda *_: None, checkpoint_every=60
-    )
+    worker = Worker(store, Settings())
     worker.work([runs])
     for run, known in zip(runs, train_linear(runs), strict=True):
         record = store.read(run.id)

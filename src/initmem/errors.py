@@ -21,6 +21,10 @@ class StoreError(InitmemError):
     """A store cannot be read or written."""
 
 
+class FullDisk(StoreError):
+    """There is no room left: nothing that was committed is lost, and the same command goes on later."""
+
+
 class ModelError(InitmemError):
     """A network cannot be built for the given input."""
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import NoneType
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.errors import StoreError
+from initmem.errors import ConfigError, StoreError
 from initmem.study import Run
 
 SCHEMA = 1
+LARGEST_RECORD = 64 << 20  # bytes: a hundred thousand epochs
 INTERPOLATION = 0.995
 
 Status = Literal["completed", "diverged", "failed"]
@@ -81,6 +83,10 @@ class RunRecord:
             return None if value is None else float(value)
         best = self.summary.tau_best
         return float(self.history[name][best - 1]) if best and name in self.history else None
+
+    def noted(self, **more: Any) -> RunRecord:
+        """The same record with more said of where it comes from."""
+        return replace(self, provenance={**self.provenance, **more})
 
     def same_result(self, other: RunRecord) -> bool:
         """Whether two records hold the same outcome, whatever machine and time they took."""
@@ -167,18 +173,46 @@ def decode(data: bytes) -> RunRecord:
     """Read a record back; anything that is not exactly what was written is an error."""
     head = len(_HEAD % (b"0" * 64))
     payload = data[head:-2]
+    if len(data) > LARGEST_RECORD:
+        raise StoreError(f"record of {len(data):,} bytes (allowed: up to {LARGEST_RECORD:,})")
     if data[:head] != _HEAD % hashlib.sha256(payload).hexdigest().encode():
         raise StoreError("damaged record (checksum does not match)")
-    content = json.loads(payload)
+    try:
+        return _record(json.loads(payload, parse_constant=_no_constant))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise StoreError(f"not a record ({type(error).__name__}: {error})") from None
+    except ConfigError as error:
+        raise StoreError(f"record of no known run ({error})") from None
+
+
+def _record(content: Any) -> RunRecord:
+    """Build a record from what its file says. A checksum proves no good will: every value is looked at."""
     if content["schema"] != SCHEMA:
-        raise StoreError(f"record of schema {content['schema']} (allowed: {SCHEMA})")
+        raise StoreError(f"record of schema {content['schema']!r} (allowed: {SCHEMA})")
     if content["status"] not in get_args(Status):
         raise StoreError(f"record of status {content['status']!r} (allowed: {get_args(Status)})")
+    summary, history = content["summary"], content["history"]
+    if not all(type(value) in (int, float, NoneType) for value in summary.values()):
+        raise StoreError("record with a summary that is not made of numbers")
+    columns = {name: np.asarray(column, dtype=np.float64) for name, column in history.items()}
+    if any(column.ndim != 1 for column in columns.values()):
+        raise StoreError("record with a history that is not made of columns of numbers")
+    if len({len(column) for column in columns.values()}) > 1:
+        raise StoreError("record with columns of different lengths")
+    if not isinstance(content["provenance"], dict) or not isinstance(content["error"], str | None):
+        raise StoreError("record with a provenance or error of another form")
+    run = Run.from_json(content["run"])
+    if run.id != content["id"]:
+        raise StoreError(f"record of run {run.id} under the id {content['id']!r}")
     return RunRecord(
-        run=Run.from_json(content["run"]),
+        run=run,
         status=content["status"],
-        summary=Summary(**content["summary"]),
-        history={name: np.asarray(column, dtype=np.float64) for name, column in content["history"].items()},
+        summary=Summary(**summary),
+        history=columns,
         provenance=content["provenance"],
         error=content["error"],
     )
+
+
+def _no_constant(name: str) -> float:
+    raise StoreError(f"record with the value {name} (allowed: finite numbers)")

@@ -7,12 +7,15 @@ The contract:
 - The records of a pack become visible together, or the next process completes them: a replica is never
   trained again in other company because a crash fell between two commits.
 - The files are the truth: whatever else lies beside them can be deleted.
+- What cannot be written is a `StoreError` in one line; a full disk, `FullDisk`, loses nothing committed.
 
     STORE/store.json                 format of the store
     STORE/studies/NAME.EFFORT.json   what was asked for
     STORE/runs/ID/claim.json         while a worker has it
     STORE/runs/ID/history.jsonl      while it trains: one line per epoch, for those who watch
     STORE/runs/ID/checkpoint-EPOCH.safetensors  to continue from
+    STORE/runs/ID/faults.jsonl       what went wrong so far: one line per fault
+    STORE/runs/ID/hang.txt           where the worker stood when it had to be ended, with a time limit
     STORE/runs/ID/record.json        when it is done
     STORE/pending/*.json             records of a pack between decision and commit
     STORE/aside/                     records moved out of the way: damaged, or failed and tried again
@@ -22,18 +25,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
-import socket
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 
-from initmem.errors import StoreError
-from initmem.record import RunRecord, decode, encode
+from initmem import checkpoints, faults
+from initmem.claims import Sight, look, new_claim
+from initmem.errors import InitmemError, StoreError
+from initmem.faults import Cause, Fault
+from initmem.files import explained, read_bounded, sweep, write_atomic, write_once
+from initmem.record import LARGEST_RECORD, RunRecord, decode, encode
 from initmem.study import Run, Study
 
 if TYPE_CHECKING:
@@ -41,58 +48,42 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 EXPIRY = 60.0  # seconds without a heartbeat after which a claim of another host is dead
+LARGEST_STUDY = 64 << 20  # bytes
+LARGEST_NOTES = 1 << 30  # bytes of what stands beside a run or of a pack's records
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Who trains a run. The token makes every claim unique, however often a process id comes back."""
-
-    token: str
-    host: str
-    pid: int
-    born: str  # start time of the process, so that a recycled pid is not taken for the old one
-    attempt: int
-
-    def is_mine(self) -> bool:
-        """Whether this process made the claim."""
-        return self.host == socket.gethostname() and self.pid == os.getpid() and self.born == born(self.pid)
-
-    def process_is_gone(self) -> bool:
-        """Whether the claim was made on this host by a process that is no more."""
-        return self.host == socket.gethostname() and born(self.pid) != self.born
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def born(pid: int) -> str:
-    """The start time of a process as the kernel counts it; empty when there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "" if not _alive(pid) else "unknown"
-    return "" if fields[0] == "Z" else fields[19]
+def _writes(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Store, P], R]:
+    """Let a method of the store say in one line what the disk refused."""
 
+    @functools.wraps(method)
+    def writing(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with explained(self.path):
+            return method(self, *args, **kwargs)
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return writing
 
 
 class Store:
     """A directory of runs. Open an existing one, or make one with `Store.create`."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, session: str | None = None) -> None:
         self.path = Path(path)
+        self.session = session or uuid.uuid4().hex  # shared by the processes of one call of an engine
+        self._made: set[str] = set()  # runs whose folder is there
         self._seen: dict[str, tuple[int, float]] = {}  # claims watched: run id -> (beat, since when)
         try:
-            found = json.loads((self.path / "store.json").read_text())["format"]
+            found = json.loads(read_bounded(self.path / "store.json", 4096))["format"]
         except FileNotFoundError:
             raise StoreError(f"{path}: no store here (initmem run makes one)") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{path}: not a readable store ({error})") from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, StoreError) as error:
+            raise StoreError(
+                f"{path}: not a readable store (store.json: {error}); if it is one, delete store.json, "
+                "and initmem run writes it again"
+            ) from None
         if found != FORMAT:
             raise StoreError(f"{path}: store of format {found!r} (allowed: {FORMAT})")
 
@@ -100,7 +91,7 @@ class Store:
     def create(cls, path: str | Path) -> Store:
         """Open the store at a path, making it where there is none; check that it can be written."""
         folder = Path(path)
-        try:
+        with explained(folder):
             for name in ("runs", "studies", "pending"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
             if not (folder / "store.json").exists():
@@ -108,25 +99,30 @@ class Store:
             probe = folder / f".probe-{uuid.uuid4().hex}"
             probe.touch()
             probe.unlink()
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
         return cls(path)
 
     # -- studies ----------------------------------------------------------------------------------------
 
+    @_writes
     def add_study(self, study: Study) -> None:
         """Note what was asked for."""
         name = f"{_plain(study.name)}.{_plain(study.effort)}.json"
-        content = json.dumps(study.to_json(), indent=1).encode()
-        write_atomic(self.path / "studies" / name, content + b"\n")
+        write_atomic(self.path / "studies" / name, study.encode())
 
     def studies(self) -> list[Study]:
         """What was asked of this store, oldest name first."""
-        files = sorted((self.path / "studies").glob("*.json"))
+        return [self._study(path) for path in self._study_files()]
+
+    def _study_files(self) -> list[Path]:
+        return sorted((self.path / "studies").glob("*.json"))
+
+    def _study(self, path: Path) -> Study:
         try:
-            return [Study.from_json(json.loads(file.read_text())) for file in files]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{self.path}: unreadable study ({error})") from None
+            return Study.decode(read_bounded(path, LARGEST_STUDY))
+        except (OSError, InitmemError) as error:
+            raise StoreError(
+                f"{path}: unreadable study ({error}); initmem run of any study moves it aside"
+            ) from None
 
     # -- records ----------------------------------------------------------------------------------------
 
@@ -138,8 +134,8 @@ class Store:
         """One record; a damaged one is an error."""
         path = self._record(run_id)
         try:
-            record = decode(path.read_bytes())
-        except (StoreError, OSError, ValueError, KeyError, TypeError) as error:
+            record = decode(read_bounded(path, LARGEST_RECORD))
+        except (StoreError, OSError) as error:
             raise StoreError(f"{path}: {error}") from None
         if record.id != run_id:
             raise StoreError(f"{path}: holds run {record.id}")
@@ -160,21 +156,27 @@ class Store:
         return records, [error for _, _, error in found if error is not None]
 
     def _scan(self) -> Iterator[tuple[str, RunRecord | None, str | None]]:
-        for path in sorted((self.path / "runs").glob("*/record.json")):
+        for path in sorted((self.path / "runs").glob("[0-9a-f]" * 16 + "/record.json")):
             try:
                 yield path.parent.name, self.read(path.parent.name), None
             except StoreError as error:
                 yield path.parent.name, None, str(error)
 
+    @_writes
     def set_aside(self, unwanted: Callable[[RunRecord], bool]) -> int:
         """Move records out of the way, damaged ones always, so that their runs are trained again."""
         found = [run_id for run_id, record, _ in self._scan() if record is None or unwanted(record)]
         for run_id in found:
-            aside = self.path / "aside"
-            aside.mkdir(exist_ok=True)
-            self._record(run_id).replace(aside / f"{run_id}-{uuid.uuid4().hex[:8]}.json")
+            self._move_aside(self._record(run_id), run_id)
         return len(found)
 
+    def _move_aside(self, path: Path, name: str) -> None:
+        aside = self.path / "aside"
+        aside.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process may have done it
+            path.replace(aside / f"{name}-{uuid.uuid4().hex[:8]}.json")
+
+    @_writes
     def commit(self, records: Sequence[RunRecord]) -> None:
         """Make records visible, all of a pack or, after a crash, all of it at the next `recover`."""
         pending = self.path / "pending" / f"{uuid.uuid4().hex}.json"
@@ -186,80 +188,112 @@ class Store:
 
     def _commit_one(self, record: RunRecord) -> None:
         folder = self._folder(record.run)
-        if not (folder / "record.json").exists():
-            write_atomic(folder / "record.json", encode(record))
-        for path in folder.iterdir():
-            if path.name != "record.json":
-                path.unlink(missing_ok=True)
+        write_once(folder / "record.json", encode(record))
+        _clear(folder)
 
+    @_writes
     def recover(self) -> None:
-        """Finish the commits that a crash interrupted, and move damaged records aside."""
+        """Finish what a crash interrupted, and move damaged records and studies aside."""
         self.set_aside(lambda record: False)
+        for path in self._study_files():
+            try:
+                self._study(path)
+            except StoreError:
+                self._move_aside(path, f"study-{path.stem}")
+        self.finish_commits()
+        for folder in (self.path, self.path / "studies", self.path / "pending"):
+            sweep(folder)
+        for path in (self.path / "runs").glob("[0-9a-f]" * 16 + "/record.json"):
+            _clear(path.parent)
+
+    @_writes
+    def finish_commits(self) -> None:
+        """Complete the packs whose records were decided, but not all of them visible, when a worker died."""
         for pending in (self.path / "pending").glob("*.json"):
-            with contextlib.suppress(FileNotFoundError, StoreError):
-                lines = pending.read_bytes().splitlines(keepends=True)
-                for record in [decode(line) for line in lines]:
-                    self._commit_one(record)
+            try:
+                lines = read_bounded(pending, LARGEST_NOTES).splitlines(keepends=True)
+            except FileNotFoundError:
+                continue  # its own worker finished it
+            whole = True
+            for line in lines:
+                try:
+                    self._commit_one(decode(line))
+                except StoreError:
+                    whole = False
+            if whole:
                 pending.unlink(missing_ok=True)
+            else:
+                self._move_aside(pending, "pending")
 
     # -- claims -----------------------------------------------------------------------------------------
 
+    @_writes
     def claim(self, runs: Sequence[Run]) -> list[Run]:
         """Claim the runs of a pack that are neither done nor taken; the list may be empty.
 
         Workers that pack alike try the same first run first: who gets it gets the whole pack.
         """
         open_runs = [run for run in runs if not self.has(run)]
-        if not open_runs or not self._claim_one(open_runs[0]):
+        if not open_runs or not self._claim_one(open_runs[0], len(open_runs)):
             return []
-        others = [run for run in open_runs[1:] if self._claim_one(run)]
+        others = [run for run in open_runs[1:] if self._claim_one(run, len(open_runs))]
         mine = [open_runs[0], *others]
+        if any(self.attempt(run) > 1 for run in mine):
+            self.finish_commits()  # the worker before may have died in the middle of a commit
         done = [run for run in mine if self.has(run)]  # committed between the look and the claim
         self.release(done)
         return [run for run in mine if run not in done]
 
-    def _claim_one(self, run: Run) -> bool:
+    def _claim_one(self, run: Run, pack: int) -> bool:
         path = self._folder(run) / "claim.json"
         written = path.with_name(f".claim.{uuid.uuid4().hex}.tmp")
-        written.write_bytes(_new_claim(attempt=1))
+        written.write_bytes(new_claim(session=self.session, pack=pack))
         try:
             os.link(written, path)  # exclusive, and whole at once: nobody ever reads half a claim
         except FileExistsError:
-            return self._take_over(run, path)
+            return self._take_over(run, pack, path)
         finally:
             written.unlink(missing_ok=True)
         return True
 
-    def _take_over(self, run: Run, path: Path) -> bool:
+    def _take_over(self, run: Run, pack: int, path: Path) -> bool:
         """Replace a dead claim. The lock keeps two observers from doing it one after the other."""
-        if not self._is_dead(run, path):
+        if not self._is_dead(run, look(path)):
             return False
         with self._lock():
-            if not self._is_dead(run, path):
+            seen = look(path)
+            if seen is None or not self._is_dead(run, seen):
                 return False
-            old = _read_claim(path)
-            write_atomic(path, _new_claim(attempt=(old.attempt if old else 0) + 1))
+            self._note_loss(run, seen)
+            write_atomic(path, new_claim(session=self.session, pack=pack))
             return True
 
-    def _is_dead(self, run: Run, path: Path) -> bool:
-        try:
-            beat = path.stat().st_mtime_ns
-        except FileNotFoundError:
+    def _is_dead(self, run: Run, seen: Sight | None) -> bool:
+        if seen is None:
             return False  # released or committed a moment ago: not ours to take over
-        claim = _read_claim(path)
-        if claim is not None and claim.process_is_gone():
-            return True
+        if seen.claim is None or seen.claim.process_is_gone():
+            return True  # a claim is whole from its first moment: one that cannot be read is damaged
         last, since = self._seen.get(run.id, (-1, 0.0))
-        if beat != last:
-            self._seen[run.id] = (beat, time.monotonic())
+        if seen.beat != last:
+            self._seen[run.id] = (seen.beat, time.monotonic())
             return False
         return time.monotonic() - since > EXPIRY
 
+    def _note_loss(self, run: Run, seen: Sight) -> None:
+        """Write down how the worker before was lost; the watchdog of a time limit leaves its last words."""
+        if seen.claim is None:
+            return
+        hang = self._hang(run)
+        words = hang.read_text(errors="replace") if hang.exists() else ""
+        cause: Cause = "timeout" if words else "lost worker"
+        self._note(run, cause, seen.claim.session, seen.claim.pack, words)
+        hang.unlink(missing_ok=True)
+
     def attempt(self, run: Run) -> int:
         """How many workers have begun this run, the present one included."""
-        claim = _read_claim(self._folder(run) / "claim.json")
-        return claim.attempt if claim else 1
+        return 1 + sum(fault.cause in faults.LOSSES for fault in self.faults(run))
 
+    @_writes
     def heartbeat(self, runs: Sequence[Run]) -> None:
         """Say that the claims are alive."""
         for run in runs:
@@ -268,9 +302,10 @@ class Store:
 
     def owns(self, run: Run) -> bool:
         """Whether this process still has the claim."""
-        claim = _read_claim(self._folder(run) / "claim.json")
-        return claim is not None and claim.is_mine()
+        seen = look(self._run_folder(run.id) / "claim.json")
+        return seen is not None and seen.claim is not None and seen.claim.is_mine()
 
+    @_writes
     def release(self, runs: Sequence[Run]) -> None:
         """Give claims back, so that another worker can go on."""
         for run in runs:
@@ -287,93 +322,151 @@ class Store:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
+    # -- faults -----------------------------------------------------------------------------------------
+
+    @_writes
+    def note_fault(self, runs: Sequence[Run], cause: Cause, detail: str = "") -> None:
+        """Write down what happened to runs that were in work together."""
+        for run in runs:
+            self._note(run, cause, self.session, len(runs), detail)
+
+    def _note(self, run: Run, cause: Cause, session: str, pack: int, detail: str) -> None:
+        fault = Fault(cause, session, pack, self.progress(run), detail)
+        with (self._folder(run) / "faults.jsonl").open("ab") as stream:
+            stream.write(faults.to_line(fault))
+
+    def note_full_disk(self, runs: Sequence[Run]) -> None:
+        """Write down that the disk is full, in the room that the rows for those who watch give back."""
+        for run in runs:
+            with contextlib.suppress(OSError, StoreError):
+                (self._folder(run) / "history.jsonl").unlink(missing_ok=True)
+                self.note_fault([run], "full disk")
+
+    @contextlib.contextmanager
+    def last_words(self, runs: Sequence[Run]) -> Iterator[BinaryIO]:
+        """A file, seen from every run, for what a watchdog says before it ends this process."""
+        first = self._hang(runs[0])
+        with explained(self.path):
+            first.unlink(missing_ok=True)
+            first.touch()
+            for run in runs[1:]:
+                self._hang(run).unlink(missing_ok=True)
+                os.link(first, self._hang(run))
+        with first.open("ab") as stream:
+            try:
+                yield stream
+            finally:
+                for run in runs:
+                    self._hang(run).unlink(missing_ok=True)
+
+    def progress(self, run: Run) -> int:
+        """The epoch of the newest checkpoint of a run; 0 when there is none."""
+        return max(self._epochs(run), default=0)
+
+    def faults(self, run: Run) -> list[Fault]:
+        """What went wrong with a run that has no record yet."""
+        try:
+            data = read_bounded(self._run_folder(run.id) / "faults.jsonl", LARGEST_NOTES)
+        except FileNotFoundError:
+            return []
+        return list(faults.from_lines(data))
+
     # -- while a run trains -----------------------------------------------------------------------------
 
+    @_writes
     def append_history(self, run: Run, row: Mapping[str, float], *, fresh: bool) -> None:
         """Add the row of one epoch; `fresh` starts the file anew."""
         with (self._folder(run) / "history.jsonl").open("wb" if fresh else "ab") as stream:
             stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
+    def live_history(self, run_id: str) -> list[dict[str, float]]:
+        """The rows of a run in training, up to the first line that is cut off or damaged."""
+        try:
+            data = read_bounded(self._run_folder(run_id) / "history.jsonl", LARGEST_NOTES)
+        except FileNotFoundError:
+            return []
+        rows: list[dict[str, float]] = []
+        for line in data.splitlines():
+            row = _row(line)
+            if row is None:
+                break
+            rows.append(row)
+        return rows
+
+    @_writes
     def write_checkpoints(self, saved: Mapping[Run, tuple[Mapping[str, Tensor], Any]], epoch: int) -> None:
         """Write the checkpoints of a pack, then drop the older ones: one epoch is always complete."""
-        from safetensors.torch import save
-
         for run, (tensors, meta) in saved.items():
-            data = save(dict(tensors), metadata={"initmem": json.dumps(meta)})
-            write_atomic(self._checkpoint(run, epoch), data)
+            write_atomic(self._checkpoint(run, epoch), checkpoints.encode(tensors, meta))
         for run in saved:
-            for path in self._folder(run).glob("checkpoint-*.safetensors"):
-                if path != self._checkpoint(run, epoch):
-                    path.unlink(missing_ok=True)
+            self._drop_checkpoints(run, keep=epoch)
 
     def read_checkpoints(self, runs: Sequence[Run]) -> list[tuple[dict[str, Tensor], Any]] | None:
         """The newest checkpoints that all these runs have in common, as (tensors, meta) each."""
-        epochs = [
-            {int(path.stem.rpartition("-")[2]) for path in self._folder(run).glob("checkpoint-*.safetensors")}
-            for run in runs
-        ]
-        for epoch in sorted(set.intersection(*epochs), reverse=True):
-            found = [_read_checkpoint(self._checkpoint(run, epoch)) for run in runs]
-            if all(item is not None for item in found):
-                return [item for item in found if item is not None]
+        for epoch in sorted(set.intersection(*(self._epochs(run) for run in runs)), reverse=True):
+            with contextlib.suppress(StoreError, OSError):
+                return [checkpoints.decode(self._checkpoint(run, epoch).read_bytes()) for run in runs]
         return None
+
+    @_writes
+    def drop_checkpoints(self, runs: Sequence[Run]) -> None:
+        """Let runs begin anew."""
+        for run in runs:
+            self._drop_checkpoints(run, keep=None)
+
+    def _drop_checkpoints(self, run: Run, *, keep: int | None) -> None:
+        for epoch in self._epochs(run) - {keep}:
+            self._checkpoint(run, epoch).unlink(missing_ok=True)
+
+    def _epochs(self, run: Run) -> set[int]:
+        """The epochs of which there are checkpoints."""
+        files = self._run_folder(run.id).glob("checkpoint-*.safetensors")
+        names = (path.stem.rpartition("-")[2] for path in files)
+        return {int(name) for name in names if re.fullmatch("[0-9]{1,12}", name)}
 
     # -- paths ------------------------------------------------------------------------------------------
 
     def _folder(self, run: Run) -> Path:
-        folder = self.path / "runs" / run.id
-        folder.mkdir(exist_ok=True)
+        """The folder of a run, to write in it."""
+        folder = self._run_folder(run.id)
+        if run.id not in self._made:
+            folder.mkdir(exist_ok=True)
+            if folder.is_symlink():  # what is written and removed in it would be outside
+                raise StoreError(f"{folder}: is a link (allowed: a folder of the store)")
+            self._made.add(run.id)
         return folder
+
+    def _run_folder(self, run_id: str) -> Path:
+        if not re.fullmatch("[0-9a-f]{16}", run_id):
+            raise StoreError(f"run id {run_id!r} (allowed: 16 hexadecimal digits)")
+        return self.path / "runs" / run_id
+
+    def _hang(self, run: Run) -> Path:
+        return self._folder(run) / "hang.txt"
 
     def _checkpoint(self, run: Run, epoch: int) -> Path:
         return self._folder(run) / f"checkpoint-{epoch}.safetensors"
 
     def _record(self, run_id: str) -> Path:
-        return self.path / "runs" / run_id / "record.json"
+        return self._run_folder(run_id) / "record.json"
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+def _clear(folder: Path) -> None:
+    """Remove whatever lies beside a record."""
+    for path in folder.iterdir():
+        if path.name != "record.json" and not path.is_dir():
+            path.unlink(missing_ok=True)
+
+
+def _row(line: bytes) -> dict[str, float] | None:
+    """A line of a live history; None when it is not what was written."""
     try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _new_claim(attempt: int) -> bytes:
-    pid = os.getpid()
-    claim = Claim(uuid.uuid4().hex, socket.gethostname(), pid, born(pid), attempt)
-    return json.dumps(asdict(claim)).encode()
-
-
-def _read_claim(path: Path) -> Claim | None:
-    """The claim at a path; None when it is gone or damaged."""
-    try:
-        return Claim(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        row = json.loads(line)
+    except (ValueError, RecursionError):
         return None
-
-
-def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], Any] | None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            meta = json.loads(file.metadata()["initmem"])
-            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+    if not isinstance(row, dict) or not all(type(value) in (int, float) for value in row.values()):
         return None
+    return row
 
 
 def _plain(name: str) -> str:

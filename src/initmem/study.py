@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,24 +147,67 @@ class Study:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:
-        """Rebuild a study from `to_json`."""
+        """Rebuild a study from `to_json`; whatever does not fit is an error."""
+        try:
+            stored = _Stored.model_validate(content)
+        except ValidationError as error:
+            raise ConfigError("; ".join(problems(error))) from None
         return cls(
-            name=content["name"],
-            title=content["title"],
-            effort=content["effort"],
-            about=content["about"],
-            recipes=tuple(Recipe.parse(recipe) for recipe in content["recipes"]),
-            scales=tuple(content["scales"]),
-            seeds=tuple(content["seeds"]),
-            pins=tuple(content["pins"].items()),
-            poke=content.get("poke", 1.0),
-            split=tuple(content.get("split", ())),
-            more_seeds=tuple((key, tuple(seeds)) for key, seeds in content.get("more_seeds", {}).items()),
+            name=stored.name,
+            title=stored.title,
+            effort=stored.effort,
+            about=stored.about,
+            recipes=tuple(Recipe.parse(recipe) for recipe in stored.recipes),
+            scales=tuple(stored.scales),
+            seeds=tuple(stored.seeds),
+            pins=tuple(stored.pins.items()),
+            poke=stored.poke,
+            split=tuple(stored.split),
+            more_seeds=tuple((key, tuple(seeds)) for key, seeds in stored.more_seeds.items()),
         )
+
+    def encode(self) -> bytes:
+        """The study as a file of a store, with a digest of what it says."""
+        content = self.to_json()
+        return json.dumps({"sha256": _digest(content)} | content, indent=1).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, data: bytes) -> Study:
+        """Read a study's file back; anything that is not exactly what was written is an error."""
+        try:
+            content = json.loads(data)
+            said = content.pop("sha256", None)  # the first stores were written without
+            if said is not None and said != _digest(content):
+                raise ConfigError("checksum does not match")
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{type(error).__name__}: {error}") from None
+        return cls.from_json(content)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 Scales = Annotated[list[Annotated[float, Field(gt=0, le=1e6)]], Field(min_length=1)]
 Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 63)]], Field(min_length=1)]
+
+
+class _Stored(BaseModel):
+    """What a study's file in a store may say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    name: str
+    title: str
+    effort: str
+    about: str
+    recipes: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    scales: Scales
+    seeds: Seeds
+    pins: dict[Role, int]
+    poke: float = 1.0
+    split: list[Role] = []
+    more_seeds: dict[str, list[Annotated[int, Field(ge=0, lt=1 << 63)]]] = {}
 
 
 class _Part(BaseModel):

@@ -128,8 +128,8 @@ def table(
     as_json: AsJson = False,
 ) -> None:
     """Make a table of the paper from a store, as .txt, .md, .tex or .csv; missing runs are named."""
+    from initmem.files import write_atomic
     from initmem.present import papertables
-    from initmem.store import write_atomic
 
     records, studies = _opened(store)
     wanted = _chosen(name, papertables.NAMES)

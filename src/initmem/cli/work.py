@@ -23,10 +23,11 @@ from initmem.cli.base import (
     console,
     print_json,
 )
+from initmem.errors import ConfigError
 
 if TYPE_CHECKING:
     from initmem.engines.execute import Workload
-    from initmem.engines.local import Listener
+    from initmem.engines.settings import Listener
     from initmem.study import Study
 
 Place = Annotated[
@@ -51,6 +52,12 @@ def run(
     max_seeds: Annotated[int, typer.Option(min=1, help="Most seeds per recipe with --until.")] = 30,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     checkpoint_every: Annotated[float, typer.Option(min=0, help="Seconds between two checkpoints.")] = 60.0,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            help="End a pack that finishes no epoch for so long: 90, 90s, 15m or 2h.", show_default="never"
+        ),
+    ] = None,
     data_dir: DataDir = None,
     retry_failed: Annotated[bool, typer.Option(help="Train failed runs again.")] = False,
     as_json: AsJson = False,
@@ -59,6 +66,7 @@ def run(
     from initmem import study as studies
     from initmem.engines.execute import check, execute, execute_until
     from initmem.engines.local import LocalEngine
+    from initmem.engines.settings import Settings as EngineSettings
     from initmem.measures.memory import memory_table
     from initmem.present import tables
     from initmem.present.progress import duration
@@ -66,12 +74,14 @@ def run(
 
     if data_dir is not None:
         os.environ["INITMEM_DATA"] = str(data_dir)  # the workers look there too
+    limit = None if timeout is None else seconds(timeout)
     asked = studies.load_study(study, effort, settings or ())
     check(asked)
     place = store or Path("runs") / f"{asked.name}-{asked.effort}"
     opened = Store.create(place)
     introduce(asked, place)
-    engine = LocalEngine(workers=workers, device=device, checkpoint_every=checkpoint_every)
+    how = EngineSettings(device=device, checkpoint_every=checkpoint_every, timeout=limit)
+    engine = LocalEngine(workers=workers, settings=how)
     with display() as watch:
         if until is None:
             outcome = execute(asked, opened, engine, pack=pack, retry_failed=retry_failed, watch=watch)
@@ -139,6 +149,18 @@ def _trained(study: Study, store: Path | None, workers: int | None) -> list[Any]
     if outcome.interrupted:
         raise typer.Exit(130)
     return [opened.read(run.id) for run in study.all_runs() if opened.has(run)]
+
+
+def seconds(text: str) -> float:
+    """Read a span of time: a number of seconds, or one with the unit s, m or h."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "s")
+    try:
+        value = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise ConfigError(f"timeout = {text!r} (allowed: a span of time, as in 90, 90s, 15m, 2h)")
+    return value
 
 
 def introduce(study: Study, place: Path) -> None:

@@ -8,19 +8,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from initmem.data import check as check_data
 from initmem.data import sizes
-from initmem.engines.local import LocalEngine
 from initmem.engines.packing import cost, packs
+from initmem.engines.settings import Engine, Listener
 from initmem.measures.memory import memory
 from initmem.recipe import Recipe
 from initmem.store import Store
 from initmem.study import Study
 from initmem.train.requirements import check_input
-
-Listener = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class Workload:
 def execute(
     study: Study,
     store: Store,
-    engine: LocalEngine,
+    engine: Engine,
     *,
     pack: int | None = None,
     retry_failed: bool = False,
@@ -110,7 +107,7 @@ def execute(
 def execute_until(
     study: Study,
     store: Store,
-    engine: LocalEngine,
+    engine: Engine,
     *,
     width: float,
     max_seeds: int,

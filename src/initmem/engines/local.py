@@ -6,22 +6,19 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from initmem.engines.settings import Listener, Settings
 from initmem.errors import InitmemError
-from initmem.record import failed
 from initmem.store import Store
 from initmem.study import Run
 
-MOST_CRASHES = 3  # of one pack, in one session; then it is recorded as failed
-
-Listener = Callable[[str, Any], None]
+MOST_CRASHES = 3  # of workers that have not claimed anything yet
 
 
 @dataclass(slots=True)
@@ -29,6 +26,7 @@ class _Process:
     process: SpawnProcess
     connection: Connection
     claimed: list[str] = field(default_factory=list)
+    mistake: InitmemError | None = None  # why the worker says that nothing more can be done
 
 
 def cores() -> int:
@@ -39,84 +37,78 @@ def cores() -> int:
 class LocalEngine:
     """Runs workers as processes of this machine, and replaces the ones that crash."""
 
-    def __init__(
-        self, *, workers: int | None = None, device: str = "cpu", checkpoint_every: float = 60.0
-    ) -> None:
+    def __init__(self, *, workers: int | None = None, settings: Settings | None = None) -> None:
         self.workers = workers or cores()
-        self.device, self.checkpoint_every = device, checkpoint_every
+        self.settings = settings or Settings()
         self._context = multiprocessing.get_context("spawn")
         self._stop = self._context.Event()
-        self._crashes: Counter[str] = Counter()
+        self._alive: list[_Process] = []
+        self._crashes = 0  # at start-up
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
         packs = [pack for pack in packs if not all(store.has(run) for run in pack)]
-        count = min(self.workers, len(packs))
-        alive = [self._start(store, packs) for _ in range(count)]
+        self._alive = [self._start(store, packs) for _ in range(min(self.workers, len(packs)))]
         try:
-            while alive:
-                alive = self._tend(store, packs, alive, listen)
+            while self._alive:
+                self._tend(store, packs, listen)
         except KeyboardInterrupt:
             listen("stopping", None)
-            self._wind_down(alive)
+            self.stop()
             return False
+        except InitmemError:
+            self.stop()
+            raise
         return True
 
-    def _tend(
-        self, store: Store, packs: Sequence[list[Run]], alive: list[_Process], listen: Listener
-    ) -> list[_Process]:
-        """Pass on what the workers say; replace those that crashed."""
-        wait([p.connection for p in alive] + [p.process.sentinel for p in alive], timeout=0.5)
-        kept: list[_Process] = []
-        for worker in alive:
-            _drain(worker, listen)
-            if worker.process.is_alive():
-                kept.append(worker)
-                continue
-            _drain(worker, listen)  # what it said between the last look and its end
-            if worker.process.exitcode != 0:
-                self._after_crash(store, packs, worker, listen)
-                kept.append(self._start(store, packs))
-        listen("tick", None)
-        return kept
+    def stop(self) -> None:
+        """Let every worker finish its epoch and write its checkpoint; Ctrl-C ends them at once."""
+        self._stop.set()
+        try:
+            while self._alive:
+                self._listen(lambda kind, content: None)
+                self._alive = [worker for worker in self._alive if worker.process.is_alive()]
+        except KeyboardInterrupt:
+            for worker in self._alive:
+                worker.process.terminate()
 
-    def _after_crash(
-        self, store: Store, packs: Sequence[list[Run]], worker: _Process, listen: Listener
-    ) -> None:
-        """A crash costs the worker's own pack a retry; a pack that keeps crashing is given up."""
+    def _tend(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> None:
+        """Pass on what the workers say; replace those that crashed."""
+        ended = self._listen(listen)
+        for worker in ended:
+            _drain(worker, listen)  # what it said between the last look and its end
+            self._alive.remove(worker)
+            if worker.mistake is not None:
+                raise worker.mistake
+            if worker.process.exitcode != 0:
+                self._after_crash(worker, listen)
+                self._alive.append(self._start(store, packs))
+        listen("tick", None)
+
+    def _listen(self, listen: Listener) -> list[_Process]:
+        """Hear all workers, and say which of them have ended."""
+        wait([p.connection for p in self._alive] + [p.process.sentinel for p in self._alive], timeout=0.5)
+        for worker in self._alive:
+            _drain(worker, listen)
+        return [worker for worker in self._alive if not worker.process.is_alive()]
+
+    def _after_crash(self, worker: _Process, listen: Listener) -> None:
+        """Whoever claims the worker's runs next sees to them; a worker that never begins is hopeless."""
         code = worker.process.exitcode
-        key = worker.claimed[0] if worker.claimed else "start-up"
-        self._crashes[key] += 1
         listen("crash", (code, worker.claimed))
-        if self._crashes[key] < MOST_CRASHES:
-            return
-        if not worker.claimed:
+        self._crashes += not worker.claimed
+        if self._crashes == MOST_CRASHES:
             raise InitmemError(f"worker processes die at start-up (exit code {code})")
-        runs = [run for pack in packs for run in pack if run.id in set(worker.claimed)]
-        error = f"the worker process was lost {MOST_CRASHES} times (exit code {code})"
-        lost = store.claim(runs)
-        store.commit([failed(run, error, {"attempts": store.attempt(run)}) for run in lost])
-        listen("done", [(run.id, "failed") for run in lost])
 
     def _start(self, store: Store, packs: Sequence[list[Run]]) -> _Process:
         ours, theirs = self._context.Pipe(duplex=False)
-        settings = (store.path, list(packs), self.device, self.checkpoint_every)
+        work = (store.path, store.session, list(packs), self.settings)
         process = self._context.Process(
-            target=_main, args=(theirs, self._stop, os.getpid(), *settings), daemon=True
+            target=_main, args=(theirs, self._stop, os.getpid(), *work), daemon=True
         )
         process.start()
         theirs.close()
         return _Process(process, ours)
-
-    def _wind_down(self, alive: list[_Process]) -> None:
-        """Let every worker finish its epoch and write its checkpoint; a second Ctrl-C ends them."""
-        self._stop.set()
-        try:
-            for worker in alive:
-                worker.process.join()
-        except KeyboardInterrupt:
-            for worker in alive:
-                worker.process.terminate()
 
 
 def _drain(worker: _Process, listen: Listener) -> None:
@@ -127,7 +119,10 @@ def _drain(worker: _Process, listen: Listener) -> None:
                 worker.claimed = content
             elif kind in ("done", "released"):
                 worker.claimed = []
-            listen(kind, content)
+            if kind == "mistake":
+                worker.mistake = content
+            else:
+                listen(kind, content)
 
 
 def _main(
@@ -135,9 +130,9 @@ def _main(
     stop: Any,
     parent: int,
     path: Path,
+    session: str,
     packs: list[list[Run]],
-    device: str,
-    every: float,
+    settings: Settings,
 ) -> None:
     """The body of a worker process. Ctrl-C goes to the parent, which asks the workers to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -149,11 +144,12 @@ def _main(
 
     die_with_parent(parent)
     torch.set_num_threads(1)
-    worker = Worker(
-        Store(path),
-        device=device,
-        should_stop=stop.is_set,
-        report=lambda kind, content: connection.send((kind, content)),
-        checkpoint_every=every,
-    )
-    worker.work(packs)
+
+    def report(kind: str, content: Any) -> None:
+        connection.send((kind, content))
+
+    try:
+        store = Store(path, session=session)
+        Worker(store, settings, should_stop=stop.is_set, report=report).work(packs)
+    except InitmemError as error:
+        report("mistake", error)

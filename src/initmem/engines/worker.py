@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import lru_cache
-from typing import Any
 
-import torch
-
-from initmem.data import Dataset, load
-from initmem.recipe import Recipe
+from initmem.engines.settings import Settings
+from initmem.engines.training import ClaimLost, Interrupted, Report, Training, company
+from initmem.errors import FullDisk, StoreError
+from initmem.faults import LOSSES, counted, next_pack
 from initmem.record import RunRecord, failed
 from initmem.store import EXPIRY, Store
 from initmem.study import Run
-from initmem.theory.records import train_linear
-from initmem.train.loop import hardware, train_pack
-from initmem.train.pack import Checkpoint, Pack
 
-Report = Callable[[str, Any], None]
-
-
-class Interrupted(Exception):
-    """The worker was asked to stop; the pack's checkpoint is written."""
-
-
-class ClaimLost(Exception):
-    """Another worker took the runs over, because this one seemed dead."""
+PAUSE = 1.0  # seconds between two looks at packs that others have
 
 
 class Worker:
@@ -40,15 +26,13 @@ class Worker:
     def __init__(
         self,
         store: Store,
+        settings: Settings,
         *,
-        device: str,
-        should_stop: Callable[[], bool],
-        report: Report,
-        checkpoint_every: float,
+        should_stop: Callable[[], bool] = lambda: False,
+        report: Report = lambda kind, content: None,
     ) -> None:
-        self.store, self.device = store, device
-        self.should_stop, self.report = should_stop, report
-        self.checkpoint_every = checkpoint_every
+        self.store, self.should_stop, self.report = store, should_stop, report
+        self.training = Training(store, settings, should_stop=should_stop, report=report)
 
     def work(self, packs: Sequence[list[Run]]) -> None:
         """Return when every run of every pack has a record, or when asked to stop."""
@@ -57,89 +41,70 @@ class Worker:
             for pack in left:
                 if self.should_stop():
                     return
-                runs = self.store.claim(pack)
+                runs = self._claim(pack)
                 if runs:
-                    self._train_claimed(runs)
+                    self._train(runs, self._team(pack, runs))
             left = [pack for pack in left if not all(self.store.has(run) for run in pack)]
             if left:  # the rest is in other hands: wait, they may drop it
-                time.sleep(1.0)
+                time.sleep(PAUSE)
 
-    def _train_claimed(self, runs: list[Run]) -> None:
+    def _claim(self, pack: list[Run]) -> list[Run]:
+        """Claim what is open of a pack, or less of it when workers were lost with it before."""
+        runs = self.store.claim(pack)
+        room = [self._room(run, len(runs)) for run in runs]
+        if not all(room):
+            self._commit([self._given_up(run) for run, size in zip(runs, room, strict=True) if size == 0])
+            self.store.release(runs)
+            return []
+        if runs and min(room) < len(runs):
+            self.store.release(runs)
+            return self.store.claim(runs[: min(room)])
+        return runs
+
+    def _room(self, run: Run, pack: int) -> int:
+        store = self.store
+        return next_pack(store.faults(run), session=store.session, epoch=store.progress(run), pack=pack)
+
+    def _given_up(self, run: Run) -> RunRecord:
+        faults = self.store.faults(run)
+        last = [fault for fault in faults if fault.cause in LOSSES][-1]
+        said = f"{last.cause}: the worker was lost {len(faults)} times\n{last.detail}"
+        counts = {"attempts": self.store.attempt(run) - 1, "faults": counted(faults), "pack": 1}
+        return failed(run, said.strip(), counts)
+
+    def _team(self, pack: list[Run], runs: list[Run]) -> list[Run]:
+        """With whom to train: runs that lost their record come out as before only in the same company."""
+        others = [run for run in pack if run not in set(runs)]
+        if others and all(self._was_in(run, company(pack)) for run in others):
+            return pack
+        return runs
+
+    def _was_in(self, run: Run, team: str) -> bool:
+        with contextlib.suppress(StoreError):
+            return self.store.has(run) and self.store.read(run.id).provenance.get("company") == team
+        return False
+
+    def _train(self, runs: list[Run], team: list[Run]) -> None:
         self.report("claimed", [run.id for run in runs])
         with heartbeat(self.store, runs):
             try:
-                records = self._train(runs)
+                for records in self.training.records(runs, team):
+                    self._commit(records)
             except (Interrupted, ClaimLost):
                 self.store.release(runs)
                 self.report("released", [run.id for run in runs])
-                return
-            self.store.commit(records)
+            except FullDisk:
+                self.store.note_full_disk(runs)
+                self.store.release(runs)
+                raise
+            except BaseException:
+                with contextlib.suppress(StoreError):  # what is already on its way says more
+                    self.store.release(runs)
+                raise
+
+    def _commit(self, records: list[RunRecord]) -> None:
+        self.store.commit(records)
         self.report("done", [(record.id, record.status) for record in records])
-
-    def _train(self, runs: list[Run]) -> list[RunRecord]:
-        """Train a pack; if it raises, train its runs one by one, so that each answers for itself."""
-        attempt = self.store.attempt(runs[0])
-        try:
-            records = self._trained(runs)
-            return [_with(record, attempts=attempt) for record in records]
-        except (Interrupted, ClaimLost):
-            raise
-        except Exception:
-            if len(runs) > 1:
-                return [record for run in runs for record in self._train([run])]
-            return [failed(runs[0], traceback.format_exc(), {"attempts": attempt, "pack": 1})]
-
-    def _trained(self, runs: list[Run]) -> list[RunRecord]:
-        """Train by what the recipe's network asks for."""
-        if runs[0].recipe.model == "linear":  # seconds of work at the most: no checkpoint is worth it
-            processor = hardware(torch.device("cpu"))
-            return [_with(record, hardware=processor) for record in train_linear(runs)]
-        return train_pack(
-            runs,
-            dataset(runs[0].recipe),
-            device=self.device,
-            resume=self._checkpoints(runs),
-            on_epoch=self._watcher(runs),
-        )
-
-    def _checkpoints(self, runs: list[Run]) -> list[Checkpoint] | None:
-        found = self.store.read_checkpoints(runs)
-        return None if found is None else [Checkpoint(tensors, meta) for tensors, meta in found]
-
-    def _watcher(self, runs: list[Run]) -> Callable[[Pack], None]:
-        written = time.monotonic()
-        first = True
-
-        def on_epoch(pack: Pack) -> None:
-            nonlocal written, first
-            if not all(self.store.owns(run) for run in runs):
-                raise ClaimLost
-            for run, rows in zip(runs, pack.history, strict=True):
-                self._append(run, rows, fresh=first)
-            first = False
-            self.report("epoch", ([run.id for run in runs], pack.epoch))
-            stop = self.should_stop() and not pack.finished
-            if stop or time.monotonic() - written > self.checkpoint_every:
-                saved = dict(zip(runs, ((c.tensors, c.meta) for c in pack.checkpoint()), strict=True))
-                self.store.write_checkpoints(saved, pack.epoch)
-                written = time.monotonic()
-            if stop:
-                raise Interrupted
-
-        return on_epoch
-
-    def _append(self, run: Run, rows: dict[str, list[float]], *, fresh: bool) -> None:
-        """Show the newest epoch; a continued run shows its earlier ones again first."""
-        epochs = len(rows["val_loss"])
-        for i in range(epochs) if fresh else range(max(epochs - 1, 0), epochs):
-            row = {"epoch": i + 1} | {name: column[i] for name, column in rows.items()}
-            self.store.append_history(run, row, fresh=fresh and i == 0)
-
-
-@lru_cache(maxsize=2)
-def dataset(recipe: Recipe) -> Dataset:
-    """Load a recipe's dataset; packs of one recipe tend to follow each other."""
-    return load(recipe)
 
 
 @contextmanager
@@ -149,7 +114,8 @@ def heartbeat(store: Store, runs: Sequence[Run]) -> Iterator[None]:
 
     def beat() -> None:
         while not done.wait(EXPIRY / 6):
-            store.heartbeat(runs)
+            with contextlib.suppress(StoreError):  # the worker itself meets a bad disk soon enough
+                store.heartbeat(runs)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -169,7 +135,3 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _with(record: RunRecord, **more: Any) -> RunRecord:
-    return replace(record, provenance={**record.provenance, **more})

@@ -62,6 +62,11 @@ class Display:
             case "crash":
                 code, ids = content
                 self.console.print(f"a worker was lost (exit code {code}); {len(ids)} runs go back to work")
+            case "fault":
+                cause, ids = content
+                self.console.print(
+                    f"{cause}: {len(ids)} runs are tried again in smaller packs, or recorded as failed"
+                )
             case "stopping":
                 self.console.print("stopping after the current epoch; Ctrl-C again stops at once")
         self._draw()

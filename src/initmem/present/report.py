@@ -10,11 +10,12 @@ from typing import Any
 
 from initmem import __version__
 from initmem.errors import StoreError
+from initmem.files import write_atomic
 from initmem.measures.memory import Memory, memory_table
 from initmem.present.curves import Curve, scale_plot
 from initmem.present.status import store_status
 from initmem.record import RunRecord
-from initmem.store import Store, write_atomic
+from initmem.store import Store
 
 WORDS = {
     "remembers": "The initialization scale is still visible in the trained predictor.",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from initmem.errors import ConfigError, StoreError
+from initmem.files import write_atomic
 from initmem.present.figures.plotdata import Entry, Style
-from initmem.store import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,348 @@
+"""Every fault by its cause: named, counted in the record, and met by its policy."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from initmem.engines.settings import Settings, Trainer, train_recipe
+from initmem.engines.worker import Worker
+from initmem.errors import ConfigError, FullDisk, StoreError
+from initmem.faults import MOST_LOSSES, Fault, cause_of, from_lines, next_pack, to_line
+from initmem.recipe import Recipe
+from initmem.store import Store
+from initmem.study import Run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+@pytest.fixture
+def tiny() -> Recipe:
+    return Recipe(dataset="synthetic:60x1x4x4", model="mlp", width=4, batch_size=16, epochs=3)
+
+
+@pytest.fixture
+def runs(tiny: Recipe) -> list[Run]:
+    return [Run(tiny, scale, seed) for seed in (0, 1) for scale in (0.5, 1.0)]
+
+
+def failing(error: BaseException, when) -> Trainer:
+    """A trainer that raises for some packs."""
+
+    def train(runs, **kwargs):
+        if when(runs):
+            raise error
+        return train_recipe(runs, **kwargs)
+
+    return train
+
+
+def allocate_too_much() -> None:
+    torch.empty(1 << 50)
+
+
+@pytest.mark.parametrize("kind", ["python", "torch"])
+def test_out_of_memory_halves_the_pack(store: Store, runs: list[Run], kind: str) -> None:
+    sizes = []
+
+    def train(runs, **kwargs):
+        sizes.append(len(runs))
+        if len(runs) > 1:
+            if kind == "torch":
+                allocate_too_much()
+            raise MemoryError
+        return train_recipe(runs, **kwargs)
+
+    heard = []
+    worker = Worker(store, Settings(trainer=train), report=lambda *said: heard.append(said))
+    worker.work([runs])
+    assert sizes == [4, 2, 1, 1, 2, 1, 1]
+    for run in runs:
+        record = store.read(run.id)
+        assert record.status == "completed"
+        assert record.provenance["pack"] == 1
+        assert record.provenance["faults"] == {"out of memory": 2}
+        assert record.provenance["attempts"] == 1
+    assert [content[0] for kind, content in heard if kind == "fault"] == ["out of memory"] * 3
+
+
+def test_a_run_for_which_there_is_no_room_alone_is_recorded_as_failed(store: Store, runs: list[Run]) -> None:
+    large = runs[1]
+    trainer = failing(MemoryError("no room"), lambda team: large in team)
+    Worker(store, Settings(trainer=trainer)).work([runs])
+    assert [store.read(run.id).status for run in runs] == ["completed", "failed", "completed", "completed"]
+    record = store.read(large.id)
+    assert "MemoryError: no room" in str(record.error)
+    assert record.provenance["faults"] == {"out of memory": 3}
+    assert store.read(runs[3].id).provenance["pack"] == 2  # its half had room
+
+
+def test_an_exception_is_counted_with_the_pack_and_alone(store: Store, runs: list[Run]) -> None:
+    trainer = failing(ValueError("odd"), lambda team: runs[0] in team)
+    Worker(store, Settings(trainer=trainer)).work([runs])
+    counts = [store.read(run.id).provenance["faults"] for run in runs]
+    assert counts == [{"exception": 2}] + 3 * [{"exception": 1}]
+    assert [store.read(run.id).status for run in runs[1:]] == 3 * ["completed"]
+
+
+def test_divergence_is_a_result_and_a_counted_fault(store: Store, tiny: Recipe) -> None:
+    wild = tiny.model_copy(update={"learning_rate": 1e30})
+    run = Run(wild, 1.0, 0)
+    Worker(store, Settings()).work([[run], [Run(tiny, 1.0, 0)]])
+    assert store.read(run.id).status == "diverged"
+    assert store.read(run.id).provenance["faults"] == {"divergence": 1}
+    assert store.read(Run(tiny, 1.0, 0).id).provenance["faults"] == {}
+
+
+def test_a_checkpoint_that_does_not_fit_is_dropped(store: Store, runs: list[Run], tmp_path: Path) -> None:
+    strange = {run: ({"now/odd": torch.zeros(3)}, {"epoch": 1}) for run in runs}
+    store.write_checkpoints(strange, 1)
+    Worker(store, Settings()).work([runs])
+    other = Store.create(tmp_path / "other")
+    Worker(other, Settings()).work([runs])
+    assert all(store.read(run.id).same_result(other.read(run.id)) for run in runs)
+    assert store.read(runs[0].id).provenance["faults"] == {"exception": 1}
+
+
+def test_a_mistake_of_the_user_stops_everything_and_keeps_what_is_done(store: Store, runs: list[Run]) -> None:
+    trainer = failing(ConfigError("field = 1 (allowed: 2)"), lambda team: runs[2] in team)
+    with pytest.raises(ConfigError, match="field = 1"):
+        Worker(store, Settings(trainer=trainer)).work([runs[:2], runs[2:]])
+    assert [store.has(run) for run in runs] == [True, True, False, False]
+    assert store.in_flight() == []
+
+
+def test_a_full_disk_in_training_stops_everything(store: Store, runs: list[Run]) -> None:
+    trainer = failing(OSError(errno.ENOSPC, "No space left on device"), lambda team: runs[2] in team)
+    with pytest.raises(FullDisk, match="no room left"):
+        Worker(store, Settings(trainer=trainer)).work([runs[:2], runs[2:]])
+    assert [store.has(run) for run in runs] == [True, True, False, False]
+    assert store.in_flight() == []
+    Worker(store, Settings()).work([runs[:2], runs[2:]])
+    assert store.read(runs[2].id).provenance["faults"] == {"full disk": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (MemoryError(), "out of memory"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "out of memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "out of memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory"),
+        (OSError(errno.ENOSPC, "No space left on device"), "full disk"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "full disk"),
+        (RuntimeError("shapes do not match"), "exception"),
+        (OSError(errno.ENOENT, "No such file"), "exception"),
+    ],
+)
+def test_exceptions_are_named(error: Exception, cause: str) -> None:
+    assert cause_of(error) == cause
+
+
+# -- lost workers -------------------------------------------------------------------------------------------
+
+
+def in_a_child(path: Path, session: str, pack: list[Run], settings: Settings) -> int:
+    """Work in a process that may be lost; its exit code."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_work, args=(path, session, pack, settings))
+    process.start()
+    process.join()
+    return int(process.exitcode or 0)
+
+
+def _work(path: Path, session: str, pack: list[Run], settings: Settings) -> None:
+    torch.set_num_threads(1)
+    Worker(Store(path, session=session), settings).work([pack])
+
+
+def killing(culprit: Run) -> Trainer:
+    def train(runs, **kwargs):
+        if culprit in runs:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train_recipe(runs, **kwargs)
+
+    return train
+
+
+@pytest.mark.parametrize("culprit", [0, 3])
+def test_a_run_that_takes_its_workers_with_it_is_found_and_the_rest_is_trained(
+    store: Store, runs: list[Run], culprit: int
+) -> None:
+    settings = Settings(trainer=killing(runs[culprit]))
+    codes = []
+    while not codes or codes[-1] != 0:
+        codes.append(in_a_child(store.path, "one session", runs, settings))
+        assert len(codes) < 12
+    assert set(codes[:-1]) == {-signal.SIGKILL}
+    record = store.read(runs[culprit].id)
+    assert record.status == "failed"
+    assert str(record.error).startswith("lost worker: the worker was lost")
+    assert record.provenance["faults"]["lost worker"] == record.provenance["attempts"]
+    others = [store.read(run.id) for run in runs if run != runs[culprit]]
+    assert [other.status for other in others] == 3 * ["completed"]
+
+
+def test_sessions_killed_by_the_user_never_make_a_run_fail(store: Store, runs: list[Run]) -> None:
+    settings = Settings(trainer=killing(runs[0]))
+    for number in range(MOST_LOSSES + 2):
+        assert in_a_child(store.path, f"session {number}", runs[:1], settings) == -signal.SIGKILL
+    Worker(store, Settings()).work([runs[:1]])
+    assert store.read(runs[0].id).status == "completed"
+    assert store.read(runs[0].id).provenance["faults"] == {"lost worker": MOST_LOSSES + 2}
+
+
+def test_packs_shrink_with_losses_and_recover_with_progress() -> None:
+    def after(*losses: Fault, epoch: int = 0, pack: int = 10) -> int:
+        return next_pack(losses, session="now", epoch=epoch, pack=pack)
+
+    def lost(pack: int, epoch: int = 0, session: str = "now") -> Fault:
+        return Fault("lost worker", session, pack, epoch)
+
+    assert after() == 10
+    assert after(lost(10)) == 10
+    assert after(lost(10), lost(10)) == 5
+    assert after(lost(10), lost(10), lost(5), lost(2)) == 1
+    assert after(lost(10), lost(10), lost(5), lost(2), lost(1), lost(1)) == 1
+    assert after(lost(1), lost(1), lost(1)) == 0
+    assert after(lost(1), lost(1, session="before"), lost(1, session="before"), pack=1) == 1
+    assert after(*[lost(1, epoch=e) for e in (1, 2, 3, 4)], epoch=4, pack=1) == 1  # it moves on each time
+    hung = Fault("timeout", "now", 1)
+    assert after(hung, pack=1) == 1
+    assert after(hung, hung, pack=1) == 0
+    assert after(Fault("exception", "now", 1), *[Fault("out of memory", "now", 1)] * 5) == 10
+
+
+def sleep_in_python() -> None:
+    time.sleep(60)
+
+
+def sleep_with_the_interpreter_locked() -> None:
+    ctypes.PyDLL(None).sleep(60)
+
+
+@pytest.mark.parametrize("sleep", [sleep_in_python, sleep_with_the_interpreter_locked])
+def test_a_pack_that_hangs_is_ended_tried_again_and_given_up(store: Store, runs: list[Run], sleep) -> None:
+    def train(team, **kwargs):
+        if runs[1] in team:
+            sleep()
+        return train_recipe(team, **kwargs)
+
+    settings = Settings(trainer=train, timeout=0.3)
+    codes = []
+    while not codes or codes[-1] != 0:
+        codes.append(in_a_child(store.path, "one session", runs[:2], settings))
+        assert len(codes) < 6
+    assert codes == [1, 1, 1, 1, 0]  # together twice, alone twice
+    record = store.read(runs[1].id)
+    assert record.status == "failed"
+    assert str(record.error).startswith("timeout: ")
+    assert sleep.__name__ in str(record.error)  # where it hung
+    assert record.provenance["faults"] == {"timeout": 4}
+    assert store.read(runs[0].id).status == "completed"
+    assert store.read(runs[0].id).provenance["faults"] == {"timeout": 2}
+
+
+def test_a_pack_that_moves_on_is_left_alone_by_the_watchdog(store: Store, runs: list[Run]) -> None:
+    def slow(team, *, on_epoch, **kwargs):
+        def later(pack):
+            time.sleep(0.2)  # three epochs: together longer than the limit
+            on_epoch(pack)
+
+        return train_recipe(team, on_epoch=later, **kwargs)
+
+    assert in_a_child(store.path, "", runs[:1], Settings(trainer=slow, timeout=0.5)) == 0
+    assert store.read(runs[0].id).provenance["faults"] == {}
+
+
+def test_notes_of_faults_survive_a_cut_off_line() -> None:
+    first, second = Fault("lost worker", "a", 3, 2, "x"), Fault("timeout", "b")
+    torn = to_line(first)[:-10] + to_line(second)
+    assert list(from_lines(to_line(first) + torn)) == [first, second]
+    assert list(from_lines(b'{"cause": "bad luck"}\n[]\n{"cause": "timeout", "pack": "many"}\n\xff\n')) == []
+
+
+# -- the disk -----------------------------------------------------------------------------------------------
+
+STUDY = """
+scales = [0.5, 1.0]
+seeds = [0]
+[recipe]
+dataset = "synthetic:60x1x4x4"
+model = "mlp"
+width = 4
+epochs = 2
+"""
+
+
+def initmem(*args: object, before: Sequence[str] = (), **options) -> subprocess.CompletedProcess[str]:
+    command = [*before, sys.executable, "-m", "initmem", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def small_files_only() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, resource.RLIM_INFINITY))
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY)
+    command = ("run", study, "--store", tmp_path / "store", "--workers", 1, "--pack", 2)
+    said = initmem(*command, preexec_fn=small_files_only)  # a record does not fit
+    assert said.returncode == 2
+    assert "Traceback" not in said.stderr
+    assert said.stderr.splitlines()[-1].startswith(
+        f"initmem: {tmp_path}/store: no room left (File too large)"
+    )
+    assert Store(tmp_path / "store").in_flight() == []
+    assert initmem(*command).returncode == 0
+    records = Store(tmp_path / "store").records()
+    assert [record.provenance["faults"] for record in records] == 2 * [{"full disk": 1}]
+
+
+def test_a_read_only_store_is_one_line_and_can_be_read(tmp_path: Path) -> None:
+    place, study = tmp_path / "store", tmp_path / "study.toml"
+    Store.create(place)
+    study.write_text(STUDY)
+    # The superuser may write everywhere but on a disk that is read-only. It is mounted for one process alone.
+    mount = 'mount --bind -o ro "$0" "$0" && exec "$@"'
+    inside = [] if os.geteuid() else ["unshare", "--mount", "sh", "-c", mount, str(place)]
+    if inside and subprocess.run([*inside, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no disk may be mounted here")
+    place.chmod(0o500)
+    said = initmem("run", study, "--store", place, before=inside)
+    place.chmod(0o700)
+    assert said.returncode == 2
+    assert "cannot be written" in said.stderr.splitlines()[-1]
+    assert "Traceback" not in said.stderr
+    assert Store(place).records() == []
+
+
+def test_no_path_leaves_the_store(store: Store, runs: list[Run], tmp_path: Path) -> None:
+    for name in ("../../etc", "..", "", "0123456789abcde/", "0123456789ABCDEF", "0" * 15 + "\n"):
+        with pytest.raises(StoreError, match="16 hexadecimal digits"):
+            store.read(name)
+        with pytest.raises(StoreError, match="16 hexadecimal digits"):
+            store.live_history(name)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").touch()
+    (store.path / "runs" / runs[0].id).symlink_to(outside)
+    with pytest.raises(StoreError, match="is a link"):
+        Worker(store, Settings()).work([runs[:1]])
+    assert [path.name for path in outside.iterdir()] == ["precious"]
