@@ -35,6 +35,18 @@ def fake_record(run: Run, test_accuracy: float, epochs: int = 4) -> RunRecord:
     return RunRecord(run, "completed", summary, history, {"pack": 1})
 
 
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """A Ray cluster of three nodes with a core each; tests that use it are of the xdist group ray."""
+    from clusters import RayCluster
+
+    cluster = RayCluster()
+    for name in ("one", "two"):
+        cluster.order("add", name)
+    yield cluster
+    cluster.close()
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
     """Print how closely each parity test agreed with Keras."""
     rows = [

@@ -316,13 +316,13 @@ def refusals(lab: Lab, times: float) -> None:
 
 
 def storms(lab: Lab, times: float) -> None:
-    """One session after the other is killed, until there is nothing left to do."""
+    """One session after the other is killed, until there is nothing left to do, or for long enough."""
     for number in range(int(times)):
         lab.fresh()
-        code = -1
-        while code != DONE:
+        for _ in range(20):
             deed, every = lab.random.choice(["kill", "tear"]), lab.random.choice([0.0, 60.0])
-            code = lab.disturb(Plan(lab.random.randint(20, 140), deed, every))
+            if lab.disturb(Plan(lab.random.randint(15, 120), deed, every)) == DONE:
+                break
         lab.finish(f"storm {number}")
 
 

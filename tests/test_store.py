@@ -134,6 +134,19 @@ def test_a_silent_claim_of_another_host_expires_on_the_observers_clock(
     assert not Store(store.path).claim([runs[0]])
 
 
+def test_who_takes_over_a_pack_takes_all_of_it(store: Store, runs: list[Run], monkeypatch) -> None:
+    store.claim(runs[:3])
+    for run in runs[:3]:
+        path = claim_path(store, run)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "elsewhere"}))
+    now = 1000.0
+    monkeypatch.setattr(store_module.time, "monotonic", lambda: now)
+    observer = Store(store.path)
+    assert observer.claim(runs[:3]) == []  # so far it has looked at the first run only
+    now += 1.1 * store_module.EXPIRY
+    assert observer.claim(runs[:3]) == runs[:3]
+
+
 def _race(path: Path, run: Run, barrier, winners) -> None:
     store = Store(path)
     barrier.wait()

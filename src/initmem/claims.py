@@ -15,9 +15,9 @@ LARGEST = 4096  # bytes of a claim
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who trains a run. The token makes every claim unique, however often a process id comes back."""
+    """Who trains a run, in the same words for all runs of a pack."""
 
-    token: str
+    token: str  # makes every claim of a pack unique, however often a process id comes back
     host: str
     pid: int
     born: str  # start time of the process, so that a recycled pid is not taken for the old one

@@ -234,45 +234,54 @@ class Store:
         Workers that pack alike try the same first run first: who gets it gets the whole pack.
         """
         open_runs = [run for run in runs if not self.has(run)]
-        if not open_runs or not self._claim_one(open_runs[0], len(open_runs)):
-            return []
-        others = [run for run in open_runs[1:] if self._claim_one(run, len(open_runs))]
-        mine = [open_runs[0], *others]
+        content = new_claim(session=self.session, pack=len(open_runs))
+        mine: list[Run] = []
+        heir_of = ""
+        for run in open_runs:
+            dead = self._claim_one(run, content, heir_of)
+            if dead is None and not mine:
+                return []
+            if dead is not None:
+                mine.append(run)
+                heir_of = heir_of or dead
         if any(self.attempt(run) > 1 for run in mine):
             self.finish_commits()  # the worker before may have died in the middle of a commit
         done = [run for run in mine if self.has(run)]  # committed between the look and the claim
         self.release(done)
         return [run for run in mine if run not in done]
 
-    def _claim_one(self, run: Run, pack: int) -> bool:
+    def _claim_one(self, run: Run, content: bytes, heir_of: str) -> str | None:
+        """Claim one run: None when it is in other hands, else the token of the dead claim it had, if any."""
         path = self._folder(run) / "claim.json"
         written = path.with_name(f".claim.{uuid.uuid4().hex}.tmp")
-        written.write_bytes(new_claim(session=self.session, pack=pack))
+        written.write_bytes(content)
         try:
             os.link(written, path)  # exclusive, and whole at once: nobody ever reads half a claim
         except FileExistsError:
-            return self._take_over(run, pack, path)
+            return self._take_over(run, path, content, heir_of)
         finally:
             written.unlink(missing_ok=True)
-        return True
+        return ""
 
-    def _take_over(self, run: Run, pack: int, path: Path) -> bool:
+    def _take_over(self, run: Run, path: Path, content: bytes, heir_of: str) -> str | None:
         """Replace a dead claim. The lock keeps two observers from doing it one after the other."""
-        if not self._is_dead(run, look(path)):
-            return False
+        if not self._is_dead(run, look(path), heir_of):
+            return None
         with self._lock():
             seen = look(path)
-            if seen is None or not self._is_dead(run, seen):
-                return False
+            if seen is None or not self._is_dead(run, seen, heir_of):
+                return None
             self._note_loss(run, seen)
-            write_atomic(path, new_claim(session=self.session, pack=pack))
-            return True
+            write_atomic(path, content)
+            return seen.claim.token if seen.claim else ""
 
-    def _is_dead(self, run: Run, seen: Sight | None) -> bool:
+    def _is_dead(self, run: Run, seen: Sight | None, heir_of: str) -> bool:
         if seen is None:
             return False  # released or committed a moment ago: not ours to take over
         if seen.claim is None or seen.claim.process_is_gone():
             return True  # a claim is whole from its first moment: one that cannot be read is damaged
+        if seen.claim.token == heir_of:
+            return True  # one worker had them all: who takes the first of its runs takes the rest
         last, since = self._seen.get(run.id, (-1, 0.0))
         if seen.beat != last:
             self._seen[run.id] = (seen.beat, time.monotonic())
@@ -392,6 +401,13 @@ class Store:
                 break
             rows.append(row)
         return rows
+
+    def live_epoch(self, run_id: str) -> int:
+        """How many epochs a run in training has shown."""
+        try:
+            return read_bounded(self._run_folder(run_id) / "history.jsonl", LARGEST_NOTES).count(b"\n")
+        except OSError:
+            return 0
 
     @_writes
     def write_checkpoints(self, saved: Mapping[Run, tuple[Mapping[str, Tensor], Any]], epoch: int) -> None:

@@ -41,6 +41,17 @@ def run(
     effort: Effort = None,
     store: Place = None,
     workers: Workers = None,
+    engine: Annotated[str, typer.Option(help="Where runs are executed: local, ray or slurm.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="With --engine ray: the cluster, as in auto or HOST:PORT.")
+    ] = None,
+    records_travel: Annotated[
+        bool, typer.Option(help="With --engine ray: tasks use no store; the driver commits their records.")
+    ] = False,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="With --engine slurm: partition=..., timeout_min=..., ..."),
+    ] = None,
     pack: Annotated[
         int | None, typer.Option(min=1, help="Replicas per pack.", show_default="chosen by size")
     ] = None,
@@ -65,7 +76,7 @@ def run(
     """Train every run of a study that is not in the store yet. Ctrl-C stops; the same command goes on."""
     from initmem import study as studies
     from initmem.engines.execute import check, execute, execute_until
-    from initmem.engines.local import LocalEngine
+    from initmem.engines.named import engine_named
     from initmem.engines.settings import Settings as EngineSettings
     from initmem.measures.memory import memory_table
     from initmem.present import tables
@@ -81,13 +92,20 @@ def run(
     opened = Store.create(place)
     introduce(asked, place)
     how = EngineSettings(device=device, checkpoint_every=checkpoint_every, timeout=limit)
-    engine = LocalEngine(workers=workers, settings=how)
+    chosen = engine_named(
+        engine,
+        workers=workers,
+        settings=how,
+        address=address,
+        records_travel=records_travel,
+        slurm=slurm or (),
+    )
     with display() as watch:
         if until is None:
-            outcome = execute(asked, opened, engine, pack=pack, retry_failed=retry_failed, watch=watch)
+            outcome = execute(asked, opened, chosen, pack=pack, retry_failed=retry_failed, watch=watch)
         else:
             outcome = execute_until(
-                asked, opened, engine, width=until, max_seeds=max_seeds, pack=pack, watch=watch
+                asked, opened, chosen, width=until, max_seeds=max_seeds, pack=pack, watch=watch
             )
     if as_json:
         print_json({"study": asked.name, "effort": asked.effort} | asdict(outcome))

@@ -70,7 +70,7 @@ class LocalEngine:
                 self._alive = [worker for worker in self._alive if worker.process.is_alive()]
         except KeyboardInterrupt:
             for worker in self._alive:
-                worker.process.terminate()
+                worker.process.kill()
 
     def _tend(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> None:
         """Pass on what the workers say; replace those that crashed."""
@@ -134,8 +134,9 @@ def _main(
     packs: list[list[Run]],
     settings: Settings,
 ) -> None:
-    """The body of a worker process. Ctrl-C goes to the parent, which asks the workers to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The body of a worker process. Signals are for the parent, which asks the workers to stop."""
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(name, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
 
     import torch

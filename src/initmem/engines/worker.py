@@ -43,7 +43,7 @@ class Worker:
                     return
                 runs = self._claim(pack)
                 if runs:
-                    self._train(runs, self._team(pack, runs))
+                    self._train(runs, team(self.store, pack, runs))
             left = [pack for pack in left if not all(self.store.has(run) for run in pack)]
             if left:  # the rest is in other hands: wait, they may drop it
                 time.sleep(PAUSE)
@@ -72,18 +72,6 @@ class Worker:
         counts = {"attempts": self.store.attempt(run) - 1, "faults": counted(faults), "pack": 1}
         return failed(run, said.strip(), counts)
 
-    def _team(self, pack: list[Run], runs: list[Run]) -> list[Run]:
-        """With whom to train: runs that lost their record come out as before only in the same company."""
-        others = [run for run in pack if run not in set(runs)]
-        if others and all(self._was_in(run, company(pack)) for run in others):
-            return pack
-        return runs
-
-    def _was_in(self, run: Run, team: str) -> bool:
-        with contextlib.suppress(StoreError):
-            return self.store.has(run) and self.store.read(run.id).provenance.get("company") == team
-        return False
-
     def _train(self, runs: list[Run], team: list[Run]) -> None:
         self.report("claimed", [run.id for run in runs])
         with heartbeat(self.store, runs):
@@ -107,6 +95,18 @@ class Worker:
         self.report("done", [(record.id, record.status) for record in records])
 
 
+def team(store: Store, pack: list[Run], runs: list[Run]) -> list[Run]:
+    """With whom to train runs of a pack: who lost his record comes out as before in the same company."""
+    others = set(pack) - set(runs)
+    return pack if others and all(_was_in(store, run, company(pack)) for run in others) else runs
+
+
+def _was_in(store: Store, run: Run, name: str) -> bool:
+    with contextlib.suppress(StoreError):
+        return store.has(run) and store.read(run.id).provenance.get("company") == name
+    return False
+
+
 @contextmanager
 def heartbeat(store: Store, runs: Sequence[Run]) -> Iterator[None]:
     """Keep claims alive from a thread of their own: an epoch may take longer than a claim lives."""
@@ -115,7 +115,7 @@ def heartbeat(store: Store, runs: Sequence[Run]) -> Iterator[None]:
     def beat() -> None:
         while not done.wait(EXPIRY / 6):
             with contextlib.suppress(StoreError):  # the worker itself meets a bad disk soon enough
-                store.heartbeat(runs)
+                store.heartbeat(list(runs))  # whoever asked may add to them and take away
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

@@ -1,0 +1,171 @@
+"""Clusters for tests: a study, what must come of it, and a Ray cluster of several nodes on this machine.
+
+As a script it is one of two things: a driver that puts an engine through its contract, or the keeper of a Ray
+cluster, which takes orders from its input. Both are processes of their own, as they are in life.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trainers
+from initmem.engines.named import engine_named
+from initmem.engines.settings import Settings
+from initmem.engines.worker import Worker
+from initmem.errors import InitmemError
+from initmem.recipe import Recipe
+from initmem.record import RunRecord
+from initmem.store import Store
+from initmem.study import Run, Study
+
+TESTS = Path(__file__).parent
+RECIPE = Recipe(
+    dataset="synthetic:100x1x4x4", model="mlp", width=4, batch_size=16, epochs=6, learning_rate=0.05
+)
+STUDY = Study("everywhere", "", "full", "", (RECIPE,), (0.5, 1.0, 2.0), (0, 1, 2))
+
+
+def packs(study: Study = STUDY, size: int = 2) -> list[list[Run]]:
+    runs = study.all_runs()
+    return [runs[i : i + size] for i in range(0, len(runs), size)]
+
+
+def expected(place: Path, study: Study = STUDY, size: int = 2) -> dict[str, RunRecord]:
+    """The records of a study that was trained in this process, undisturbed."""
+    store = Store.create(place)
+    Worker(store, Settings()).work(packs(study, size))
+    return {record.id: record for record in store.records()}
+
+
+def assert_same(place: Path, wanted: dict[str, RunRecord]) -> None:
+    found = {record.id: record for record in Store(place).records()}
+    assert found.keys() == wanted.keys()
+    assert [run_id for run_id in found if not found[run_id].same_result(wanted[run_id])] == []
+
+
+def environment() -> dict[str, str]:
+    """The environment of processes that must find the package and these tests."""
+    paths = [str(TESTS), *(str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(":") if p)]
+    return os.environ | {"PYTHONPATH": ":".join(paths), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": ""}
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+class RayCluster:
+    """A Ray cluster in the care of a process of its own. The head has no core: work is for the nodes."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, __file__, "keep"]
+        self.keeper = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+        )
+        self.address = self.order("head")
+
+    def order(self, *words: object) -> str:
+        assert self.keeper.stdin and self.keeper.stdout
+        print(*words, file=self.keeper.stdin, flush=True)
+        for line in self.keeper.stdout:  # Ray may talk as well
+            if line.startswith("done "):
+                return line.removeprefix("done ").strip()
+        raise AssertionError("the keeper of the cluster is gone")
+
+    def close(self) -> None:
+        self.order("end")
+        self.keeper.communicate(timeout=60)
+
+
+def keep() -> None:
+    """Keep a cluster: head; add NAME; kill NAME; hide PATH: nodes added later see an empty folder there."""
+    from ray.cluster_utils import Cluster
+
+    quick = {
+        "health_check_period_ms": 500,
+        "health_check_timeout_ms": 1000,
+        "health_check_failure_threshold": 3,
+    }
+    cluster, nodes = Cluster(), {}
+    for line in sys.stdin:
+        order, _, word = line.strip().partition(" ")
+        said = ""
+        if order == "head":
+            cluster.add_node(num_cpus=0, include_dashboard=False, _system_config=quick)
+            said = cluster.address
+        elif order == "add":
+            nodes[word] = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+        elif order == "kill":
+            cluster.remove_node(nodes.pop(word), allow_graceful=False)
+        elif order == "hide":
+            ctypes.CDLL(None).unshare(0x00020000)  # CLONE_NEWNS: what is mounted now is for us alone
+            mounts = (["--make-rprivate", "/"], ["-t", "tmpfs", "none", word])
+            hidden = all(subprocess.run(["mount", *m], capture_output=True).returncode == 0 for m in mounts)
+            said = "hidden" if hidden else "not permitted"
+        elif order == "end":
+            cluster.shutdown()
+        print("done", said, flush=True)
+
+
+# -- the contract -------------------------------------------------------------------------------------------
+
+
+def contract(name: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Put an engine through all that engines promise; what was seen."""
+
+    def engine(workers: int = 2, **settings: Any) -> Any:
+        return engine_named(name, workers=workers, settings=Settings(**settings), **options)
+
+    found: dict[str, Any] = {}
+    whole = Store.create(folder / "whole")
+    heard: list[tuple[str, Any]] = []
+    cut = packs()
+
+    def stop_at_the_first_record(kind: str, content: object) -> None:
+        heard.append((kind, content))
+        if kind == "done":
+            raise KeyboardInterrupt
+
+    def listen(kind: str, content: object) -> None:
+        heard.append((kind, content))
+
+    found["stopped"] = engine().run(whole, cut, stop_at_the_first_record)
+    found["claims"] = whole.in_flight()
+    found["early"] = len(whole.records())
+    found["finished"] = engine().run(Store(whole.path), cut, listen)
+    found["heard"] = sorted(run_id for kind, content in heard if kind == "done" for run_id, _ in content)
+    heard.clear()
+    found["again"] = engine().run(Store(whole.path), cut, listen)
+    found["trained again"] = [kind for kind, _ in heard if kind == "done"]
+    bad = Store.create(folder / "bad")
+    try:
+        engine(1, trainer=trainers.bad).run(bad, cut[:2], listen)
+    except InitmemError as error:
+        found["mistake"] = str(error)
+    found["claims"] += bad.in_flight()
+    return found
+
+
+def put_through_contract(name: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Do it in a process of its own."""
+    command = [sys.executable, __file__, "contract", name, str(folder), json.dumps(options)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
+    assert said.returncode == 0, said.stderr
+    return dict(json.loads(said.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "keep":
+        keep()
+    else:
+        print(json.dumps(contract(sys.argv[2], Path(sys.argv[3]), json.loads(sys.argv[4]))))

@@ -1,0 +1,64 @@
+"""What every engine promises: the same study gives the same records, wherever it is executed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusters import STUDY, RayCluster, assert_same, expected, packs, put_through_contract
+from faultlab import residue
+from initmem.engines.named import engine_named
+from initmem.errors import ConfigError
+from initmem.store import Store
+
+on_ray = pytest.mark.xdist_group("ray")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("local", {}, id="local"),
+        pytest.param("slurm", {"slurm": ["cluster=local"]}, id="slurm"),
+        pytest.param("ray", {}, id="ray", marks=on_ray),
+        pytest.param("ray", {"records_travel": True}, id="ray-travelling", marks=on_ray),
+    ],
+)
+def test_an_engine_keeps_its_contract(
+    name: str, options: dict[str, object], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if name == "ray":
+        cluster: RayCluster = request.getfixturevalue("ray_cluster")
+        options = options | {"address": cluster.address}
+    found = put_through_contract(name, tmp_path, options)
+    ids = sorted(run.id for run in STUDY.all_runs())
+
+    assert found["stopped"] is False  # asked to stop: it says so, and keeps what is done
+    assert 0 < found["early"] < len(ids)
+    assert found["claims"] == []
+    assert found["finished"] is True  # asked again: it goes on
+    assert set(found["heard"]) <= set(ids)
+    assert len(found["heard"]) == len(set(found["heard"]))  # nothing is reported twice
+    assert_same(tmp_path / "whole", expected(tmp_path / "reference"))
+    assert list(residue(tmp_path / "whole")) == []
+    assert (found["again"], found["trained again"]) == (True, [])  # done is done
+
+    for record in Store(tmp_path / "whole").records():
+        assert record.provenance["pack"] == 2 if record.id != packs()[-1][0].id else 1
+        assert record.provenance["faults"] == {}
+
+    statuses = {record.id: record.status for record in Store(tmp_path / "bad").records()}
+    fine, odd = packs()[0]
+    assert statuses == {fine.id: "completed", odd.id: "failed"}  # an exception is a record
+    assert found["mistake"] == "field = 1 (allowed: 2)"  # a mistake stops everything else
+
+
+def test_an_option_of_another_engine_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"engine = 'cloud' \(allowed: local, ray, slurm\)"):
+        engine_named("cloud")
+    with pytest.raises(ConfigError, match="address"):
+        engine_named("local", address="auto")
+    with pytest.raises(ConfigError, match="partition"):
+        engine_named("ray", slurm=["partition=long"])
+    with pytest.raises(ConfigError, match=r"slurm = 'partition' \(allowed: KEY=VALUE"):
+        engine_named("slurm", slurm=["partition"])

@@ -1,0 +1,119 @@
+"""The Slurm engine: jobs that have to make way save, are queued again, and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusters import RECIPE, STUDY, assert_same, environment, expected, wait_for
+from faultlab import residue
+from initmem.record import RunRecord
+from initmem.store import Store
+from initmem.study import Study
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "slurm"
+LONG = RECIPE.model_copy(update={"dataset": "synthetic:400x1x4x4", "epochs": 150})
+STUDY_FILE = """
+name = "everywhere"
+scales = [0.5, 1.0, 2.0]
+seeds = [0, 1]
+[recipe]
+dataset = "synthetic:400x1x4x4"
+model = "mlp"
+width = 4
+batch_size = 16
+epochs = 150
+learning_rate = 0.05
+"""
+
+
+def study() -> Study:
+    return replace(STUDY, recipes=(LONG,), seeds=(0, 1))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
+    return expected(tmp_path_factory.mktemp("undisturbed") / "store", study(), size=3)
+
+
+def preempted(
+    folder: Path, *options: str, give_notice: Callable[[Path], None], env: dict[str, str] | None = None
+) -> Path:
+    """Run the study, and tell a job in the middle that it has to make way; the store."""
+    file, store = folder / "study.toml", folder / "store"
+    file.write_text(STUDY_FILE)
+    command = [sys.executable, "-m", "initmem", "run", file, "--store", store, "--pack", "3", "--json"]
+    driver = subprocess.Popen(
+        [*command, "--engine", "slurm", "--workers", "2", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment() | (env or {}),
+    )
+    try:
+        wait_for(lambda: list(store.glob("runs/*/history.jsonl")))
+        give_notice(store)
+        out, err = driver.communicate(timeout=120)
+    finally:
+        driver.kill()
+    assert driver.returncode == 0, err
+    assert json.loads(out)["missing"] == 0
+    return store
+
+
+def assert_went_on(store: Path, wanted: dict[str, RunRecord]) -> None:
+    logs = "".join(path.read_text() for path in store.with_name("store.slurm").glob("*.err"))
+    logs += "".join(path.read_text() for path in store.with_name("store.slurm").glob("*.out"))
+    assert "Requeued job" in logs
+    assert_same(store, wanted)
+    assert list(residue(store)) == []
+    # They were given back in good order: nobody had to find out that a worker was lost.
+    assert [record.provenance["faults"] for record in Store(store).records()] == [{}] * len(wanted)
+
+
+def test_a_job_of_the_local_executor_that_has_to_make_way_goes_on(
+    tmp_path: Path, undisturbed: dict[str, RunRecord]
+) -> None:
+    def give_notice(store: Path) -> None:
+        claim = next(json.loads(path.read_text()) for path in store.glob("runs/*/claim.json"))
+        worker = Path(f"/proc/{claim['pid']}/stat").read_text().rpartition(")")[2].split()
+        os.kill(int(worker[1]), signal.SIGUSR2)  # its parent is the job
+        wait_for(lambda: list(store.glob("runs/*/checkpoint-*")))
+
+    store = preempted(tmp_path, "--slurm", "cluster=local", give_notice=give_notice)
+    assert_went_on(store, undisturbed)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A real Slurm on this machine, where it is installed and starts."""
+    if shutil.which("slurmctld") is None or shutil.which("munged") is None or os.geteuid() != 0:
+        pytest.skip("no slurm-wlm and munge here, or not the superuser")
+    place = tmp_path / "slurm"
+    started = subprocess.run([SCRIPT, "start", place], capture_output=True, text=True, timeout=60)
+    if started.returncode != 0:
+        pytest.skip(f"Slurm does not start here: {started.stderr}")
+    yield {"SLURM_CONF": str(place / "slurm.conf")}
+    subprocess.run([SCRIPT, "stop", place], check=True, timeout=60)
+
+
+def test_a_job_of_a_real_slurm_that_has_to_make_way_goes_on(
+    slurm: dict[str, str], tmp_path: Path, undisturbed: dict[str, RunRecord]
+) -> None:
+    def give_notice(store: Path) -> None:
+        queue = ["squeue", "--noheader", "--array", "--format=%i", "--states=RUNNING"]
+        running = subprocess.run(queue, capture_output=True, text=True, env=os.environ | slurm).stdout.split()
+        notice = ["scancel", "--signal=USR2", running[0]]  # what a time limit or a preemption sends
+        subprocess.run(notice, check=True, env=os.environ | slurm)
+        wait_for(lambda: list(store.glob("runs/*/checkpoint-*")))
+
+    assert_went_on(preempted(tmp_path, give_notice=give_notice, env=slurm), undisturbed)
