@@ -48,14 +48,29 @@ def ray_cluster():
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Print how closely each parity test agreed with Keras."""
-    rows = [
-        (report.nodeid.partition("::")[2], value)
-        for report in terminalreporter.stats.get("passed", [])
-        for key, value in report.user_properties
-        if key == "parity"
-    ]
-    if rows:
+    """Print how closely parity tests agreed with Keras, and what was counted of faults and bad input."""
+    said: dict[str, list[tuple[str, object]]] = {"parity": [], "faults": [], "fuzz": []}
+    for report in terminalreporter.stats.get("passed", []):
+        for key, value in report.user_properties:
+            if key in said:
+                said[key].append((report.nodeid.partition("::")[2], value))
+    if said["parity"]:
         terminalreporter.section("largest relative differences to Keras")
-        for name, value in sorted(rows):
+        for name, value in sorted(said["parity"]):
             terminalreporter.write_line(f"{value}  {name}")
+    for key, title in (("faults", "faults"), ("fuzz", "bad input")):
+        tables = [value for _, value in said[key]]
+        if tables:
+            terminalreporter.section(title)
+            for line in table({name: row for found in tables for name, row in found.items()}):
+                terminalreporter.write_line(line)
+
+
+def table(rows: dict[str, dict[str, object]]) -> list[str]:
+    """Lines of counts, and one of their sums."""
+    columns = list(next(iter(rows.values())))
+    total = {name: sum(row[name] for row in rows.values()) for name in columns}
+    lines = [f"{'':20}" + "".join(f"{name:>10}" for name in columns)]
+    for name, row in (rows | {"all": total}).items():
+        lines.append(f"{name:20}" + "".join(f"{row[column]:>10}" for column in columns))
+    return lines

@@ -443,6 +443,12 @@ def mounted(*options: str) -> bool:
     return subprocess.run(["mount", *options], capture_output=True).returncode == 0
 
 
+def memory_folder() -> Path | None:
+    """A folder in memory, where there is one: these experiments would wear out a disk."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() else None
+
+
 CLONE_NEWNS = 0x00020000  # of Linux
 
 EXPERIMENTS = {
@@ -467,11 +473,10 @@ def main() -> None:
     store_module.EXPIRY = worker_module.EXPIRY = SHORT_EXPIRY
     worker_module.PAUSE = 0.02
     found = {}
-    memory = Path("/dev/shm")
     for text in asked.experiments:
         name, _, times = text.partition("=")
         experiment, job = EXPERIMENTS[name]
-        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
             started = time.monotonic()
             lab = Lab(Path(folder), job, asked.seed)
             experiment(lab, float(times or 1))

@@ -74,10 +74,10 @@ def _here() -> str:
 def read_bounded(path: Path, limit: int) -> bytes:
     """Read a file that has no business to be larger than so many bytes."""
     with path.open("rb") as stream:
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise StoreError(f"larger than {limit:,} bytes")
-    return data
+        size = os.fstat(stream.fileno()).st_size
+        if size > limit:
+            raise StoreError(f"{size:,} bytes (allowed: up to {limit:,})")
+        return stream.read(size)
 
 
 @contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from types import NoneType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -191,23 +191,30 @@ def _record(content: Any) -> RunRecord:
         raise StoreError(f"record of schema {content['schema']!r} (allowed: {SCHEMA})")
     if content["status"] not in get_args(Status):
         raise StoreError(f"record of status {content['status']!r} (allowed: {get_args(Status)})")
-    summary, history = content["summary"], content["history"]
-    if not all(type(value) in (int, float, NoneType) for value in summary.values()):
+    summary = Summary(**content["summary"])
+    values = [value for value in asdict(summary).values() if value is not None]
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
         raise StoreError("record with a summary that is not made of numbers")
+    history = content["history"]
     columns = {name: np.asarray(column, dtype=np.float64) for name, column in history.items()}
-    if any(column.ndim != 1 for column in columns.values()):
+    if not all(column.ndim == 1 and np.isfinite(column).all() for column in columns.values()):
         raise StoreError("record with a history that is not made of columns of numbers")
-    if len({len(column) for column in columns.values()}) > 1:
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) > 1:
         raise StoreError("record with columns of different lengths")
+    epochs = [e for e in (summary.epochs, summary.tau_best, summary.tau_interp) if e is not None]
+    if not all(type(epoch) is int and 0 <= epoch <= max(lengths, default=epoch) for epoch in epochs):
+        raise StoreError("record with epochs that its history does not have")
     if not isinstance(content["provenance"], dict) or not isinstance(content["error"], str | None):
         raise StoreError("record with a provenance or error of another form")
+    json.dumps(content["provenance"], allow_nan=False)
     run = Run.from_json(content["run"])
     if run.id != content["id"]:
         raise StoreError(f"record of run {run.id} under the id {content['id']!r}")
     return RunRecord(
         run=run,
         status=content["status"],
-        summary=Summary(**summary),
+        summary=summary,
         history=columns,
         provenance=content["provenance"],
         error=content["error"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from initmem.recipe import Recipe, content_id, labels, problems
 from initmem.seeds import ROLES, Role
 
 ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
+LARGEST_FILE = 1 << 20  # bytes of a study file
+LARGEST_GRID = 100_000  # recipes
 POKE = 1.001  # what a chaos twin's single weight is multiplied by
 
 
@@ -278,7 +281,7 @@ def _read(name: str) -> _File:
     text = _text(name)
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of numbers without end, lists in lists in lists
         raise ConfigError(f"study {name}: not valid TOML: {error}") from None
     found: list[str] = []
     try:
@@ -302,8 +305,10 @@ def _text(name: str) -> str:
     if path.suffix != ".toml" and not path.exists():
         raise ConfigError(f"no study named {name!r} ({allowed(bundled())}, or the path of a .toml file)")
     try:
+        if (size := path.stat().st_size) > LARGEST_FILE:
+            raise ConfigError(f"study file {name}: {size:,} bytes (allowed: up to {LARGEST_FILE:,})")
         return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a name may not hold everything, and not everything is text
         raise ConfigError(f"study file {name}: cannot be read: {error}") from None
 
 
@@ -330,7 +335,7 @@ def _override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r} (allowed: key=value)")
     try:
         return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key.strip(), value.strip()  # a bare word: optimizer=adam
 
 
@@ -353,6 +358,8 @@ def _expand(part: _Part) -> list[Recipe]:
     for block in part.grid or [{}]:
         fields = part.recipe | block
         axes = [value if isinstance(value, list) else [value] for value in fields.values()]
+        if (size := math.prod(len(axis) for axis in axes)) > LARGEST_GRID:
+            raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
         for values in itertools.product(*axes):
             try:
                 recipe = Recipe.parse(dict(zip(fields, values, strict=True)))
@@ -374,6 +381,7 @@ def _with_digest(recipe: Recipe) -> Recipe:
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"dataset = {recipe.dataset!r} ({error.strerror})") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"dataset = {recipe.dataset!r} ({reason})") from None
     return recipe.model_copy(update={"data_sha256": digest, "dataset": str(path.resolve())})
