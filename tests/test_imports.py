@@ -17,7 +17,7 @@ LEVELS = (
     {"recipe"},
     {"study", "schedule"},
     {"record"},
-    {"data"},
+    {"data", "index"},
     {"train", "store", "measures", "theory"},
     {"engines"},
     {"present", "integrations"},

@@ -19,21 +19,31 @@ Reference = Annotated[bool, typer.Option(help="Show the paper's values beside wh
 
 
 @app.command()
-def status(store: StoreArgument, as_json: AsJson = False) -> None:
+def status(
+    store: StoreArgument,
+    verify: Annotated[
+        bool, typer.Option(help="Check every record against its checksum, changed or not.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Say how far the studies in a store are."""
     from initmem.present.status import store_status
     from initmem.present.tables import plain_table
     from initmem.store import Store
 
-    found = store_status(Store(store))
+    opened = Store(store)
+    broken = opened.verify() if verify else []
+    found = store_status(opened)
     if as_json:
         print_json(found)
-        return
-    for study in found["studies"]:
-        title = f"{study['name']}, effort {study['effort']}: {study['done']} of {study['runs']} runs done"
-        console().print(plain_table(study["recipes"], title))
-    for line in found["damaged"]:
-        print(f"damaged, will be trained again: {line}")
+    else:
+        for study in found["studies"]:
+            title = f"{study['name']}, effort {study['effort']}: {study['done']} of {study['runs']} runs done"
+            console().print(plain_table(study["recipes"], title))
+        for line in found["damaged"]:
+            print(f"damaged, will be trained again: {line}")
+    if broken:
+        raise typer.Exit(1)
 
 
 @app.command()
