@@ -19,6 +19,8 @@ LEVELS = (
     {"record"},
     {"data", "index"},
     {"train", "store", "measures", "theory"},
+    {"archive"},
+    {"results"},
     {"engines"},
     {"present", "integrations"},
     {"cli"},

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,9 +106,19 @@ class Index:
         return entry
 
     def _entry(self, run_id: str, stamp: Stamp, sha256: str, head: Mapping[str, Any]) -> Entry:
-        record = join(head, {})
-        load = partial(_read_history, self._file(run_id), sha256, record.summary.epochs)
-        return Entry(stamp, sha256, head, replace(record, history=StoredHistory(load)))
+        history = StoredHistory(partial(self._read_history, run_id, sha256))
+        return Entry(stamp, sha256, head, join(head, history))
+
+    def _read_history(self, run_id: str, sha256: str) -> History:
+        """The history of the very record that was indexed."""
+        file = self._file(run_id)
+        try:
+            encoded = split(file.read_bytes())
+            if encoded.sha256 != sha256:
+                raise StoreError("changed since the store was opened")
+            return parse_history(encoded.history, encoded.head["summary"]["epochs"])
+        except (StoreError, OSError) as error:
+            raise StoreError(f"{file}: {error}") from None
 
     def _file(self, run_id: str) -> Path:
         return self.runs / run_id / "record.json"
@@ -116,14 +126,3 @@ class Index:
 
 def _first_line(body: bytes) -> bytes:
     return json.dumps({"index": VERSION, "sha256": hashlib.sha256(body).hexdigest()}).encode() + b"\n"
-
-
-def _read_history(file: Path, sha256: str, epochs: int) -> History:
-    """The history of the very record that was indexed."""
-    try:
-        encoded = split(file.read_bytes())
-        if encoded.sha256 != sha256:
-            raise StoreError("changed since the store was opened")
-        return parse_history(encoded.history, epochs)
-    except (StoreError, OSError) as error:
-        raise StoreError(f"{file}: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -19,6 +20,7 @@ SCHEMA = 1
 INTERPOLATION = 0.995
 
 Status = Literal["completed", "diverged", "failed"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 
 CLOCKS = ("sgd", "l2", "adaptive", "momentum", "angular")
 COLUMNS = (
@@ -218,10 +220,19 @@ def split(data: bytes) -> Encoded:
     # The last such bytes: quotes inside a text are escaped, and in a history no value is an object.
     cut = payload.rfind(_HISTORY + b"{")
     try:
-        head = json.loads(payload[: max(cut, 0)] + b"}")
-    except (ValueError, RecursionError):
-        raise StoreError("not a record") from None
+        head = parse_json(payload[: max(cut, 0)] + b"}")
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"not a record ({error})") from None
     return Encoded(digest, head, payload[cut + len(_HISTORY) : -1])
+
+
+def parse_json(text: bytes) -> Any:
+    """Read JSON as the standard has it: NaN and Infinity, which Python would let pass, are errors."""
+    return json.loads(text, parse_constant=_no_number)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
 
 
 def join(head: Mapping[str, Any], history: History) -> RunRecord:
@@ -229,8 +240,10 @@ def join(head: Mapping[str, Any], history: History) -> RunRecord:
     try:
         if head["schema"] != SCHEMA:
             raise StoreError(f"record of schema {head['schema']} (allowed: {SCHEMA})")
-        if head["status"] not in get_args(Status):
-            raise StoreError(f"record of status {head['status']!r} (allowed: {get_args(Status)})")
+        if head["status"] not in STATUSES:
+            raise StoreError(f"record of status {head['status']!r} (allowed: {STATUSES})")
+        if not isinstance(head["error"], str | None):
+            raise StoreError(f"record with the error {head['error']!r} (allowed: a text, or null)")
         return RunRecord(
             run=Run.from_json(head["run"]),
             status=head["status"],
@@ -247,9 +260,11 @@ def join(head: Mapping[str, Any], history: History) -> RunRecord:
 
 def _summary(content: Mapping[str, Any]) -> Summary:
     """A summary whose numbers are numbers, and whose epochs are epochs of the run."""
-    wrong = [name for name, value in content.items() if type(value) not in (int, float, type(None))]
     summary = Summary(**content)
-    if wrong or not all(0 <= (tau or 0) <= summary.epochs for tau in (summary.tau_best, summary.tau_interp)):
+    given = [value for value in content.values() if value is not None]
+    numbers = set(map(type, given)) <= {int, float} and all(map(math.isfinite, given))
+    epochs = (summary.epochs, summary.tau_best or 0, summary.tau_interp or 0)
+    if not numbers or not all(type(epoch) is int and 0 <= epoch <= summary.epochs for epoch in epochs):
         raise StoreError(f"not a summary ({content})")
     return summary
 

@@ -103,6 +103,8 @@ class Store:
     def create(cls, path: str | Path) -> Store:
         """Open the store at a path, making it where there is none; check that it can be written."""
         folder = Path(path)
+        if folder.is_file():
+            raise StoreError(f"{path}: a file, and no store (initmem restore makes a store of an archive)")
         try:
             for name in ("runs", "studies", "pending"):
                 (folder / name).mkdir(parents=True, exist_ok=True)

@@ -29,9 +29,9 @@ def status(
     """Say how far the studies in a store are."""
     from initmem.present.status import store_status
     from initmem.present.tables import plain_table
-    from initmem.store import Store
+    from initmem.results import open_results
 
-    opened = Store(store)
+    opened = open_results(store)
     broken = opened.verify() if verify else []
     found = store_status(opened)
     if as_json:
@@ -92,9 +92,10 @@ def measure(
 def report(store: StoreArgument, output: Output = None, as_json: AsJson = False) -> None:
     """Write one self-contained HTML page about a store; it opens offline."""
     from initmem.present.report import write_report
-    from initmem.store import Store
+    from initmem.results import open_results
 
-    place = write_report(Store(store), output or store / "report.html")
+    beside = store / "report.html" if store.is_dir() else store.with_suffix(".html")
+    place = write_report(open_results(store), output or beside)
     if as_json:
         print_json({"report": place, "bytes": place.stat().st_size})
     else:
@@ -165,9 +166,9 @@ def table(
 
 
 def _opened(store: Path) -> tuple[list[RunRecord], list[Study]]:
-    from initmem.store import Store
+    from initmem.results import open_results
 
-    opened = Store(store)
+    opened = open_results(store)
     return opened.records(), opened.studies()
 
 
