@@ -15,7 +15,6 @@ import pytest
 from conftest import fake_record
 from initmem import archive as archive_module
 from initmem.archive import Archive, pack, restore, write_archive
-from initmem.cli import main
 from initmem.errors import InitmemError, StoreError
 from initmem.record import RunRecord, Summary, failed
 from initmem.results import open_results
@@ -261,19 +260,6 @@ def test_what_is_too_large_for_an_archive_is_not_written(store: Store, tmp_path:
     with pytest.raises(InitmemError, match="cannot be written"):
         monkeypatch.undo()
         write_archive(tmp_path / "nowhere" / "a.initmem", store.studies(), store.records())
-
-
-@pytest.fixture
-def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """The command line in this process: exit code, what it printed, what it complained of."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["initmem", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return (int(stop.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def test_the_commands_take_an_archive_like_a_store(tmp_path: Path, tiny_study: Study, command) -> None:

@@ -22,7 +22,7 @@ LEVELS = (
     {"archive"},
     {"results"},
     {"engines"},
-    {"present", "integrations"},
+    {"present", "integrations", "export"},
     {"cli"},
     {"__main__"},
 )

@@ -1,4 +1,4 @@
-"""Commands that carry results elsewhere: archive, restore."""
+"""Commands that carry results elsewhere: archive, restore, export."""
 
 from __future__ import annotations
 
@@ -60,3 +60,33 @@ def restore(
     else:
         for row in rows:
             print(f"{row['archive']}: {row['records']:,} records, {row['new']:,} of them new in {store}")
+
+
+@app.command()
+def export(
+    store: StoreArgument,
+    to: Annotated[str, typer.Option(help="csv, parquet, tensorboard or mlflow.")],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Directory; for mlflow an SQLite file, or the address of a tracking server.",
+            show_default="STORE-csv and so on",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write all runs for another tool: as tables, for TensorBoard, or to MLflow."""
+    from initmem.export import export as exported
+    from initmem.results import open_results
+
+    done = exported(open_results(store), to, output)
+    if as_json:
+        print_json(done._asdict())
+    else:
+        print(f"{done.format}: {done.place} ({done.runs:,} runs, {done.written:,} written)")
+        for line in done.damaged:
+            print(f"damaged, left out: {line}")
+    if done.damaged:
+        raise typer.Exit(1)
