@@ -1,6 +1,6 @@
 """A large store as a user meets it: commands from a cold and a warm start, their memory, and start-up.
 
-    python benchmarks/store.py [--store DIR] [--studies main-grid] [--repeats N]
+    python benchmarks/store.py [--store DIR] [--studies main-grid] [--repeats N] [--carry]
 
 Without --store, the records of benchmarks/full_store.py are planted in a temporary one. Cold: the index is
 deleted first (the files may still be in the machine's cache). Aim: 15 s cold, 2 s warm, 1 GB; half a second
@@ -59,7 +59,7 @@ def show(label: str, *command: str, repeats: int, before: Path | None = None) ->
     seconds, processor, memory = zip(*found, strict=True)
     least, most = min(seconds), max(seconds)
     print(
-        f"  {label:<33} {least:5.2f} to {most:5.2f} s {min(processor):8.2f} s {max(memory):8.2f} GB",
+        f"  {label:<35} {least:5.2f} to {most:5.2f} s {min(processor):8.2f} s {max(memory):8.2f} GB",
         flush=True,
     )
 
@@ -67,7 +67,7 @@ def show(label: str, *command: str, repeats: int, before: Path | None = None) ->
 def measure(store: Path, studies: list[str], repeats: int) -> None:
     size = sum(path.stat().st_size for path in store.glob("runs/*/record.json"))
     print(f"{len(list(store.glob('runs/*/record.json'))):,} runs, {size / 1e6:,.0f} MB of records")
-    print(f"  {'':33} {'wall':>14} {'processor':>12} {'memory':>8}")
+    print(f"  {'':35} {'wall':>14} {'processor':>12} {'memory':>8}")
     cli, index = ("-m", "initmem"), store / "index.json"
     for command in ("status", "measure"):
         show(f"{command}, cold", *cli, command, str(store), repeats=repeats, before=index)
@@ -80,17 +80,32 @@ def measure(store: Path, studies: list[str], repeats: int) -> None:
         show(f"run {name}, finished", *cli, *finished, repeats=repeats)
 
 
+def carry(store: Path, folder: Path) -> None:
+    """Archive and export, once each, and what an archive then takes to read."""
+    archive, cli = folder / "large.initmem", ("-m", "initmem")
+    show("archive", *cli, "archive", str(store), "-o", str(archive), repeats=1)
+    print(f"  archive {archive.stat().st_size / 1e6:.1f} MB")
+    show("status of the archive", *cli, "status", str(archive), repeats=1)
+    show("measure --what beta of the archive", *cli, "measure", str(archive), "--what", "beta", repeats=1)
+    show("export --to csv", *cli, "export", str(store), "--to", "csv", "-o", str(folder / "csv"), repeats=1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", type=Path, help="an existing store of finished studies, effort paper")
     parser.add_argument("--studies", default="main-grid")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--carry", action="store_true", help="also archive and export it, which takes minutes"
+    )
     asked = parser.parse_args()
     names = asked.studies.split(",")
     with tempfile.TemporaryDirectory() as temporary:
         if asked.store is None:
             plant(Path(temporary) / "large", [load_study(name, "paper") for name in names])
         measure(asked.store or Path(temporary) / "large", names, asked.repeats)
+        if asked.carry:
+            carry(asked.store or Path(temporary) / "large", Path(temporary))
         small = Path(temporary) / "small"
         plant(small, [load_study("quickstart")])
         print("start-up")
