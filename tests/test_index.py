@@ -90,6 +90,22 @@ def test_a_store_that_is_indexed_opens_without_reading_a_record(
     assert len(files_read) == 1 + len(records)  # and kept
 
 
+def test_only_folders_named_like_runs_count(store: Store, records: list[RunRecord]) -> None:
+    data = file_of(store, records[0]).read_bytes()
+    for name in ("backup", records[0].id + "~", records[0].id.upper() + "x"):
+        (store.path / "runs" / name).mkdir()
+        (store.path / "runs" / name / "record.json").write_bytes(data)
+    (store.path / "runs" / "0123456789abcdef").touch()
+    assert store.damaged() == []
+    same(store.records(), records)
+
+
+def test_a_record_in_the_folder_of_another_run_is_damaged(store: Store, records: list[RunRecord]) -> None:
+    file_of(store, records[1]).write_bytes(file_of(store, records[2]).read_bytes())
+    assert f"holds run {records[2].id}" in store.damaged()[0]
+    same(store.records(), [records[0], *records[2:]])
+
+
 def test_only_new_and_changed_records_are_read(
     store: Store, records: list[RunRecord], tiny: Recipe, files_read: list[Path]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from conftest import fake_record
+from initmem import record as record_module
 from initmem import store as store_module
 from initmem.errors import StoreError
 from initmem.record import RunRecord, decode, encode, failed
@@ -252,6 +253,8 @@ def resealed(record: RunRecord, change: Callable[[dict], object]) -> bytes:
     [
         (lambda c: c.update(schema=9), "schema 9"),
         (lambda c: c.update(status="splendid"), "splendid"),
+        (lambda c: c.update(id="0123456789abcdef"), "under the id '0123"),
+        (lambda c: c["run"].update(seed=99), "under the id"),
         (lambda c: c["run"]["recipe"].update(colour="red"), "unknown field colour"),
         (lambda c: c["summary"].update(test_accuracy="high"), "not a summary"),
         (lambda c: c["summary"].update(test_accuracy=float("nan")), "NaN is not a number"),
@@ -282,3 +285,12 @@ def test_a_history_of_another_length_than_the_run_is_not_written(runs: list[Run]
     record = fake_record(runs[0], 0.5)
     with pytest.raises(StoreError, match=r"allowed: \(3,"):
         encode(replace(record, summary=replace(record.summary, epochs=3)))
+
+
+def test_a_record_has_no_business_to_be_that_large(runs: list[Run], monkeypatch) -> None:
+    data = encode(fake_record(runs[0], 0.5))
+    monkeypatch.setattr(record_module, "LARGEST_RECORD", len(data))
+    decode(data)
+    monkeypatch.setattr(record_module, "LARGEST_RECORD", len(data) - 1)
+    with pytest.raises(StoreError, match="allowed: up to"):
+        decode(data)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from initmem.errors import StoreError
 from initmem.record import History, RunRecord, StoredHistory, join, parse_history, split
 
 VERSION = 1
+RUN_ID = re.compile("[0-9a-f]{16}")
 
 Stamp = tuple[int, int]  # size in bytes, time of change in nanoseconds
 
@@ -91,6 +93,8 @@ class Index:
 
     def _stamps(self) -> Iterator[tuple[str, Stamp]]:
         for run_id in sorted(folder.name for folder in self.runs.iterdir()):
+            if not RUN_ID.fullmatch(run_id):
+                continue
             try:
                 found = self._file(run_id).stat()
             except (FileNotFoundError, NotADirectoryError):
@@ -101,8 +105,8 @@ class Index:
         """Read a record; its stamp was taken before, so that a change in between is seen next time."""
         sha256, head, _ = split(self._file(run_id).read_bytes())
         entry = self._entry(run_id, stamp, sha256, head)
-        if entry.record.id != run_id:
-            raise StoreError(f"holds run {entry.record.id}")
+        if not entry.record.id == run_id == head.get("id"):
+            raise StoreError(f"holds run {entry.record.id}, under the id {head.get('id')!r}")
         return entry
 
     def _entry(self, run_id: str, stamp: Stamp, sha256: str, head: Mapping[str, Any]) -> Entry:

@@ -13,10 +13,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from initmem.errors import InitmemError, StoreError
+from initmem.errors import ConfigError, StoreError
 from initmem.study import Run
 
 SCHEMA = 1
+LARGEST_RECORD = 64 << 20  # bytes: a hundred thousand epochs
 INTERPOLATION = 0.995
 
 Status = Literal["completed", "diverged", "failed"]
@@ -212,6 +213,8 @@ def encode(record: RunRecord) -> bytes:
 
 def split(data: bytes) -> Encoded:
     """Check the bytes of a record and part its head from its history, which is not parsed."""
+    if len(data) > LARGEST_RECORD:
+        raise StoreError(f"record of {len(data):,} bytes (allowed: up to {LARGEST_RECORD:,})")
     start = len(_START % (b"0" * 64))
     payload = data[start:-2]
     digest = hashlib.sha256(payload).hexdigest()
@@ -252,8 +255,8 @@ def join(head: Mapping[str, Any], history: History) -> RunRecord:
             provenance=dict(head["provenance"]),
             error=head["error"],
         )
-    except InitmemError as error:
-        raise StoreError(str(error)) from None
+    except ConfigError as error:
+        raise StoreError(f"record of no known run ({error})") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise StoreError(f"not a record ({error!r})") from None
 
@@ -291,4 +294,6 @@ def decode(data: bytes) -> RunRecord:
     """Read a record back; anything that is not exactly what was written is an error."""
     encoded = split(data)
     record = join(encoded.head, {})
+    if record.id != encoded.head.get("id"):
+        raise StoreError(f"record of run {record.id} under the id {encoded.head.get('id')!r}")
     return replace(record, history=parse_history(encoded.history, record.summary.epochs))
