@@ -20,7 +20,7 @@ LEVELS = (
     {"data"},
     {"train", "store", "measures", "theory"},
     {"engines"},
-    {"present", "integrations"},
+    {"present", "integrations", "bench"},
     {"cli"},
     {"__main__"},
 )

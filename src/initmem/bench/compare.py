@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from initmem.bench.workloads import Workload
-from initmem.data import sizes
 from initmem.engines.local import LocalEngine, cores
-from initmem.engines.packing import pack_size, packs
+from initmem.engines.packing import packs
+from initmem.engines.speed import PackSizes, run_flops
 from initmem.store import Store
-from initmem.train.flops import flops_per_image
 
 Tell = Callable[[str], None]
 
@@ -85,7 +84,8 @@ def compare(workload: Workload, peers: Iterable[str], limit: float, tell: Tell) 
     """Time one workload with initmem and with each peer in every setting worth a try."""
     tell(f"{workload.name}: initmem")
     seconds, pack = time_initmem(workload)
-    found = Comparison(workload, seconds, pack, operations(workload) / seconds / limit)
+    rate = workload.runs * run_flops(workload.recipe, workload.sizes) / seconds
+    found = Comparison(workload, seconds, pack, rate / limit)
     tell(f"{workload.name}: initmem {seconds:.1f} s, pack {pack}, {found.share:.2f} of the GEMM limit")
     for peer in peers:
         found.peers[peer] = {}
@@ -114,16 +114,6 @@ def missing(peer: str) -> str | None:
     return None
 
 
-def operations(workload: Workload) -> float:
-    """Floating-point operations of all runs: training, validation after every epoch, one test."""
-    shape = workload.sizes
-    flops = flops_per_image(
-        workload.recipe, (shape.channels, shape.height, shape.width), classes=shape.classes
-    )
-    epoch = shape.n_train * flops.training + shape.n_val * flops.forward
-    return workload.runs * (workload.epochs * epoch + shape.n_test * flops.forward)
-
-
 def whole(laps: list[float], end: float, epochs: int) -> float:
     """Seconds of a whole run from a short one: the first epoch counts once, with all it took to begin."""
     return laps[0] + (epochs - 1) * statistics.median(laps[1:]) + end
@@ -132,10 +122,10 @@ def whole(laps: list[float], end: float, epochs: int) -> float:
 def time_initmem(workload: Workload) -> tuple[float, int]:
     """Seconds for all runs, by the engine and a store as `initmem run` uses them; and the pack size."""
     workers = cores()
-    size = min(pack_size(workload.recipe, sizes(workload.recipe)), math.ceil(workload.runs / workers))
+    size = min(PackSizes().choose(workload.recipe, workload.sizes), math.ceil(workload.runs / workers))
     measured = min(workload.runs, size * workers)
     study = workload.study(measured)
-    cut = packs(study, [sizes(study.recipes[0])], size=size, workers=workers)
+    cut = packs(study, [workload.sizes], size=size, workers=workers)
     times: dict[str, list[float]] = {}
 
     def listen(kind: str, content: Any) -> None:

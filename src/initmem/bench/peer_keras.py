@@ -1,4 +1,4 @@
-"""Keras 3 on TensorFlow: `model.fit` with validation and a checkpoint callback, as the original experiments."""
+"""Keras 3 on TensorFlow: `model.fit` with validation and a callback that keeps the best weights."""
 
 from __future__ import annotations
 

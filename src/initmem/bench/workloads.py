@@ -19,7 +19,7 @@ class Workload:
     name: str
     recipe: Recipe
     runs: int
-    timed: int = 3
+    timed: int
 
     @property
     def sizes(self) -> Sizes:
@@ -43,34 +43,39 @@ class Workload:
         return {"recipe": recipe, "epochs": WARM_UP + self.timed, "sizes": self.sizes._asdict()}
 
 
-def _cifar_size(model: str, width: int, batch: int, optimizer: str, images: int, epochs: int) -> Workload:
-    recipe = Recipe(
-        dataset=f"synthetic:{images}x3x32x32",
-        model=model, width=width, batch_size=batch, optimizer=optimizer, epochs=epochs,
+def _workload(name: str, runs: int, timed: int, **fields: Any) -> Workload:
+    return Workload(f"{name} {fields['optimizer']}", Recipe.model_validate(fields), runs, timed)
+
+
+def _cifar_size(model: str, width: int, batch: int, optimizer: str, images: int) -> Workload:
+    return _workload(
+        f"{model} w{width} b{batch}", runs=10, timed=2, epochs=8, dataset=f"synthetic:{images}x3x32x32",
+        model=model, width=width, batch_size=batch, optimizer=optimizer,
     )  # fmt: skip
-    return Workload(f"{model} w{width} b{batch} {optimizer}", recipe, runs=10, timed=2)
 
 
 def _quickstart(optimizer: str) -> Workload:
-    recipe = Recipe(dataset="digits", width=4, batch_size=16, epochs=30, optimizer=optimizer)
-    return Workload(f"quickstart {optimizer}", recipe, runs=20)
+    return _workload(
+        "quickstart", runs=20, timed=3, epochs=30, dataset="digits", width=4, batch_size=16,
+        optimizer=optimizer,
+    )  # fmt: skip
 
 
 WORKLOADS = {
     workload.name: workload
     for workload in (
         _quickstart("sgd"),
-        _cifar_size("resnet9", 8, 16, "sgd", 2400, 8),
-        _cifar_size("resnet9", 16, 128, "sgd", 2560, 8),
+        _cifar_size("resnet9", 8, 16, "sgd", 2400),
+        _cifar_size("resnet9", 16, 128, "sgd", 2560),
         _quickstart("adam"),
         _quickstart("muon"),
-        _cifar_size("resnet9", 8, 16, "adam", 2400, 8),
-        _cifar_size("resnet9", 8, 16, "muon", 2400, 8),
-        _cifar_size("resnet9", 8, 128, "sgd", 2560, 8),
-        _cifar_size("resnet9", 16, 16, "sgd", 1200, 8),
-        _cifar_size("resnet9", 16, 128, "adam", 2560, 8),
-        _cifar_size("resnet9", 16, 128, "muon", 2560, 8),
-        _cifar_size("resnet56", 16, 128, "sgd", 640, 8),
+        _cifar_size("resnet9", 8, 16, "adam", 2400),
+        _cifar_size("resnet9", 8, 16, "muon", 2400),
+        _cifar_size("resnet9", 8, 128, "sgd", 2560),
+        _cifar_size("resnet9", 16, 16, "sgd", 1200),
+        _cifar_size("resnet9", 16, 128, "adam", 2560),
+        _cifar_size("resnet9", 16, 128, "muon", 2560),
+        _cifar_size("resnet56", 16, 128, "sgd", 640),
     )
 }
 CORE = tuple(WORKLOADS)[:3]  # what `initmem bench` times unless told otherwise

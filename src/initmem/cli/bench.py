@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from initmem.cli.base import AsJson, app, console, print_json
 def bench(
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(help="Workloads by name or part of it.", show_default="the core ones"),
+        typer.Argument(help="Workloads by part of a name.", show_default="the core ones"),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every workload; an hour or two.")] = False,
     peers: Annotated[str, typer.Option(help="Comma-separated: keras, torch; or none.")] = "keras,torch",
@@ -44,7 +44,7 @@ def bench(
 
     limit = gemm_limit()
     tell(f"GEMM limit: {limit / 1e9:.0f} GFLOP/s")
-    found = {"machine": machine(), "gemm_limit": limit, "rows": []}
+    found: dict[str, Any] = {"machine": machine(), "gemm_limit": limit, "rows": []}
     comparisons = []
     for workload in chosen:
         comparisons.append(compare(workload, usable, limit, tell))

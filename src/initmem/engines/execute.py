@@ -14,6 +14,7 @@ from initmem.data import check as check_data
 from initmem.data import sizes
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import cost, packs
+from initmem.engines.speed import PackSizes
 from initmem.measures.memory import memory
 from initmem.recipe import Recipe
 from initmem.store import Store
@@ -78,7 +79,8 @@ def execute(
     study = with_known_seeds(study, store)
     store.add_study(study)
     shapes = [sizes(recipe) for recipe in study.recipes]
-    cut = packs(study, shapes, size=pack, workers=engine.workers)
+    chosen = PackSizes(engine.device).choose
+    cut = packs(study, shapes, size=pack, workers=engine.workers, choose=chosen)
     costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
     runs = study.all_runs()
     left = [run for run in runs if not store.has(run)]

@@ -185,8 +185,6 @@ class ConvNormRelu(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
         x = self.norm(self.conv(x))
-        if (
-            self.pool
-        ):  # before the ReLU: the same numbers, since both are monotone, on a quarter of the places
+        if self.pool:  # before the ReLU: both are monotone, the numbers stay the same, the work is a quarter
             x = F.max_pool2d(x, 2)
         return F.relu(x)
