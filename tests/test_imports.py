@@ -20,7 +20,8 @@ LEVELS = (
     {"data"},
     {"train", "store", "measures", "theory"},
     {"engines"},
-    {"present", "integrations"},
+    {"present"},
+    {"integrations"},
     {"cli"},
     {"__main__"},
 )

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from initmem.errors import InitmemError as InitmemError
+    from initmem.integrations.init import Init as Init
     from initmem.measures.clocks import clocks as clocks
     from initmem.measures.memory import Memory as Memory
     from initmem.measures.memory import memory as memory
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from initmem.study import load_study as load_study
 
 _HOMES = {
+    "Init": "initmem.integrations.init",
     "InitmemError": "initmem.errors",
     "Memory": "initmem.measures.memory",
     "Recipe": "initmem.recipe",

@@ -1,0 +1,268 @@
+"""`Init`: the initialization of one run, for any model.
+
+    init = initmem.Init(scale=0.5, seed=0)     # inside `initmem.measure` you are given one
+    model = init.apply(MyNet())                # redraws kernels and biases in place, returns the model
+    print(init.describe(model))                # what is drawn how, and what is left alone
+
+Kernels ~ N(0, scale^2 / fan_in), biases ~ N(0, bias_std^2) whatever the scale. For one seed the random
+numbers are the same at every scale and on every device; only their size changes. In `mode="rescale"` the
+kernels that the model has already are multiplied by the scale instead, and biases stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from initmem.errors import ConfigError, ModelError, allowed
+from initmem.integrations.meta import materialise
+from initmem.integrations.variables import Kernels, Variable, variables
+from initmem.recipe import Recipe
+from initmem.seeds import Role, generator
+from initmem.study import Run
+
+Array = NDArray[np.float64]
+Mode = Literal["redraw", "rescale"]
+Model = TypeVar("Model")
+
+SAME = 0.02  # relative error within which a parametrised weight counts as set; half precision needs as much
+
+
+class UntouchedWarning(UserWarning):
+    """`Init.apply` left parameters as they are that it has no rule for."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitTable:
+    """What `Init.apply` does to every parameter of a model. Print it."""
+
+    variables: tuple[Variable, ...]
+    deviations: tuple[float | None, ...]  # of what is drawn; in `rescale` the factor
+    mode: Mode
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row of plain values per parameter."""
+        size = "std" if self.mode == "redraw" else "factor"
+        return [
+            {
+                "parameter": v.name,
+                "shape": tuple(v.shape),
+                "role": v.role,
+                "fan_in": v.fan_in,
+                size: deviation,
+                "note": v.note,
+            }
+            for v, deviation in zip(self.variables, self.deviations, strict=True)
+        ]
+
+    def names(self, role: str) -> list[str]:
+        """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
+        return [v.name for v in self.variables if v.role == role]
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        lines = [list(rows[0])] if rows else []
+        lines += [[_cell(value) for value in row.values()] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+
+class Init:
+    """The initialization of one run: a scale and a seed. See the module for how to use it.
+
+    `scale` and `seed` are those of the run, `id` names the run (for files of your own), `recipe` holds what
+    `initmem.measure` was told about the pipeline.
+    """
+
+    def __init__(self, scale: float = 1.0, seed: int = 0, *, recipe: Recipe | None = None) -> None:
+        self._begin(Run(recipe or Recipe.parse({}), float(scale), seed))
+
+    @classmethod
+    def of(cls, run: Run) -> Init:
+        """The initialization of a run of a study."""
+        init = cls.__new__(cls)
+        init._begin(run)
+        return init
+
+    def _begin(self, run: Run) -> None:
+        self.run = run
+        self.tables: list[InitTable] = []  # of the models it was applied to
+        self._rng = generator(run.seed_of("init"), "init")
+        self._first = True  # no kernel drawn yet
+
+    @property
+    def scale(self) -> float:
+        """The initialization scale of the run."""
+        return self.run.scale
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.run.seed
+
+    @property
+    def id(self) -> str:
+        """The id of the run: the same for the same question on every machine."""
+        return self.run.id
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is known about the pipeline."""
+        return self.run.recipe
+
+    def __repr__(self) -> str:
+        return f"Init(scale={self.scale:g}, seed={self.seed})"
+
+    def generator(self, role: Role = "order", index: int = 0) -> np.random.Generator:
+        """A NumPy generator of this run for `order` (of the data) or `augment`; `index` may be the epoch."""
+        return generator(self.run.seed_of(role), role, index)
+
+    def kernel(self, *shape: int, fan_in: float) -> Array:
+        """A kernel as a NumPy array, for code without a framework: each call draws the next one."""
+        return self._kernel(shape) * (self.scale / math.sqrt(fan_in))
+
+    def bias(self, *shape: int) -> Array:
+        """A bias as a NumPy array: deviation `recipe.bias_std`, whatever the scale."""
+        return self._rng.standard_normal(shape) * self.recipe.bias_std
+
+    def describe(
+        self,
+        model: nn.Module,
+        *,
+        mode: Mode = "redraw",
+        kernels: Kernels = None,
+        bias_std: float | None = None,
+    ) -> InitTable:
+        """What `apply` with the same arguments would do to every parameter; the model is not changed."""
+        if mode not in get_args(Mode):
+            raise ConfigError(f"mode = {mode!r} ({allowed(get_args(Mode))})")
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"a {type(model).__name__} is no torch module (Init.kernel draws plain arrays)")
+        found = variables(model, kernels)
+        if not any(v.role in ("kernel", "stuck") for v in found):
+            names = ", ".join(v.name for v in found) or "it has none"
+            raise ModelError(
+                f"{type(model).__name__}: no kernel among its parameters ({names}; `kernels` says which)"
+            )
+        std = self.recipe.bias_std if bias_std is None else bias_std
+        deviations = tuple(self._deviation(v, mode, std) for v in found)
+        return InitTable(tuple(found), deviations, mode)
+
+    def apply(
+        self,
+        model: Model,
+        *,
+        mode: Mode = "redraw",
+        kernels: Kernels = None,
+        bias_std: float | None = None,
+        device: str | torch.device | None = None,
+    ) -> Model:
+        """Initialise a model in place for this scale and seed, and return it.
+
+        mode: `redraw` draws kernels and biases anew; `rescale` multiplies the model's own kernels.
+        kernels: which parameters are kernels, where the usual rule does not know them: module types, patterns
+            of parameter names, or a function (name, parameter, module) -> fan-in, True or False.
+        bias_std: deviation of the biases; the recipe's (0.2) unless given.
+        device: where a model on the `meta` device is to live; the CPU unless given.
+
+        Norm layers and frozen parameters are left as they are. Parameters without a rule are left too, and a
+        warning names them; a kernel that cannot be set is an error.
+        """
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"a {type(model).__name__} is no torch module (Init.kernel draws plain arrays)")
+        materialise(model, device)
+        table = self.describe(model, mode=mode, kernels=kernels, bias_std=bias_std)
+        _refuse_stuck(table)
+        with torch.no_grad():
+            for variable, deviation in zip(table.variables, table.deviations, strict=True):
+                if deviation is not None:
+                    self._set(variable, deviation, mode)
+        self.tables.append(table)
+        self._tell(table)
+        return model
+
+    def _deviation(self, variable: Variable, mode: Mode, bias_std: float) -> float | None:
+        """The size of what is drawn, or the factor of a rescaling; None: left as it is."""
+        if variable.role == "kernel":
+            return self.scale / math.sqrt(variable.fan_in or 1.0) if mode == "redraw" else self.scale
+        if variable.role == "bias" and mode == "redraw":
+            return bias_std
+        return None
+
+    def _set(self, variable: Variable, deviation: float, mode: Mode) -> None:
+        now = variable.value()
+        if mode == "rescale":
+            wanted = now * deviation
+        else:
+            is_kernel = variable.role == "kernel"
+            drawn = self._kernel(variable.shape) if is_kernel else self._rng.standard_normal(variable.shape)
+            # First the type, then the place: not every device knows float64.
+            wanted = torch.from_numpy(drawn * deviation).to(now.dtype).to(now.device)
+        padding = getattr(variable.module, "padding_idx", None)
+        if padding is not None and isinstance(variable.module, nn.Embedding | nn.EmbeddingBag):
+            wanted[padding] = 0.0  # torch keeps this row at zero
+        _assign(variable, wanted)
+
+    def _kernel(self, shape: Sequence[int]) -> Array:
+        """The random numbers of one kernel: the same at every scale."""
+        drawn = self._rng.standard_normal(tuple(shape))
+        if self._first:  # a poked twin differs in one single weight
+            drawn.flat[0] *= self.run.poke
+            self._first = False
+        return drawn
+
+    def _tell(self, table: InitTable) -> None:
+        others = [(v.name, tuple(v.shape)) for v in table.variables if v.role == "other"]
+        if others and table.names("kernel"):
+            said = ", ".join(f"{name} {shape}" for name, shape in others)
+            warnings.warn(
+                f"Init.apply left as they are: {said} (`kernels` says what to redraw)",
+                UntouchedWarning,
+                stacklevel=3,
+            )
+
+    def kernels(self) -> Iterator[Variable]:
+        """The kernels of all models it was applied to."""
+        for table in self.tables:
+            yield from (v for v in table.variables if v.role == "kernel")
+
+
+def _refuse_stuck(table: InitTable) -> None:
+    stuck = [f"{v.name}: {v.note}" for v in table.variables if v.role == "stuck"]
+    if stuck:
+        raise ModelError("cannot initialise " + "; ".join(stuck))
+
+
+def _assign(variable: Variable, wanted: Tensor) -> None:
+    """Give a parameter its value, through its parametrisation if it has one."""
+    if not variable.parametrised:
+        variable.tensors[0].copy_(wanted)
+        return
+    try:
+        setattr(variable.module, variable.attribute, wanted)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"{variable.name}: its parametrization cannot be set ({reason})") from None
+    missed = torch.linalg.vector_norm(variable.value() - wanted)
+    if missed > SAME * torch.linalg.vector_norm(wanted):
+        raise ModelError(
+            f"{variable.name}: its parametrization undoes what is set, so that it has no scale "
+            "(leave it out with `kernels`, or measure another part of the model)"
+        )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
