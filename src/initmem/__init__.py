@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from initmem.errors import InitmemError as InitmemError
     from initmem.integrations.init import Init as Init
+    from initmem.integrations.tracker import Tracker as Tracker
     from initmem.measures.clocks import clocks as clocks
     from initmem.measures.memory import Memory as Memory
     from initmem.measures.memory import memory as memory
@@ -33,6 +34,7 @@ _HOMES = {
     "RunRecord": "initmem.record",
     "Store": "initmem.store",
     "Study": "initmem.study",
+    "Tracker": "initmem.integrations.tracker",
     "clocks": "initmem.measures.clocks",
     "load_study": "initmem.study",
     "memory": "initmem.measures.memory",

@@ -189,7 +189,8 @@ class Init:
                 if deviation is not None:
                     self._set(variable, deviation, mode)
         self.tables.append(table)
-        self._tell(table)
+        if kernels is None:  # who chose the kernels knows what is left
+            _tell(table)
         return model
 
     def _deviation(self, variable: Variable, mode: Mode, bias_std: float) -> float | None:
@@ -222,20 +223,17 @@ class Init:
             self._first = False
         return drawn
 
-    def _tell(self, table: InitTable) -> None:
-        others = [(v.name, tuple(v.shape)) for v in table.variables if v.role == "other"]
-        if others and table.names("kernel"):
-            said = ", ".join(f"{name} {shape}" for name, shape in others)
-            warnings.warn(
-                f"Init.apply left as they are: {said} (`kernels` says what to redraw)",
-                UntouchedWarning,
-                stacklevel=3,
-            )
-
     def kernels(self) -> Iterator[Variable]:
         """The kernels of all models it was applied to."""
         for table in self.tables:
             yield from (v for v in table.variables if v.role == "kernel")
+
+
+def _tell(table: InitTable) -> None:
+    others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
+    if others:
+        text = f"Init.apply left as they are: {', '.join(others)} (`kernels` says what to redraw)"
+        warnings.warn(text, UntouchedWarning, stacklevel=3)
 
 
 def _refuse_stuck(table: InitTable) -> None:

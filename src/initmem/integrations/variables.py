@@ -77,7 +77,7 @@ def variables(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
     return list(found.values())
 
 
-def kernel_tensors(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
+def kernel_variables(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
     """The kernels of a model alone."""
     return [variable for variable in variables(model, kernels) if variable.role == "kernel"]
 
