@@ -33,7 +33,7 @@ DEFAULT_MOMENTUM = {"muon": 0.95, "muon-conv": 0.95}
 
 # How a field reads in a short label; fields not listed read as "name=value", these bare ones as the value.
 SHORT = {"learning_rate": "lr", "batch_size": "b", "weight_decay": "wd", "width": "w"}
-BARE = ("dataset", "model", "norm", "optimizer", "schedule", "augment")
+BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augment")
 
 # What a linear network can be trained with, and the fields that have nothing to act on there.
 LINEAR_OPTIMIZERS = ("sgd", "momentum", "adam")
@@ -45,6 +45,12 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    pipeline: str | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        description="name of training code of your own; the other fields say what is known about it",
+    )
     dataset: str = Field(
         "cifar10", description="digits, cifar10, synthetic[:NxCxHxW], a .npz file, or linear"
     )
@@ -121,6 +127,11 @@ class Recipe(BaseModel):
         """A content hash: equal recipes have equal ids on every machine."""
         return content_id(self.changes())
 
+    @property
+    def known_epochs(self) -> int | None:
+        """How long it trains; of training code of a user's own that is only known if it was said."""
+        return self.epochs if self.pipeline is None or "epochs" in self.changes() else None
+
     def label(self, fields: Iterable[str]) -> str:
         """Return a short human name made of the given fields."""
         return " ".join(_short(name, getattr(self, name)) for name in fields)
@@ -170,9 +181,12 @@ def labels(recipes: Sequence[Recipe]) -> list[str]:
 
 def _informative(recipe: Recipe, fields: Sequence[str]) -> list[str]:
     """Drop fields that say nothing about this recipe: a zero penalty, a default that follows."""
+    if recipe.pipeline is not None:  # of a user's own code only what was said about it is known
+        said = recipe.changes()
+        return ["pipeline", *(name for name in fields if name in said and name != "pipeline")]
     derived = derived_defaults(recipe.model, recipe.optimizer)
     silent = {name for name, value in derived.items() if getattr(recipe, name) == value}
-    silent -= {"width"}
+    silent = silent - {"width"} | {"pipeline"}
     silent |= {name for name in ("l2", "patience", "train_size") if not getattr(recipe, name)}
     if recipe.augment == "none":
         silent.add("augment")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
+from operator import index
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -223,6 +224,38 @@ def efforts(name: str) -> dict[str, str]:
     found = {file.effort: file.about} | {key: part.about for key, part in file.efforts.items()}
     first = file.default_effort or file.effort
     return {first: found[first]} | found
+
+
+def own_study(
+    name: str,
+    recipe: Mapping[str, Any],
+    scales: Iterable[float],
+    seeds: Iterable[int],
+    *,
+    chaos: bool = False,
+    split: Sequence[Role] = (),
+) -> Study:
+    """A study of training code of a user's own: one recipe that bears its name."""
+    try:
+        part = _Part(scales=[float(scale) for scale in scales], seeds=[index(seed) for seed in seeds])
+    except ValidationError as error:
+        raise ConfigError("; ".join(problems(error))) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"scales or seeds: {error} (allowed: numbers, and whole numbers from 0)") from None
+    for role in split:
+        if role not in ROLES:
+            raise ConfigError(f"split = {role!r} ({allowed(ROLES)})")
+    return Study(
+        name=name,
+        title=f"{name}: training code of your own",
+        effort="full",
+        about="",
+        recipes=(Recipe.parse({**recipe, "pipeline": name}),),
+        scales=tuple(dict.fromkeys(part.scales or [])),
+        seeds=tuple(dict.fromkeys(part.seeds or [])),
+        poke=POKE if chaos else 1.0,
+        split=tuple(role for role in ROLES if role in split),
+    )
 
 
 def single(overrides: Sequence[str]) -> Recipe:

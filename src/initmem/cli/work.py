@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -59,7 +60,7 @@ def run(
     from initmem import study as studies
     from initmem.engines.execute import check, execute, execute_until
     from initmem.engines.local import LocalEngine
-    from initmem.measures.memory import memory_table
+    from initmem.measures.memory import default_metric, memory_table
     from initmem.present import tables
     from initmem.present.progress import duration
     from initmem.store import Store
@@ -85,7 +86,7 @@ def run(
         print(f"{outcome.trained} runs trained in {duration(outcome.seconds)}; {outcome.summary()}")
         records = [r for r in opened.records() if r.run.recipe in asked.recipes]
         if records:
-            rows = memory_table(records, order=asked.recipes)
+            rows = memory_table(records, default_metric(records), order=asked.recipes)
             console().print(tables.memory_table(rows, until=until))
         print(f"next: initmem report {place}")
     if outcome.interrupted:
@@ -153,20 +154,8 @@ def introduce(study: Study, place: Path) -> None:
 @contextmanager
 def display() -> Iterator[Callable[[Workload], Listener]]:
     """A live display for as many sessions as come; a polite kill ends like Ctrl-C."""
-    from initmem.present.progress import Display
+    from initmem.present.progress import watching
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    shown: list[Display] = []
-
-    def watch(work: Workload) -> Listener:
-        for old in shown:
-            old.stop()
-        shown.append(Display(work, console(stderr=True)))
-        shown[-1].start()
-        return shown[-1]
-
-    try:
+    with watching(sys.stderr) as watch:
         yield watch
-    finally:
-        for old in shown:
-            old.stop()

@@ -5,22 +5,31 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from initmem.data import check as check_data
 from initmem.data import sizes
-from initmem.engines.local import LocalEngine
+from initmem.engines.local import Listener
 from initmem.engines.packing import cost, packs
 from initmem.measures.memory import memory
 from initmem.recipe import Recipe
 from initmem.store import Store
-from initmem.study import Study
+from initmem.study import Run, Study
 from initmem.train.requirements import check_input
 
-Listener = Callable[[str, Any], None]
+
+class Engine(Protocol):
+    """Where runs are executed."""
+
+    @property
+    def workers(self) -> int:
+        """How many runs or packs it has in hand at a time."""
+
+    def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
+        """Train what has no record yet. False when interrupted: everything so far is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class Workload:
 def execute(
     study: Study,
     store: Store,
-    engine: LocalEngine,
+    engine: Engine,
     *,
     pack: int | None = None,
     retry_failed: bool = False,
@@ -77,9 +86,7 @@ def execute(
         store.set_aside(lambda record: record.status == "failed")
     study = with_known_seeds(study, store)
     store.add_study(study)
-    shapes = [sizes(recipe) for recipe in study.recipes]
-    cut = packs(study, shapes, size=pack, workers=engine.workers)
-    costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
+    cut, costs = _cut(study, size=pack, workers=engine.workers)
     runs = study.all_runs()
     left = [run for run in runs if not store.has(run)]
     listen = watch(
@@ -89,7 +96,7 @@ def execute(
             packs=len(cut),
             workers=min(engine.workers, len(cut)),
             costs={run.id: costs[run.recipe] for run in left},
-            epochs={run.id: run.recipe.epochs for run in left},
+            epochs={run.id: run.recipe.known_epochs or 1 for run in left},
         )
     )
     finished = engine.run(store, cut, listen)
@@ -107,10 +114,19 @@ def execute(
     )
 
 
+def _cut(study: Study, *, size: int | None, workers: int) -> tuple[list[list[Run]], dict[Recipe, float]]:
+    """The packs of a study, and the relative cost of a run of each recipe."""
+    if any(recipe.pipeline is not None for recipe in study.recipes):  # one by one, at a cost nobody knows
+        return [[run] for run in study.all_runs()], dict.fromkeys(study.recipes, 1.0)
+    shapes = [sizes(recipe) for recipe in study.recipes]
+    costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
+    return packs(study, shapes, size=size, workers=workers), costs
+
+
 def execute_until(
     study: Study,
     store: Store,
-    engine: LocalEngine,
+    engine: Engine,
     *,
     width: float,
     max_seeds: int,

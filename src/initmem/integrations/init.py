@@ -100,10 +100,12 @@ class Init:
         self.tables: list[InitTable] = []  # of the models it was applied to
         self._rng = generator(run.seed_of("init"), "init")
         self._first = True  # no kernel drawn yet
+        self.used = False  # whether anybody asked for the scale
 
     @property
     def scale(self) -> float:
         """The initialization scale of the run."""
+        self.used = True
         return self.run.scale
 
     @property
@@ -122,7 +124,7 @@ class Init:
         return self.run.recipe
 
     def __repr__(self) -> str:
-        return f"Init(scale={self.scale:g}, seed={self.seed})"
+        return f"Init(scale={self.run.scale:g}, seed={self.seed})"
 
     def generator(self, role: Role = "order", index: int = 0) -> np.random.Generator:
         """A NumPy generator of this run for `order` (of the data) or `augment`; `index` may be the epoch."""

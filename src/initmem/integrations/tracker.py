@@ -37,8 +37,9 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 NORM_EVERY = (
     64  # updates between two looks at the kernels: well below 1% of a step even where steps are short
 )
-GIVEN = ("test_accuracy", "test_loss")  # summary values that may be given as metrics
-RESERVED = {"learning_rate", "seconds", "epoch", *SUMMARY_FIELDS} - set(GIVEN)
+TESTED = ("test_accuracy", "test_loss")  # summary values that are given as metrics
+OWN = {"learning_rate", "seconds", "epoch", *(f"clock_{name}" for name in CLOCKS)}  # added to the metrics
+RESERVED = OWN | (set(SUMMARY_FIELDS) - set(TESTED))
 
 
 class _Group:
@@ -163,7 +164,7 @@ class Tracker:
         A metric that is not finite marks the run as diverged: its history ends before this epoch, and
         `tracker.diverged` tells you that there is no use in going on.
         """
-        row = {name: _number(name, value) for name, value in metrics.items()}
+        row = checked_metrics(metrics)
         self._check(row)
         self._settle()
         row |= self._measured()
@@ -199,6 +200,11 @@ class Tracker:
             for name, value in group.clocks(self._batch).items():
                 found[name] += group.share * value
         return found | {"angular": self._angular}
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the watched kernels are."""
+        return self._kernels[0].tensors[0].device if self._kernels else None
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON will do) from which `load_state_dict` goes on."""
@@ -315,12 +321,8 @@ class Tracker:
         return row
 
     def _check(self, row: Row) -> None:
-        taken = RESERVED | {f"clock_{name}" for name in CLOCKS} | ({"norm"} if self._kernels else set())
-        for name, value in row.items():
-            if name in taken:
-                raise ConfigError(f"metric {name}: initmem records that itself (choose another name)")
-            if "accuracy" in name and not (math.isnan(value) or -1e-6 <= value <= 1 + 1e-6):
-                raise ConfigError(f"metric {name} = {value:g} (allowed: a fraction from 0 to 1)")
+        if "norm" in row and self._kernels:
+            raise ConfigError("metric norm: initmem records that itself (choose another name)")
         if not self._rows:
             self._given = set(row)
         changed = ", ".join(sorted(self._given ^ set(row)))
@@ -372,9 +374,20 @@ def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
     return found
 
 
+def checked_metrics(given: Mapping[Any, Any]) -> Row:
+    """Metrics as plain numbers, under names that are free."""
+    row = {str(name): _number(str(name), value) for name, value in given.items()}
+    for name, value in row.items():
+        if name in RESERVED:
+            raise ConfigError(f"metric {name}: initmem records that itself (choose another name)")
+        if "accuracy" in name and not (math.isnan(value) or -1e-6 <= value <= 1 + 1e-6):
+            raise ConfigError(f"metric {name} = {value:g} (allowed: a fraction from 0 to 1)")
+    return row
+
+
 def _number(name: str, value: Any) -> float:
     try:
-        return float(value)
+        return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         raise ConfigError(f"metric {name} = {value!r} (allowed: a number)") from None
 
