@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
-from initmem.data import sizes
 from initmem.engines.local import Listener
 from initmem.engines.packing import cost, packs
 from initmem.measures.memory import memory
@@ -182,4 +182,28 @@ def check(study: Study) -> None:
     """Find a user's mistake before anything is written or started."""
     for recipe in study.recipes:
         check_data(recipe)
-        check_input(recipe.model, sizes(recipe).shape, recipe.augment)
+        shape = sizes(recipe)
+        check_input(recipe.model, shape.shape, recipe.augment)
+        _check_probe(recipe, shape)
+
+
+def _check_probe(recipe: Recipe, shape: Sizes) -> None:
+    """Whether the layers that a recipe names are there; a network without memory is built to see."""
+    if recipe.probe == "kernels" and not recipe.layer_scales:
+        return
+    import torch
+
+    from initmem.train.init import layout
+    from initmem.train.models import build
+    from initmem.train.probes import factors
+
+    with torch.device("meta"):
+        network = build(
+            recipe.model,
+            replicas=1,
+            shape=shape.shape,
+            classes=shape.classes,
+            width=recipe.width,
+            norm=recipe.norm,
+        )
+    factors(recipe, 1.0, layout(network))

@@ -28,6 +28,7 @@ from initmem.integrations.variables import Kernels, Variable, variables
 from initmem.recipe import Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
+from initmem.train.probes import Layout, deviations, draw, factors
 
 Array = NDArray[np.float64]
 Mode = Literal["redraw", "rescale"]
@@ -78,15 +79,27 @@ class InitTable:
         )
 
 
+def _layout(found: Sequence[Variable]) -> Layout:
+    """The variables of a model, for probes to choose from."""
+    names = {role: [(v.name, *v.also) for v in found if v.role == role] for role in ("kernel", "bias")}
+    fan_ins = [v.fan_in or 1.0 for v in found if v.role == "kernel"]
+    (output,) = [(v.name, *v.also) for v in found if v.is_output]
+    return Layout(dict(zip(names["kernel"], fan_ins, strict=True)), names["bias"], output)
+
+
 class Init:
     """The initialization of one run: a scale and a seed. See the module for how to use it.
 
     `scale` and `seed` are those of the run, `id` names the run (for files of your own), `recipe` holds what
-    `initmem.measure` was told about the pipeline.
+    `initmem.measure` was told about the pipeline. Fields of a recipe ask for other probes than one scale of
+    all kernels, as in `Init(0.5, 0, distribution="orthogonal", probe="head*", layer_scales="output=0.1")`:
+    `probe` says what the scale multiplies (`kernels`, `biases`, `output` or patterns of names), factors of
+    `layer_scales` stay fixed, and `width_scaling="mup"` draws the output kernel smaller by the root of its
+    fan-in.
     """
 
-    def __init__(self, scale: float = 1.0, seed: int = 0, *, recipe: Recipe | None = None) -> None:
-        self._begin(Run(recipe or Recipe.parse({}), float(scale), seed))
+    def __init__(self, scale: float = 1.0, seed: int = 0, **recipe: Any) -> None:
+        self._begin(Run(Recipe.parse(recipe), float(scale), seed))
 
     @classmethod
     def of(cls, run: Run) -> Init:
@@ -132,6 +145,8 @@ class Init:
 
     def kernel(self, *shape: int, fan_in: float) -> Array:
         """A kernel as a NumPy array, for code without a framework: each call draws the next one."""
+        if self.recipe.probe != "kernels" or self.recipe.layer_scales:
+            raise ConfigError("plain arrays have no names to probe (allowed: probe = 'kernels')")
         return self._kernel(shape) * (self.scale / math.sqrt(fan_in))
 
     def bias(self, *shape: int) -> Array:
@@ -157,9 +172,11 @@ class Init:
             raise ModelError(
                 f"{type(model).__name__}: no kernel among its parameters ({names}; `kernels` says which)"
             )
-        std = self.recipe.bias_std if bias_std is None else bias_std
-        deviations = tuple(self._deviation(v, mode, std) for v in found)
-        return InitTable(tuple(found), deviations, mode)
+        recipe = self.recipe if bias_std is None else self.recipe.model_copy(update={"bias_std": bias_std})
+        sizes: dict[str, float] = {}
+        if any(v.role == "kernel" for v in found):
+            sizes = (deviations if mode == "redraw" else factors)(recipe, self.scale, _layout(found))
+        return InitTable(tuple(found), tuple(sizes.get(v.name) for v in found), mode)
 
     def apply(
         self,
@@ -195,14 +212,6 @@ class Init:
             _tell(table)
         return model
 
-    def _deviation(self, variable: Variable, mode: Mode, bias_std: float) -> float | None:
-        """The size of what is drawn, or the factor of a rescaling; None: left as it is."""
-        if variable.role == "kernel":
-            return self.scale / math.sqrt(variable.fan_in or 1.0) if mode == "redraw" else self.scale
-        if variable.role == "bias" and mode == "redraw":
-            return bias_std
-        return None
-
     def _set(self, variable: Variable, deviation: float, mode: Mode) -> None:
         now = variable.value()
         if mode == "rescale":
@@ -219,7 +228,7 @@ class Init:
 
     def _kernel(self, shape: Sequence[int]) -> Array:
         """The random numbers of one kernel: the same at every scale."""
-        drawn = self._rng.standard_normal(tuple(shape))
+        drawn = draw(self._rng, shape, self.recipe.distribution)
         if self._first:  # a poked twin differs in one single weight
             drawn.flat[0] *= self.run.poke
             self._first = False

@@ -37,6 +37,8 @@ class Variable:
     module: nn.Module = field(repr=False)
     attribute: str  # where the module has it
     tensors: tuple[Tensor, ...] = field(repr=False)  # the parameters behind it; several if parametrised
+    also: tuple[str, ...] = ()  # its other names, if it is tied
+    is_output: bool = False  # the kernel of the last layer
 
     @property
     def parametrised(self) -> bool:
@@ -65,16 +67,18 @@ def variables(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
     """
     choose, patterns = _chooser(kernels)
     found: dict[int, Variable] = {}
+    last = None
     names: list[str] = []
     for module, slots in _slots(model):
         names += [slot.name for slot in slots]
         for variable in _roles(module, slots, choose, explicit=kernels is not None):
             key = id(variable.tensors[0])
             found[key] = _tied(found[key], variable) if key in found else variable
+            last = key if variable.role == "kernel" else last
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             raise ModelError(f"kernels: no parameter is named {pattern!r} ({allowed(names)})")
-    return list(found.values())
+    return [replace(v, is_output=key == last) for key, v in found.items()]
 
 
 def kernel_variables(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
@@ -153,12 +157,16 @@ def _tied(first: Variable, again: Variable) -> Variable:
     As an embedding alone a table would be drawn with a deviation of 1, and as an output layer it would then
     give logits as large as the root of its width.
     """
-    note = "; ".join(part for part in (first.note, f"tied to {again.name}") if part)
+    both = replace(
+        first,
+        note="; ".join(part for part in (first.note, f"tied to {again.name}") if part),
+        also=(*first.also, again.name),
+    )
     if again.role != "kernel":
-        return replace(first, note=note)
+        return both
     if first.role != "kernel":
-        return replace(again, name=first.name, note=f"tied to {again.name}")
-    return replace(first, note=note, fan_in=max(first.fan_in or 0.0, again.fan_in or 0.0))
+        return replace(both, role="kernel", note=f"tied to {again.name}", fan_in=again.fan_in)
+    return replace(both, fan_in=max(first.fan_in or 0.0, again.fan_in or 0.0))
 
 
 # -- the layers that torch has --------------------------------------------------------------------------
