@@ -20,6 +20,8 @@ from initmem.recipe import Recipe, content_id, labels, problems
 from initmem.seeds import ROLES, Role
 
 ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
+SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # of a study of a user's own, unless said
+SEEDS = range(5)
 POKE = 1.001  # what a chaos twin's single weight is multiplied by
 
 
@@ -199,7 +201,7 @@ def bundled() -> list[str]:
 def load_study(name: str, effort: str | None = None, overrides: Sequence[str] = ()) -> Study:
     """Read a bundled study by name, or a study file by path."""
     file = _read(name)
-    settings = [_override(text) for text in overrides]
+    settings = [override(text) for text in overrides]
     part, chosen = _choose(file, effort)
     for key, value in settings:
         part = _apply(part, key, value)
@@ -260,7 +262,7 @@ def own_study(
 
 def single(overrides: Sequence[str]) -> Recipe:
     """One recipe from `key=value` texts alone."""
-    return _expand(_Part(recipe=dict(_override(text) for text in overrides)))[0]
+    return _expand(_Part(recipe=dict(override(text) for text in overrides)))[0]
 
 
 def _read(name: str) -> _File:
@@ -313,7 +315,8 @@ def _choose(file: _File, effort: str | None) -> tuple[_Part, str]:
     ), chosen
 
 
-def _override(text: str) -> tuple[str, Any]:
+def override(text: str) -> tuple[str, Any]:
+    """Read `key=value`."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise ConfigError(f"--set {text!r} (allowed: key=value)")

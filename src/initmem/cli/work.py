@@ -24,6 +24,7 @@ from initmem.cli.base import (
     console,
     print_json,
 )
+from initmem.errors import ConfigError
 
 if TYPE_CHECKING:
     from initmem.engines.execute import Workload
@@ -37,7 +38,9 @@ Place = Annotated[
 
 @app.command()
 def run(
-    study: StudyArgument,
+    study: Annotated[
+        str | None, typer.Argument(help="A bundled study or a .toml file; not needed with --command.")
+    ] = None,
     effort: Effort = None,
     store: Place = None,
     workers: Workers = None,
@@ -54,6 +57,17 @@ def run(
     checkpoint_every: Annotated[float, typer.Option(min=0, help="Seconds between two checkpoints.")] = 60.0,
     data_dir: DataDir = None,
     retry_failed: Annotated[bool, typer.Option(help="Train failed runs again.")] = False,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROGRAM",
+            help="Train by a program of your own that writes JSON lines: "
+            "'python train.py --scale {scale} --seed {seed} --out {history}'.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What the program is called.", show_default="its script")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train every run of a study that is not in the store yet. Ctrl-C stops; the same command goes on."""
@@ -67,12 +81,20 @@ def run(
 
     if data_dir is not None:
         os.environ["INITMEM_DATA"] = str(data_dir)  # the workers look there too
-    asked = studies.load_study(study, effort, settings or ())
-    check(asked)
+    trainer = None
+    if command is not None:
+        from initmem.integrations.command import study_of
+
+        asked, trainer = study_of(command, name, study, effort, settings or ())
+    elif study is None:
+        raise ConfigError("nothing to run (allowed: a study, or --command)")
+    else:
+        asked = studies.load_study(study, effort, settings or ())
+        check(asked)
     place = store or Path("runs") / f"{asked.name}-{asked.effort}"
     opened = Store.create(place)
     introduce(asked, place)
-    engine = LocalEngine(workers=workers, device=device, checkpoint_every=checkpoint_every)
+    engine = LocalEngine(workers=workers, device=device, checkpoint_every=checkpoint_every, trainer=trainer)
     with display() as watch:
         if until is None:
             outcome = execute(asked, opened, engine, pack=pack, retry_failed=retry_failed, watch=watch)

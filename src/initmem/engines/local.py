@@ -114,7 +114,7 @@ class LocalEngine:
         process = self._context.Process(
             target=_main, args=(theirs, self._stop, os.getpid(), *settings), daemon=True
         )
-        with _without_main():
+        with _without_main() if self.trainer is not None else contextlib.nullcontext():
             process.start()
         theirs.close()
         return _Process(process, ours)
@@ -132,8 +132,8 @@ class LocalEngine:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep a new process from running the user's script again, which it does not need: a script that trains
-    at its top level would train within its own workers."""
+    """Keep a new process from running the user's script again: a script that trains at its top level would
+    train within its own workers. A trainer travels by value and does not need the script."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

@@ -21,18 +21,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import platform
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-
-from initmem import __version__
 from initmem.engines.execute import Engine, execute
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
@@ -41,19 +37,16 @@ from initmem.errors import ConfigError, allowed
 from initmem.integrations.init import Init, UntouchedWarning
 from initmem.integrations.result import Result
 from initmem.integrations.seeding import seeded
-from initmem.integrations.tracker import TESTED, Tracker, checked_metrics
+from initmem.integrations.tracker import Tracker
+from initmem.integrations.writing import own_record
 from initmem.present.progress import watching
-from initmem.record import RunRecord, summarise
+from initmem.record import RunRecord
 from initmem.seeds import Role
 from initmem.store import Store
-from initmem.study import Run, own_study
-from initmem.train.loop import hardware
+from initmem.study import SCALES, SEEDS, Run, own_study
 
 Train = Callable[[Init, Tracker], object]
 EngineName = Literal["local", "inline"]
-
-SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)
-SEEDS = range(5)
 
 
 def measure(
@@ -173,44 +166,16 @@ class PipelineTrainer:
             warnings.simplefilter("ignore", UntouchedWarning)  # the result says it once
             returned = self.train(init, tracker)
         tracker.detach()
-        finals = checked_metrics(returned) if isinstance(returned, Mapping) else {}
-        seconds = time.perf_counter() - started
-        return record(run, tracker, finals, provenance(init, tracker, seconds) | {"code": self.code})
-
-
-def record(run: Run, tracker: Tracker, finals: dict[str, float], about: Mapping[str, Any]) -> RunRecord:
-    """Write up a run from what its tracker saw and its training code returned."""
-    history = tracker.history
-    if not (history or finals or tracker.diverged):
-        raise ConfigError("no epoch was ended and no metric returned (allowed: tracker.end_epoch, a mapping)")
-    summary = summarise(history, norm_init=tracker.norm_init, test_accuracy=None, test_loss=None)
-    best = summary.tau_best or 0
-    found = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
-    return RunRecord(
-        run,
-        "diverged" if tracker.diverged else "completed",
-        replace(summary, test_accuracy=found.get("test_accuracy"), test_loss=found.get("test_loss")),
-        history,
-        about,
-        finals={name: value for name, value in finals.items() if name not in TESTED},
-    )
-
-
-def provenance(init: Init, tracker: Tracker, seconds: float) -> dict[str, Any]:
-    """Where and with what a run was trained."""
-    device = tracker.device or torch.device("cpu")
-    return {
-        "initmem": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": str(device),
-        "hardware": hardware(device),
-        "threads": torch.get_num_threads(),
-        "pack": 1,
-        "seconds": round(seconds, 3),
-        "untouched": [name for table in init.tables for name in table.names("other")],
-        "scale_used": init.used,
-    }
+        if isinstance(returned, Mapping):
+            tracker.finish(**returned)
+        return own_record(
+            run,
+            tracker,
+            time.perf_counter() - started,
+            code=self.code,
+            untouched=[name for table in init.tables for name in table.names("other")],
+            scale_used=init.used,
+        )
 
 
 def code_of(train: object) -> str:

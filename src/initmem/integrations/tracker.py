@@ -15,9 +15,11 @@ accumulate gradients and steps that mixed precision skips do not count. Without 
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,14 +91,18 @@ class _Step(NamedTuple):
 class Tracker:
     """Records one run. See the module for how to use it; `initmem.measure` hands you one.
 
-    On its own, `Tracker()` keeps its `history` in memory, and `state_dict` goes into your checkpoints.
+    On its own, `Tracker()` keeps its `history` in memory, `Tracker(out=path)` also appends it to a file, one
+    JSON line per epoch, as `initmem run --command` reads it; `state_dict` goes into your checkpoints.
     """
 
-    def __init__(self, init: Init | None = None, *, on_epoch: OnEpoch | None = None) -> None:
+    def __init__(
+        self, init: Init | None = None, *, out: str | Path | None = None, on_epoch: OnEpoch | None = None
+    ) -> None:
+        self.finals: Row = {}  # metrics of the predictor that is returned
         self.diverged = False  # a metric was not finite: the history ends before that epoch
         self.updates = 0
         self.norm_init: float | None = None
-        self._init, self._on_epoch = init, on_epoch
+        self._init, self._on_epoch, self._out = init, on_epoch, Path(out) if out else None
         self._rows: list[Row] = []
         self._given: set[str] = set()  # names of the metrics
         self._groups: list[_Group] = []
@@ -168,14 +174,39 @@ class Tracker:
         self._check(row)
         self._settle()
         row |= self._measured()
-        row["seconds"] = time.perf_counter() - self._clock
+        self._append(row)
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """End an epoch with a row that another tracker or program made: its own columns are among them."""
+        own = OWN | {"norm", "norm_init"}
+        known = {name: _number(name, value) for name, value in row.items() if name in own}
+        metrics = checked_metrics({name: value for name, value in row.items() if name not in known})
+        self._check(metrics)
+        start = known.pop("norm_init", None)
+        self.norm_init = start if self.norm_init is None else self.norm_init
+        self._append(metrics | known)
+
+    def finish(self, **metrics: Any) -> None:
+        """Metrics of the predictor that training returns, where they are not those of an epoch."""
+        self.finals |= checked_metrics(metrics)
+        self._write({"final": self.finals})
+
+    def _append(self, row: Row) -> None:
+        row.setdefault("seconds", time.perf_counter() - self._clock)
         self._clock = time.perf_counter()
+        if not self.diverged:
+            self._write(row | ({} if self.norm_init is None else {"norm_init": self.norm_init}))
         if self.diverged or not all(map(math.isfinite, row.values())):
             self.diverged = True
             return
         self._rows.append(row)
         if self._on_epoch is not None:
             self._on_epoch({"epoch": float(len(self._rows))} | row)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._out is not None:
+            with self._out.open("a") as stream:
+                stream.write(json.dumps(line) + "\n")
 
     def detach(self) -> None:
         """Take the hooks off the optimizers."""
@@ -217,6 +248,7 @@ class Tracker:
             "norm_init": self.norm_init,
             "angular": self._angular,
             "diverged": self.diverged,
+            "finals": dict(self.finals),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -229,6 +261,7 @@ class Tracker:
         self.updates, self.norm_init = int(state["updates"]), state["norm_init"]
         self._angular, self.diverged = float(state["angular"]), bool(state["diverged"])
         self._since, self._window, self._looks, self._waiting = 0.0, 0, [], []
+        self.finals = dict(state["finals"])
         self._inverse = _inverse(self._norm_squared())
 
     # -- what happens at every update -------------------------------------------------------------------
