@@ -200,7 +200,7 @@ def test_which_parameters_are_kernels_can_be_told(kernels: object, expected: dic
         (nn.LazyLinear(3), "weight has no shape yet"),
         (nn.Sequential(nn.BatchNorm1d(3)), "no kernel among its parameters (0.weight, 0.bias"),
         (nn.ReLU(), "no kernel among its parameters (it has none"),
-        (7, "a int is no torch module"),
+        (7, "a int is no model of torch or Keras"),
     ],
 )
 def test_what_cannot_be_initialised_is_named(model: nn.Module, words: str) -> None:

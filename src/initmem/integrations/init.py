@@ -20,11 +20,11 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from initmem.errors import ConfigError, ModelError, allowed
 from initmem.integrations.meta import materialise
-from initmem.integrations.variables import Kernels, Variable, variables
+from initmem.integrations.variables import Kernels, Variable, is_keras, variables
 from initmem.recipe import Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
@@ -33,8 +33,6 @@ from initmem.train.probes import Layout, deviations, draw, factors
 Array = NDArray[np.float64]
 Mode = Literal["redraw", "rescale"]
 Model = TypeVar("Model")
-
-SAME = 0.02  # relative error within which a parametrised weight counts as set; half precision needs as much
 
 
 class UntouchedWarning(UserWarning):
@@ -155,7 +153,7 @@ class Init:
 
     def describe(
         self,
-        model: nn.Module,
+        model: Any,
         *,
         mode: Mode = "redraw",
         kernels: Kernels = None,
@@ -164,8 +162,7 @@ class Init:
         """What `apply` with the same arguments would do to every parameter; the model is not changed."""
         if mode not in get_args(Mode):
             raise ConfigError(f"mode = {mode!r} ({allowed(get_args(Mode))})")
-        if not isinstance(model, nn.Module):
-            raise ModelError(f"a {type(model).__name__} is no torch module (Init.kernel draws plain arrays)")
+        _check_kind(model)
         found = variables(model, kernels)
         if not any(v.role in ("kernel", "stuck") for v in found):
             names = ", ".join(v.name for v in found) or "it has none"
@@ -198,33 +195,26 @@ class Init:
         Norm layers and frozen parameters are left as they are. Parameters without a rule are left too, and a
         warning names them; a kernel that cannot be set is an error.
         """
-        if not isinstance(model, nn.Module):
-            raise ModelError(f"a {type(model).__name__} is no torch module (Init.kernel draws plain arrays)")
-        materialise(model, device)
+        _check_kind(model)
+        if isinstance(model, nn.Module) and not is_keras(model):
+            materialise(model, device)
         table = self.describe(model, mode=mode, kernels=kernels, bias_std=bias_std)
         _refuse_stuck(table)
-        with torch.no_grad():
-            for variable, deviation in zip(table.variables, table.deviations, strict=True):
-                if deviation is not None:
-                    self._set(variable, deviation, mode)
+        for variable, deviation in zip(table.variables, table.deviations, strict=True):
+            if deviation is not None:
+                self._set(variable, deviation, mode)
         self.tables.append(table)
         if kernels is None:  # who chose the kernels knows what is left
             _tell(table)
         return model
 
     def _set(self, variable: Variable, deviation: float, mode: Mode) -> None:
-        now = variable.value()
         if mode == "rescale":
-            wanted = now * deviation
+            variable.place.rescale(deviation)
+        elif variable.role == "kernel":
+            variable.place.set(self._kernel(variable.shape) * deviation)
         else:
-            is_kernel = variable.role == "kernel"
-            drawn = self._kernel(variable.shape) if is_kernel else self._rng.standard_normal(variable.shape)
-            # First the type, then the place: not every device knows float64.
-            wanted = torch.from_numpy(drawn * deviation).to(now.dtype).to(now.device)
-        padding = getattr(variable.module, "padding_idx", None)
-        if padding is not None and isinstance(variable.module, nn.Embedding | nn.EmbeddingBag):
-            wanted[padding] = 0.0  # torch keeps this row at zero
-        _assign(variable, wanted)
+            variable.place.set(self._rng.standard_normal(variable.shape) * deviation)
 
     def _kernel(self, shape: Sequence[int]) -> Array:
         """The random numbers of one kernel: the same at every scale."""
@@ -247,28 +237,16 @@ def _tell(table: InitTable) -> None:
         warnings.warn(text, UntouchedWarning, stacklevel=3)
 
 
+def _check_kind(model: object) -> None:
+    if not isinstance(model, nn.Module) and not is_keras(model):
+        kind = type(model).__name__
+        raise ModelError(f"a {kind} is no model of torch or Keras (Init.kernel draws plain arrays)")
+
+
 def _refuse_stuck(table: InitTable) -> None:
     stuck = [f"{v.name}: {v.note}" for v in table.variables if v.role == "stuck"]
     if stuck:
         raise ModelError("cannot initialise " + "; ".join(stuck))
-
-
-def _assign(variable: Variable, wanted: Tensor) -> None:
-    """Give a parameter its value, through its parametrisation if it has one."""
-    if not variable.parametrised:
-        variable.tensors[0].copy_(wanted)
-        return
-    try:
-        setattr(variable.module, variable.attribute, wanted)
-    except (NotImplementedError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{variable.name}: its parametrization cannot be set ({reason})") from None
-    missed = torch.linalg.vector_norm(variable.value() - wanted)
-    if missed > SAME * torch.linalg.vector_norm(wanted):
-        raise ModelError(
-            f"{variable.name}: its parametrization undoes what is set, so that it has no scale "
-            "(leave it out with `kernels`, or measure another part of the model)"
-        )
 
 
 def _cell(value: object) -> str:

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from initmem.errors import ConfigError, allowed
 from initmem.integrations.init import Init
-from initmem.integrations.variables import Kernels, Variable, kernel_variables
+from initmem.integrations.variables import Kernels, Variable, kernel_variables, variables
 from initmem.record import CLOCKS, SUMMARY_FIELDS
 
 Row = dict[str, float]
@@ -121,7 +121,7 @@ class Tracker:
 
     def attach(
         self,
-        model: nn.Module | None = None,
+        model: Any = None,
         optimizer: Optimizers | None = None,
         batch_size: int = 1,
         *,
@@ -235,7 +235,7 @@ class Tracker:
     @property
     def device(self) -> torch.device | None:
         """Where the watched kernels are."""
-        return self._kernels[0].tensors[0].device if self._kernels else None
+        return self._kernels[0].place.value().device if self._kernels else None
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON will do) from which `load_state_dict` goes on."""
@@ -307,7 +307,7 @@ class Tracker:
         """The squared Frobenius norm of all kernels."""
         if not self._kernels:
             return torch.zeros(())
-        values = [kernel.value().detach() for kernel in self._kernels]
+        values = [kernel.place.value().detach() for kernel in self._kernels]
         half = any(value.dtype in (torch.float16, torch.bfloat16) for value in values)
         norms = torch._foreach_norm(values, 2, torch.float32) if half else torch._foreach_norm(values, 2)
         place = norms[0].device
@@ -315,17 +315,17 @@ class Tracker:
 
     # -- details ----------------------------------------------------------------------------------------
 
-    def _kernels_of(self, model: nn.Module, kernels: Kernels) -> list[Variable]:
+    def _kernels_of(self, model: Any, kernels: Kernels) -> list[Variable]:
         if kernels is None and self._init is not None:
-            own = {id(parameter) for parameter in model.parameters()}
-            known = [v for v in self._init.kernels() if any(id(t) in own for t in v.tensors)]
+            own = {id(p) for v in variables(model) for p in v.place.parameters}
+            known = [v for v in self._init.kernels() if any(id(p) in own for p in v.place.parameters)]
             if known:
                 return known
         return kernel_variables(model, kernels)
 
     def _watch(self, groups: Sequence[Sequence[Tensor]], first: int) -> None:
         """Make room for parameter groups and share the clocks among all of them."""
-        kernels = {id(tensor): tensor.numel() for v in self._kernels for tensor in v.tensors}
+        kernels = {id(p): p.numel() for v in self._kernels for p in v.place.parameters}
         for index, parameters in enumerate(groups, start=first):
             sizes = (kernels.get(id(p), 0) if kernels else p.numel() for p in parameters)
             self._group(index).size = sum(sizes)
