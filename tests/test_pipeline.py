@@ -191,6 +191,9 @@ def test_what_looks_wrong_is_said(tmp_path: Path) -> None:
 
 def test_training_code_that_says_nothing_fails(tmp_path: Path) -> None:
     result = measure(lambda init, tracker: init.scale, [1.0], [0], tmp_path)
+    with pytest.raises(StoreError, match="1 of 1 runs failed"):
+        result.memory()
+    assert "nothing measured" in str(result)
     assert "no epoch was ended and no metric returned" in result.failures[1.0, 0]
     assert result.study.name == "pipeline"
 
@@ -224,6 +227,7 @@ def test_only_its_own_code_can_run_it(tmp_path: Path) -> None:
     ("how", "words"),
     [
         ({"train": 3}, "train = 3 (allowed: a function of (init, tracker))"),
+        ({"train": lambda init: None}, "train: too many positional arguments (allowed: a function of"),
         ({"scales": [0.0]}, "scales.0 = 0.0 (allowed: greater than 0)"),
         ({"scales": []}, "scales = []"),
         ({"scales": ["big"]}, "scales or seeds: could not convert"),
@@ -300,7 +304,7 @@ def train(init, tracker):
         raise OSError("no space")
     tracker.end_epoch(test_accuracy=offset + 0.1 * init.scale + 0.001 * sum(seen))
 
-result = initmem.measure(train, scales=[1.0, 2.0], seeds=range(3), store="runs", workers=2)
+result = initmem.measure(train, scales=[1.0, 2.0], seeds=range(3), store="runs", workers=1)
 print(len(result.records), result.memory("test_accuracy"))
 """
 

@@ -176,9 +176,9 @@ def encode(record: RunRecord) -> bytes:
             "summary": asdict(record.summary),
             "provenance": dict(record.provenance),
             "error": record.error,
-            "history": {name: column.tolist() for name, column in record.history.items()},
         }
-        | ({"finals": dict(record.finals)} if record.finals else {}),
+        | ({"finals": dict(record.finals)} if record.finals else {})
+        | {"history": {name: column.tolist() for name, column in record.history.items()}},
         separators=(",", ":"),
         allow_nan=False,
     ).encode()

@@ -83,8 +83,7 @@ def measure(
     retry_failed: train failed runs again.
     progress: show a bar on stderr.
     """
-    if not callable(train):
-        raise ConfigError(f"train = {train!r} (allowed: a function of (init, tracker))")
+    _check_function(train)
     called = name or _name_of(train)
     study = own_study(called, recipe or {}, scales, seeds, chaos=chaos, split=split)
     opened = Store.create(store or Path("runs") / called)
@@ -176,6 +175,17 @@ class PipelineTrainer:
             untouched=[name for table in init.tables for name in table.names("other")],
             scale_used=init.used,
         )
+
+
+def _check_function(train: object) -> None:
+    if not callable(train):
+        raise ConfigError(f"train = {train!r} (allowed: a function of (init, tracker))")
+    try:
+        inspect.signature(train).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"train: {error} (allowed: a function of (init, tracker))") from None
+    except ValueError:
+        return  # some callables do not say what they take
 
 
 def code_of(train: object) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from initmem.errors import StoreError
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.memory import Memory, Verdict, default_metric, memory, own_metrics
 from initmem.recipe import Recipe
@@ -53,6 +54,8 @@ class Result:
         Without a metric: test accuracy where it was recorded, else the next best. Accuracies are in
         percentage points; `tolerance`, in the same unit, is the spread that counts as forgotten.
         """
+        if self.records and len(self.failures) == len(self.records):
+            raise StoreError(self.notes[0])
         chosen = metric or default_metric(self.records)
         return memory(self.records, chosen, tolerance=tolerance, label=self.study.labels()[0])
 
@@ -116,6 +119,8 @@ class Result:
         return _notes(self.records, self._code, str(self.store.path))
 
     def __str__(self) -> str:
+        if len(self.failures) == len(self.records):
+            return "\n".join([f"{self.study.name}: nothing measured", *(f"  {note}" for note in self.notes)])
         found = self.memory()
         counts = f"{found.n_scales} scales x {found.n_seeds} seeds"
         lines = [f"{self.study.name}: {found.metric} {found} ({counts})"]

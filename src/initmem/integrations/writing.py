@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,8 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
     history, finals = tracker.history, tracker.finals
     if not (history or finals or tracker.diverged):
         raise ConfigError("no epoch was ended and no metric returned (allowed: tracker.end_epoch, a mapping)")
-    summary = summarise(history, norm_init=tracker.norm_init, test_accuracy=None, test_loss=None)
+    start = tracker.norm_init if math.isfinite(tracker.norm_init or 0.0) else None
+    summary = summarise(history, norm_init=start, test_accuracy=None, test_loss=None)
     best = summary.tau_best or 0
     found = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
     return RunRecord(
