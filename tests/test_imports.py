@@ -22,7 +22,8 @@ LEVELS = (
     {"archive"},
     {"results"},
     {"engines"},
-    {"present", "integrations", "export"},
+    {"present", "bench", "export"},
+    {"integrations"},
     {"cli"},
     {"__main__"},
 )
