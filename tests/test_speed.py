@@ -71,7 +71,7 @@ def rates(*values: float):
 
 @pytest.mark.parametrize(
     ("measured", "best"),
-    [((1, 0.9), 1), ((1, 1.04), 1), ((1, 2, 1.9), 2), ((1, 2, 3, 4, 4.1), 10), ((1, 2, 3, 4, 5), 20)],
+    [((1, 0.9), 1), ((1, 1.04, 0.9), 1), ((1, 2, 1.9), 2), ((1, 2, 3, 4, 4.1), 10), ((1, 2, 3, 4, 5), 20)],
 )
 def test_packs_grow_as_long_as_it_pays_and_the_choice_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: tuple[float, ...], best: int
