@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import socket
 import time
@@ -60,6 +61,15 @@ class Claim:
     def process_is_gone(self) -> bool:
         """Whether the claim was made on this host by a process that is no more."""
         return self.host == socket.gethostname() and born(self.pid) != self.born
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A run that is being trained, for those who watch."""
+
+    claim: Claim | None  # None: released or committed a moment ago
+    silence: float  # seconds since the last sign of life
+    rows: list[dict[str, float]]  # its epochs so far
 
 
 def born(pid: int) -> str:
@@ -280,6 +290,21 @@ class Store:
     def in_flight(self) -> list[str]:
         """Ids of the runs that are claimed now."""
         return sorted(path.parent.name for path in (self.path / "runs").glob("*/claim.json"))
+
+    def flight(self, run_id: str) -> Flight:
+        """How far a claimed run is. Its last line may be half written: then it is left for the next look."""
+        folder = self.path / "runs" / run_id
+        beats = []
+        for name in ("claim.json", "history.jsonl"):
+            with contextlib.suppress(OSError):
+                beats.append((folder / name).stat().st_mtime)
+        rows: list[dict[str, float]] = []
+        with contextlib.suppress(OSError, ValueError):
+            for line in (folder / "history.jsonl").read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):
+                    rows.append(json.loads(line))
+        silence = max(0.0, time.time() - max(beats)) if beats else math.inf
+        return Flight(_read_claim(folder / "claim.json"), silence, rows)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

@@ -60,7 +60,7 @@ def interval_bar(row: Memory, limit: float, tolerance: float | None) -> Markup:
     if whiskers:
         parts.append(f'<line x1="{ends[0]}" x2="{ends[1]}" y1="{middle}" y2="{middle}"/>')
     if row.memory is not None:
-        place = f"translate({x(row.memory) - 6:.1f} {middle - 6}) scale(.75)"
+        place = f"translate({x(row.memory) - 6.8:.1f} {middle - 6.8}) scale(.85)"
         parts.append(f'<g transform="{place}">{GLYPHS[row.verdict]}</g>')
     if whiskers:  # above the sign, which would hide narrow ones
         parts.append(f'<path d="M{ends[0]} {middle - 4}v8M{ends[1]} {middle - 4}v8"/>')

@@ -24,7 +24,7 @@ def verdicts(content: Content) -> dict[str, Any]:
     rows = content.memories
     means = [mean for item in content.facts.values() for mean in item.accuracy.mean]
     return {
-        "headline": headline(rows),
+        "headline": headline(rows, waiting=len(content.names) - len(rows)),
         "extremes": extremes(rows),
         "table": table(content, rows),
         "words": {verdict: (glyph(verdict), meaning) for verdict, meaning in WORDS.items()},
@@ -36,8 +36,8 @@ def verdicts(content: Content) -> dict[str, Any]:
     }
 
 
-def headline(rows: Sequence[Memory]) -> str:
-    """The answer in one sentence."""
+def headline(rows: Sequence[Memory], *, waiting: int = 0) -> str:
+    """The answer in one sentence; `waiting` more recipes have no finished run yet."""
     counts, n = Counter(row.verdict for row in rows), len(rows)
     said = [(verdict, counts[verdict]) for verdict in WORDS if counts[verdict]]
     if not said:
@@ -50,7 +50,9 @@ def headline(rows: Sequence[Memory]) -> str:
     else:
         subject = f"{count} of {n} recipes"
     first = f"{subject} {_said(verdict, count, 'its initialization', 'their initialization')}"
-    return "; ".join([first, *(f"{m} {_said(other, m, 'it', 'it')}" for other, m in others)]) + "."
+    rest = [f"{m} {_said(other, m, 'it', 'it')}" for other, m in others]
+    rest += [f"{waiting} more {'has' if waiting == 1 else 'have'} no finished run yet"] if waiting else []
+    return "; ".join([first, *rest]) + "."
 
 
 def _said(verdict: str, count: int, one: str, many: str) -> str:
