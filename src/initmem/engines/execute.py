@@ -14,6 +14,7 @@ from initmem.data import check as check_data
 from initmem.data import sizes
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import cost, packs
+from initmem.engines.speed import PackSizes
 from initmem.measures.memory import memory
 from initmem.recipe import Recipe
 from initmem.store import Store
@@ -78,7 +79,8 @@ def execute(
     study = with_known_seeds(study, store)
     store.add_study(study)
     shapes = [sizes(recipe) for recipe in study.recipes]
-    cut = packs(study, shapes, size=pack, workers=engine.workers)
+    chosen = PackSizes(engine.device).choose
+    cut = packs(study, shapes, size=pack, workers=engine.workers, choose=chosen)
     costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
     runs = study.all_runs()
     left = [run for run in runs if not store.has(run)]
@@ -93,11 +95,12 @@ def execute(
         )
     )
     finished = engine.run(store, cut, listen)
-    counts = Counter(store.read(run.id).status for run in runs if store.has(run))
+    states = {record.id: record.status for record in store.records()}
+    counts = Counter(states[run.id] for run in runs if run.id in states)
     return Outcome(
         store=store.path,
         runs=len(runs),
-        trained=sum(store.has(run) for run in left),
+        trained=sum(run.id in states for run in left),
         completed=counts["completed"],
         diverged=counts["diverged"],
         failed=counts["failed"],
@@ -136,8 +139,9 @@ def execute_until(
 def _seeds_to_add(study: Study, store: Store, width: float, max_seeds: int) -> dict[Recipe, int]:
     """How many seeds more each recipe needs; the width falls about as one over the root of their number."""
     found = {}
+    known = {record.id: record for record in store.records()}
     for recipe in study.recipes:
-        records = [store.read(run.id) for run in study.runs(recipe) if store.has(run)]
+        records = [known[run.id] for run in study.runs(recipe) if run.id in known]
         row = memory(records)
         now = len({record.run.seed for record in records})
         if row.low is not None and row.high is not None and row.high - row.low <= width:

@@ -8,10 +8,11 @@ from initmem.errors import StoreError
 from initmem.present.page import audit, html
 from initmem.present.page.content import Content
 from initmem.present.survey import Survey
-from initmem.store import Store, write_atomic
+from initmem.results import Results
+from initmem.store import write_atomic
 
 
-def write_report(store: Store, path: Path) -> Path:
+def write_report(store: Results, path: Path) -> Path:
     """Write the report of a store."""
     try:
         write_atomic(path, render(store).encode())
@@ -20,7 +21,7 @@ def write_report(store: Store, path: Path) -> Path:
     return path
 
 
-def render(store: Store) -> str:
+def render(store: Results) -> str:
     """The report as HTML."""
     survey = Survey.of(store)
     if not survey.records:

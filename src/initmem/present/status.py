@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Any
 
 from initmem.present.survey import Survey
-from initmem.store import Store
+from initmem.results import Results
 
 
-def store_status(store: Store) -> dict[str, Any]:
+def store_status(store: Results) -> dict[str, Any]:
     """Counts per study and recipe."""
     survey = Survey.of(store)
     return {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
-from initmem.store import Store
+from initmem.results import Results
 from initmem.study import Study
 
 
@@ -21,7 +21,7 @@ class Survey:
     in_flight: frozenset[str]  # ids of the runs that are claimed
 
     @classmethod
-    def of(cls, store: Store) -> Survey:
+    def of(cls, store: Results) -> Survey:
         """Read a store. Claims first: a run that ends meanwhile is then seen twice rather than not at all."""
         in_flight = frozenset(store.in_flight())
         records, damaged = store.survey()

@@ -23,7 +23,7 @@ from initmem.errors import ConfigError
 from initmem.present.board.watch import Watcher, to_json
 from initmem.present.page import html
 from initmem.present.report import title_of
-from initmem.store import Store
+from initmem.results import Results
 
 PORT = 8765
 PATIENCE = 0.7  # seconds to wait for the first verdicts before a page is sent without them
@@ -49,7 +49,7 @@ class Board(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, store: Store, *, host: str = "127.0.0.1", port: int = PORT, token: str | None = None
+        self, store: Results, *, host: str = "127.0.0.1", port: int = PORT, token: str | None = None
     ) -> None:
         self.watcher = Watcher(store)
         self.token = token or (None if is_loopback(host) else secrets.token_urlsafe(18))

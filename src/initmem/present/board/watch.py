@@ -16,7 +16,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from initmem.errors import InitmemError
 from initmem.present.board.live import asked_runs, live
 from initmem.present.page import html
 from initmem.present.page.audit import place, run_rows
@@ -24,7 +23,7 @@ from initmem.present.page.charts import numbers
 from initmem.present.page.content import Content
 from initmem.present.page.facts import Kept, fingerprint
 from initmem.present.survey import Survey
-from initmem.store import Store
+from initmem.results import Results
 from initmem.study import Run
 
 TICK = 1.0  # seconds between two looks at the runs in flight, at least
@@ -36,7 +35,7 @@ WAITING = html.Part("", Markup('<p class="lead">Reading the store …</p>'))
 class Watcher:
     """The state of a board. One thread looks at the store; any number may ask and wait for changes."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Results) -> None:
         self.store = store
         self.content: Content | None = None
         self._parts = {name: WAITING._replace(title=title) for name, title in titles().items()}
@@ -107,26 +106,25 @@ class Watcher:
         return None
 
     def run(self, run_id: str) -> dict[str, Any] | None:
-        """One run with its curves, finished or in flight."""
-        try:
-            record = self.store.read(run_id)
-        except InitmemError:
-            flight = self.store.flight(run_id)
-            if not flight.rows and flight.claim is None:
-                return None
-            names = flight.rows[0] if flight.rows else ()
-            columns = {name: [row.get(name) for row in flight.rows] for name in names}
-            status, error, run = "training", None, self._asked.get(run_id)
-        else:
+        """One run with its curves, finished or in flight; None where there is no such run."""
+        content = self.content
+        record = next((r for r in content.survey.records if r.id == run_id), None) if content else None
+        if record is not None:
             columns = {name: column.tolist() for name, column in record.history.items()}
-            status, error, run = record.status, record.error, record.run
-        return {
-            "id": run_id,
-            "place": place(self.content, run) if self.content and run else "",
-            "status": status,
-            "error": error,
-            "history": {name: numbers(values) for name, values in columns.items() if name != "epoch"},
-        }
+            return self._shown(record.run, run_id, record.status, columns, record.error)
+        flight = self.store.flight(run_id)
+        if not flight.rows and flight.claim is None:
+            return None
+        names = flight.rows[0] if flight.rows else ()
+        rows = {name: [row.get(name) for row in flight.rows] for name in names if name != "epoch"}
+        return self._shown(self._asked.get(run_id), run_id, "training", rows, None)
+
+    def _shown(
+        self, run: Run | None, run_id: str, status: str, columns: Mapping[str, Any], error: str | None
+    ) -> dict[str, Any]:
+        where = place(self.content, run) if self.content and run else ""
+        history = {name: numbers(values) for name, values in columns.items()}
+        return {"id": run_id, "place": where, "status": status, "error": error, "history": history}
 
     # -- the thread -------------------------------------------------------------------------------------
 
