@@ -22,7 +22,8 @@ LEVELS = (
     {"archive"},
     {"results"},
     {"engines"},
-    {"present", "integrations", "bench", "export"},
+    {"present", "bench", "export"},
+    {"integrations"},
     {"cli"},
     {"__main__"},
 )

@@ -98,6 +98,7 @@ class RunRecord:
     history: History = field(repr=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, repr=False)
     error: str | None = field(default=None, repr=False)
+    finals: Mapping[str, float] = field(default_factory=dict, repr=False)  # of a user's own training code
 
     def __post_init__(self) -> None:
         if not isinstance(self.history, StoredHistory):  # that one does it when it is loaded
@@ -109,10 +110,12 @@ class RunRecord:
         return self.run.id
 
     def metric(self, name: str) -> float | None:
-        """A summary value by name, or the value of a history column at the selected epoch."""
+        """A summary or final value by name, or the value of a history column at the selected epoch."""
         if name in SUMMARY_FIELDS:
             value = getattr(self.summary, name)
             return None if value is None else float(value)
+        if name in self.finals:
+            return self.finals[name]
         best = self.summary.tau_best
         return float(self.history[name][best - 1]) if best and name in self.history else None
 
@@ -122,6 +125,7 @@ class RunRecord:
             self.run == other.run
             and self.status == other.status
             and self.summary == other.summary
+            and self.finals == other.finals
             and self.history.keys() == other.history.keys()
             and all(
                 np.array_equal(column, other.history[name])
@@ -134,9 +138,14 @@ class RunRecord:
 SUMMARY_FIELDS = tuple(item.name for item in fields(Summary))
 
 
-def summarise(history: History, *, norm_init: float, test_accuracy: float, test_loss: float) -> Summary:
-    """Derive the summary of a run from its history, shape (epoch,) per column, and its test result."""
-    epochs = len(history["val_loss"])
+def summarise(
+    history: History, *, norm_init: float | None, test_accuracy: float | None, test_loss: float | None
+) -> Summary:
+    """Derive the summary of a run from its history, shape (epoch,) per column, and its test result.
+
+    Columns that a user's own training code does not record leave their summary values empty.
+    """
+    epochs = max((len(column) for column in history.values()), default=0)
     if epochs == 0:
         return Summary(
             epochs=0,
@@ -147,25 +156,37 @@ def summarise(history: History, *, norm_init: float, test_accuracy: float, test_
             norm_best=norm_init,
             norm_last=norm_init,
         )
-    best = int(np.argmin(history["val_loss"]))
-    reached = np.flatnonzero(history["train_accuracy"] >= INTERPOLATION)
-    val = history["val_accuracy"]
-    interp = int(reached[0]) if len(reached) else None
+    best, interp = _selected(history, epochs), None
+    if "train_accuracy" in history:
+        reached = np.flatnonzero(history["train_accuracy"] >= INTERPOLATION)
+        interp = int(reached[0]) if len(reached) else None
+
+    def at(name: str, epoch: int | None) -> float | None:
+        return None if epoch is None or name not in history else float(history[name][epoch])
+
+    val_best, val_interp = at("val_accuracy", best), at("val_accuracy", interp)
     return Summary(
         epochs=epochs,
         tau_best=best + 1,
         tau_interp=None if interp is None else interp + 1,
         test_accuracy=test_accuracy,
         test_loss=test_loss,
-        val_accuracy_best=float(val[best]),
-        val_accuracy_interp=None if interp is None else float(val[interp]),
-        val_accuracy_last=float(val[-1]),
-        train_accuracy_last=float(history["train_accuracy"][-1]),
-        repair_gap=None if interp is None else float(val[best] - val[interp]),
+        val_accuracy_best=val_best,
+        val_accuracy_interp=val_interp,
+        val_accuracy_last=at("val_accuracy", -1),
+        train_accuracy_last=at("train_accuracy", -1),
+        repair_gap=None if val_best is None or val_interp is None else val_best - val_interp,
         norm_init=norm_init,
-        norm_best=float(history["norm"][best]),
-        norm_last=float(history["norm"][-1]),
+        norm_best=at("norm", best),
+        norm_last=at("norm", -1),
     )
+
+
+def _selected(history: History, epochs: int) -> int:
+    """The epoch of the returned predictor, counted from 0: by validation, or else the last one."""
+    if "val_loss" in history:
+        return int(np.argmin(history["val_loss"]))
+    return int(np.argmax(history["val_accuracy"])) if "val_accuracy" in history else epochs - 1
 
 
 def failed(run: Run, error: str, provenance: Mapping[str, Any]) -> RunRecord:
@@ -198,7 +219,7 @@ def head_of(record: RunRecord) -> dict[str, Any]:
         "summary": asdict(record.summary),
         "provenance": dict(record.provenance),
         "error": record.error,
-    }
+    } | ({"finals": dict(record.finals)} if record.finals else {})
 
 
 def encode(record: RunRecord) -> bytes:
@@ -254,6 +275,7 @@ def join(head: Mapping[str, Any], history: History) -> RunRecord:
             history=history,
             provenance=dict(head["provenance"]),
             error=head["error"],
+            finals=dict(head.get("finals", {})),
         )
     except ConfigError as error:
         raise StoreError(f"record of no known run ({error})") from None

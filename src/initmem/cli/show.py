@@ -68,14 +68,15 @@ def measure(
     as_json: AsJson = False,
 ) -> None:
     """Measure every recipe in a store: its memory, or one of the other measures."""
-    from initmem.measures.memory import memory_table
+    from initmem.measures.memory import default_metric, memory_table
     from initmem.present import tables
     from initmem.present.measured import rows_of
 
     records, studies = _opened(store)
     order = [recipe for study in studies for recipe in study.recipes]
     if what == "memory":
-        memories = memory_table(records, metric or "test_accuracy", order=order, tolerance=tolerance)
+        chosen = metric or default_metric(records)
+        memories = memory_table(records, chosen, order=order, tolerance=tolerance)
         if as_json:
             print_json([row.to_json() for row in memories])
         else:
@@ -132,7 +133,7 @@ def board(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="1 to 8, or all.")],
+    name: Annotated[str, typer.Argument(help="1 to 8, scale, or all.")],
     store: StoreArgument,
     output: Output = None,
     ending: Annotated[str, typer.Option(help="Without a file name: pdf, png or svg.")] = "pdf",
@@ -143,10 +144,10 @@ def figure(
     from initmem.present import figures
 
     records, studies = _opened(store)
-    wanted = _chosen(name, figures.NAMES)
+    wanted = figures.available(records) if name == "all" else (name,)
     drawn = []
     for one in wanted:
-        path = _path(output, f"figure{one}.{ending}", several=name == "all")
+        path = _path(output, f"figure{one if one.isdecimal() else '-' + one}.{ending}", several=name == "all")
         done = figures.draw(one, records, studies, path, reference=reference)
         drawn.append({"figure": one, "file": str(done.path), "missing": done.missing, "notes": done.notes})
     if as_json:

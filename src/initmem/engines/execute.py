@@ -5,23 +5,36 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
+from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
-from initmem.data import sizes
-from initmem.engines.local import LocalEngine
-from initmem.engines.packing import cost, packs
+from initmem.engines.local import Listener
+from initmem.engines.packing import cost, pack_size, packs
 from initmem.engines.speed import PackSizes
 from initmem.measures.memory import memory
 from initmem.recipe import Recipe
 from initmem.store import Store
-from initmem.study import Study
+from initmem.study import Run, Study
 from initmem.train.requirements import check_input
 
-Listener = Callable[[str, Any], None]
+
+class Engine(Protocol):
+    """Where runs are executed."""
+
+    @property
+    def workers(self) -> int:
+        """How many runs or packs it has in hand at a time."""
+
+    @property
+    def device(self) -> str:
+        """What it trains on: cpu, cuda or cuda:N."""
+
+    def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
+        """Train what has no record yet. False when interrupted: everything so far is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +78,7 @@ class Workload:
 def execute(
     study: Study,
     store: Store,
-    engine: LocalEngine,
+    engine: Engine,
     *,
     pack: int | None = None,
     retry_failed: bool = False,
@@ -78,12 +91,9 @@ def execute(
         store.set_aside(lambda record: record.status == "failed")
     study = with_known_seeds(study, store)
     store.add_study(study)
-    shapes = [sizes(recipe) for recipe in study.recipes]
-    chosen = PackSizes(engine.device).choose
-    cut = packs(study, shapes, size=pack, workers=engine.workers, choose=chosen)
-    costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
     runs = study.all_runs()
     left = [run for run in runs if not store.has(run)]
+    cut, costs = _cut(study, left, engine, size=pack)
     listen = watch(
         Workload(
             runs=len(runs),
@@ -91,7 +101,7 @@ def execute(
             packs=len(cut),
             workers=min(engine.workers, len(cut)),
             costs={run.id: costs[run.recipe] for run in left},
-            epochs={run.id: run.recipe.epochs for run in left},
+            epochs={run.id: run.recipe.known_epochs or 1 for run in left},
         )
     )
     finished = engine.run(store, cut, listen)
@@ -110,10 +120,26 @@ def execute(
     )
 
 
+def _cut(
+    study: Study, left: Sequence[Run], engine: Engine, *, size: int | None
+) -> tuple[list[list[Run]], dict[Recipe, float]]:
+    """The packs of a study, and the relative cost of a run of each recipe."""
+    if any(recipe.pipeline is not None for recipe in study.recipes):  # one by one, at a cost nobody knows
+        return [[run] for run in study.all_runs()], dict.fromkeys(study.recipes, 1.0)
+    shapes = [sizes(recipe) for recipe in study.recipes]
+    costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
+    unfinished, measured = {run.recipe for run in left}, PackSizes(engine.device)
+
+    def choose(recipe: Recipe, shape: Sizes) -> int:
+        return measured.choose(recipe, shape) if recipe in unfinished else pack_size(recipe, shape)
+
+    return packs(study, shapes, size=size, workers=engine.workers, choose=choose), costs
+
+
 def execute_until(
     study: Study,
     store: Store,
-    engine: LocalEngine,
+    engine: Engine,
     *,
     width: float,
     max_seeds: int,
@@ -170,4 +196,28 @@ def check(study: Study) -> None:
     """Find a user's mistake before anything is written or started."""
     for recipe in study.recipes:
         check_data(recipe)
-        check_input(recipe.model, sizes(recipe).shape, recipe.augment)
+        shape = sizes(recipe)
+        check_input(recipe.model, shape.shape, recipe.augment)
+        _check_probe(recipe, shape)
+
+
+def _check_probe(recipe: Recipe, shape: Sizes) -> None:
+    """Whether the layers that a recipe names are there; a network without memory is built to see."""
+    if recipe.probe == "kernels" and not recipe.layer_scales:
+        return
+    import torch
+
+    from initmem.train.init import layout
+    from initmem.train.models import build
+    from initmem.train.probes import factors
+
+    with torch.device("meta"):
+        network = build(
+            recipe.model,
+            replicas=1,
+            shape=shape.shape,
+            classes=shape.classes,
+            width=recipe.width,
+            norm=recipe.norm,
+        )
+    factors(recipe, 1.0, layout(network))

@@ -6,18 +6,23 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from initmem.errors import InitmemError
 from initmem.record import failed
 from initmem.store import Store
 from initmem.study import Run
+
+if TYPE_CHECKING:
+    from initmem.engines.worker import Trainer
 
 MOST_CRASHES = 3  # of one pack, in one session; then it is recorded as failed
 # A training step frees and asks for the same large blocks over and over. By default the C library gives
@@ -43,9 +48,14 @@ class LocalEngine:
     """Runs workers as processes of this machine, and replaces the ones that crash."""
 
     def __init__(
-        self, *, workers: int | None = None, device: str = "cpu", checkpoint_every: float = 60.0
+        self,
+        *,
+        workers: int | None = None,
+        device: str = "cpu",
+        checkpoint_every: float = 60.0,
+        trainer: Trainer | None = None,
     ) -> None:
-        self.workers = workers or cores()
+        self.workers, self.trainer = workers or cores(), trainer
         self.device, self.checkpoint_every = device, checkpoint_every
         self._context = multiprocessing.get_context("spawn")
         self._stop = self._context.Event()
@@ -103,11 +113,12 @@ class LocalEngine:
 
     def _start(self, store: Store, packs: Sequence[list[Run]]) -> _Process:
         ours, theirs = self._context.Pipe(duplex=False)
-        settings = (store.path, list(packs), self.device, self.checkpoint_every)
+        settings = (store.path, list(packs), self.device, self.checkpoint_every, self.trainer)
         process = self._context.Process(
             target=_main, args=(theirs, self._stop, os.getpid(), *settings), daemon=True
         )
-        with _environment(OMP_NUM_THREADS="1", GLIBC_TUNABLES=KEEP_MEMORY):
+        skip_script = _without_main() if self.trainer is not None else contextlib.nullcontext()
+        with _environment(OMP_NUM_THREADS="1", GLIBC_TUNABLES=KEEP_MEMORY), skip_script:
             process.start()
         theirs.close()
         return _Process(process, ours)
@@ -135,6 +146,18 @@ def _environment(**more: str) -> Iterator[None]:
             del os.environ[name]
 
 
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep a new process from running the user's script again: a script that trains at its top level would
+    train within its own workers. A trainer travels by value and does not need the script."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _drain(worker: _Process, listen: Listener) -> None:
     with contextlib.suppress(EOFError, OSError):
         while worker.connection.poll():
@@ -154,6 +177,7 @@ def _main(
     packs: list[list[Run]],
     device: str,
     every: float,
+    trainer: Trainer | None,
 ) -> None:
     """The body of a worker process. Ctrl-C goes to the parent, which asks the workers to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -162,6 +186,9 @@ def _main(
 
     from initmem.engines.worker import Worker, die_with_parent
 
+    # Training code may have workers of its own, a data loader's, and starts them as it would elsewhere.
+    multiprocessing.current_process().daemon = False
+    multiprocessing.set_start_method(None, force=True)
     die_with_parent(parent)
     torch.set_num_threads(1)
     worker = Worker(
@@ -170,5 +197,6 @@ def _main(
         should_stop=stop.is_set,
         report=lambda kind, content: connection.send((kind, content)),
         checkpoint_every=every,
+        trainer=trainer,
     )
     worker.work(packs)

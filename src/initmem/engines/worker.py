@@ -26,11 +26,17 @@ from initmem.train.pack import Checkpoint, Pack
 Report = Callable[[str, Any], None]
 
 
-class Interrupted(Exception):
+# What trains runs in place of the bundled loop: it takes runs of one recipe and a function to call after
+# every epoch with (run, row of its history), which may raise to stop it.
+Trainer = Callable[[list[Run], Callable[[Run, dict[str, float]], None]], list[RunRecord]]
+
+
+# Neither is an Exception: a user's own training code may catch those.
+class Interrupted(BaseException):
     """The worker was asked to stop; the pack's checkpoint is written."""
 
 
-class ClaimLost(Exception):
+class ClaimLost(BaseException):
     """Another worker took the runs over, because this one seemed dead."""
 
 
@@ -45,8 +51,9 @@ class Worker:
         should_stop: Callable[[], bool],
         report: Report,
         checkpoint_every: float,
+        trainer: Trainer | None = None,
     ) -> None:
-        self.store, self.device = store, device
+        self.store, self.device, self.trainer = store, device, trainer
         self.should_stop, self.report = should_stop, report
         self.checkpoint_every = checkpoint_every
 
@@ -91,6 +98,8 @@ class Worker:
 
     def _trained(self, runs: list[Run]) -> list[RunRecord]:
         """Train by what the recipe's network asks for."""
+        if self.trainer is not None:
+            return self.trainer(runs, self._row_watcher())
         if runs[0].recipe.model == "linear":  # seconds of work at the most: no checkpoint is worth it
             processor = hardware(torch.device("cpu"))
             return [_with(record, hardware=processor) for record in train_linear(runs)]
@@ -124,6 +133,22 @@ class Worker:
                 self.store.write_checkpoints(saved, pack.epoch)
                 written = time.monotonic()
             if stop:
+                raise Interrupted
+
+        return on_epoch
+
+    def _row_watcher(self) -> Callable[[Run, dict[str, float]], None]:
+        """For trainers that keep no checkpoints: asked to stop, they stop after an epoch, and begin anew."""
+        begun: set[Run] = set()
+
+        def on_epoch(run: Run, row: dict[str, float]) -> None:
+            if not self.store.owns(run):
+                raise ClaimLost
+            self.store.append_history(run, row, fresh=run not in begun)
+            begun.add(run)
+            if run.recipe.known_epochs:
+                self.report("epoch", ([run.id], int(row["epoch"])))
+            if self.should_stop():
                 raise Interrupted
 
         return on_epoch
