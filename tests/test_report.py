@@ -15,6 +15,7 @@ import pytest
 import planted
 from conftest import fake_record
 from initmem.errors import StoreError
+from initmem.integrations.result import Result
 from initmem.measures.memory import Memory, memory_table
 from initmem.present.curves import scale_plot
 from initmem.present.page import charts, html
@@ -26,7 +27,8 @@ from initmem.present.page.verdicts import headline
 from initmem.present.report import render, write_report
 from initmem.present.survey import Survey
 from initmem.present.verdict import verdict_html
-from initmem.record import RunRecord, failed
+from initmem.recipe import Recipe
+from initmem.record import RunRecord, Summary, failed
 from initmem.store import Store
 from initmem.study import Run, Study
 
@@ -159,7 +161,7 @@ def test_the_numbers_are_those_of_the_measures() -> None:
         float(np.ptp(planted.accuracies(order[0]).mean(axis=1)))
     )
     data = charts.curves(content.facts, content.names, content.facets)
-    for recipe, line in zip(order, data["series"]["accuracy"], strict=True):
+    for recipe, line in zip(order, data["series"]["test_accuracy"], strict=True):
         expected = planted.accuracies(recipe)  # (scale, seed)
         assert np.allclose(line["y"], expected.mean(axis=1), rtol=1e-4)
         assert np.allclose(line["high"], np.percentile(expected, 90, axis=1), rtol=1e-4)
@@ -229,6 +231,35 @@ def test_published_values_stand_beside_measured_ones_with_the_effort() -> None:
     ]
 
 
+def test_a_user_s_own_code_is_shown_by_what_it_recorded() -> None:
+    recipe = Recipe(pipeline=IMAGE)
+    study = planted.study("own", [recipe], seeds=[0, 1, 2])
+    records = [
+        RunRecord(
+            run,
+            "completed",
+            Summary(epochs=3, tau_best=3),
+            {"perplexity": np.array([9.0, 8.0, 5 + run.scale + 0.1 * run.seed])},
+        )
+        for run in study.all_runs()
+    ]
+    content = content_of([study], records)
+    parts = html.parts(content)
+    seen = text_of(parts["verdicts"].html)
+    assert "how far apart the mean perplexity of the best and the worst scale end" in seen
+    assert "Its memory: 2.4 (95% interval" in seen  # scales from 0.1 to 2.5, no percentage points
+    assert "resnet9" not in seen and "cifar10" not in seen  # of which nothing is known
+    assert "paper" not in parts
+    assert "no forecast" in text_of(parts["clocks"].html)
+    data = charts.curves(content.facts, content.names, content.facets)
+    assert [choice["key"] for choice in data["choices"]] == ["perplexity", "settling"]
+    rows = run_rows(content, records)
+    assert rows["columns"][-1] == "perplexity"
+    assert sorted(row[-1] for row in rows["rows"])[0] == pytest.approx(5.1)
+    assert content.epochs(recipe) == 3
+    assert IMAGE not in "".join(part.html for part in parts.values())
+
+
 # -- the audit -----------------------------------------------------------------------------------------------
 
 
@@ -287,7 +318,7 @@ def test_facts_are_kept_until_their_records_change(tiny_study: Study) -> None:
     retried = [replace(records[0], status="failed", error="once more"), *records[1:]]
     other = Content(Survey(retried, [], [tiny_study], frozenset()), kept).facts[recipe]
     assert other is not first
-    assert other.accuracy.n != first.accuracy.n
+    assert other.main.n != first.main.n
 
 
 # -- notebooks -----------------------------------------------------------------------------------------------
@@ -305,6 +336,17 @@ def test_a_result_shows_itself_in_a_notebook(store: Store) -> None:
     (points,) = [attrs["points"] for attrs in tags.all("polyline")]
     heights = [float(pair.split(",")[1]) for pair in points.split()]
     assert heights == sorted(heights)  # accuracy falls with scale; in a picture, down is more
+
+
+def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, tiny_study: Study) -> None:
+    shown = Result(store, tiny_study)._repr_html_()
+    assert len(Tags(shown).all("svg")) == 3  # the sign of the verdict, the curve, the interval
+    assert "The recipe remembers its initialization." in shown
+    run = tiny_study.all_runs()[0]
+    store.set_aside(lambda record: record.id == run.id)
+    store.commit([failed(run, f"ValueError: {IMAGE}", {})])
+    noted = Result(store, tiny_study)._repr_html_()
+    assert "1 of 6 runs failed" in noted and IMAGE not in noted
 
 
 def test_plot_data_are_means_and_percentiles(store: Store) -> None:

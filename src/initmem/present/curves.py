@@ -44,10 +44,15 @@ TITLES = {
 }
 
 
+def in_words(metric: str) -> str:
+    """The name of a metric with the unit it is drawn in."""
+    return f"{metric.replace('_', ' ')}{' (%)' if 'accuracy' in metric else ''}"
+
+
 def scale_plot(records: Sequence[RunRecord], metric: str, *, order: Sequence[Recipe] = ()) -> ScalePlot:
     """Means and 10-90 percentile bands of a metric at every scale."""
     groups = by_recipe(records, order)
-    title, y_title = TITLES.get(metric, (metric.replace("_", " "), metric.replace("_", " ")))
+    title, y_title = TITLES.get(metric, (metric.replace("_", " "), in_words(metric)))
     curves = [
         curve(group, metric, label=label, colour=COLOURS[i % len(COLOURS)])
         for i, (group, label) in enumerate(zip(groups.values(), labels(list(groups)), strict=True))

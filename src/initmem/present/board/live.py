@@ -54,7 +54,7 @@ def live(content: Content, asked: Mapping[str, Run], flights: Mapping[str, Fligh
     return {
         "total": total,
         "finished": finished,
-        "share": _share(asked, done, training),
+        "share": _share(content, asked, done, training),
         "training": len(training),
         "pace": speed,
         "left": "" if speed.seconds_left is None else duration(speed.seconds_left),
@@ -88,7 +88,7 @@ def pace(content: Content, asked: Mapping[str, Run], training: Mapping[str, Flig
     recent = [row["seconds"] for f in alive.values() for row in f.rows[-RECENT:] if "seconds" in row]
     per_epoch = sum(recent) / len(recent) if recent else None
     rate = 60 * len(workers) / per_epoch if per_epoch and workers else None
-    lengths = [asked[run_id].recipe.epochs for run_id in alive]
+    lengths = [length for run_id in alive if (length := content.epochs(asked[run_id].recipe))]
     hourly = rate * 60 * len(lengths) / sum(lengths) if rate and lengths else None
     left = _work_left(content, asked, training)
     seconds = None
@@ -129,7 +129,7 @@ def _work_left(
         if run_id not in done:
             behind = len(training[run_id].rows) if run_id in training else 0
             one = known.get(run.recipe, unit * weights[run.recipe])
-            left[run_id] = one * max(0, run.recipe.epochs - behind)
+            left[run_id] = one * max(0, (content.epochs(run.recipe) or 0) - behind)
     return left
 
 
@@ -147,16 +147,18 @@ def weight(recipe: Recipe) -> float:
         return 1.0
 
 
-def _share(asked: Mapping[str, Run], done: set[str], training: Mapping[str, Flight]) -> float:
-    """Share of the epochs that are behind."""
-    total = sum(run.recipe.epochs for run in asked.values())
-    behind = sum(run.recipe.epochs for run_id, run in asked.items() if run_id in done)
-    behind += sum(min(len(f.rows), asked[run_id].recipe.epochs) for run_id, f in training.items())
-    return behind / total if total else 0.0
+def _share(
+    content: Content, asked: Mapping[str, Run], done: set[str], training: Mapping[str, Flight]
+) -> float:
+    """Share of the epochs that are behind; a run of unknown length counts as one."""
+    lengths = {run_id: content.epochs(run.recipe) or 1 for run_id, run in asked.items()}
+    behind = sum(length for run_id, length in lengths.items() if run_id in done)
+    behind += sum(min(len(f.rows), lengths[run_id] - 1) for run_id, f in training.items())
+    return behind / sum(lengths.values()) if lengths else 0.0
 
 
 def _row(content: Content, run: Run, flight: Flight) -> dict[str, Any]:
-    epochs, rows = run.recipe.epochs, flight.rows
+    epochs, rows = content.epochs(run.recipe), flight.rows
     values = [float(row["val_accuracy"]) for row in rows if math.isfinite(row.get("val_accuracy", math.nan))]
     claim = flight.claim
     return {
@@ -167,7 +169,7 @@ def _row(content: Content, run: Run, flight: Flight) -> dict[str, Any]:
         "seed": run.seed,
         "epoch": len(rows),
         "epochs": epochs,
-        "picture": course(values, epochs, 0.0, 1.0) if values else Markup(""),
+        "picture": course(values, max(epochs or 0, len(values)), 0.0, 1.0) if values else Markup(""),
         "val": 100 * values[-1] if values else None,
         "train": 100 * rows[-1]["train_accuracy"] if rows and "train_accuracy" in rows[-1] else None,
         "worker": f"{claim.host} {claim.pid}" if claim else "",

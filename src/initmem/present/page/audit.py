@@ -187,7 +187,16 @@ def run_rows(content: Content, records: Sequence[RunRecord]) -> dict[str, Any]:
     """The runs of one recipe for the table of runs: columns, and a list of values each."""
     letters = {item.values: item.letter for item in environments(content.survey.records)}
     ordered = sorted(records, key=lambda r: (r.run.scale, r.run.seed, r.run.pins, r.run.poke))
-    return {"columns": RUN_COLUMNS, "rows": [_run_row(record, letters) for record in ordered]}
+    rows = [_run_row(record, letters) for record in ordered]
+    recipe = records[0].run.recipe
+    metric = content.facts[recipe].metric
+    if metric == "test_accuracy":
+        return {"columns": RUN_COLUMNS, "rows": rows}
+    values = numbers(record.metric(metric) for record in ordered)
+    return {
+        "columns": (*RUN_COLUMNS, metric.replace("_", " ")),
+        "rows": [[*row, value] for row, value in zip(rows, values, strict=True)],
+    }
 
 
 def _run_row(record: RunRecord, letters: Mapping[tuple[str, ...], str]) -> list[Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.memory import Memory
-from initmem.present.curves import Curve
+from initmem.present.curves import Curve, in_words
 from initmem.present.figures.sensitivity import folded
 from initmem.present.figures.words import SIGMA
 from initmem.present.page.facets import Facet
@@ -26,8 +26,9 @@ CLOCK_WORDS = {
     "momentum": "momentum clock, (1/b) Σ (η/(1-μ))²",
     "angular": "angular clock, Σ η/‖W‖²",
 }
-CURVES = (
-    ("accuracy", "Test accuracy", "test accuracy (%)", "Of the predictor with the least validation loss."),
+SELECTED = "Of the predictor with the least validation loss."
+MOST_METRICS = 8
+OTHERS = (
     ("norm", "Kernel norm", "Frobenius norm", "Of all kernels of the selected predictor."),
     (
         "fitted",
@@ -44,7 +45,7 @@ CURVES = (
     (
         "settling",
         "Memory by seeds",
-        "memory (pp)",
+        "memory",
         "How the estimate and its 95% interval settle as seeds come in.",
     ),
 )
@@ -52,26 +53,43 @@ CURVES = (
 
 def curves(facts: Mapping[Recipe, Facts], names: Mapping[Recipe, str], facets: Sequence[Facet]) -> Json:
     """Every metric against the initialization scale, and the memory against the number of seeds."""
-    series = {
-        "accuracy": [_curve(item.accuracy, item) for item in facts.values()],
-        "norm": [_curve(item.norm, item) for item in facts.values()],
+    metrics = metrics_of(facts)
+    series = {metric: [_curve(item.curve(metric), item) for item in facts.values()] for metric in metrics}
+    series |= {
+        "norm": [_curve(item.curve("norm_best"), item) for item in facts.values()],
         "fitted": [_fitted(item.fitted) for item in facts.values()],
-        "repair": [_curve(item.repair, item) for item in facts.values()],
+        "repair": [_curve(item.curve("repair_gap"), item) for item in facts.values()],
         "settling": [_settling(item.settling) for item in facts.values()],
     }
+    words = [(name, name.replace("_", " ").capitalize(), in_words(name), SELECTED) for name in metrics]
     choices: list[Json] = [
-        {"key": key, "title": title, "x": "seeds" if key == "settling" else SIGMA, "y": y, "about": about}
-        for key, title, y, about in CURVES
-        if any(line["x"] for line in series[key])
+        {
+            "key": key,
+            "title": title,
+            "x": "seeds" if key == "settling" else SIGMA,
+            "y": y,
+            "about": about,
+            "ceiling": key == "fitted",
+        }
+        for key, title, y, about in [*words, *OTHERS]
+        if any(value is not None or never for line in series[key] for value, never in _values(line))
     ]
-    for choice in choices:
-        if choice["key"] == "fitted":
-            choice["ceiling"] = max(recipe.epochs for recipe in facts)
     return {
         "choices": choices,
         "series": {choice["key"]: series[choice["key"]] for choice in choices},
         "runs": [{f"{scale:g}": ids for scale, ids in item.runs.items()} for item in facts.values()],
     } | _frame(facts, names, facets)
+
+
+def _values(line: Json) -> Iterable[tuple[float | None, int]]:
+    return zip(line["y"], line.get("never", [0] * len(line["y"])), strict=True)
+
+
+def metrics_of(facts: Mapping[Recipe, Facts]) -> list[str]:
+    """What memories are measured in, then what users' own code recorded beside it."""
+    main = dict.fromkeys(item.metric for item in facts.values())
+    own = dict.fromkeys(name for item in facts.values() for name in item.own_metrics)
+    return list(main | own)[:MOST_METRICS]
 
 
 def slopes(facts: Mapping[Recipe, Facts], names: Mapping[Recipe, str], facets: Sequence[Facet]) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from initmem.data import sizes
@@ -10,7 +11,6 @@ from initmem.measures.beta import HalfLife
 from initmem.measures.clocks import clocks as clocks_of
 from initmem.present.advice import advice_row
 from initmem.present.page.content import Content
-from initmem.present.page.facts import Facts
 from initmem.present.page.table import Cell, Column, Table, number, runs_of, significant
 from initmem.recipe import Recipe
 from initmem.record import CLOCKS
@@ -44,6 +44,8 @@ def _forecast(content: Content, recipe: Recipe) -> list[Cell]:
     facts = content.facts.get(recipe)
     measured = facts.memory.verdict if facts else None
     try:
+        if recipe.pipeline is not None:
+            raise InitmemError("its clocks are measured, below; the thresholds are those of other networks")
         if recipe.model == "linear":
             raise InitmemError("linear networks have no such thresholds")
         row: dict[str, Any] = advice_row(recipe, content.names[recipe])
@@ -69,24 +71,19 @@ def _verdict(verdict: str | None) -> Cell:
 
 
 def clock_table(content: Content) -> Table:
-    """All clocks at the last epoch; the angular one is measured."""
+    """All clocks at the last epoch; the angular one, and all of a user's own code, are measured."""
     columns = [Column("recipe", "text"), Column("updates"), *(Column(name) for name in CLOCKS)]
     return Table("clocks-all", "All clocks", columns, [_clocks(content, r) for r in content.names])
 
 
 def _clocks(content: Content, recipe: Recipe) -> list[Cell]:
     facts = content.facts.get(recipe)
-    try:
-        ends = clocks_of(recipe, sizes(recipe).n_train).at_end()
-    except InitmemError:
-        ends = {}
-    cells = [significant(ends.get(name)) for name in CLOCKS if name != "angular"]
+    ends: dict[str, float] = dict(facts.last_clocks) if facts else {}
+    with contextlib.suppress(InitmemError):  # the data may not be here, or be known to a user's code alone
+        ends |= clocks_of(recipe, sizes(recipe).n_train).at_end()
     updates = number(ends.get("updates"), ",.0f")
-    return [Cell(content.names[recipe], style="name"), updates, *cells, significant(_angular(facts))]
-
-
-def _angular(facts: Facts | None) -> float | None:
-    return facts.angular if facts else None
+    name = Cell(content.names[recipe], style="name")
+    return [name, updates, *(significant(ends.get(clock)) for clock in CLOCKS)]
 
 
 def half_life_table(content: Content) -> Table:

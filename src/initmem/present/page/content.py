@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 
@@ -69,6 +70,18 @@ class Content:
         return together + [facet._replace(title=facet.title or "others") for facet in facets([("", alone)])]
 
     @property
+    def metric(self) -> str:
+        """What the memory of most recipes is measured in."""
+        counts = Counter(item.metric for item in self.facts.values())
+        return counts.most_common(1)[0][0] if counts else "test_accuracy"
+
+    @property
     def setting(self) -> str:
-        """What all recipes share: data, network, length."""
-        return common(list(self.names))
+        """What all recipes share: data, network, length. Of a user's own code that is not known."""
+        own = any(recipe.pipeline is not None for recipe in self.names)
+        return "" if own else common(list(self.names))
+
+    def epochs(self, recipe: Recipe) -> int | None:
+        """How long a recipe trains; of a user's own code, as long as the longest run so far."""
+        found = self.facts[recipe].epochs if recipe in self.facts else 0
+        return recipe.known_epochs or found or None

@@ -13,7 +13,7 @@ from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse
 from initmem.measures.design import plain
 from initmem.measures.interpolation import median_interpolation
-from initmem.measures.memory import Memory, memory, profile
+from initmem.measures.memory import Memory, default_metric, memory, own_metrics, profile
 from initmem.present.curves import Curve, curve
 from initmem.present.figures.plotdata import by_scale
 from initmem.recipe import Recipe
@@ -43,43 +43,53 @@ class Facts:
         self._records = records
         self._kept = [record for record in plain(records) if record.status != "failed"]
         self._groups = by_scale(self._kept)
+        self._curves: dict[str, Curve] = {}
         self.recipe: Recipe = records[0].run.recipe
         self.runs = {scale: [record.id for record in at] for scale, at in self._groups.items()}
 
     @cached_property
+    def metric(self) -> str:
+        """What the memory is measured in: test accuracy, or the next best that a user's own code records."""
+        return default_metric(self._records)
+
+    @cached_property
     def memory(self) -> Memory:
-        """The memory of test accuracy. Its `recipe` is empty: a name depends on what else a page shows."""
-        return memory(self._records, label="")
+        """The memory. Its `recipe` is to be filled in: a name depends on what else a page shows."""
+        return memory(self._records, self.metric)
 
     @cached_property
     def settling(self) -> list[Memory]:
         """The memory from the first 2, 3, 4, 6 ... seeds."""
-        seeds = profile(self._kept, "test_accuracy").seeds if self._kept else ()
+        seeds = profile(self._kept, self.metric).seeds if self._kept else ()
         counts = sorted({*(n for n in SEEDS_SHOWN if n < len(seeds)), len(seeds)} - {0, 1})
-        return [memory([r for r in self._kept if r.run.seed in seeds[:n]], label="") for n in counts]
+        return [memory([r for r in self._kept if r.run.seed in seeds[:n]], self.metric) for n in counts]
+
+    def curve(self, metric: str) -> Curve:
+        """A metric against scale."""
+        if metric not in self._curves:
+            self._curves[metric] = curve(self._kept, metric)
+        return self._curves[metric]
+
+    @property
+    def main(self) -> Curve:
+        """The metric of the memory against scale."""
+        return self.curve(self.metric)
 
     @cached_property
-    def accuracy(self) -> Curve:
-        """Test accuracy against scale."""
-        return curve(self._kept, "test_accuracy")
-
-    @cached_property
-    def norm(self) -> Curve:
-        """The kernel norm of the selected predictor against scale."""
-        return curve(self._kept, "norm_best")
-
-    @cached_property
-    def repair(self) -> Curve:
-        """The repair gap against scale."""
-        return curve(self._kept, "repair_gap")
+    def own_metrics(self) -> list[str]:
+        """What a user's own code recorded under names of its own."""
+        return own_metrics(self._kept)
 
     @cached_property
     def fitted(self) -> list[Fitted]:
-        """The interpolation epoch against scale."""
-        found = {scale: median_interpolation(at) for scale, at in self._groups.items()}
-        return [
-            Fitted(s, item.median, item.low, item.high, item.n, item.n_censored) for s, item in found.items()
-        ]
+        """The interpolation epoch against scale, of runs whose train accuracy was recorded."""
+        found = []
+        for scale, records in self._groups.items():
+            known = [r for r in records if r.summary.train_accuracy_last is not None]
+            if known:
+                item = median_interpolation(known)
+                found.append(Fitted(scale, item.median, item.low, item.high, item.n, item.n_censored))
+        return found
 
     @cached_property
     def train(self) -> dict[float, float]:
@@ -103,11 +113,16 @@ class Facts:
         """How long beta takes to halve."""
         return half_lives(self._records) if len(self.beta.beta) else []
 
-    @cached_property
-    def angular(self) -> float | None:
-        """The measured clock at the last epoch, mean over runs."""
-        ticks: NDArray[np.float64] = self.beta.clocks["angular"]
-        return float(ticks[-1]) if len(ticks) and np.isfinite(ticks[-1]) else None
+    @property
+    def last_clocks(self) -> dict[str, float]:
+        """The clocks as measured at the last epoch, means over runs."""
+        ticks: dict[str, NDArray[np.float64]] = self.beta.clocks
+        return {name: float(x[-1]) for name, x in ticks.items() if len(x) and np.isfinite(x[-1])}
+
+    @property
+    def epochs(self) -> int:
+        """Of the longest run."""
+        return max((record.summary.epochs for record in self._records), default=0)
 
 
 def _values(records: Sequence[RunRecord], metric: str) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from initmem.present.curves import Curve, in_words
 from initmem.present.page.content import Content
 from initmem.present.page.facets import Facet
 from initmem.present.page.table import runs_of
@@ -33,72 +34,80 @@ class HeatMap(NamedTuple):
     rows: list[tuple[str, list[HeatCell]]]
     low: float
     high: float
-    unit: str
 
 
 def memory_maps(content: Content) -> list[HeatMap]:
     """Memory over batch size, a row per family of recipes that differ in nothing else."""
     members = content.families
     sizes = sorted({recipe.batch_size for recipes in members.values() for recipe in recipes})
-    values = {r: item.memory.memory for r, item in content.facts.items() if item.memory.memory is not None}
-    shown = [values[recipe] for recipes in members.values() for recipe in recipes if recipe in values]
+    rows = [content.facts[recipe].memory for recipes in members.values() for recipe in recipes]
+    shown = [row.memory for row in rows if row.memory is not None and row.metric == content.metric]
     if not shown:
         return []
     low, high = min(shown), max(shown)
-    rows = []
+    maps = []
     for name, recipes in members.items():
         at = {recipe.batch_size: recipe for recipe in recipes}
-        rows.append((name, [_memory_cell(content, at.get(size), low, high) for size in sizes]))
-    return [HeatMap("Memory (pp)", "batch size", [str(size) for size in sizes], rows, low, high, "pp")]
+        maps.append((name, [_memory_cell(content, at.get(size), low, high) for size in sizes]))
+    unit = f" ({rows[0].unit})" if rows[0].unit else ""
+    return [HeatMap(f"Memory{unit}", "batch size", [str(size) for size in sizes], maps, low, high)]
 
 
-def accuracy_maps(content: Content, facets: Sequence[Facet]) -> list[HeatMap]:
-    """Test accuracy over initialization scale, a row per recipe, a map per chart of the curves."""
-    shown = [mean for item in content.facts.values() for mean in item.accuracy.mean]
+def metric_maps(content: Content, facets: Sequence[Facet]) -> list[HeatMap]:
+    """The metric over initialization scale, a row per recipe, a map per chart of the curves."""
+    curves = {recipe: item.curve(content.metric) for recipe, item in content.facts.items()}
+    shown = [mean for curve in curves.values() for mean in curve.mean]
     if not shown:
         return []
     low, high = min(shown), max(shown)
     maps = []
     for facet in facets:
-        scales = sorted({s for line in facet.lines for s in content.facts[line.recipe].accuracy.scales})
+        scales = sorted({scale for line in facet.lines for scale in curves[line.recipe].scales})
         rows = [
-            (line.label, [_accuracy_cell(content, line.recipe, scale, low, high) for scale in scales])
+            (line.label, [_cell(content, line.recipe, curves[line.recipe], s, low, high) for s in scales])
             for line in facet.lines
+            if curves[line.recipe].scales
         ]
-        title = facet.title or "Test accuracy (%)"
-        maps.append(
-            HeatMap(title, "initialization scale σ", [f"{s:g}" for s in scales], rows, low, high, "%")
-        )
+        title = facet.title or in_words(content.metric).capitalize()
+        if rows:
+            maps.append(HeatMap(title, "initialization scale σ", [f"{s:g}" for s in scales], rows, low, high))
     return maps
 
 
 def _memory_cell(content: Content, recipe: Recipe | None, low: float, high: float) -> HeatCell:
     row = content.facts[recipe].memory if recipe is not None else None
-    if recipe is None or row is None or row.memory is None:
+    if recipe is None or row is None or row.memory is None or row.metric != content.metric:
         return HeatCell("", -1, "no value", "")
     limits = (
-        "" if row.low is None else f", 95% interval {row.low:.1f} to {row.high:.1f}, floor {row.floor:.1f}"
+        f", 95% interval {row.low:.3g} to {row.high:.3g}, floor {row.floor:.2g}"
+        if row.low is not None
+        else ""
     )
     counts = f"n = {row.n_scales} × {row.n_seeds}"
-    about = f"{content.names[recipe]}: {row.memory:.1f} pp{limits}, {row.verdict}, {counts}"
-    return HeatCell(f"{row.memory:.1f}", step(row.memory, low, high), about, runs_of(recipe.id))
+    about = f"{content.names[recipe]}: {row.memory:.3g} {row.unit}{limits}, {row.verdict}, {counts}"
+    text = f"{row.memory:.1f}" if row.unit == "pp" else f"{row.memory:.2g}"
+    return HeatCell(text, step(row.memory, low, high), about, runs_of(recipe.id))
 
 
-def _accuracy_cell(content: Content, recipe: Recipe, scale: float, low: float, high: float) -> HeatCell:
-    facts = content.facts[recipe]
-    curve = facts.accuracy
+def _cell(content: Content, recipe: Recipe, curve: Curve, scale: float, low: float, high: float) -> HeatCell:
     if scale not in curve.scales:
         return HeatCell("", -1, "no runs", "")
+    facts = content.facts[recipe]
     i = curve.scales.index(scale)
-    train = facts.train.get(scale)
-    limits = curve.limits[i]
-    about = f"{content.names[recipe]}, σ = {scale:g}: {curve.mean[i]:.1f}%"
-    about += f", 95% interval {limits[0]:.1f} to {limits[1]:.1f}" if limits else ""
+    mean, limits, train = curve.mean[i], curve.limits[i], facts.train.get(scale)
+    about = f"{content.names[recipe]}, σ = {scale:g}: {mean:.4g}{'%' if 'accuracy' in content.metric else ''}"
+    about += f", 95% interval {limits[0]:.4g} to {limits[1]:.4g}" if limits else ""
     about += f", n = {curve.n[i]}" + (f", train accuracy {train:.1f}%" if train is not None else "")
     about += f", runs {listed(facts.runs[scale])}"
     crossed = train is not None and train < 100 * INTERPOLATION
-    text = f"{curve.mean[i]:.1f}" if len(curve.scales) <= 12 else f"{curve.mean[i]:.0f}"
-    return HeatCell(text, step(curve.mean[i], low, high), about, runs_of(recipe.id, scale), crossed)
+    return HeatCell(_short(mean, curve), step(mean, low, high), about, runs_of(recipe.id, scale), crossed)
+
+
+def _short(value: float, curve: Curve) -> str:
+    """What there is room for: with many scales, percentages lose their tenths."""
+    if max(curve.mean) < 1:
+        return f"{value:.2g}"
+    return f"{value:.1f}" if len(curve.scales) <= 12 else f"{value:.0f}"
 
 
 def step(value: float, low: float, high: float) -> int:

@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from initmem import __version__
+from initmem.present.curves import in_words
 from initmem.present.page import audit, charts, clocks, heat, paper
 from initmem.present.page.content import Content
 from initmem.present.page.verdicts import verdicts
@@ -119,8 +120,9 @@ def _curves(content: Content) -> dict[str, Any] | None:
 
 
 def _heat(content: Content) -> dict[str, Any] | None:
-    accuracy = heat.accuracy_maps(content, content.facets)
-    return {"memory": heat.memory_maps(content), "accuracy": accuracy} if accuracy else None
+    maps = heat.metric_maps(content, content.facets)
+    values = {"memory": heat.memory_maps(content), "maps": maps, "metric": in_words(content.metric)}
+    return values if maps else None
 
 
 def _slopes(content: Content) -> dict[str, Any] | None:

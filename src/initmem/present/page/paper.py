@@ -36,7 +36,7 @@ def paper_table(content: Content) -> Table | None:
         _row(content, recipe, facts, item)
         for recipe, facts in content.facts.items()
         for item in references()
-        if item.fits(recipe)
+        if recipe.pipeline is None and item.fits(recipe)
     ]
     return Table("paper-values", "Published and measured", columns, rows) if rows else None
 
@@ -68,7 +68,7 @@ def _measured(facts: Facts, item: Reference) -> tuple[float | None, tuple[float,
             whole = memory.low is not None and memory.high is not None
             return memory.memory, (memory.low, memory.high) if whole else None  # type: ignore[return-value]
         case "test":
-            curve = facts.accuracy
+            curve = facts.curve("test_accuracy")
             if item.scale not in curve.scales:
                 return None, None
             i = curve.scales.index(item.scale)

@@ -22,18 +22,26 @@ WORDS: dict[Verdict, str] = {
 def verdicts(content: Content) -> dict[str, Any]:
     """What the template of the first screen needs."""
     rows = content.memories
-    means = [mean for item in content.facts.values() for mean in item.accuracy.mean]
+    metrics = list(dict.fromkeys(row.metric for row in rows)) or ["test_accuracy"]
     return {
         "headline": headline(rows, waiting=len(content.names) - len(rows)),
         "extremes": extremes(rows),
         "table": table(content, rows),
         "words": {verdict: (glyph(verdict), meaning) for verdict, meaning in WORDS.items()},
-        "bounds": (min(means, default=0.0), max(means, default=100.0)),
+        "metrics": [name.replace("_", " ") for name in metrics],
+        "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
+        "unit": "%" if "accuracy" in metrics[0] else "",
         "tolerance": TOLERANCE_PP,
         "studies": content.survey.studies,
         "setting": content.setting,
         "grids": sorted({row.n_scales for row in rows}),
     }
+
+
+def _bounds(content: Content, metric: str) -> tuple[float, float]:
+    """The axis that the small curves of one metric share."""
+    means = [m for item in content.facts.values() if item.metric == metric for m in item.main.mean]
+    return min(means, default=0.0), max(means, default=1.0)
 
 
 def headline(rows: Sequence[Memory], *, waiting: int = 0) -> str:
@@ -62,64 +70,93 @@ def _said(verdict: str, count: int, one: str, many: str) -> str:
 
 
 def extremes(rows: Sequence[Memory]) -> str:
-    """The largest and the smallest memory, in words."""
-    measured = sorted((row for row in rows if row.memory is not None), key=lambda row: -(row.memory or 0.0))
-    if not measured:
+    """The largest and the smallest memory, in words, where they can be compared."""
+    known = sorted((row for row in rows if row.memory is not None), key=lambda row: -(row.memory or 0.0))
+    if not known or len({row.metric for row in known}) > 1:
         return ""
-    if len(measured) == 1:
-        return f"Its memory: {in_words(measured[0])}."
-    return f"Largest memory: {measured[0].recipe}, {in_words(measured[0])}. " + (
-        f"Smallest: {measured[-1].recipe}, {in_words(measured[-1])}."
+    if len(known) == 1:
+        return f"Its memory: {in_words(known[0])}."
+    largest, smallest = known[0], known[-1]
+    return (
+        f"Largest memory: {largest.recipe}, {in_words(largest)}. "
+        f"Smallest: {smallest.recipe}, {in_words(smallest)}."
     )
 
 
 def in_words(row: Memory) -> str:
     """A memory with its interval against its floor."""
-    text = f"{row.memory:.1f} points"
+    text = f"{_said_number(row.memory, row)}{' points' if row.unit == 'pp' else ''}"
     if row.low is None or row.high is None:
         return f"{text} (one seed: no interval)"
-    return f"{text} (95% interval {row.low:.1f} to {row.high:.1f}; noise alone would show {row.floor:.1f})"
+    low, high, floor = (_said_number(value, row) for value in (row.low, row.high, row.floor))
+    return f"{text} (95% interval {low} to {high}; noise alone would show {floor})"
+
+
+def _said_number(value: float | None, row: Memory) -> str:
+    return format(value or 0.0, _form(row))
+
+
+def _form(row: Memory) -> str:
+    """How the numbers of a memory are written: points to a tenth, anything else to three digits."""
+    return ".1f" if row.unit == "pp" else ".3g"
 
 
 def table(content: Content, rows: Sequence[Memory]) -> Table:
     """A row per recipe, with its pictures."""
-    largest = max((row.high or row.memory or 0.0 for row in rows), default=1.0)
-    limit = nice_limit(max(largest, TOLERANCE_PP))
-    means = [mean for item in content.facts.values() for mean in item.accuracy.mean]
-    low, high = min(means, default=0.0), max(means, default=100.0)
+    metrics = list(dict.fromkeys(row.metric for row in rows))
+    bounds = {metric: _bounds(content, metric) for metric in metrics}
+    limits = {metric: _limit([row for row in rows if row.metric == metric]) for metric in metrics}
+    alike = len(metrics) == 1
+    unit = f" ({rows[0].unit})" if alike and rows and rows[0].unit else ""
+    name = metrics[0].replace("_", " ") if alike else "each recipe's metric"
     columns = [
         Column("recipe", "text"),
         Column("verdict", "text"),
-        Column("accuracy by scale", "picture", "mean test accuracy against initialization scale"),
-        Column("memory against its floor (pp)", "picture", "with its 95% interval", bar_axis(limit)),
-        Column("memory", about="largest less smallest mean test accuracy over scales, in percentage points"),
+        Column("by scale", "picture", f"mean of {name} against initialization scale"),
+        Column(
+            f"memory against its floor{unit}",
+            "picture",
+            "with its 95% interval",
+            bar_axis(limits[metrics[0]]) if alike else None,
+        ),
+        Column("memory", about=f"largest less smallest mean of {name} over scales"),
         Column("95% interval", about="seeds are resampled; sorted by width"),
         Column("floor", about="what noise alone would show if the scale did not matter"),
         Column("corrected", about="the memory less its upward bias"),
         Column("p", about="of the scale not mattering"),
         Column("scales × seeds", "text"),
+        Column("metric", "text"),
         Column("remarks", "text"),
     ]
-    body = []
-    for recipe, row in zip(content.facts, rows, strict=True):
-        body.append(
-            [
-                Cell(row.recipe, href=runs_of(recipe.id), style="name"),
-                Cell(row.verdict, style=f"verdict {row.verdict}", picture=glyph(row.verdict)),
-                Cell(picture=spark(content.facts[recipe].accuracy, low, high)),
-                Cell(picture=interval_bar(row, limit, TOLERANCE_PP)),
-                number(row.memory, style="strong"),
-                interval(row.low, row.high),
-                number(row.floor),
-                number(row.corrected),
-                Cell("< 1e-9", row.p) if row.p is not None and row.p < 1e-9 else number(row.p, ".2g"),
-                Cell(f"{row.n_scales} × {row.n_seeds}", style="number"),
-                Cell("; ".join(remarks(content, recipe, row)), style="remark"),
-            ]
-        )
-    if not any(cells[-1].text for cells in body):  # nothing to remark on
-        columns, body = columns[:-1], [cells[:-1] for cells in body]
-    return Table("memory", "Initialization memory of test accuracy", columns, body, "stack")
+    body = [
+        [
+            Cell(row.recipe, href=runs_of(recipe.id), style="name"),
+            Cell(row.verdict, style=f"verdict {row.verdict}", picture=glyph(row.verdict)),
+            Cell(picture=spark(content.facts[recipe].main, *bounds[row.metric])),
+            Cell(picture=interval_bar(row, limits[row.metric], TOLERANCE_PP if row.unit == "pp" else None)),
+            number(row.memory, _form(row), style="strong"),
+            interval(row.low, row.high, _form(row)),
+            number(row.floor, _form(row)),
+            number(row.corrected, _form(row)),
+            Cell("< 1e-9", row.p) if row.p is not None and row.p < 1e-9 else number(row.p, ".2g"),
+            Cell(f"{row.n_scales} × {row.n_seeds}", style="number"),
+            Cell(row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")),
+            Cell("; ".join(remarks(content, recipe, row)), style="remark"),
+        ]
+        for recipe, row in zip(content.facts, rows, strict=True)
+    ]
+    dull = {"metric"} if alike else set()
+    if not any(cells[-1].text for cells in body):
+        dull.add("remarks")
+    kept = [i for i, column in enumerate(columns) if column.title not in dull]
+    shown = [[cells[i] for i in kept] for cells in body]
+    return Table("memory", "Initialization memory", [columns[i] for i in kept], shown, "stack")
+
+
+def _limit(rows: Sequence[Memory]) -> float:
+    """Where the axis of interval bars ends."""
+    largest = max((row.high or row.memory or 0.0 for row in rows), default=1.0)
+    return nice_limit(max(largest, TOLERANCE_PP) if rows and rows[0].unit == "pp" else largest)
 
 
 def remarks(content: Content, recipe: Recipe, row: Memory) -> list[str]:
