@@ -19,6 +19,7 @@ import pytest
 
 import planted
 from conftest import fake_record
+from initmem.archive import write_archive
 from initmem.errors import ConfigError
 from initmem.present.board import watch
 from initmem.present.board.live import asked_runs, live
@@ -27,6 +28,7 @@ from initmem.present.page import html
 from initmem.present.page.content import Content
 from initmem.present.survey import Survey
 from initmem.record import failed
+from initmem.results import open_results
 from initmem.store import Claim, Flight, Store
 from initmem.study import Study
 
@@ -174,9 +176,13 @@ def test_another_host_demands_a_token(store: Store) -> None:
 
 
 def test_a_token_can_be_given_and_holds_on_loopback_too(store: Store) -> None:
-    with serving(store, token="open sesame") as board:
+    with serving(store, token="open; sésame\r\nX: y") as board:
         assert ask(board, "/").status == 401
-        assert ask(board, "/?token=open%20sesame").status == 303
+        entered = ask(board, board.url.partition(f":{board.port}")[2])
+        assert entered.status == 303
+        assert "X" not in entered.headers
+        cookie = entered.headers["Set-Cookie"].split(";")[0]
+        assert ask(board, "/", Cookie=cookie).status == 200
 
 
 def test_what_is_loopback() -> None:
@@ -256,6 +262,17 @@ def test_a_run_in_flight_is_shown_epoch_by_epoch_also_with_a_torn_line(
     assert run.id in shown and "60.0" in shown
     history = json.loads(ask(board, f"/run/{run.id}").body)
     assert (history["status"], history["history"]["val_accuracy"]) == ("training", [0.3, 0.6])
+
+
+def test_an_archive_can_be_looked_at_too(store: Store, tmp_path: Path) -> None:
+    write_archive(tmp_path / "all.initmem", store.studies(), store.records())
+    archive = open_results(tmp_path / "all.initmem")
+    with serving(archive) as board:
+        until(lambda: "Reading" not in board.watcher.parts()["runs"].html)
+        assert b"5</strong> of 6 runs done" in ask(board, "/part/live").body
+        record = store.records()[0]
+        assert json.loads(ask(board, f"/run/{record.id}").body)["status"] == record.status
+        assert ask(board, "/run/0000000000000000").status == 404
 
 
 def test_runs_and_a_run_on_demand(board: Board, store: Store, tiny_study: Study) -> None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -17,7 +18,7 @@ from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from initmem.errors import ConfigError
 from initmem.present.board.watch import Watcher, to_json
@@ -76,7 +77,7 @@ class Board(ThreadingHTTPServer):
         """Where to look, token included."""
         name = socket.gethostname() if self.names is None else self.host
         place = f"[{name}]" if ":" in name else name
-        return f"http://{place}:{self.port}/" + (f"?token={self.token}" if self.token else "")
+        return f"http://{place}:{self.port}/" + (f"?token={quote(self.token)}" if self.token else "")
 
     def serve(self) -> None:
         """Serve until interrupted."""
@@ -138,18 +139,22 @@ class Handler(BaseHTTPRequestHandler):
         return name.lower() in names and port == str(self.server.port)
 
     def _may_look(self) -> bool:
-        token = self.server.token
-        if token is None:
+        if self.server.token is None:
             return True
         try:
             cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
         except CookieError:
             return False
-        return cookie is not None and _equal(cookie.value, token)
+        return cookie is not None and _equal(cookie.value, self._pass)
 
     @property
     def _cookie(self) -> str:
-        return f"initmem-{self.server.port}"
+        return f"initmem-{self.server.port}"  # cookies are shared by all ports of a host
+
+    @property
+    def _pass(self) -> str:
+        """What the cookie holds: made of the token, whatever characters that has."""
+        return hashlib.sha256(f"initmem {self.server.token}".encode()).hexdigest()
 
     def _enter(self) -> None:
         """Change a token in the address for a cookie, so that it does not stay there."""
@@ -158,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
             return self._refuse(
                 HTTPStatus.UNAUTHORIZED, "a token is needed: open the address that initmem board printed"
             )
-        cookie = f"{self._cookie}={self.server.token}; HttpOnly; SameSite=Strict; Path=/"
+        cookie = f"{self._cookie}={self._pass}; HttpOnly; SameSite=Strict; Path=/"
         return self._send(HTTPStatus.SEE_OTHER, b"", "text/plain", {"Location": "/", "Set-Cookie": cookie})
 
     # -- what there is to see ---------------------------------------------------------------------------

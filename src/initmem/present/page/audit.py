@@ -17,7 +17,7 @@ from initmem.study import Run
 ENVIRONMENT = ("hardware", "device", "threads", "torch", "python", "initmem")
 RUN_COLUMNS = (
     "run", "scale", "seed", "kind", "status", "test (%)", "val (%)", "selected at", "fitted at",
-    "repair (pp)", "‖W‖ at start", "‖W‖", "attempts", "environment", "pack", "pack seconds",
+    "repair (pp)", "‖W‖ at start", "‖W‖", "attempts", "faults", "environment", "pack", "pack seconds",
 )  # fmt: skip
 SHOWN = 50  # runs listed one by one; the table of runs has them all
 
@@ -212,10 +212,16 @@ def _run_row(record: RunRecord, letters: Mapping[tuple[str, ...], str]) -> list[
         summary.tau_interp,
         *numbers([_percent(summary.repair_gap), summary.norm_init, summary.norm_best]),
         origin.get("attempts"),
+        _faults(origin.get("faults")),
         letters[_environment(origin)],
         origin.get("pack"),
         origin.get("seconds"),
     ]
+
+
+def _faults(counts: Any) -> str:
+    """What went wrong on the way to a record: causes with their numbers."""
+    return ", ".join(f"{n} {cause}" for cause, n in counts.items()) if isinstance(counts, Mapping) else ""
 
 
 def _percent(value: float | None) -> float | None:

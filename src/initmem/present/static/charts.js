@@ -87,7 +87,9 @@ const initmem = (() => {
     const box = { left: 50, right: width - 10, top: 8 + strip, bottom: height - 44 };
     const x = axis(...spec.x.limits, spec.x.log, box.left + 6, box.right - 6, spec.x.whole);
     const y = axis(...spec.y.limits, spec.y.log, box.bottom, box.top);
-    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": described(spec) });
+    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    host.setAttribute("role", "img");
+    host.setAttribute("aria-label", described(spec));
     if (strip) {
       root.append(
         svg("rect", { class: "strip", x: box.left, y: 4, width: box.right - box.left, height: strip }),

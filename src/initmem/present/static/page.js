@@ -288,8 +288,9 @@
     const at = found.columns.indexOf("scale");
     const rows = found.rows.filter((row) => !wanted.scale || short(row[at]) === short(Number(wanted.scale)));
     const shown = rows.slice(asked.page * PAGE, (asked.page + 1) * PAGE);
-    const used = found.columns.map((name) => name !== "kind" || shown.some((row) => row[found.columns.indexOf(name)]));
-    const columns = found.columns.map((name) => [name, ["run", "kind", "status", "environment"].includes(name) ? "text" : "number"]);
+    const used = found.columns.map((_, i) => shown.some((row) => row[i] !== null && row[i] !== ""));
+    const words = ["run", "kind", "status", "environment", "faults"];
+    const columns = found.columns.map((name) => [name, words.includes(name) ? "text" : "number"]);
     const cells = shown.map((row) => row.map((value, i) => (i === 0 ? runName(value) : value)).filter((_, i) => used[i]));
     const table = tableOf("run-list", "Runs", columns.filter((_, i) => used[i]), cells);
     place.replaceChildren(table, pager(rows.length));
