@@ -273,8 +273,10 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
     records[0] = failed(runs[0], f"Traceback\n  {IMAGE}\nValueError: no such luck", {"hardware": "left"})
     records[1] = failed(runs[1], "Traceback\n  elsewhere\nValueError: no such luck", {"hardware": "left"})
     records[2] = replace(records[2], status="diverged")
-    page = html.parts(content_of([study], records, in_flight=[runs[-1].id]))["runs"].html
+    parts = html.parts(content_of([study], records, in_flight=[runs[-1].id]))
+    page = parts["runs"].html
     seen = text_of(page)
+    assert "2 failed; 1 diverged; mixed hardware" in text_of(parts["verdicts"].html)
     assert "2 runs: ValueError: no such luck" in seen
     assert IMAGE not in page
     assert records[2].id in seen

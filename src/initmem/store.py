@@ -305,17 +305,16 @@ class Store:
         return sorted(path.parent.name for path in (self.path / "runs").glob("*/claim.json"))
 
     def flight(self, run_id: str) -> Flight:
-        """How far a claimed run is. Its last line may be half written: then it is left for the next look."""
+        """How far a claimed run is. A line that is half written is left out until the next look."""
         folder = self.path / "runs" / run_id
         beats = []
         for name in ("claim.json", "history.jsonl"):
             with contextlib.suppress(OSError):
                 beats.append((folder / name).stat().st_mtime)
-        rows: list[dict[str, float]] = []
-        with contextlib.suppress(OSError, ValueError):
-            for line in (folder / "history.jsonl").read_bytes().splitlines(keepends=True):
-                if line.endswith(b"\n"):
-                    rows.append(json.loads(line))
+        rows = []
+        with contextlib.suppress(OSError):
+            lines = (folder / "history.jsonl").read_bytes().splitlines()
+            rows = [row for line in lines if (row := _epoch(line))]
         silence = max(0.0, time.time() - max(beats)) if beats else math.inf
         return Flight(_read_claim(folder / "claim.json"), silence, rows)
 
@@ -401,6 +400,14 @@ def _read_claim(path: Path) -> Claim | None:
         return Claim(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _epoch(line: bytes) -> dict[str, float]:
+    """One line of a history; nothing where it is torn or something else."""
+    try:
+        return {str(name): float(value) for name, value in json.loads(line).items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], Any] | None:
