@@ -200,6 +200,7 @@ def test_charts_have_few_lines_and_a_name_keeps_its_style() -> None:
     for facet in content.facets:
         assert len(facet.lines) <= 8
         assert len({line.label for line in facet.lines}) == len(facet.lines)
+        assert len({line.style % 8 for line in facet.lines}) == len(facet.lines)
     styles: dict[str, set[int]] = {}
     for facet in content.facets:
         for line in facet.lines:

@@ -9,6 +9,7 @@ from initmem.present.figures.words import phrase
 from initmem.recipe import Recipe, labels
 
 MOST_LINES = 8
+STYLES = 8  # colours and markers of the style sheet and the script
 # What charts are split by, the most telling first; the optimizer tells lines apart within a chart.
 FIRST = ("batch_size", "l2", "learning_rate", "model", "norm", "augment")
 NEVER = ("optimizer", "data_sha256")
@@ -41,15 +42,30 @@ def facets(groups: Sequence[tuple[str, Sequence[Recipe]]]) -> list[Facet]:
 
 
 def styled(parts: Sequence[tuple[str, Sequence[Recipe]]], *, by_batch_size: bool = False) -> list[Facet]:
-    """Name the lines of every chart; a name has the same style in all of them."""
+    """Name the lines of every chart. A name keeps its style, unless two in one chart would look alike."""
     styles: dict[str, int] = {}
     found = []
     for title, recipes in parts:
         names = [f"b{r.batch_size}" for r in recipes] if by_batch_size else labels(list(recipes))
-        named = zip(recipes, names, strict=True)
-        lines = [Line(recipe, name, styles.setdefault(name, len(styles))) for recipe, name in named]
-        found.append(Facet(title, lines))
+        chosen = _styles(names, styles)
+        found.append(Facet(title, [Line(*line) for line in zip(recipes, names, chosen, strict=True)]))
     return found
+
+
+def _styles(names: Sequence[str], styles: dict[str, int]) -> list[int]:
+    """A style for each line of a chart, all different as long as there are enough; new names are noted."""
+    wanted = {styles[name] for name in names if name in styles}
+    taken: set[int] = set()
+    chosen = []
+    for i, name in enumerate(names):
+        style = styles.get(name)
+        if style is None or style in taken:
+            free = [s for s in range(STYLES) if s not in taken]
+            style = next((s for s in free if s not in wanted), free[0] if free else i % STYLES)
+        styles.setdefault(name, style)
+        taken.add(style)
+        chosen.append(style)
+    return chosen
 
 
 def _split(recipes: Sequence[Recipe]) -> list[tuple[str, list[Recipe]]]:
