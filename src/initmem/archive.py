@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from initmem.errors import InitmemError, StoreError
 from initmem.record import History, RunRecord, StoredHistory, encode, head_of, join, parse_json, split
-from initmem.store import Store, write_atomic
+from initmem.store import Flight, Store, write_atomic
 from initmem.study import Study
 
 FORMAT = 1
@@ -145,6 +146,10 @@ class Archive:
     def in_flight(self) -> list[str]:
         """None: nothing is trained in an archive."""
         return []
+
+    def flight(self, run_id: str) -> Flight:
+        """Nothing is trained in an archive."""
+        return Flight(None, math.inf, [])
 
     def verify(self) -> list[str]:
         """Check every record against the checksum that it had in its store."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from initmem.archive import Archive
 from initmem.record import RunRecord
-from initmem.store import Store
+from initmem.store import Flight, Store
 from initmem.study import Study
 
 
@@ -32,6 +32,9 @@ class Results(Protocol):
 
     def in_flight(self) -> list[str]:
         """Ids of the runs that are being trained now."""
+
+    def flight(self, run_id: str) -> Flight:
+        """How far a run is that is being trained now."""
 
     def verify(self) -> list[str]:
         """Check every record against its checksum; what is wrong with the damaged ones."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import socket
 import time
@@ -62,6 +63,15 @@ class Claim:
     def process_is_gone(self) -> bool:
         """Whether the claim was made on this host by a process that is no more."""
         return self.host == socket.gethostname() and born(self.pid) != self.born
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A run that is being trained, for those who watch."""
+
+    claim: Claim | None  # None: released or committed a moment ago
+    silence: float  # seconds since the last sign of life
+    rows: list[dict[str, float]]  # its epochs so far
 
 
 def born(pid: int) -> str:
@@ -294,6 +304,20 @@ class Store:
         """Ids of the runs that are claimed now."""
         return sorted(path.parent.name for path in (self.path / "runs").glob("*/claim.json"))
 
+    def flight(self, run_id: str) -> Flight:
+        """How far a claimed run is. A line that is half written is left out until the next look."""
+        folder = self.path / "runs" / run_id
+        beats = []
+        for name in ("claim.json", "history.jsonl"):
+            with contextlib.suppress(OSError):
+                beats.append((folder / name).stat().st_mtime)
+        rows = []
+        with contextlib.suppress(OSError):
+            lines = (folder / "history.jsonl").read_bytes().splitlines()
+            rows = [row for line in lines if (row := _epoch(line))]
+        silence = max(0.0, time.time() - max(beats)) if beats else math.inf
+        return Flight(_read_claim(folder / "claim.json"), silence, rows)
+
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         with (self.path / ".lock").open("w") as stream:
@@ -376,6 +400,14 @@ def _read_claim(path: Path) -> Claim | None:
         return Claim(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _epoch(line: bytes) -> dict[str, float]:
+    """One line of a history; nothing where it is torn or something else."""
+    try:
+        return {str(name): float(value) for name, value in json.loads(line).items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], Any] | None:

@@ -1,7 +1,10 @@
-"""Commands that show what a store holds: status, measure, report, figure, table."""
+"""Commands that show what a store holds: status, measure, report, board, figure, table."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,6 +104,31 @@ def report(store: StoreArgument, output: Output = None, as_json: AsJson = False)
         print_json({"report": place, "bytes": place.stat().st_size})
     else:
         print(f"report: {place}")
+
+
+@app.command()
+def board(
+    store: StoreArgument,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 finds a free one.")] = 8765,
+    host: Annotated[str, typer.Option(help="Another address than loopback demands a token.")] = "127.0.0.1",
+    token: Annotated[
+        str | None, typer.Option(help="Who looks must know it.", show_default="made where one is needed")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the report live while a study runs: progress, curves, failures, memory as seeds come in."""
+    from initmem.present.board.server import Board
+    from initmem.results import open_results
+
+    served = Board(open_results(store), host=host, port=port, token=token)
+    if as_json:
+        print_json({"board": served.url})
+    else:
+        print(f"board: {served.url} (Ctrl-C ends it)")
+    sys.stdout.flush()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends like Ctrl-C
+    with contextlib.suppress(KeyboardInterrupt):
+        served.serve()
 
 
 @app.command()

@@ -130,7 +130,12 @@ class Result:
         return f"Result({self.study.name!r}, {len(self.records)} runs in {str(self.store.path)!r})"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        from initmem.present.verdict import verdict_html
+
+        if len(self.failures) == len(self.records):
+            return f"<pre>{html.escape(str(self))}</pre>"
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        return verdict_html([self.memory()], self.records) + (f"<ul>{notes}</ul>" if notes else "")
 
 
 def _address(record: RunRecord) -> dict[str, Any]:
