@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run side by side, one per core
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from initmem.cli import main
 from initmem.recipe import Recipe
 from initmem.record import COLUMNS, RunRecord, summarise
 from initmem.study import Run, Study
@@ -33,6 +35,19 @@ def fake_record(run: Run, test_accuracy: float, epochs: int = 4) -> RunRecord:
     history["val_loss"] = ramp[::-1].copy()
     summary = summarise(history, norm_init=run.scale, test_accuracy=test_accuracy, test_loss=1.0)
     return RunRecord(run, "completed", summary, history, {"pack": 1})
+
+
+@pytest.fixture
+def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process: exit code, what it printed, what it complained of."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["initmem", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return (int(stop.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -182,6 +182,27 @@ def test_divergence_is_a_result(tmp_path: Path) -> None:
     assert "1 of 1 runs diverged" in result.notes[0]
 
 
+def test_the_selected_epoch_is_that_of_the_best_validation_there_is(tmp_path: Path) -> None:
+    rows = [{"val_accuracy": a, "test_accuracy": t} for a, t in [(0.2, 0.1), (0.6, 0.5), (0.4, 0.3)]]
+
+    def by_accuracy(init, tracker):
+        for row in rows:
+            tracker.end_epoch(**row)
+
+    def by_loss(init, tracker):
+        for row, loss in zip(rows, (0.1, 0.2, 0.3), strict=True):
+            tracker.end_epoch(val_loss=loss, **row)
+
+    def by_nothing(init, tracker):
+        for row in rows:
+            tracker.end_epoch(test_accuracy=row["test_accuracy"])
+
+    expected = {by_accuracy: (2, 0.5), by_loss: (1, 0.1), by_nothing: (3, 0.3)}
+    for train, (epoch, accuracy) in expected.items():
+        (record,) = measure(train, [1.0], [0], tmp_path).records
+        assert (record.summary.tau_best, record.summary.test_accuracy) == (epoch, accuracy)
+
+
 def test_what_looks_wrong_is_said(tmp_path: Path) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
@@ -266,6 +287,9 @@ def test_poked_twins_and_split_seeds(tmp_path: Path) -> None:
     init_varied, order_varied = (by_run[run] for run in by_run if run.pins)
     assert init_varied == by_run[Run(result.recipe, 1.0, 1)]
     assert order_varied == plain
+    losses = {r.run: tuple(r.history["val_loss"]) for r in result.records}
+    reordered = next(run for run in losses if dict(run.pins).get("order") == 1)
+    assert losses[reordered] != losses[Run(result.recipe, 1.0, 0)]  # the same start, another order
     assert result.memory().n_seeds == 2
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from initmem.measures.memory import memory_table as memory_table
     from initmem.recipe import Recipe as Recipe
     from initmem.record import RunRecord as RunRecord
+    from initmem.results import open_results as open_results
     from initmem.store import Store as Store
     from initmem.study import Run as Run
     from initmem.study import Study as Study
@@ -43,6 +44,7 @@ _HOMES = {
     "measure": "initmem.integrations.pipeline",
     "memory": "initmem.measures.memory",
     "memory_table": "initmem.measures.memory",
+    "open_results": "initmem.results",
 }
 __all__ = [*_HOMES, "__version__"]
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-from initmem.errors import StoreError
+from initmem.errors import ConfigError, StoreError
 from initmem.study import Run
 
 SCHEMA = 1
+LARGEST_RECORD = 64 << 20  # bytes: a hundred thousand epochs
 INTERPOLATION = 0.995
 
 Status = Literal["completed", "diverged", "failed"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 
 CLOCKS = ("sgd", "l2", "adaptive", "momentum", "angular")
 COLUMNS = (
@@ -33,6 +37,36 @@ COLUMNS = (
 )
 
 History = Mapping[str, NDArray[np.float64]]
+
+
+class StoredHistory(Mapping[str, NDArray[np.float64]]):
+    """A history that stays where it is kept until somebody looks at it."""
+
+    __slots__ = ("_columns", "_load")
+
+    def __init__(self, load: Callable[[], History]) -> None:
+        self._load = load
+        self._columns: History | None = None
+
+    def _loaded(self) -> History:
+        if self._columns is None:
+            self._columns = _read_only(self._load())
+        return self._columns
+
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        return self._loaded()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaded())
+
+    def __len__(self) -> int:
+        return len(self._loaded())
+
+
+def _read_only(history: History) -> History:
+    for column in history.values():
+        column.setflags(write=False)
+    return history
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +101,8 @@ class RunRecord:
     finals: Mapping[str, float] = field(default_factory=dict, repr=False)  # of a user's own training code
 
     def __post_init__(self) -> None:
-        for column in self.history.values():
-            column.setflags(write=False)
+        if not isinstance(self.history, StoredHistory):  # that one does it when it is loaded
+            _read_only(self.history)
 
     @property
     def id(self) -> str:
@@ -161,47 +195,127 @@ def failed(run: Run, error: str, provenance: Mapping[str, Any]) -> RunRecord:
 
 
 # On disk a record is one JSON object whose first member is the digest of the bytes of the second, so that
-# a damaged file is noticed without parsing and printing it again.
-_HEAD = b'{"sha256":"%s","record":'
+# a damaged file is noticed without parsing and printing it again. The history, by far the most of it, comes
+# last: everything before it, the head, can be read alone.
+_START = b'{"sha256":"%s","record":'
+_HISTORY = b',"history":'
+
+
+class Encoded(NamedTuple):
+    """A record as it is kept: its head as plain values, and the digest that names its exact content."""
+
+    sha256: str
+    head: Mapping[str, Any]
+    history: bytes
+
+
+def head_of(record: RunRecord) -> dict[str, Any]:
+    """A record less its history, as plain values."""
+    return {
+        "schema": SCHEMA,
+        "id": record.id,
+        "run": record.run.to_json(),
+        "status": record.status,
+        "summary": asdict(record.summary),
+        "provenance": dict(record.provenance),
+        "error": record.error,
+    } | ({"finals": dict(record.finals)} if record.finals else {})
 
 
 def encode(record: RunRecord) -> bytes:
     """Serialise a record for the store."""
+    check_history(record.history, record.summary.epochs)
+    history = {name: column.tolist() for name, column in record.history.items()}
     payload = json.dumps(
-        {
-            "schema": SCHEMA,
-            "id": record.id,
-            "run": record.run.to_json(),
-            "status": record.status,
-            "summary": asdict(record.summary),
-            "provenance": dict(record.provenance),
-            "error": record.error,
-        }
-        | ({"finals": dict(record.finals)} if record.finals else {})
-        | {"history": {name: column.tolist() for name, column in record.history.items()}},
-        separators=(",", ":"),
-        allow_nan=False,
+        head_of(record) | {"history": history}, separators=(",", ":"), allow_nan=False
     ).encode()
-    return _HEAD % hashlib.sha256(payload).hexdigest().encode() + payload + b"}\n"
+    return _START % hashlib.sha256(payload).hexdigest().encode() + payload + b"}\n"
+
+
+def split(data: bytes) -> Encoded:
+    """Check the bytes of a record and part its head from its history, which is not parsed."""
+    if len(data) > LARGEST_RECORD:
+        raise StoreError(f"record of {len(data):,} bytes (allowed: up to {LARGEST_RECORD:,})")
+    start = len(_START % (b"0" * 64))
+    payload = data[start:-2]
+    digest = hashlib.sha256(payload).hexdigest()
+    if data[:start] != _START % digest.encode() or data[-2:] != b"}\n":
+        raise StoreError("damaged record (checksum does not match)")
+    # The last such bytes: quotes inside a text are escaped, and in a history no value is an object.
+    cut = payload.rfind(_HISTORY + b"{")
+    try:
+        head = parse_json(payload[: max(cut, 0)] + b"}")
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"not a record ({error})") from None
+    return Encoded(digest, head, payload[cut + len(_HISTORY) : -1])
+
+
+def parse_json(text: bytes) -> Any:
+    """Read JSON as the standard has it: NaN and Infinity, which Python would let pass, are errors."""
+    return json.loads(text, parse_constant=_no_number)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def join(head: Mapping[str, Any], history: History) -> RunRecord:
+    """Rebuild a record from its head and a history."""
+    try:
+        if head["schema"] != SCHEMA:
+            raise StoreError(f"record of schema {head['schema']} (allowed: {SCHEMA})")
+        if head["status"] not in STATUSES:
+            raise StoreError(f"record of status {head['status']!r} (allowed: {STATUSES})")
+        if not isinstance(head["error"], str | None):
+            raise StoreError(f"record with the error {head['error']!r} (allowed: a text, or null)")
+        return RunRecord(
+            run=Run.from_json(head["run"]),
+            status=head["status"],
+            summary=_summary(head["summary"]),
+            history=history,
+            provenance=dict(head["provenance"]),
+            error=head["error"],
+            finals=dict(head.get("finals", {})),
+        )
+    except ConfigError as error:
+        raise StoreError(f"record of no known run ({error})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise StoreError(f"not a record ({error!r})") from None
+
+
+def _summary(content: Mapping[str, Any]) -> Summary:
+    """A summary whose numbers are numbers, and whose epochs are epochs of the run."""
+    summary = Summary(**content)
+    given = [value for value in content.values() if value is not None]
+    numbers = set(map(type, given)) <= {int, float} and all(map(math.isfinite, given))
+    epochs = (summary.epochs, summary.tau_best or 0, summary.tau_interp or 0)
+    if not numbers or not all(type(epoch) is int and 0 <= epoch <= summary.epochs for epoch in epochs):
+        raise StoreError(f"not a summary ({content})")
+    return summary
+
+
+def parse_history(text: bytes, epochs: int) -> History:
+    """Read the history that `split` left as bytes."""
+    try:
+        columns = orjson.loads(text)
+        history = {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(f"not a history ({error})") from None
+    check_history(history, epochs)
+    return history
+
+
+def check_history(history: History, epochs: int) -> None:
+    """Every column has one value per epoch."""
+    for name, column in history.items():
+        if column.shape != (epochs,):
+            raise StoreError(f"column {name!r} has shape {column.shape} (allowed: {(epochs,)})")
 
 
 def decode(data: bytes) -> RunRecord:
     """Read a record back; anything that is not exactly what was written is an error."""
-    head = len(_HEAD % (b"0" * 64))
-    payload = data[head:-2]
-    if data[:head] != _HEAD % hashlib.sha256(payload).hexdigest().encode():
-        raise StoreError("damaged record (checksum does not match)")
-    content = json.loads(payload)
-    if content["schema"] != SCHEMA:
-        raise StoreError(f"record of schema {content['schema']} (allowed: {SCHEMA})")
-    if content["status"] not in get_args(Status):
-        raise StoreError(f"record of status {content['status']!r} (allowed: {get_args(Status)})")
-    return RunRecord(
-        run=Run.from_json(content["run"]),
-        status=content["status"],
-        summary=Summary(**content["summary"]),
-        history={name: np.asarray(column, dtype=np.float64) for name, column in content["history"].items()},
-        provenance=content["provenance"],
-        error=content["error"],
-        finals=content.get("finals", {}),
-    )
+    encoded = split(data)
+    record = join(encoded.head, {})
+    if record.id != encoded.head.get("id"):
+        raise StoreError(f"record of run {record.id} under the id {encoded.head.get('id')!r}")
+    return replace(record, history=parse_history(encoded.history, record.summary.epochs))

@@ -16,6 +16,7 @@ The contract:
     STORE/runs/ID/record.json        when it is done
     STORE/pending/*.json             records of a pack between decision and commit
     STORE/aside/                     records moved out of the way: damaged, or failed and tried again
+    STORE/index.json                 derived from the records: all but their histories
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from initmem.errors import StoreError
+from initmem.index import Index
 from initmem.record import RunRecord, decode, encode
 from initmem.study import Run, Study
 
@@ -86,6 +88,7 @@ class Store:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._index = Index(self.path / "index.json", self.path / "runs")
         self._seen: dict[str, tuple[int, float]] = {}  # claims watched: run id -> (beat, since when)
         try:
             found = json.loads((self.path / "store.json").read_text())["format"]
@@ -100,6 +103,8 @@ class Store:
     def create(cls, path: str | Path) -> Store:
         """Open the store at a path, making it where there is none; check that it can be written."""
         folder = Path(path)
+        if folder.is_file():
+            raise StoreError(f"{path}: a file, and no store (initmem restore makes a store of an archive)")
         try:
             for name in ("runs", "studies", "pending"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
@@ -139,7 +144,7 @@ class Store:
         path = self._record(run_id)
         try:
             record = decode(path.read_bytes())
-        except (StoreError, OSError, ValueError, KeyError, TypeError) as error:
+        except (StoreError, OSError) as error:
             raise StoreError(f"{path}: {error}") from None
         if record.id != run_id:
             raise StoreError(f"{path}: holds run {record.id}")
@@ -154,21 +159,29 @@ class Store:
         return self.survey()[1]
 
     def survey(self) -> tuple[list[RunRecord], list[str]]:
-        """All records and what is wrong with the damaged ones, in one reading of the store."""
-        found = list(self._scan())
-        records = [record for _, record, _ in found if record is not None]
-        return records, [error for _, _, error in found if error is not None]
+        """All records and what is wrong with the damaged ones, in one look at the store.
 
-    def _scan(self) -> Iterator[tuple[str, RunRecord | None, str | None]]:
-        for path in sorted((self.path / "runs").glob("*/record.json")):
-            try:
-                yield path.parent.name, self.read(path.parent.name), None
-            except StoreError as error:
-                yield path.parent.name, None, str(error)
+        A file that has not changed since it was indexed is not read again; `verify` reads them all.
+        """
+        records, damaged = self._scan()
+        return list(records.values()), list(damaged.values())
+
+    def verify(self) -> list[str]:
+        """Check every record against its checksum, changed or not; what is wrong with the damaged ones."""
+        return list(self._scan(verify=True)[1].values())
+
+    def _scan(self, *, verify: bool = False) -> tuple[dict[str, RunRecord], dict[str, str]]:
+        """Records, and what is wrong with the others, by run id."""
+        found = self._index.refresh(verify=verify)
+        if found.changed:
+            with contextlib.suppress(OSError):  # a store that cannot be written can be read all the same
+                write_atomic(self._index.path, self._index.encode())
+        return found.records, found.damaged
 
     def set_aside(self, unwanted: Callable[[RunRecord], bool]) -> int:
         """Move records out of the way, damaged ones always, so that their runs are trained again."""
-        found = [run_id for run_id, record, _ in self._scan() if record is None or unwanted(record)]
+        records, damaged = self._scan()
+        found = [*damaged, *(run_id for run_id, record in records.items() if unwanted(record))]
         for run_id in found:
             aside = self.path / "aside"
             aside.mkdir(exist_ok=True)

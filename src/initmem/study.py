@@ -70,7 +70,12 @@ def _shared_recipe(items: tuple[tuple[str, Any], ...]) -> Recipe:
 
 @lru_cache(maxsize=1 << 16)
 def _run_id(run: Run) -> str:
-    return content_id({"schema": ID_SCHEMA, "recipe": run.recipe.changes()} | _address(run))
+    return content_id({"schema": ID_SCHEMA, "recipe": _changes(run.recipe)} | _address(run))
+
+
+@lru_cache(maxsize=4096)
+def _changes(recipe: Recipe) -> dict[str, Any]:
+    return recipe.changes()  # a study has thousands of runs of a few recipes
 
 
 def _address(run: Run) -> dict[str, Any]:

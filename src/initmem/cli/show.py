@@ -19,21 +19,31 @@ Reference = Annotated[bool, typer.Option(help="Show the paper's values beside wh
 
 
 @app.command()
-def status(store: StoreArgument, as_json: AsJson = False) -> None:
+def status(
+    store: StoreArgument,
+    verify: Annotated[
+        bool, typer.Option(help="Check every record against its checksum, changed or not.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Say how far the studies in a store are."""
     from initmem.present.status import store_status
     from initmem.present.tables import plain_table
-    from initmem.store import Store
+    from initmem.results import open_results
 
-    found = store_status(Store(store))
+    opened = open_results(store)
+    broken = opened.verify() if verify else []
+    found = store_status(opened)
     if as_json:
         print_json(found)
-        return
-    for study in found["studies"]:
-        title = f"{study['name']}, effort {study['effort']}: {study['done']} of {study['runs']} runs done"
-        console().print(plain_table(study["recipes"], title))
-    for line in found["damaged"]:
-        print(f"damaged, will be trained again: {line}")
+    else:
+        for study in found["studies"]:
+            title = f"{study['name']}, effort {study['effort']}: {study['done']} of {study['runs']} runs done"
+            console().print(plain_table(study["recipes"], title))
+        for line in found["damaged"]:
+            print(f"damaged, will be trained again: {line}")
+    if broken:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -83,9 +93,10 @@ def measure(
 def report(store: StoreArgument, output: Output = None, as_json: AsJson = False) -> None:
     """Write one self-contained HTML page about a store; it opens offline."""
     from initmem.present.report import write_report
-    from initmem.store import Store
+    from initmem.results import open_results
 
-    place = write_report(Store(store), output or store / "report.html")
+    beside = store / "report.html" if store.is_dir() else store.with_suffix(".html")
+    place = write_report(open_results(store), output or beside)
     if as_json:
         print_json({"report": place, "bytes": place.stat().st_size})
     else:
@@ -156,9 +167,9 @@ def table(
 
 
 def _opened(store: Path) -> tuple[list[RunRecord], list[Study]]:
-    from initmem.store import Store
+    from initmem.results import open_results
 
-    opened = Store(store)
+    opened = open_results(store)
     return opened.records(), opened.studies()
 
 

@@ -13,7 +13,8 @@ from typing import Protocol
 from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
 from initmem.engines.local import Listener
-from initmem.engines.packing import cost, packs
+from initmem.engines.packing import cost, pack_size, packs
+from initmem.engines.speed import PackSizes
 from initmem.measures.memory import memory
 from initmem.recipe import Recipe
 from initmem.store import Store
@@ -27,6 +28,10 @@ class Engine(Protocol):
     @property
     def workers(self) -> int:
         """How many runs or packs it has in hand at a time."""
+
+    @property
+    def device(self) -> str:
+        """What it trains on: cpu, cuda or cuda:N."""
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
@@ -86,9 +91,9 @@ def execute(
         store.set_aside(lambda record: record.status == "failed")
     study = with_known_seeds(study, store)
     store.add_study(study)
-    cut, costs = _cut(study, size=pack, workers=engine.workers)
     runs = study.all_runs()
     left = [run for run in runs if not store.has(run)]
+    cut, costs = _cut(study, left, engine, size=pack)
     listen = watch(
         Workload(
             runs=len(runs),
@@ -100,11 +105,12 @@ def execute(
         )
     )
     finished = engine.run(store, cut, listen)
-    counts = Counter(store.read(run.id).status for run in runs if store.has(run))
+    states = {record.id: record.status for record in store.records()}
+    counts = Counter(states[run.id] for run in runs if run.id in states)
     return Outcome(
         store=store.path,
         runs=len(runs),
-        trained=sum(store.has(run) for run in left),
+        trained=sum(run.id in states for run in left),
         completed=counts["completed"],
         diverged=counts["diverged"],
         failed=counts["failed"],
@@ -114,13 +120,20 @@ def execute(
     )
 
 
-def _cut(study: Study, *, size: int | None, workers: int) -> tuple[list[list[Run]], dict[Recipe, float]]:
+def _cut(
+    study: Study, left: Sequence[Run], engine: Engine, *, size: int | None
+) -> tuple[list[list[Run]], dict[Recipe, float]]:
     """The packs of a study, and the relative cost of a run of each recipe."""
     if any(recipe.pipeline is not None for recipe in study.recipes):  # one by one, at a cost nobody knows
         return [[run] for run in study.all_runs()], dict.fromkeys(study.recipes, 1.0)
     shapes = [sizes(recipe) for recipe in study.recipes]
     costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
-    return packs(study, shapes, size=size, workers=workers), costs
+    unfinished, measured = {run.recipe for run in left}, PackSizes(engine.device)
+
+    def choose(recipe: Recipe, shape: Sizes) -> int:
+        return measured.choose(recipe, shape) if recipe in unfinished else pack_size(recipe, shape)
+
+    return packs(study, shapes, size=size, workers=engine.workers, choose=choose), costs
 
 
 def execute_until(
@@ -152,8 +165,9 @@ def execute_until(
 def _seeds_to_add(study: Study, store: Store, width: float, max_seeds: int) -> dict[Recipe, int]:
     """How many seeds more each recipe needs; the width falls about as one over the root of their number."""
     found = {}
+    known = {record.id: record for record in store.records()}
     for recipe in study.recipes:
-        records = [store.read(run.id) for run in study.runs(recipe) if store.has(run)]
+        records = [known[run.id] for run in study.runs(recipe) if run.id in known]
         row = memory(records)
         now = len({record.run.seed for record in records})
         if row.low is not None and row.high is not None and row.high - row.low <= width:

@@ -14,7 +14,8 @@ from initmem.measures.memory import Memory, memory_table
 from initmem.present.curves import Curve, scale_plot
 from initmem.present.status import store_status
 from initmem.record import RunRecord
-from initmem.store import Store, write_atomic
+from initmem.results import Results
+from initmem.store import write_atomic
 
 WORDS = {
     "remembers": "The initialization scale is still visible in the trained predictor.",
@@ -23,7 +24,7 @@ WORDS = {
 }
 
 
-def write_report(store: Store, path: Path) -> Path:
+def write_report(store: Results, path: Path) -> Path:
     """Write the report of a store."""
     try:
         write_atomic(path, render(store).encode())
@@ -32,7 +33,7 @@ def write_report(store: Store, path: Path) -> Path:
     return path
 
 
-def render(store: Store) -> str:
+def render(store: Results) -> str:
     """The report as HTML."""
     import jinja2
     from plotly.offline import get_plotlyjs

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from initmem.store import Store
+from initmem.results import Results
 
 
-def store_status(store: Store) -> dict[str, Any]:
+def store_status(store: Results) -> dict[str, Any]:
     """Counts per study and recipe."""
     records, damaged = store.survey()
     states = {record.id: record.status for record in records}
