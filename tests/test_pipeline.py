@@ -54,6 +54,20 @@ def test_planted_memory_comes_back_within_its_interval(tmp_path: Path) -> None:
     assert memory.high - memory.low < 2
     assert result.verdict == memory.verdict == "remembers"
     assert str(memory).endswith(", remembers") and " pp [" in str(memory)
+    assert f"by {memory.memory:.3g} pp" in str(result)
+    assert str(result).endswith("training has not forgotten where it began.")
+    said = result.explain("val_accuracy", tolerance=30)
+    assert ", forgets (5 scales x 8 seeds)" in said
+    assert said.endswith("pp: training has forgotten where it began.")
+
+
+def test_what_an_unsettled_verdict_means(tmp_path: Path) -> None:
+    def train(init, tracker):
+        tracker.end_epoch(test_accuracy=0.5 + 0.05 * init.generator().standard_normal() * (init.scale - 1.5))
+
+    assert measure(train, [1.0, 2.0], [0, 1, 2], tmp_path).explain().endswith("that settles nothing yet.")
+    one = measure(train, [1.0, 2.0], [0], tmp_path).explain()
+    assert "One seed tells nothing about noise" in one
 
 
 def test_a_pipeline_that_ignores_the_scale_forgets(tmp_path: Path) -> None:
