@@ -55,12 +55,8 @@ def _name(record: RunRecord) -> str:
 def settings(record: RunRecord) -> dict[str, Value | None]:
     """What defines a run: the fields of its recipe, then where it stands in the study."""
     run = record.run
-    recipe = run.recipe.model_dump()
-    if run.recipe.pipeline is not None:  # of training code of a user's own, only what was said is known
-        said = run.recipe.changes()
-        recipe = {name: value if name in said else None for name, value in recipe.items()}
     pins = {f"seed_{role}": seed for role, seed in run.pins}
-    return recipe | {"scale": run.scale, "seed": run.seed} | pins | {"poke": run.poke}
+    return run.recipe.known() | {"scale": run.scale, "seed": run.seed} | pins | {"poke": run.poke}
 
 
 def summary(record: RunRecord) -> dict[str, float | None]:
