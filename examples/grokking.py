@@ -1,8 +1,9 @@
 """Modular addition: does the scale of initialization decide when a network generalises?
 
 A network learns a + b mod 31 from four fifths of all pairs. It knows those by heart long before it gets
-the others right ("grokking"), if it ever does. Measured is how many updates it takes until 90% of the unseen pairs are
-right; a run that never gets there counts with all the updates it had, so that the spread is an underestimate.
+the others right ("grokking"), if it ever does. Measured is how many updates it takes until 90% of the
+unseen pairs are right; a run that never gets there counts with all the updates it had, so that the
+spread is an underestimate.
 
     python examples/grokking.py [--quick]
 """
