@@ -29,7 +29,8 @@ def main() -> None:
     problems: list[str] = []
     for number in range(asked.times):
         for name, times in EXPERIMENTS.items():
-            command = [sys.executable, TESTS / "faultlab.py", f"{name}={times}", f"--seed={asked.seed + number}"]
+            what = (f"{name}={times}", f"--seed={asked.seed + number}")
+            command = [sys.executable, TESTS / "faultlab.py", *what]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found = json.loads(done.stdout)[name]
             problems += found["problems"]

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run side by side, one per core
+# Nothing of the user's: neither datasets nor remembered measurements.
+os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / "initmem-tests")
 
 import numpy as np
 import pytest
 import torch
 
+from initmem.cli import main
 from initmem.recipe import Recipe
 from initmem.record import COLUMNS, RunRecord, summarise
 from initmem.study import Run, Study
@@ -45,6 +51,19 @@ def ray_cluster():
         cluster.order("add", name)
     yield cluster
     cluster.close()
+
+
+@pytest.fixture
+def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process: exit code, what it printed, what it complained of."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["initmem", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return (int(stop.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

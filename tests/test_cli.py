@@ -202,20 +202,47 @@ def test_advise_and_check(tmp_path: Path) -> None:
     assert checked[0]["held"] in ("yes", "no", "cannot tell")
 
 
-def test_help_and_version_need_no_torch() -> None:
+HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "polars", "plotly"}
+
+
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        (["--help"], HEAVY | {"numpy"}),
+        (["--version"], HEAVY | {"numpy"}),
+        (["studies"], HEAVY - {"scipy"}),
+        (["status", "STORE"], HEAVY),
+        (["measure", "STORE"], HEAVY - {"scipy"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_loads_only_what_it_needs(filled: Path, words: list[str], heavy: set[str]) -> None:
     script = """
 import sys
-sys.argv = ["initmem", %r]
 from initmem.cli import main
 try:
     main()
-except SystemExit:
-    pass
-assert not {"torch", "matplotlib", "polars"} & set(sys.modules)
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print(*sys.modules, file=sys.stderr)
 """
-    for word in ("--help", "--version", "studies"):
-        done = subprocess.run([sys.executable, "-c", script % word], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    arguments = [str(filled) if word == "STORE" else word for word in words]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert not heavy & set(done.stderr.split())
+
+
+def test_verify_finds_what_left_no_other_trace(filled: Path) -> None:
+    initmem("status", filled)
+    path = next(filled.glob("runs/*/record.json"))
+    time = path.stat().st_mtime_ns
+    path.write_bytes(path.read_bytes().replace(b"0", b"1"))
+    os.utime(path, ns=(time, time))
+    assert "damaged" not in initmem("status", filled).stdout
+    found = initmem("status", filled, "--verify")
+    assert found.returncode == 1
+    assert f"damaged, will be trained again: {path}" in found.stdout
 
 
 def test_figures_and_tables(filled: Path, tmp_path: Path) -> None:

@@ -29,6 +29,16 @@ def test_the_readme_code_runs(tmp_path: Path, tiny_study: Study, monkeypatch, ca
     assert "15 pp [" in capsys.readouterr().out
 
 
+def test_the_notebook_code_runs(tmp_path: Path, tiny_study: Study, monkeypatch) -> None:
+    store = Store.create(tmp_path / "demo-store")
+    store.commit([fake_record(r, 0.9 - 0.1 * r.scale + 0.01 * r.seed) for r in tiny_study.all_runs()])
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(ROOT / "docs" / "report.md", "python")
+    names: dict[str, str] = {}
+    exec(compile(code, "report.md", "exec"), names)
+    assert "15 pp [" in names["shown"]
+
+
 def test_the_readme_study_loads(tmp_path: Path) -> None:
     (text,) = blocks(ROOT / "README.md", "toml")
     path = tmp_path / "my-study.toml"

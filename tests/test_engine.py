@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from initmem.data import sizes
+from initmem.engines.bundled import train_bundled
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import pack_size, packs
-from initmem.engines.settings import Settings, train_recipe
+from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.faults import MOST_LOSSES
 from initmem.recipe import Recipe
@@ -158,10 +159,10 @@ def test_a_finished_study_trains_nothing(study_file: Path, tmp_path: Path, tiny_
 def test_a_run_that_raises_is_a_failed_record_and_the_rest_goes_on(tmp_path: Path, tiny_study: Study) -> None:
     unlucky = tiny_study.all_runs()[2]
 
-    def explode(runs, **kwargs):
+    def explode(runs, on_epoch):
         if unlucky in runs:
             raise RuntimeError("the unlucky run")
-        return train_recipe(runs, **kwargs)
+        return train_bundled(runs)
 
     store = Store.create(tmp_path / "store")
     Worker(store, Settings(trainer=explode)).work([tiny_study.all_runs()])
@@ -175,15 +176,17 @@ KILLER = """
 import os, sys
 from pathlib import Path
 from initmem.engines.local import LocalEngine
-from initmem.engines.settings import Settings, train_recipe
+from initmem.engines.bundled import train_bundled
+from initmem.engines.settings import Settings
+from initmem.integrations.pipeline import Sent
 
-def deadly(runs, **kwargs):
+def deadly(runs, on_epoch):
     marker = Path(sys.argv[2]) / "crashes"
     crashes = int(marker.read_text()) if marker.exists() else 0
     if runs[0].scale == 2.0 and crashes < int(sys.argv[3]):
         marker.write_text(str(crashes + 1))
         os.kill(os.getpid(), 9)
-    return train_recipe(runs, **kwargs)
+    return train_bundled(runs)
 
 if __name__ == "__main__":
     from initmem.engines.packing import packs
@@ -193,7 +196,7 @@ if __name__ == "__main__":
     study = load_study(sys.argv[1])
     store = Store.create(sys.argv[2])
     cut = packs(study, [sizes(r) for r in study.recipes], size=1, workers=1)
-    LocalEngine(workers=1, settings=Settings(trainer=deadly)).run(store, cut, lambda *_: None)
+    LocalEngine(workers=1, settings=Settings(trainer=Sent.pack(deadly))).run(store, cut, lambda *_: None)
 """
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from initmem.engines.settings import Settings, Trainer, train_recipe
+from initmem.engines.bundled import train_bundled
+from initmem.engines.settings import Settings, Trainer
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
 from initmem.faults import MOST_LOSSES, Fault, cause_of, from_lines, next_pack, to_line
@@ -44,10 +45,10 @@ def runs(tiny: Recipe) -> list[Run]:
 def failing(error: BaseException, when) -> Trainer:
     """A trainer that raises for some packs."""
 
-    def train(runs, **kwargs):
+    def train(runs, on_epoch):
         if when(runs):
             raise error
-        return train_recipe(runs, **kwargs)
+        return train_bundled(runs)
 
     return train
 
@@ -60,13 +61,13 @@ def allocate_too_much() -> None:
 def test_out_of_memory_halves_the_pack(store: Store, runs: list[Run], kind: str) -> None:
     sizes = []
 
-    def train(runs, **kwargs):
+    def train(runs, on_epoch):
         sizes.append(len(runs))
         if len(runs) > 1:
             if kind == "torch":
                 allocate_too_much()
             raise MemoryError
-        return train_recipe(runs, **kwargs)
+        return train_bundled(runs)
 
     heard = []
     worker = Worker(store, Settings(trainer=train), report=lambda *said: heard.append(said))
@@ -172,10 +173,10 @@ def _work(path: Path, session: str, pack: list[Run], settings: Settings) -> None
 
 
 def killing(culprit: Run) -> Trainer:
-    def train(runs, **kwargs):
+    def train(runs, on_epoch):
         if culprit in runs:
             os.kill(os.getpid(), signal.SIGKILL)
-        return train_recipe(runs, **kwargs)
+        return train_bundled(runs)
 
     return train
 
@@ -238,10 +239,10 @@ def sleep_with_the_interpreter_locked() -> None:
 
 @pytest.mark.parametrize("sleep", [sleep_in_python, sleep_with_the_interpreter_locked])
 def test_a_pack_that_hangs_is_ended_tried_again_and_given_up(store: Store, runs: list[Run], sleep) -> None:
-    def train(team, **kwargs):
+    def train(team, on_epoch):
         if runs[1] in team:
             sleep()
-        return train_recipe(team, **kwargs)
+        return train_bundled(team)
 
     settings = Settings(trainer=train, timeout=0.3)
     codes = []
@@ -259,12 +260,12 @@ def test_a_pack_that_hangs_is_ended_tried_again_and_given_up(store: Store, runs:
 
 
 def test_a_pack_that_moves_on_is_left_alone_by_the_watchdog(store: Store, runs: list[Run]) -> None:
-    def slow(team, *, on_epoch, **kwargs):
+    def slow(team, on_epoch):
         def later(pack):
             time.sleep(0.2)  # three epochs: together longer than the limit
-            on_epoch(pack)
+            on_epoch(team[0], {"epoch": pack.epoch})
 
-        return train_recipe(team, on_epoch=later, **kwargs)
+        return train_bundled(team, on_epoch=later)
 
     assert in_a_child(store.path, "", runs[:1], Settings(trainer=slow, timeout=0.5)) == 0
     assert store.read(runs[0].id).provenance["faults"] == {}

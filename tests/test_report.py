@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -8,46 +12,344 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import planted
 from conftest import fake_record
 from initmem.errors import StoreError
+from initmem.integrations.result import Result
+from initmem.measures.memory import Memory, memory_table
 from initmem.present.curves import scale_plot
+from initmem.present.page import charts, html
+from initmem.present.page.audit import run_rows, which
+from initmem.present.page.content import Content
+from initmem.present.page.facts import Kept
+from initmem.present.page.paper import paper_table
+from initmem.present.page.verdicts import headline
 from initmem.present.report import render, write_report
+from initmem.present.survey import Survey
+from initmem.present.verdict import verdict_html
+from initmem.recipe import Recipe
+from initmem.record import RunRecord, Summary, failed
 from initmem.store import Store
-from initmem.study import Study
+from initmem.study import Run, Study
+
+IMAGE = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
 def store(tmp_path: Path, tiny_study: Study) -> Store:
     store = Store.create(tmp_path / "store")
-    store.add_study(replace(tiny_study, title="<img src=x onerror=alert(1)>"))
+    store.add_study(replace(tiny_study, title=IMAGE))
     store.commit([fake_record(r, 0.9 - 0.1 * r.scale + 0.01 * r.seed) for r in tiny_study.all_runs()])
     return store
 
 
+def content_of(studies: Sequence[Study], records: Sequence[RunRecord], *, in_flight: Sequence[str] = ()):
+    return Content(Survey(records, [], studies, frozenset(in_flight)))
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, less the pictures."""
+    bare = re.sub(r"<(script|style|svg).*?</\1>", " ", page, flags=re.S)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", bare))
+
+
 class Tags(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, page: str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
 
     def handle_starttag(self, tag, attrs) -> None:
         self.found.append((tag, dict(attrs)))
 
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.found if name == tag]
+
+
+# -- the page as a file --------------------------------------------------------------------------------------
+
 
 def test_the_page_needs_nothing_from_outside_and_escapes_the_store(store: Store) -> None:
-    tags = Tags()
     page = render(store)
-    tags.feed(page)
-    assert not [tag for tag, attrs in tags.found if "src" in attrs or tag in ("link", "img", "iframe")]
+    tags = Tags(page)
+    assert not [tag for tag, attrs in tags.found if "src" in attrs or tag in ("img", "iframe")]
+    assert all((link["href"] or "").startswith("data:") for link in tags.all("link"))
+    assert IMAGE not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
-    assert page.count("<script>") == 2  # the plotting library once, and the page's own
+
+
+def test_only_the_page_s_own_style_and_script_may_run(store: Store) -> None:
+    page = render(store)
+    (policy,) = [m["content"] for m in Tags(page).all("meta") if m.get("http-equiv")]
+    for tag in ("script", "style"):
+        (body,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.S)
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'")
+    assert not [
+        attrs for _, attrs in Tags(page).found if any(k.startswith("on") or k == "style" for k in attrs)
+    ]
 
 
 def test_the_page_says_the_question_the_verdict_and_the_numbers(store: Store) -> None:
-    page = re.sub(r"<script>.*?</script>", "", render(store), flags=re.S)
+    page = text_of(render(store))
     assert "Does training forget where it started?" in page
-    assert "remembers" in page
-    assert "15.0 pp" in page
-    assert "Provenance" in page
+    assert "The recipe remembers its initialization." in page
+    (row,) = memory_table(store.records())
+    assert f"{row.memory:.1f} points (95% interval {row.low:.1f} to {row.high:.1f}" in page
+    assert f"noise alone would show {row.floor:.1f}" in page
+
+
+def test_an_empty_store_or_an_unwritable_place_is_explained(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no finished run yet"):
+        render(Store.create(tmp_path / "empty"))
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_report(store, tmp_path / "nowhere" / "report.html")
+
+
+def test_every_part_has_its_place_for_every_kind_of_study() -> None:
+    studies = [
+        planted.study("depth", planted.grid(model=["resnet9", "resnet56"], batch_size=[16, 128])),
+        planted.study("one seed", planted.grid(optimizer=["adam"]), seeds=[1]),
+        planted.study("one scale", planted.grid(optimizer=["muon"]), scales=[1.0]),
+    ]
+    parts = html.parts(content_of(studies, planted.records(*studies)))
+    assert list(parts) == list(html.PARTS)
+    for part in parts.values():
+        assert "NaN" not in part.html
+        assert "Infinity" not in part.html
+
+
+# -- what the page says --------------------------------------------------------------------------------------
+
+
+def memory_row(verdict: str, **values: object) -> Memory:
+    numbers = {"memory": 3.0, "low": 1.0, "high": 5.0, "floor": 1.0, "p": 0.01, "corrected": 2.5}
+    fixed = {"p_permutation": 0.01, "seeds_needed": None, "unit": "pp", "recipe_id": "0" * 16}
+    return Memory("r", "test_accuracy", 5, 3, **(numbers | fixed | values), verdict=verdict)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ([], "No run has finished yet."),
+        (["forgets"], "The recipe forgets its initialization."),
+        (["remembers"] * 2, "Both recipes remember their initialization."),
+        (["undetermined"] * 3, "All 3 recipes are undetermined."),
+        (
+            ["forgets", "remembers", "undetermined", "remembers"],
+            "2 of 4 recipes remember their initialization; 1 forgets it; 1 is undetermined.",
+        ),
+        (
+            ["forgets", "forgets", "undetermined"],
+            "2 of 3 recipes forget their initialization; 1 is undetermined.",
+        ),
+    ],
+)
+def test_the_answer_is_a_sentence(verdicts: list[str], said: str) -> None:
+    assert headline([memory_row(verdict) for verdict in verdicts]) == said
+
+
+def test_the_numbers_are_those_of_the_measures() -> None:
+    studies = [planted.main_grid()]
+    records = planted.records(*studies)
+    content = content_of(studies, records)
+    order = [recipe for study in studies for recipe in study.recipes]
+    assert content.memories == memory_table(records, order=order)
+    assert content.memories[0].memory == pytest.approx(
+        float(np.ptp(planted.accuracies(order[0]).mean(axis=1)))
+    )
+    data = charts.curves(content.facts, content.names, content.facets)
+    for recipe, line in zip(order, data["series"]["test_accuracy"], strict=True):
+        expected = planted.accuracies(recipe)  # (scale, seed)
+        assert np.allclose(line["y"], expected.mean(axis=1), rtol=1e-4)
+        assert np.allclose(line["high"], np.percentile(expected, 90, axis=1), rtol=1e-4)
+        half = 4.302653 * expected.std(axis=1, ddof=1) / np.sqrt(3)  # Student's t, two degrees of freedom
+        assert np.allclose([b - a for a, b in line["limits"]], 2 * half, rtol=1e-3)
+        assert line["n"] == [3] * 5
+
+
+def test_every_point_leads_to_its_runs() -> None:
+    studies = [planted.main_grid()]
+    content = content_of(studies, planted.records(*studies))
+    data = charts.curves(content.facts, content.names, content.facets)
+    recipe = studies[0].recipes[3]
+    place = [item["id"] for item in data["recipes"]].index(recipe.id)
+    wanted = {Run(recipe, 1.8, seed).id for seed in planted.SEEDS}
+    assert set(data["runs"][place]["1.8"]) == wanted
+    rows = run_rows(content, content.groups[recipe])
+    shown = {row[0] for row in rows["rows"] if row[rows["columns"].index("scale")] == 1.8}
+    assert shown == wanted
+
+
+def test_runs_that_never_fitted_are_counted_not_dropped() -> None:
+    studies = [planted.main_grid()]
+    content = content_of(studies, planted.records(*studies))
+    data = charts.curves(content.facts, content.names, content.facets)
+    sgd = data["series"]["fitted"][0]  # from scales above 1.5 it never fits
+    assert sgd["y"][-2:] == [None, None]
+    assert sgd["never"] == [0, 0, 0, 3, 3]
+    assert sgd["n"] == [3] * 5
+
+
+def test_charts_have_few_lines_and_a_name_keeps_its_style() -> None:
+    studies = planted.everything()
+    content = content_of(studies, planted.records(*studies))
+    assert sum(len(facet.lines) for facet in content.facets) == len(content.facts)
+    for facet in content.facets:
+        assert len(facet.lines) <= 8
+        assert len({line.label for line in facet.lines}) == len(facet.lines)
+        assert len({line.style % 8 for line in facet.lines}) == len(facet.lines)
+    styles: dict[str, set[int]] = {}
+    for facet in content.facets:
+        for line in facet.lines:
+            styles.setdefault(line.label, set()).add(line.style)
+    assert all(len(found) == 1 for found in styles.values())
+
+
+def test_long_curves_are_thinned_with_both_ends() -> None:
+    assert charts.thinned(100).tolist() == list(range(100))
+    at = charts.thinned(5000)
+    assert (at[0], at[-1]) == (0, 4999)
+    assert len(at) <= charts.MOST_POINTS
+    assert (np.diff(at) > 0).all()
+    assert charts.numbers([float("nan"), None, 1.23456789]) == [None, None, 1.2346]
+
+
+def test_published_values_stand_beside_measured_ones_with_the_effort() -> None:
+    studies = [planted.main_grid()]
+    table = paper_table(content_of(studies, planted.records(*studies)))
+    rows = [[cell.text for cell in row] for row in table.rows]
+    sgd = planted.recipe(optimizer="sgd", batch_size=128)
+    means = planted.accuracies(sgd).mean(axis=1)
+    wanted = ["sgd b128", "memory (pp)", "26.5", f"{np.ptp(means):.1f}"]
+    (found,) = [row for row in rows if row[:4] == wanted]
+    assert found[5:7] == ["5 × 3", "mini"]
+    assert "width 8" in found[7] and f"{planted.EPOCHS} epochs" in found[7]
+    assert ["sgd b128", "test accuracy at σ = 0.1 (%)", "85.0", f"{means[0]:.1f}"] in [
+        row[:4] for row in rows
+    ]
+
+
+def test_a_user_s_own_code_is_shown_by_what_it_recorded() -> None:
+    recipe = Recipe(pipeline=IMAGE)
+    study = planted.study("own", [recipe], seeds=[0, 1, 2])
+    records = [
+        RunRecord(
+            run,
+            "completed",
+            Summary(epochs=3, tau_best=3),
+            {"perplexity": np.array([9.0, 8.0, 5 + run.scale + 0.1 * run.seed])},
+        )
+        for run in study.all_runs()
+    ]
+    content = content_of([study], records)
+    parts = html.parts(content)
+    seen = text_of(parts["verdicts"].html)
+    assert "how far apart the mean perplexity of the best and the worst scale end" in seen
+    assert "Its memory: 2.4 (95% interval" in seen  # scales from 0.1 to 2.5, no percentage points
+    assert "resnet9" not in seen and "cifar10" not in seen  # of which nothing is known
+    assert "paper" not in parts
+    assert "no forecast" in text_of(parts["clocks"].html)
+    data = charts.curves(content.facts, content.names, content.facets)
+    assert [choice["key"] for choice in data["choices"]] == ["perplexity", "settling"]
+    rows = run_rows(content, records)
+    assert rows["columns"][-1] == "perplexity"
+    assert sorted(row[-1] for row in rows["rows"])[0] == pytest.approx(5.1)
+    assert content.epochs(recipe) == 3
+    assert IMAGE not in "".join(part.html for part in parts.values())
+
+
+# -- the audit -----------------------------------------------------------------------------------------------
+
+
+def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
+    study = planted.study("odd", planted.grid(optimizer=["sgd", "adam"]))
+    runs = study.all_runs()
+    records = [
+        replace(planted.record(run), provenance={"hardware": "left" if i % 2 else "right", "device": "cpu"})
+        for i, run in enumerate(runs[:-3])
+    ]
+    records[0] = failed(runs[0], f"Traceback\n  {IMAGE}\nValueError: no such luck", {"hardware": "left"})
+    records[1] = failed(runs[1], "Traceback\n  elsewhere\nValueError: no such luck", {"hardware": "left"})
+    records[2] = replace(records[2], status="diverged")
+    parts = html.parts(content_of([study], records, in_flight=[runs[-1].id]))
+    page = parts["runs"].html
+    seen = text_of(page)
+    assert "2 failed; 1 diverged; mixed hardware" in text_of(parts["verdicts"].html)
+    assert "2 runs: ValueError: no such luck" in seen
+    assert IMAGE not in page
+    assert records[2].id in seen
+    assert "adam , 2 runs: σ 1, 1.8: seeds 2" in seen  # and not the one in flight
+    assert "Mixed hardware." in seen
+    assert re.search(r"sgd: \d+ on (left|right) \(cpu\), ", seen)
+
+
+def test_a_single_kind_of_hardware_is_not_flagged(store: Store) -> None:
+    assert "Mixed hardware." not in render(store)
+
+
+def test_a_damaged_record_is_named(store: Store) -> None:
+    path = next((store.path / "runs").glob("*/record.json"))
+    path.write_bytes(path.read_bytes().replace(b"completed", b"COMPLETED"))
+    assert f"Damaged record, left out of every number: {path}" in text_of(render(store))
+
+
+def test_missing_runs_in_words(tiny) -> None:
+    runs = [Run(tiny, scale, seed) for scale in (0.5, 2.0) for seed in (1, 2)] + [Run(tiny, 1.0, 2)]
+    assert which(runs) == "σ 0.5, 2: seeds 1, 2; σ 1: seeds 2"
+    assert which([Run(tiny, 1.0, 2, poke=1.001)]) == "1 poked or with a seed role of their own"
+
+
+def test_the_report_holds_every_run(store: Store) -> None:
+    (text,) = re.findall(r'id="run-rows">(.*?)</script>', render(store), flags=re.S)
+    rows = [row for group in json.loads(text).values() for row in group["rows"]]
+    assert {row[0] for row in rows} == {record.id for record in store.records()}
+
+
+# -- what is worked out once ---------------------------------------------------------------------------------
+
+
+def test_facts_are_kept_until_their_records_change(tiny_study: Study) -> None:
+    records = [fake_record(run, 0.5 + 0.1 * run.seed) for run in tiny_study.all_runs()]
+    (recipe,) = tiny_study.recipes
+    kept = Kept()
+    first = Content(Survey(records, [], [tiny_study], frozenset()), kept).facts[recipe]
+    again = Content(Survey(list(records), [], [tiny_study], frozenset()), kept).facts[recipe]
+    assert again is first
+    retried = [replace(records[0], status="failed", error="once more"), *records[1:]]
+    other = Content(Survey(retried, [], [tiny_study], frozenset()), kept).facts[recipe]
+    assert other is not first
+    assert other.main.n != first.main.n
+
+
+# -- notebooks -----------------------------------------------------------------------------------------------
+
+
+def test_a_result_shows_itself_in_a_notebook(store: Store) -> None:
+    records = store.records()
+    rows = [replace(row, recipe=IMAGE) for row in memory_table(records)]
+    shown = verdict_html(rows, records)
+    assert IMAGE not in shown
+    assert "The recipe remembers its initialization." in shown
+    assert f"{rows[0].memory:.3g} pp [" in shown
+    tags = Tags(shown)
+    assert len([attrs for attrs in tags.all("svg") if attrs.get("role") == "img"]) == 2
+    (points,) = [attrs["points"] for attrs in tags.all("polyline")]
+    heights = [float(pair.split(",")[1]) for pair in points.split()]
+    assert heights == sorted(heights)  # accuracy falls with scale; in a picture, down is more
+
+
+def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, tiny_study: Study) -> None:
+    shown = Result(store, tiny_study)._repr_html_()
+    assert len(Tags(shown).all("svg")) == 3  # the sign of the verdict, the curve, the interval
+    assert "The recipe remembers its initialization." in shown
+    run = tiny_study.all_runs()[0]
+    store.set_aside(lambda record: record.id == run.id)
+    store.commit([failed(run, f"ValueError: {IMAGE}", {})])
+    noted = Result(store, tiny_study)._repr_html_()
+    assert "1 of 6 runs failed" in noted and IMAGE not in noted
 
 
 def test_plot_data_are_means_and_percentiles(store: Store) -> None:
@@ -57,10 +359,3 @@ def test_plot_data_are_means_and_percentiles(store: Store) -> None:
     assert np.allclose(curve.mean, [85.5, 80.5, 70.5])
     assert np.allclose(curve.low, np.percentile([[85, 80, 70], [86, 81, 71]], 10, axis=0))
     assert np.allclose(curve.high, np.percentile([[85, 80, 70], [86, 81, 71]], 90, axis=0))
-
-
-def test_an_empty_store_or_an_unwritable_place_is_explained(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no finished run yet"):
-        render(Store.create(tmp_path / "empty"))
-    with pytest.raises(StoreError, match="cannot be written"):
-        write_report(store, tmp_path / "nowhere" / "report.html")

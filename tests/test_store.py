@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +13,10 @@ import pytest
 import torch
 
 from conftest import fake_record
+from initmem import record as record_module
 from initmem import store as store_module
 from initmem.errors import StoreError
-from initmem.record import decode, encode, failed
+from initmem.record import RunRecord, decode, encode, failed
 from initmem.store import Store
 from initmem.study import Run, Study
 
@@ -58,7 +62,7 @@ def test_only_the_record_is_left_of_a_finished_run(store: Store, runs: list[Run]
     assert [p.name for p in (store.path / "runs" / runs[0].id).iterdir()] == ["record.json"]
 
 
-@pytest.mark.parametrize("position", [0, 70, 200, -3])
+@pytest.mark.parametrize("position", [0, 70, 200, -3, -2, -1])
 def test_a_flipped_bit_is_noticed_and_the_run_is_open_again(
     store: Store, runs: list[Run], position: int
 ) -> None:
@@ -213,8 +217,6 @@ def test_checkpoints_of_a_pack_agree_on_an_epoch(store: Store, runs: list[Run]) 
 
 
 def test_studies_are_kept_by_safe_names(store: Store, tiny_study: Study) -> None:
-    from dataclasses import replace
-
     store.add_study(tiny_study)
     store.add_study(replace(tiny_study, name="../../evil"))
     assert tiny_study in store.studies()
@@ -249,3 +251,64 @@ def test_nan_never_enters_a_record(runs: list[Run]) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         encode(record)
     assert np.isfinite(fake_record(runs[0], 0.5).metric("test_accuracy"))
+
+
+def resealed(record: RunRecord, change: Callable[[dict], object]) -> bytes:
+    """A record with other content and a checksum that fits: as a stranger could write it."""
+    content = json.loads(encode(record))["record"]
+    change(content)
+    if "history" in content:
+        content["history"] = content.pop("history")  # the last, as always
+    payload = json.dumps(content, separators=(",", ":")).encode()
+    return b'{"sha256":"%s","record":%s}\n' % (hashlib.sha256(payload).hexdigest().encode(), payload)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.update(schema=9), "schema 9"),
+        (lambda c: c.update(status="splendid"), "splendid"),
+        (lambda c: c.update(id="0123456789abcdef"), "under the id '0123"),
+        (lambda c: c["run"].update(seed=99), "under the id"),
+        (lambda c: c["run"]["recipe"].update(colour="red"), "unknown field colour"),
+        (lambda c: c["summary"].update(test_accuracy="high"), "no finite numbers"),
+        (lambda c: c["summary"].update(test_accuracy=float("nan")), "NaN is not a number"),
+        (lambda c: c["summary"].update(test_accuracy=True), "no finite numbers"),
+        (lambda c: c["summary"].update(tau_best=5), "epochs that are none"),
+        (lambda c: c["summary"].update(tau_interp=-1), "epochs that are none"),
+        (lambda c: c["summary"].update(epochs=None), "epochs that are none"),
+        (lambda c: c["summary"].update(epochs=4.0), "epochs that are none"),
+        (lambda c: c["summary"].update(epochs=-1), "epochs that are none"),
+        (lambda c: c["summary"].pop("epochs"), "not a record"),
+        (lambda c: c.update(finals={"score": "high"}), "no finite numbers"),
+        (lambda c: c.update(finals={"score": None}), "no finite numbers"),
+        (lambda c: c.update(finals=[1.0]), "not a record"),
+        (lambda c: c.update(provenance=3), "not a record"),
+        (lambda c: c.update(error=3), "record with the error 3"),
+        (lambda c: c.pop("run"), "not a record"),
+        (lambda c: c.pop("history"), "not a record"),
+        (lambda c: c.update(history={"norm": "abc"}), "not a history"),
+        (lambda c: c.update(history={"norm": [[1.0]]}), "column 'norm' has shape"),
+        (lambda c: c.update(history={"norm": [1.0]}), "column 'norm' has shape"),
+    ],
+)
+def test_what_is_no_record_is_refused_in_words(runs: list[Run], change, said: str) -> None:
+    record = fake_record(runs[0], 0.5)
+    assert decode(resealed(record, lambda content: None)).same_result(record)
+    with pytest.raises(StoreError, match=said):
+        decode(resealed(record, change))
+
+
+def test_a_history_of_another_length_than_the_run_is_not_written(runs: list[Run]) -> None:
+    record = fake_record(runs[0], 0.5)
+    with pytest.raises(StoreError, match=r"allowed: \(3,"):
+        encode(replace(record, summary=replace(record.summary, epochs=3)))
+
+
+def test_a_record_has_no_business_to_be_that_large(runs: list[Run], monkeypatch) -> None:
+    data = encode(fake_record(runs[0], 0.5))
+    monkeypatch.setattr(record_module, "LARGEST_RECORD", len(data))
+    decode(data)
+    monkeypatch.setattr(record_module, "LARGEST_RECORD", len(data) - 1)
+    with pytest.raises(StoreError, match="allowed: up to"):
+        decode(data)

@@ -8,6 +8,7 @@ import pytest
 
 from initmem.data import sizes
 from initmem.engines.packing import packs
+from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.recipe import Recipe
 from initmem.store import Store
@@ -19,9 +20,7 @@ def test_smoke(tmp_path: Path, name: str) -> None:
     study = load_study(name, "smoke")
     store = Store.create(tmp_path / "store")
     cut = packs(study, [sizes(r) for r in study.recipes], size=None, workers=1)
-    Worker(store, device="cpu", should_stop=lambda: False, report=lambda *_: None, checkpoint_every=60).work(
-        cut
-    )
+    Worker(store, Settings()).work(cut)
     records = store.records()
     assert {record.id for record in records} == {run.id for run in study.all_runs()}
     assert {record.status for record in records} <= {"completed", "diverged"}

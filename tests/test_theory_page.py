@@ -16,6 +16,7 @@ import pytest
 
 from initmem.cli import main
 from initmem.engines.local import LocalEngine
+from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.present.theory import ENTRIES, linear, show
 from initmem.store import Store
@@ -117,8 +118,7 @@ def short_figure9() -> figure9.Figure9:
 def run_here(
     _: LocalEngine, store: Store, packs: list[list[Run]], listen: Callable[[str, Any], None]
 ) -> bool:
-    options: dict[str, Any] = {"device": "cpu", "should_stop": lambda: False, "checkpoint_every": 60}
-    Worker(store, report=listen, **options).work(packs)
+    Worker(store, Settings(), report=listen).work(packs)
     return True
 
 

@@ -12,29 +12,39 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from initmem.errors import InitmemError as InitmemError
+    from initmem.integrations.init import Init as Init
+    from initmem.integrations.pipeline import measure as measure
+    from initmem.integrations.result import Result as Result
+    from initmem.integrations.tracker import Tracker as Tracker
     from initmem.measures.clocks import clocks as clocks
     from initmem.measures.memory import Memory as Memory
     from initmem.measures.memory import memory as memory
     from initmem.measures.memory import memory_table as memory_table
     from initmem.recipe import Recipe as Recipe
     from initmem.record import RunRecord as RunRecord
+    from initmem.results import open_results as open_results
     from initmem.store import Store as Store
     from initmem.study import Run as Run
     from initmem.study import Study as Study
     from initmem.study import load_study as load_study
 
 _HOMES = {
+    "Init": "initmem.integrations.init",
     "InitmemError": "initmem.errors",
     "Memory": "initmem.measures.memory",
     "Recipe": "initmem.recipe",
+    "Result": "initmem.integrations.result",
     "Run": "initmem.study",
     "RunRecord": "initmem.record",
     "Store": "initmem.store",
     "Study": "initmem.study",
+    "Tracker": "initmem.integrations.tracker",
     "clocks": "initmem.measures.clocks",
     "load_study": "initmem.study",
+    "measure": "initmem.integrations.pipeline",
     "memory": "initmem.measures.memory",
     "memory_table": "initmem.measures.memory",
+    "open_results": "initmem.results",
 }
 __all__ = [*_HOMES, "__version__"]
 

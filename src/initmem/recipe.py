@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -15,6 +16,7 @@ from initmem.errors import ConfigError, allowed
 ImageModel = Literal["resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp"]
 Model = Literal[ImageModel, "linear"]
 Norm = Literal["batch", "layer"]
+Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
 OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "muon", "muon-conv"]
 
 MODELS: tuple[ImageModel, ...] = get_args(ImageModel)
@@ -33,11 +35,12 @@ DEFAULT_MOMENTUM = {"muon": 0.95, "muon-conv": 0.95}
 
 # How a field reads in a short label; fields not listed read as "name=value", these bare ones as the value.
 SHORT = {"learning_rate": "lr", "batch_size": "b", "weight_decay": "wd", "width": "w"}
-BARE = ("dataset", "model", "norm", "optimizer", "schedule", "augment")
+BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augment", "distribution")
 
 # What a linear network can be trained with, and the fields that have nothing to act on there.
 LINEAR_OPTIMIZERS = ("sgd", "momentum", "adam")
-NOT_LINEAR = ("train_size", "norm", "weight_decay", "augment", "patience", "bias_std")
+PROBES = ("distribution", "probe", "layer_scales", "width_scaling")
+NOT_LINEAR = ("train_size", "norm", "weight_decay", "augment", "patience", "bias_std", *PROBES)
 
 
 class Recipe(BaseModel):
@@ -45,6 +48,12 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    pipeline: str | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        description="name of training code of your own; the other fields say what is known about it",
+    )
     dataset: str = Field(
         "cifar10", description="digits, cifar10, synthetic[:NxCxHxW], a .npz file, or linear"
     )
@@ -70,6 +79,16 @@ class Recipe(BaseModel):
     augment: Literal["none", "flip-crop"] = Field("none", description="training-time augmentation")
     patience: int | None = Field(None, ge=1, description="early stop on validation loss after n epochs")
     bias_std: float = Field(0.2, ge=0, description="standard deviation of the initial biases")
+    distribution: Distribution = Field("normal", description="of the initial kernels")
+    probe: str = Field(
+        "kernels", description="what the scale multiplies: kernels, biases, output, patterns of layer names"
+    )
+    layer_scales: str = Field(
+        "", description="fixed factors of the initialization, as in 'output=0.5, residual*=2'"
+    )
+    width_scaling: Literal["fan-in", "mup"] = Field(
+        "fan-in", description="mup: the kernel of the last layer is drawn smaller by the root of its fan-in"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -87,6 +106,24 @@ class Recipe(BaseModel):
         if name.endswith(".npz") or name == "linear" or name.split(":")[0] in NAMED_DATASETS:
             return name
         raise ValueError(allowed([*NAMED_DATASETS, "synthetic:NxCxHxW", "a path ending in .npz", "linear"]))
+
+    @field_validator("probe")
+    @classmethod
+    def _some_probe(cls, text: str) -> str:
+        if not selectors(text):
+            raise ValueError(allowed(["kernels", "biases", "output", "patterns of layer names"]))
+        return text
+
+    @field_validator("layer_scales")
+    @classmethod
+    def _readable_scales(cls, text: str) -> str:
+        _fixed_scales(text)
+        return text
+
+    @property
+    def fixed_scales(self) -> dict[str, float]:
+        """`layer_scales` as factors by selector."""
+        return _fixed_scales(self.layer_scales)
 
     @model_validator(mode="after")
     def _linear_with_linear(self) -> Recipe:
@@ -121,9 +158,32 @@ class Recipe(BaseModel):
         """A content hash: equal recipes have equal ids on every machine."""
         return content_id(self.changes())
 
+    def known(self) -> dict[str, Any]:
+        """All fields; those of training code of a user's own are None unless they were said."""
+        said = self.model_dump() if self.pipeline is None else self.changes()
+        return {name: said.get(name) for name in type(self).model_fields}
+
     def label(self, fields: Iterable[str]) -> str:
         """Return a short human name made of the given fields."""
         return " ".join(_short(name, getattr(self, name)) for name in fields)
+
+
+def selectors(text: str) -> list[str]:
+    """The parts of a list with commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _fixed_scales(text: str) -> dict[str, float]:
+    found = {}
+    for part in selectors(text):
+        name, sign, factor = part.partition("=")
+        try:
+            found[name.strip()] = float(factor)
+        except ValueError:
+            sign = ""
+        if not sign or not name.strip() or not 0 <= found[name.strip()] < math.inf:
+            raise ValueError("allowed: NAME=FACTOR, with commas between them and factors from 0")
+    return found
 
 
 def derived_defaults(model: object, optimizer: object) -> dict[str, Any]:
@@ -170,9 +230,12 @@ def labels(recipes: Sequence[Recipe]) -> list[str]:
 
 def _informative(recipe: Recipe, fields: Sequence[str]) -> list[str]:
     """Drop fields that say nothing about this recipe: a zero penalty, a default that follows."""
+    if recipe.pipeline is not None:  # of a user's own code only what was said about it is known
+        said = recipe.changes()
+        return ["pipeline", *(name for name in fields if name in said and name != "pipeline")]
     derived = derived_defaults(recipe.model, recipe.optimizer)
     silent = {name for name, value in derived.items() if getattr(recipe, name) == value}
-    silent -= {"width"}
+    silent = silent - {"width"} | {"pipeline"}
     silent |= {name for name in ("l2", "patience", "train_size") if not getattr(recipe, name)}
     if recipe.augment == "none":
         silent.add("augment")

@@ -19,6 +19,7 @@ The contract:
     STORE/runs/ID/record.json        when it is done
     STORE/pending/*.json             records of a pack between decision and commit
     STORE/aside/                     records moved out of the way: damaged, or failed and tried again
+    STORE/index.json                 derived from the records: all but their histories
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ import contextlib
 import fcntl
 import functools
 import json
+import math
 import os
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 
 from initmem import checkpoints, faults
-from initmem.claims import Sight, look, new_claim
+from initmem.claims import Claim, Sight, look, new_claim
 from initmem.errors import InitmemError, StoreError
 from initmem.faults import Cause, Fault
 from initmem.files import explained, read_bounded, sweep, write_atomic, write_once
+from initmem.index import Index
 from initmem.record import LARGEST_RECORD, RunRecord, decode, encode
 from initmem.study import Run, Study
 
@@ -50,6 +54,16 @@ FORMAT = 1
 EXPIRY = 60.0  # seconds without a heartbeat after which a claim of another host is dead
 LARGEST_STUDY = 64 << 20  # bytes
 LARGEST_NOTES = 1 << 30  # bytes of what stands beside a run or of a pack's records
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A run that is being trained, for those who watch."""
+
+    claim: Claim | None  # None: released or committed a moment ago
+    silence: float  # seconds since the last sign of life
+    rows: list[dict[str, float]]  # its epochs so far
+    attempt: int = 1  # how many workers have begun it
 
 
 P = ParamSpec("P")
@@ -73,6 +87,7 @@ class Store:
     def __init__(self, path: str | Path, *, session: str | None = None) -> None:
         self.path = Path(path)
         self.session = session or uuid.uuid4().hex  # shared by the processes of one call of an engine
+        self._index = Index(self.path / "index.json", self.path / "runs")
         self._made: set[str] = set()  # runs whose folder is there
         self._seen: dict[str, tuple[int, float]] = {}  # claims watched: run id -> (beat, since when)
         try:
@@ -91,6 +106,8 @@ class Store:
     def create(cls, path: str | Path) -> Store:
         """Open the store at a path, making it where there is none; check that it can be written."""
         folder = Path(path)
+        if folder.is_file():
+            raise StoreError(f"{path}: a file, and no store (initmem restore makes a store of an archive)")
         with explained(folder):
             for name in ("runs", "studies", "pending"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
@@ -150,22 +167,30 @@ class Store:
         return self.survey()[1]
 
     def survey(self) -> tuple[list[RunRecord], list[str]]:
-        """All records and what is wrong with the damaged ones, in one reading of the store."""
-        found = list(self._scan())
-        records = [record for _, record, _ in found if record is not None]
-        return records, [error for _, _, error in found if error is not None]
+        """All records and what is wrong with the damaged ones, in one look at the store.
 
-    def _scan(self) -> Iterator[tuple[str, RunRecord | None, str | None]]:
-        for path in sorted((self.path / "runs").glob("[0-9a-f]" * 16 + "/record.json")):
-            try:
-                yield path.parent.name, self.read(path.parent.name), None
-            except StoreError as error:
-                yield path.parent.name, None, str(error)
+        A file that has not changed since it was indexed is not read again; `verify` reads them all.
+        """
+        records, damaged = self._scan()
+        return list(records.values()), list(damaged.values())
+
+    def verify(self) -> list[str]:
+        """Check every record against its checksum, changed or not; what is wrong with the damaged ones."""
+        return list(self._scan(verify=True)[1].values())
+
+    def _scan(self, *, verify: bool = False) -> tuple[dict[str, RunRecord], dict[str, str]]:
+        """Records, and what is wrong with the others, by run id."""
+        found = self._index.refresh(verify=verify)
+        if found.changed:
+            with contextlib.suppress(OSError):  # a store that cannot be written can be read all the same
+                write_atomic(self._index.path, self._index.encode())
+        return found.records, found.damaged
 
     @_writes
     def set_aside(self, unwanted: Callable[[RunRecord], bool]) -> int:
         """Move records out of the way, damaged ones always, so that their runs are trained again."""
-        found = [run_id for run_id, record, _ in self._scan() if record is None or unwanted(record)]
+        records, damaged = self._scan()
+        found = [*damaged, *(run_id for run_id, record in records.items() if unwanted(record))]
         for run_id in found:
             self._move_aside(self._record(run_id), run_id)
         return len(found)
@@ -300,7 +325,10 @@ class Store:
 
     def attempt(self, run: Run) -> int:
         """How many workers have begun this run, the present one included."""
-        return 1 + sum(fault.cause in faults.LOSSES for fault in self.faults(run))
+        return self._attempt(run.id)
+
+    def _attempt(self, run_id: str) -> int:
+        return 1 + sum(fault.cause in faults.LOSSES for fault in self._faults(run_id))
 
     @_writes
     def heartbeat(self, runs: Sequence[Run]) -> None:
@@ -324,6 +352,20 @@ class Store:
     def in_flight(self) -> list[str]:
         """Ids of the runs that are claimed now."""
         return sorted(path.parent.name for path in (self.path / "runs").glob("*/claim.json"))
+
+    def flight(self, run_id: str) -> Flight:
+        """How far a claimed run is."""
+        folder = self._run_folder(run_id)
+        beats = []
+        for name in ("claim.json", "history.jsonl"):
+            with contextlib.suppress(OSError):
+                beats.append((folder / name).stat().st_mtime)
+        silence = max(0.0, time.time() - max(beats)) if beats else math.inf
+        seen = None
+        with contextlib.suppress(OSError):
+            seen = look(folder / "claim.json")
+        rows = self.live_history(run_id)
+        return Flight(seen.claim if seen else None, silence, rows, self._attempt(run_id))
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -374,8 +416,11 @@ class Store:
 
     def faults(self, run: Run) -> list[Fault]:
         """What went wrong with a run that has no record yet."""
+        return self._faults(run.id)
+
+    def _faults(self, run_id: str) -> list[Fault]:
         try:
-            data = read_bounded(self._run_folder(run.id) / "faults.jsonl", LARGEST_NOTES)
+            data = read_bounded(self._run_folder(run_id) / "faults.jsonl", LARGEST_NOTES)
         except FileNotFoundError:
             return []
         return list(faults.from_lines(data))
@@ -389,18 +434,12 @@ class Store:
             stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def live_history(self, run_id: str) -> list[dict[str, float]]:
-        """The rows of a run in training, up to the first line that is cut off or damaged."""
+        """The rows of a run in training. A line that is half written is left out until the next look."""
         try:
             data = read_bounded(self._run_folder(run_id) / "history.jsonl", LARGEST_NOTES)
-        except FileNotFoundError:
+        except OSError:
             return []
-        rows: list[dict[str, float]] = []
-        for line in data.splitlines():
-            row = _row(line)
-            if row is None:
-                break
-            rows.append(row)
-        return rows
+        return [row for line in data.splitlines() if (row := _row(line))]
 
     def live_epoch(self, run_id: str) -> int:
         """How many epochs a run in training has shown."""
@@ -474,15 +513,12 @@ def _clear(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _row(line: bytes) -> dict[str, float] | None:
-    """A line of a live history; None when it is not what was written."""
+def _row(line: bytes) -> dict[str, float]:
+    """One line of a history; nothing where it is torn or something else."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict) or not all(type(value) in (int, float) for value in row.values()):
-        return None
-    return row
+        return {str(name): float(value) for name, value in json.loads(line).items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}
 
 
 def _plain(name: str) -> str:

@@ -7,10 +7,11 @@ import itertools
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
+from operator import index
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ from initmem.seeds import ROLES, Role
 ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
 LARGEST_FILE = 1 << 20  # bytes of a study file
 LARGEST_GRID = 100_000  # recipes
+SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # of a study of a user's own, unless said
+SEEDS = range(5)
 POKE = 1.001  # what a chaos twin's single weight is multiplied by
 
 
@@ -71,7 +74,12 @@ def _shared_recipe(items: tuple[tuple[str, Any], ...]) -> Recipe:
 
 @lru_cache(maxsize=1 << 16)
 def _run_id(run: Run) -> str:
-    return content_id({"schema": ID_SCHEMA, "recipe": run.recipe.changes()} | _address(run))
+    return content_id({"schema": ID_SCHEMA, "recipe": _changes(run.recipe)} | _address(run))
+
+
+@lru_cache(maxsize=4096)
+def _changes(recipe: Recipe) -> dict[str, Any]:
+    return recipe.changes()  # a study has thousands of runs of a few recipes
 
 
 def _address(run: Run) -> dict[str, Any]:
@@ -245,7 +253,7 @@ def bundled() -> list[str]:
 def load_study(name: str, effort: str | None = None, overrides: Sequence[str] = ()) -> Study:
     """Read a bundled study by name, or a study file by path."""
     file = _read(name)
-    settings = [_override(text) for text in overrides]
+    settings = [override(text) for text in overrides]
     part, chosen = _choose(file, effort)
     for key, value in settings:
         part = _apply(part, key, value)
@@ -272,9 +280,41 @@ def efforts(name: str) -> dict[str, str]:
     return {first: found[first]} | found
 
 
+def own_study(
+    name: str,
+    recipe: Mapping[str, Any],
+    scales: Iterable[float],
+    seeds: Iterable[int],
+    *,
+    chaos: bool = False,
+    split: Sequence[Role] = (),
+) -> Study:
+    """A study of training code of a user's own: one recipe that bears its name."""
+    try:
+        part = _Part(scales=[float(scale) for scale in scales], seeds=[index(seed) for seed in seeds])
+    except ValidationError as error:
+        raise ConfigError("; ".join(problems(error))) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"scales or seeds: {error} (allowed: numbers, and whole numbers from 0)") from None
+    for role in split:
+        if role not in ROLES:
+            raise ConfigError(f"split = {role!r} ({allowed(ROLES)})")
+    return Study(
+        name=name,
+        title=f"{name}: training code of your own",
+        effort="full",
+        about="",
+        recipes=(Recipe.parse({**recipe, "pipeline": name}),),
+        scales=tuple(dict.fromkeys(part.scales or [])),
+        seeds=tuple(dict.fromkeys(part.seeds or [])),
+        poke=POKE if chaos else 1.0,
+        split=tuple(role for role in ROLES if role in split),
+    )
+
+
 def single(overrides: Sequence[str]) -> Recipe:
     """One recipe from `key=value` texts alone."""
-    return _expand(_Part(recipe=dict(_override(text) for text in overrides)))[0]
+    return _expand(_Part(recipe=dict(override(text) for text in overrides)))[0]
 
 
 def _read(name: str) -> _File:
@@ -329,7 +369,8 @@ def _choose(file: _File, effort: str | None) -> tuple[_Part, str]:
     ), chosen
 
 
-def _override(text: str) -> tuple[str, Any]:
+def override(text: str) -> tuple[str, Any]:
+    """Read `key=value`."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise ConfigError(f"--set {text!r} (allowed: key=value)")

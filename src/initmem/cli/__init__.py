@@ -1,6 +1,6 @@
 """The command line: parse, call, print. No logic lives here; heavy modules load when they are needed."""
 
-from initmem.cli import ask, data, show, work
+from initmem.cli import ask, bench, data, share, show, work
 from initmem.cli.base import app, main
 
-__all__ = ["app", "ask", "data", "main", "show", "work"]
+__all__ = ["app", "ask", "bench", "data", "main", "share", "show", "work"]

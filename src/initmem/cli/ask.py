@@ -17,7 +17,8 @@ def list_studies(as_json: AsJson = False) -> None:
     from initmem import study as studies
     from initmem.data import sizes
     from initmem.engines.local import cores
-    from initmem.engines.plan import rough_hours, run_flops
+    from initmem.engines.plan import rough_hours
+    from initmem.engines.speed import run_flops
     from initmem.present.progress import duration
     from initmem.present.tables import plain_table
 

@@ -27,7 +27,9 @@ app = typer.Typer(
 StudyArgument = Annotated[
     str, typer.Argument(help="A bundled study (see `initmem studies`) or a .toml file.")
 ]
-StoreArgument = Annotated[Path, typer.Argument(help="The directory that `initmem run` wrote.")]
+StoreArgument = Annotated[
+    Path, typer.Argument(help="The directory that `initmem run` wrote, or an archive of one.")
+]
 Effort = Annotated[str | None, typer.Option(help="Scale of the study, as listed by `initmem studies`.")]
 Settings = Annotated[
     list[str] | None,

@@ -1,7 +1,10 @@
-"""Commands that show what a store holds: status, measure, report, figure, table."""
+"""Commands that show what a store holds: status, measure, report, board, figure, table."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,21 +22,31 @@ Reference = Annotated[bool, typer.Option(help="Show the paper's values beside wh
 
 
 @app.command()
-def status(store: StoreArgument, as_json: AsJson = False) -> None:
+def status(
+    store: StoreArgument,
+    verify: Annotated[
+        bool, typer.Option(help="Check every record against its checksum, changed or not.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Say how far the studies in a store are."""
     from initmem.present.status import store_status
     from initmem.present.tables import plain_table
-    from initmem.store import Store
+    from initmem.results import open_results
 
-    found = store_status(Store(store))
+    opened = open_results(store)
+    broken = opened.verify() if verify else []
+    found = store_status(opened)
     if as_json:
         print_json(found)
-        return
-    for study in found["studies"]:
-        title = f"{study['name']}, effort {study['effort']}: {study['done']} of {study['runs']} runs done"
-        console().print(plain_table(study["recipes"], title))
-    for line in found["damaged"]:
-        print(f"damaged, will be trained again: {line}")
+    else:
+        for study in found["studies"]:
+            title = f"{study['name']}, effort {study['effort']}: {study['done']} of {study['runs']} runs done"
+            console().print(plain_table(study["recipes"], title))
+        for line in found["damaged"]:
+            print(f"damaged, will be trained again: {line}")
+    if broken:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -55,14 +68,15 @@ def measure(
     as_json: AsJson = False,
 ) -> None:
     """Measure every recipe in a store: its memory, or one of the other measures."""
-    from initmem.measures.memory import memory_table
+    from initmem.measures.memory import default_metric, memory_table
     from initmem.present import tables
     from initmem.present.measured import rows_of
 
     records, studies = _opened(store)
     order = [recipe for study in studies for recipe in study.recipes]
     if what == "memory":
-        memories = memory_table(records, metric or "test_accuracy", order=order, tolerance=tolerance)
+        chosen = metric or default_metric(records)
+        memories = memory_table(records, chosen, order=order, tolerance=tolerance)
         if as_json:
             print_json([row.to_json() for row in memories])
         else:
@@ -82,9 +96,10 @@ def measure(
 def report(store: StoreArgument, output: Output = None, as_json: AsJson = False) -> None:
     """Write one self-contained HTML page about a store; it opens offline."""
     from initmem.present.report import write_report
-    from initmem.store import Store
+    from initmem.results import open_results
 
-    place = write_report(Store(store), output or store / "report.html")
+    beside = store / "report.html" if store.is_dir() else store.with_suffix(".html")
+    place = write_report(open_results(store), output or beside)
     if as_json:
         print_json({"report": place, "bytes": place.stat().st_size})
     else:
@@ -92,8 +107,33 @@ def report(store: StoreArgument, output: Output = None, as_json: AsJson = False)
 
 
 @app.command()
+def board(
+    store: StoreArgument,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 finds a free one.")] = 8765,
+    host: Annotated[str, typer.Option(help="Another address than loopback demands a token.")] = "127.0.0.1",
+    token: Annotated[
+        str | None, typer.Option(help="Who looks must know it.", show_default="made where one is needed")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the report live while a study runs: progress, curves, failures, memory as seeds come in."""
+    from initmem.present.board.server import Board
+    from initmem.results import open_results
+
+    served = Board(open_results(store), host=host, port=port, token=token)
+    if as_json:
+        print_json({"board": served.url})
+    else:
+        print(f"board: {served.url} (Ctrl-C ends it)")
+    sys.stdout.flush()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends like Ctrl-C
+    with contextlib.suppress(KeyboardInterrupt):
+        served.serve()
+
+
+@app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="1 to 8, or all.")],
+    name: Annotated[str, typer.Argument(help="1 to 8, scale, or all.")],
     store: StoreArgument,
     output: Output = None,
     ending: Annotated[str, typer.Option(help="Without a file name: pdf, png or svg.")] = "pdf",
@@ -104,10 +144,10 @@ def figure(
     from initmem.present import figures
 
     records, studies = _opened(store)
-    wanted = _chosen(name, figures.NAMES)
+    wanted = figures.available(records) if name == "all" else (name,)
     drawn = []
     for one in wanted:
-        path = _path(output, f"figure{one}.{ending}", several=name == "all")
+        path = _path(output, f"figure{one if one.isdecimal() else '-' + one}.{ending}", several=name == "all")
         done = figures.draw(one, records, studies, path, reference=reference)
         drawn.append({"figure": one, "file": str(done.path), "missing": done.missing, "notes": done.notes})
     if as_json:
@@ -155,9 +195,9 @@ def table(
 
 
 def _opened(store: Path) -> tuple[list[RunRecord], list[Study]]:
-    from initmem.store import Store
+    from initmem.results import open_results
 
-    opened = Store(store)
+    opened = open_results(store)
     return opened.records(), opened.studies()
 
 

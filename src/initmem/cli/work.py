@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -37,7 +38,9 @@ Place = Annotated[
 
 @app.command()
 def run(
-    study: StudyArgument,
+    study: Annotated[
+        str | None, typer.Argument(help="A bundled study or a .toml file; not needed with --command.")
+    ] = None,
     effort: Effort = None,
     store: Place = None,
     workers: Workers = None,
@@ -71,6 +74,17 @@ def run(
     ] = None,
     data_dir: DataDir = None,
     retry_failed: Annotated[bool, typer.Option(help="Train failed runs again.")] = False,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROGRAM",
+            help="Train by a program of your own that writes JSON lines: "
+            "'python train.py --scale {scale} --seed {seed} --out {history}'.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What the program is called.", show_default="its script")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train every run of a study that is not in the store yet. Ctrl-C stops; the same command goes on."""
@@ -78,7 +92,7 @@ def run(
     from initmem.engines.execute import check, execute, execute_until
     from initmem.engines.named import engine_named
     from initmem.engines.settings import Settings as EngineSettings
-    from initmem.measures.memory import memory_table
+    from initmem.measures.memory import default_metric, memory_table
     from initmem.present import tables
     from initmem.present.progress import duration
     from initmem.store import Store
@@ -86,16 +100,23 @@ def run(
     if data_dir is not None:
         os.environ["INITMEM_DATA"] = str(data_dir)  # the workers look there too
     limit = None if timeout is None else seconds(timeout)
-    asked = studies.load_study(study, effort, settings or ())
-    check(asked)
+    trainer = None
+    if command is not None:
+        from initmem.integrations.command import study_of
+
+        asked, trainer = study_of(command, name, study, effort, settings or ())
+    elif study is None:
+        raise ConfigError("nothing to run (allowed: a study, or --command)")
+    else:
+        asked = studies.load_study(study, effort, settings or ())
+        check(asked)
     place = store or Path("runs") / f"{asked.name}-{asked.effort}"
     opened = Store.create(place)
     introduce(asked, place)
-    how = EngineSettings(device=device, checkpoint_every=checkpoint_every, timeout=limit)
     chosen = engine_named(
         engine,
         workers=workers,
-        settings=how,
+        settings=EngineSettings(device, checkpoint_every, limit, trainer),
         address=address,
         records_travel=records_travel,
         slurm=slurm or (),
@@ -113,7 +134,7 @@ def run(
         print(f"{outcome.trained} runs trained in {duration(outcome.seconds)}; {outcome.summary()}")
         records = [r for r in opened.records() if r.run.recipe in asked.recipes]
         if records:
-            rows = memory_table(records, order=asked.recipes)
+            rows = memory_table(records, default_metric(records), order=asked.recipes)
             console().print(tables.memory_table(rows, until=until))
         print(f"next: initmem report {place}")
     if outcome.interrupted:
@@ -193,20 +214,8 @@ def introduce(study: Study, place: Path) -> None:
 @contextmanager
 def display() -> Iterator[Callable[[Workload], Listener]]:
     """A live display for as many sessions as come; a polite kill ends like Ctrl-C."""
-    from initmem.present.progress import Display
+    from initmem.present.progress import watching
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    shown: list[Display] = []
-
-    def watch(work: Workload) -> Listener:
-        for old in shown:
-            old.stop()
-        shown.append(Display(work, console(stderr=True)))
-        shown[-1].start()
-        return shown[-1]
-
-    try:
+    with watching(sys.stderr) as watch:
         yield watch
-    finally:
-        for old in shown:
-            old.stop()

@@ -28,6 +28,7 @@ MOST_CLASSES = 100_000
 
 def load(recipe: Recipe) -> Dataset:
     """Load the dataset that a recipe trains on."""
+    _refuse_pipeline(recipe)
     kind = recipe.dataset.split(":")[0]
     if kind == "linear":
         raise DataError("dataset = 'linear' holds no images (initmem.theory.ensemble.linear_task draws it)")
@@ -48,6 +49,7 @@ def load(recipe: Recipe) -> Dataset:
 
 def sizes(recipe: Recipe) -> Sizes:
     """The sizes of a recipe's dataset; only a user's file has to be read for it."""
+    _refuse_pipeline(recipe)
     kind = recipe.dataset.split(":")[0]
     if recipe.dataset.endswith(".npz"):
         data = _npz(Path(recipe.dataset))
@@ -77,10 +79,19 @@ def synthetic_shape(name: str) -> tuple[int, int, int, int]:
 
 def check(recipe: Recipe) -> None:
     """Find out cheaply whether a recipe's dataset is to be had."""
+    _refuse_pipeline(recipe)
     if recipe.dataset.endswith(".npz"):
         load(recipe)
     elif recipe.dataset == "cifar10" and not is_cached():
         load_cifar10()  # says which command to type
+
+
+def _refuse_pipeline(recipe: Recipe) -> None:
+    if recipe.pipeline is not None:
+        raise DataError(
+            f"pipeline = {recipe.pipeline!r}: its data is known to its own code alone "
+            "(run it with initmem.measure or `initmem run --command`)"
+        )
 
 
 def _digits() -> Dataset:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
-from initmem.data import sizes
-from initmem.engines.packing import cost, packs
+from initmem.engines.packing import cost, pack_size, packs
 from initmem.engines.settings import Engine, Listener
+from initmem.engines.speed import PackSizes
 from initmem.measures.memory import memory
 from initmem.recipe import Recipe
 from initmem.store import Store
-from initmem.study import Study
+from initmem.study import Run, Study
 from initmem.train.requirements import check_input
 
 
@@ -74,11 +75,9 @@ def execute(
         store.set_aside(lambda record: record.status == "failed")
     study = with_known_seeds(study, store)
     store.add_study(study)
-    shapes = [sizes(recipe) for recipe in study.recipes]
-    cut = packs(study, shapes, size=pack, workers=engine.workers)
-    costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
     runs = study.all_runs()
     left = [run for run in runs if not store.has(run)]
+    cut, costs = _cut(study, left, engine, size=pack)
     listen = watch(
         Workload(
             runs=len(runs),
@@ -86,15 +85,16 @@ def execute(
             packs=len(cut),
             workers=min(engine.workers, len(cut)),
             costs={run.id: costs[run.recipe] for run in left},
-            epochs={run.id: run.recipe.epochs for run in left},
+            epochs={run.id: run.recipe.known()["epochs"] or 1 for run in left},
         )
     )
     finished = engine.run(store, cut, listen)
-    counts = Counter(store.read(run.id).status for run in runs if store.has(run))
+    states = {record.id: record.status for record in store.records()}
+    counts = Counter(states[run.id] for run in runs if run.id in states)
     return Outcome(
         store=store.path,
         runs=len(runs),
-        trained=sum(store.has(run) for run in left),
+        trained=sum(run.id in states for run in left),
         completed=counts["completed"],
         diverged=counts["diverged"],
         failed=counts["failed"],
@@ -102,6 +102,22 @@ def execute(
         interrupted=not finished,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def _cut(
+    study: Study, left: Sequence[Run], engine: Engine, *, size: int | None
+) -> tuple[list[list[Run]], dict[Recipe, float]]:
+    """The packs of a study, and the relative cost of a run of each recipe."""
+    if any(recipe.pipeline is not None for recipe in study.recipes):  # one by one, at a cost nobody knows
+        return [[run] for run in study.all_runs()], dict.fromkeys(study.recipes, 1.0)
+    shapes = [sizes(recipe) for recipe in study.recipes]
+    costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
+    unfinished, measured = {run.recipe for run in left}, PackSizes(engine.device)
+
+    def choose(recipe: Recipe, shape: Sizes) -> int:
+        return measured.choose(recipe, shape) if recipe in unfinished else pack_size(recipe, shape)
+
+    return packs(study, shapes, size=size, workers=engine.workers, choose=choose), costs
 
 
 def execute_until(
@@ -133,8 +149,9 @@ def execute_until(
 def _seeds_to_add(study: Study, store: Store, width: float, max_seeds: int) -> dict[Recipe, int]:
     """How many seeds more each recipe needs; the width falls about as one over the root of their number."""
     found = {}
+    known = {record.id: record for record in store.records()}
     for recipe in study.recipes:
-        records = [store.read(run.id) for run in study.runs(recipe) if store.has(run)]
+        records = [known[run.id] for run in study.runs(recipe) if run.id in known]
         row = memory(records)
         now = len({record.run.seed for record in records})
         if row.low is not None and row.high is not None and row.high - row.low <= width:
@@ -163,4 +180,28 @@ def check(study: Study) -> None:
     """Find a user's mistake before anything is written or started."""
     for recipe in study.recipes:
         check_data(recipe)
-        check_input(recipe.model, sizes(recipe).shape, recipe.augment)
+        shape = sizes(recipe)
+        check_input(recipe.model, shape.shape, recipe.augment)
+        _check_probe(recipe, shape)
+
+
+def _check_probe(recipe: Recipe, shape: Sizes) -> None:
+    """Whether the layers that a recipe names are there; a network without memory is built to see."""
+    if recipe.probe == "kernels" and not recipe.layer_scales:
+        return
+    import torch
+
+    from initmem.train.init import layout
+    from initmem.train.models import build
+    from initmem.train.probes import factors
+
+    with torch.device("meta"):
+        network = build(
+            recipe.model,
+            replicas=1,
+            shape=shape.shape,
+            classes=shape.classes,
+            width=recipe.width,
+            norm=recipe.norm,
+        )
+    factors(recipe, 1.0, layout(network))

@@ -6,11 +6,13 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from initmem.engines.settings import Listener, Settings
@@ -44,6 +46,11 @@ class LocalEngine:
         self._stop = self._context.Event()
         self._alive: list[_Process] = []
         self._crashes = 0  # at start-up
+
+    @property
+    def device(self) -> str:
+        """What it trains on."""
+        return self.settings.device
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
@@ -106,9 +113,23 @@ class LocalEngine:
         process = self._context.Process(
             target=_main, args=(theirs, self._stop, os.getpid(), *work), daemon=True
         )
-        process.start()
+        skip_script = contextlib.nullcontext() if self.settings.trainer is None else _without_main()
+        with skip_script:
+            process.start()
         theirs.close()
         return _Process(process, ours)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep a new process from running the user's script again: a script that trains at its top level would
+    train within its own workers. A trainer travels by value and does not need the script."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _drain(worker: _Process, listen: Listener) -> None:
@@ -143,6 +164,9 @@ def _main(
 
     from initmem.engines.worker import Worker, die_with_parent
 
+    # Training code may have workers of its own, a data loader's, and starts them as it would elsewhere.
+    multiprocessing.current_process().daemon = False
+    multiprocessing.set_start_method(None, force=True)
     die_with_parent(parent)
     torch.set_num_threads(1)
 

@@ -4,7 +4,7 @@ finds itself in the same company."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from initmem.data import Sizes
@@ -19,19 +19,26 @@ LARGEST_LINEAR_PACK = 100  # a linear network is next to nothing beside the call
 
 
 def pack_size(recipe: Recipe, sizes: Sizes) -> int:
-    """How many replicas of a recipe to train as one network."""
+    """A guess, without a measurement, of how many replicas of a recipe to train as one network."""
     if recipe.model == "linear":
         return LARGEST_LINEAR_PACK
     work = sizes.height * sizes.width * recipe.width * min(recipe.batch_size, sizes.n_train)
     return max(1, min(LARGEST_PACK, WORTH_PACKING // work))
 
 
-def packs(study: Study, sizes: Sequence[Sizes], *, size: int | None, workers: int) -> list[list[Run]]:
+def packs(
+    study: Study,
+    sizes: Sequence[Sizes],
+    *,
+    size: int | None,
+    workers: int,
+    choose: Callable[[Recipe, Sizes], int] = pack_size,
+) -> list[list[Run]]:
     """Cut every recipe's runs into packs of even size, the most work first."""
     found: list[tuple[float, list[Run]]] = []
     for recipe, shape in zip(study.recipes, sizes, strict=True):
         runs = study.runs(recipe)
-        limit = size or pack_size(recipe, shape)
+        limit = size or choose(recipe, shape)
         count = math.ceil(len(runs) / limit)
         if size is None:  # no core should stand idle for want of a pack
             count = min(len(runs), max(count, math.ceil(workers / len(study.recipes))))

@@ -10,21 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from initmem.data import Dataset, Part, Sizes, sizes
-from initmem.engines.packing import packs
+from initmem.data import sizes
+from initmem.engines.packing import pack_size, packs
+from initmem.engines.speed import PackSizes, Speedometer, run_flops
 from initmem.errors import ConfigError, allowed
 from initmem.measures.clocks import clocks
 from initmem.recipe import Recipe
 from initmem.record import COLUMNS, RunRecord, encode, summarise
 from initmem.schedule import updates_per_epoch
 from initmem.study import Run, Study
-from initmem.theory.records import train_linear
-from initmem.train.flops import Flops, flops_per_image
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
 ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}
 UTILISATION = 0.2  # small images keep a large accelerator waiting; said with every number
-LONGEST_STEP = 1e10  # operations per calibrating step: a fraction of a second on one core
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +60,6 @@ class Plan:
     rows: tuple[RecipePlan, ...]
 
 
-def run_flops(recipe: Recipe, shape: Sizes) -> float:
-    """Operations of one run: training, validation after every epoch, one test."""
-    count = flops_per_image(recipe, shape.shape, shape.classes)
-    seen = recipe.epochs * shape.n_train
-    looked_at = recipe.epochs * shape.n_val + shape.n_test
-    return float(seen * count.training + looked_at * count.forward)
-
-
 def plan(
     study: Study,
     *,
@@ -80,7 +70,8 @@ def plan(
 ) -> Plan:
     """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
     shapes = [sizes(recipe) for recipe in study.recipes]
-    cut = packs(study, shapes, size=None, workers=workers)
+    chosen = PackSizes().choose if calibrated else pack_size
+    cut = packs(study, shapes, size=None, workers=workers, choose=chosen)
     pack_of = {recipe: max(len(p) for p in cut if p[0].recipe == recipe) for recipe in study.recipes}
     speed = Speedometer()
     rows = []
@@ -135,56 +126,6 @@ def record_bytes(recipe: Recipe) -> int:
     history = {name: rng.random(recipe.epochs) for name in COLUMNS}
     summary = summarise(history, norm_init=rng.random(), test_accuracy=rng.random(), test_loss=rng.random())
     return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {})))
-
-
-class Speedometer:
-    """Operations per second of one worker, from real steps of real packs; each kind is timed once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], float] = {}
-
-    def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> float:
-        """Time one epoch of two updates, after one to warm up."""
-        count = flops_per_image(recipe, shape.shape, shape.classes)
-        limit = max(1, int(LONGEST_STEP / count.training / pack))
-        batch = min(recipe.batch_size, shape.n_train, limit)
-        # Elementwise optimizers cost next to nothing beside the network; Muon on conv kernels does not.
-        heavy = recipe.optimizer == "muon-conv"
-        key = (recipe.model, recipe.width, recipe.norm, heavy, shape.shape, batch, pack)
-        if key not in self._known:
-            self._known[key] = self._time(recipe, shape, pack, batch, count)
-        return self._known[key]
-
-    def _time(self, recipe: Recipe, shape: Sizes, pack: int, batch: int, count: Flops) -> float:
-        import torch
-
-        from initmem.train.pack import Pack
-
-        torch.set_num_threads(1)
-        changes = {"batch_size": batch, "epochs": 2, "patience": None, "train_size": None}
-        small = recipe.model_copy(update=changes)
-        runs = [Run(small, 1.0, seed) for seed in range(pack)]
-        if recipe.model == "linear":
-            started = time.perf_counter()
-            train_linear(runs)
-            return pack * run_flops(small, shape) / (time.perf_counter() - started)
-        data = _noise(shape, n_train=2 * batch, n_val=batch)
-        trial = Pack(runs, data)
-        trial.train_epoch()
-        started = time.perf_counter()
-        trial.train_epoch()
-        seconds = time.perf_counter() - started
-        return pack * batch * (2 * count.training + count.forward) / seconds
-
-
-def _noise(shape: Sizes, *, n_train: int, n_val: int) -> Dataset:
-    rng = np.random.default_rng(0)
-
-    def part(n: int) -> Part:
-        x = rng.random((n, shape.height, shape.width, shape.channels), dtype=np.float32)
-        return Part(x, rng.integers(0, shape.classes, n))
-
-    return Dataset("noise", part(n_train), part(n_val), part(1), shape.classes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,11 @@ class RayEngine:
         fit = int(have.get("GPU", 0) / self._gpus if self._gpus else have.get("CPU", 1))
         return max(1, fit if self._most is None else min(fit, self._most))
 
+    @property
+    def device(self) -> str:
+        """What it trains on."""
+        return self.settings.device
+
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
         left = [pack for pack in packs if not all(store.has(run) for run in pack)]

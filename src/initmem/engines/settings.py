@@ -14,19 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from initmem.data import Dataset, load
-from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.store import Store
 from initmem.study import Run
 
-if TYPE_CHECKING:
-    from initmem.train.pack import Checkpoint, Rows
-
 Listener = Callable[[str, Any], None]
+
+
+# What trains runs in place of the bundled loop: it takes runs of one recipe and a function to call after
+# every epoch with (run, row of its history), which may raise to stop it. It is sent to other processes.
+Trainer = Callable[[list[Run], Callable[[Run, dict[str, float]], None]], list[RunRecord]]
 
 
 class Engine(Protocol):
@@ -34,69 +33,14 @@ class Engine(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many packs are trained at the same time."""
+        """How many packs it has in hand at a time."""
+
+    @property
+    def device(self) -> str:
+        """What it trains on: cpu, cuda or cuda:N."""
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
-        """Train what has no record yet."""
-
-
-class Progress(Protocol):
-    """What a trainer shows of a pack after each epoch."""
-
-    @property
-    def epoch(self) -> int:
-        """The last finished epoch."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether no epoch is left."""
-
-    @property
-    def history(self) -> Sequence[Rows]:
-        """The rows of every run so far."""
-
-    def checkpoint(self) -> Sequence[Checkpoint]:
-        """One checkpoint per run."""
-
-
-class Trainer(Protocol):
-    """What trains a pack. It is handed to the worker processes, so it must be a function of a module."""
-
-    def __call__(
-        self,
-        runs: Sequence[Run],
-        *,
-        device: str,
-        resume: Sequence[Checkpoint] | None,
-        on_epoch: Callable[[Progress], None],
-    ) -> Sequence[RunRecord]:
-        """Train the runs and return their records; what `on_epoch` raises ends it."""
-
-
-def train_recipe(
-    runs: Sequence[Run],
-    *,
-    device: str,
-    resume: Sequence[Checkpoint] | None,
-    on_epoch: Callable[[Progress], None],
-) -> Sequence[RunRecord]:
-    """Train by what the recipe's network asks for."""
-    from torch import device as named
-
-    from initmem.train.loop import hardware, train_pack
-
-    if runs[0].recipe.model == "linear":  # seconds of work at the most: no checkpoint is worth it
-        from initmem.theory.records import train_linear
-
-        processor = hardware(named("cpu"))
-        return [record.noted(hardware=processor) for record in train_linear(runs)]
-    return train_pack(runs, dataset(runs[0].recipe), device=device, resume=resume, on_epoch=on_epoch)
-
-
-@lru_cache(maxsize=2)
-def dataset(recipe: Recipe) -> Dataset:
-    """Load a recipe's dataset; packs of one recipe tend to follow each other."""
-    return load(recipe)
+        """Train what has no record yet. False when interrupted: everything so far is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +50,4 @@ class Settings:
     device: str = "cpu"
     checkpoint_every: float = 60.0  # seconds
     timeout: float | None = None  # seconds in which a pack has to finish an epoch
-    trainer: Trainer = train_recipe
+    trainer: Trainer | None = None  # None: the bundled networks

@@ -23,23 +23,25 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from initmem.engines.settings import Progress, Settings
+from initmem.engines.bundled import train_bundled
+from initmem.engines.settings import Settings
 from initmem.errors import FullDisk, InitmemError
 from initmem.faults import Cause, Fault, cause_of, counted
 from initmem.recipe import content_id
 from initmem.record import RunRecord, failed
 from initmem.store import Store
 from initmem.study import Run
-from initmem.train.pack import Checkpoint
+from initmem.train.pack import Checkpoint, Pack
 
 Report = Callable[[str, Any], None]
 
 
-class Interrupted(Exception):
+# Neither is an Exception: a user's own training code may catch those.
+class Interrupted(BaseException):
     """The worker was asked to stop; the pack's checkpoint is written."""
 
 
-class ClaimLost(Exception):
+class ClaimLost(BaseException):
     """Another worker took the runs over, because this one seemed dead."""
 
 
@@ -63,7 +65,7 @@ class Training:
             attempt = _Try(self, part, team)
             try:
                 found = attempt.train()
-            except (Interrupted, ClaimLost, InitmemError):
+            except InitmemError:
                 raise
             except Exception as error:
                 said, cause = traceback.format_exc(), cause_of(error)
@@ -116,6 +118,7 @@ class _Try:
         self.training, self.store, self.settings = training, training.store, training.settings
         self.runs, self.team = runs, team
         self.resumed = self.moved = False  # went on from checkpoints; finished an epoch
+        self.begun: set[Run] = set()  # have shown an epoch, in training of a user's own
         self.written = time.monotonic()
 
     @property
@@ -126,9 +129,15 @@ class _Try:
     def train(self) -> list[RunRecord]:
         """Train the team; return the records of those that are claimed."""
         with _watchdog(self.store, self.runs, self.settings.timeout) as self.still_alive:
-            found = self.settings.trainer(
-                self.team, device=self.settings.device, resume=self._checkpoints(), on_epoch=self._on_epoch
-            )
+            if self.settings.trainer is not None:
+                found = self.settings.trainer(self.team, self._on_row)
+            else:
+                found = train_bundled(
+                    self.team,
+                    device=self.settings.device,
+                    resume=self._checkpoints(),
+                    on_epoch=self._on_epoch,
+                )
         wanted = set(self.runs)
         return [self._noted(record) for record in found if record.run in wanted]
 
@@ -143,7 +152,21 @@ class _Try:
         self.resumed = found is not None
         return None if found is None else [Checkpoint(tensors, meta) for tensors, meta in found]
 
-    def _on_epoch(self, pack: Progress) -> None:
+    def _on_row(self, run: Run, row: dict[str, float]) -> None:
+        """For trainers that keep no checkpoints: asked to stop, they stop after an epoch, and begin anew."""
+        if run not in self.runs:
+            return
+        if not self.store.owns(run):
+            raise ClaimLost
+        self.still_alive()
+        self.store.append_history(run, row, fresh=run not in self.begun)
+        self.begun.add(run)
+        if run.recipe.known()["epochs"]:
+            self.training.report("epoch", ([run.id], int(row["epoch"])))
+        if self.training.should_stop():
+            raise Interrupted
+
+    def _on_epoch(self, pack: Pack) -> None:
         if not all(self.store.owns(run) for run in self.runs):
             raise ClaimLost
         self.still_alive()
@@ -159,7 +182,7 @@ class _Try:
         if stop:
             raise Interrupted
 
-    def _save(self, pack: Progress) -> None:
+    def _save(self, pack: Pack) -> None:
         if len(self.team) == len(self.runs):
             saved = dict(zip(self.runs, ((c.tensors, c.meta) for c in pack.checkpoint()), strict=True))
             self.store.write_checkpoints(saved, pack.epoch)

@@ -120,5 +120,6 @@ def _slope(sums: Array) -> Array:
 
 def _mean_clock(records: Sequence[RunRecord], name: str) -> Array:
     values, _, _ = curves(records, f"clock_{name}")
-    flat = values.reshape(-1, values.shape[2])
-    return np.asarray(np.nanmean(flat, axis=0)) if flat.size else np.empty(0)
+    if not values.size:
+        return np.empty(0)  # training code that no tracker watched
+    return np.asarray(np.nanmean(values.reshape(-1, values.shape[2]), axis=0))

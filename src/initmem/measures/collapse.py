@@ -43,10 +43,11 @@ def collapse(
     rng = np.random.default_rng(seed)
     curves = [beta_curve(records, metric) for records in groups]
     axes = _axes(curves)
-    observed = {name: disagreement([c.beta for c in curves], axes[name], _floors(curves)) for name in axes}
+    floors = _floors(curves)
+    observed = {name: disagreement([c.beta for c in curves], axes[name], floors) for name in axes}
     drawn = [resampled_beta(records, metric, rng=rng, draws=DRAWS) for records in groups]
     resampled = {
-        name: np.array([disagreement([d[k] for d in drawn], axis, _floors(curves)) for k in range(DRAWS)])
+        name: np.array([disagreement([d[k] for d in drawn], axis, floors) for k in range(DRAWS)])
         for name, axis in axes.items()
     }
     names = list(axes)

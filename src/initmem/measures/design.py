@@ -36,6 +36,11 @@ def plain(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in unpoked if record.run.pins == usual]
 
 
+def bundled(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Without the runs of training code of a user's own: of its optimizer and so on nothing is known."""
+    return [record for record in records if record.run.recipe.pipeline is None]
+
+
 def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Array]:
     """A history column as (values of shape (seed, scale, epoch), scales, seeds); gaps are NaN.
 

@@ -57,10 +57,38 @@ class Memory:
         """Plain values."""
         return asdict(self)
 
+    @property
+    def meaning(self) -> str:
+        """The verdict in one sentence."""
+        if self.memory is None:
+            return f"No seed has a {self.metric} at every scale yet."
+        shown, floor = self._shown(self.memory), f"{self.floor or 0:.2g}"
+        match self.verdict:
+            case "remembers":
+                return (
+                    f"Changing nothing but the initialization scale moves the mean {self.metric} by {shown}, "
+                    f"where noise alone would show {floor}: training has not forgotten where it began."
+                )
+            case "forgets":
+                return (
+                    f"Whatever the initialization scale, the mean {self.metric} stays within "
+                    f"{self._shown(self.high)}: training has forgotten where it began."
+                )
+            case _ if self.floor is None:
+                return f"One seed tells nothing about noise: the {self.metric} spreads by {shown}."
+            case _:
+                return (
+                    f"The mean {self.metric} spreads by {shown} over the initialization scales, where noise "
+                    f"alone would show {floor}: that settles nothing yet."
+                )
+
+    def _shown(self, value: float | None) -> str:
+        return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
+
     def __str__(self) -> str:
         if self.memory is None:
             return f"not measured yet, {self.verdict}"
-        text = f"{self.memory:.3g}{self.unit and ' ' + self.unit}"
+        text = self._shown(self.memory)
         if self.low is not None:
             text += f" [{self.low:.3g}, {self.high:.3g}], floor {self.floor:.2g}"
         needed = f" ({self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""
@@ -72,10 +100,27 @@ def unit_of(metric: str) -> tuple[float, str]:
     return (100.0, "pp") if "accuracy" in metric or metric == "repair_gap" else (1.0, "")
 
 
+def own_metrics(records: Sequence[RunRecord]) -> list[str]:
+    """What a user's own training code recorded under names of its own."""
+    found = dict.fromkeys(
+        name for record in records if record.run.recipe.pipeline for name in (*record.history, *record.finals)
+    )
+    return [name for name in found if name not in METRICS]
+
+
+def default_metric(records: Sequence[RunRecord]) -> str:
+    """Test accuracy where it is known, else the next best that the records hold."""
+    for name in ("test_accuracy", "val_accuracy_best", "test_loss", "val_loss", *own_metrics(records)):
+        if any(record.metric(name) is not None for record in records):
+            return name
+    return "test_accuracy"
+
+
 def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     """Arrange the records of one recipe by seed and scale, in the metric's display unit."""
-    if metric not in METRICS:
-        raise ConfigError(f"metric = {metric!r} ({allowed(METRICS)})")
+    known = dict.fromkeys([*METRICS, *own_metrics(records)])
+    if metric not in known:
+        raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
     factor, _ = unit_of(metric)
     found = {(r.run.seed, r.run.scale): r.metric(metric) for r in plain(records)}
     scales = sorted({scale for _, scale in found})
@@ -106,7 +151,7 @@ def memory(
     arranged = profile(records, metric)
     _, unit = unit_of(metric)
     recipe = arranged.recipe
-    name = recipe.label(["optimizer", "learning_rate"]) if label is None else label
+    name = label or recipe.pipeline or recipe.label(["optimizer", "learning_rate"])
     n_seeds, n_scales = arranged.values.shape
     nothing = Spread(None, None, None, None, None, None, None)
     found = spread(arranged.values, rng=np.random.default_rng(seed)) if n_seeds else nothing

@@ -11,6 +11,7 @@ from initmem.errors import ConfigError
 from initmem.measures.design import by_recipe
 from initmem.measures.forecast import Advice, advise, forecast
 from initmem.measures.memory import memory
+from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.study import Study
 
@@ -24,21 +25,21 @@ def advice_rows(study: Study) -> list[Row]:
             "model = 'linear': the thresholds of the forecast are those of image networks "
             "(initmem measure tells what linear networks do, in seconds)"
         )
-    rows = []
-    for recipe, label in zip(study.recipes, study.labels(), strict=True):
-        n_train = sizes(recipe).n_train
-        outlook, advice = forecast(recipe, n_train), advise(recipe, n_train)
-        rows.append(
-            {
-                "recipe": label,
-                "forecast": outlook.forecast,
-                "clock": outlook.clock,
-                "value": outlook.value,
-                "needed": outlook.needed,
-                "advice": "; ".join(map(in_words, advice)) or _no_advice(outlook.forecast),
-            }
-        )
-    return rows
+    return [advice_row(recipe, label) for recipe, label in zip(study.recipes, study.labels(), strict=True)]
+
+
+def advice_row(recipe: Recipe, label: str) -> Row:
+    """One recipe: its clock, its forecast, and what should make it forget."""
+    n_train = sizes(recipe).n_train
+    outlook, advice = forecast(recipe, n_train), advise(recipe, n_train)
+    return {
+        "recipe": label,
+        "forecast": outlook.forecast,
+        "clock": outlook.clock,
+        "value": outlook.value,
+        "needed": outlook.needed,
+        "advice": "; ".join(map(in_words, advice)) or _no_advice(outlook.forecast),
+    }
 
 
 def in_words(advice: Advice) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.memory import unit_of
+from initmem.measures.statistics import student
 from initmem.recipe import Recipe, labels
 from initmem.record import RunRecord
 
@@ -25,6 +26,7 @@ class Curve(NamedTuple):
     mean: list[float]
     low: list[float]  # 10th percentile over seeds
     high: list[float]  # 90th percentile over seeds
+    limits: list[tuple[float, float] | None]  # 95% interval of the mean; None from a single seed
     n: list[int]
 
 
@@ -42,18 +44,24 @@ TITLES = {
 }
 
 
+def in_words(metric: str) -> str:
+    """The name of a metric with the unit it is drawn in."""
+    return f"{metric.replace('_', ' ')}{' (%)' if 'accuracy' in metric else ''}"
+
+
 def scale_plot(records: Sequence[RunRecord], metric: str, *, order: Sequence[Recipe] = ()) -> ScalePlot:
     """Means and 10-90 percentile bands of a metric at every scale."""
     groups = by_recipe(records, order)
-    title, y_title = TITLES.get(metric, (metric.replace("_", " "), metric.replace("_", " ")))
+    title, y_title = TITLES.get(metric, (metric.replace("_", " "), in_words(metric)))
     curves = [
-        _curve(group, metric, label, COLOURS[i % len(COLOURS)])
+        curve(group, metric, label=label, colour=COLOURS[i % len(COLOURS)])
         for i, (group, label) in enumerate(zip(groups.values(), labels(list(groups)), strict=True))
     ]
     return ScalePlot(title, y_title, curves)
 
 
-def _curve(records: Sequence[RunRecord], metric: str, label: str, colour: str) -> Curve:
+def curve(records: Sequence[RunRecord], metric: str, *, label: str = "", colour: str = "") -> Curve:
+    """Mean, percentiles and interval of a metric at every scale, for the records of one recipe."""
     factor, _ = unit_of(metric)
     at: dict[float, list[float]] = {}
     for record in plain(records):
@@ -68,5 +76,15 @@ def _curve(records: Sequence[RunRecord], metric: str, label: str, colour: str) -
         mean=[float(np.mean(at[s])) for s in scales],
         low=[float(np.percentile(at[s], 10)) for s in scales],
         high=[float(np.percentile(at[s], 90)) for s in scales],
+        limits=[_limits(at[s]) for s in scales],
         n=[len(at[s]) for s in scales],
     )
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95% interval of a mean."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean, half = float(np.mean(values)), student(n - 1) * float(np.std(values, ddof=1)) / n**0.5
+    return mean - half, mean + half

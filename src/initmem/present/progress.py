@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from initmem.engines.execute import Workload
+from initmem.engines.settings import Listener
 
 QUIET_SECONDS = 15.0  # between two lines where there is no terminal to draw on
 
@@ -106,6 +107,26 @@ class Display:
         elif time.monotonic() - self._last_line > QUIET_SECONDS:
             self._last_line = time.monotonic()
             self.console.print(f"{100 * self.fraction():.0f}%: {self._text()}")
+
+
+@contextmanager
+def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
+    """A display on a stream for as many sessions as come; without a stream nothing is shown."""
+    console = Console(file=stream, quiet=stream is None, highlight=False)
+    shown: list[Display] = []
+
+    def watch(work: Workload) -> Listener:
+        for old in shown:
+            old.stop()
+        shown.append(Display(work, console))
+        shown[-1].start()
+        return shown[-1]
+
+    try:
+        yield watch
+    finally:
+        for old in shown:
+            old.stop()
 
 
 @contextmanager

@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from initmem.store import Store
+from initmem.present.survey import Survey
+from initmem.results import Results
 
 
-def store_status(store: Store) -> dict[str, Any]:
+def store_status(store: Results) -> dict[str, Any]:
     """Counts per study and recipe."""
-    records, damaged = store.survey()
-    states = {record.id: record.status for record in records}
-    in_flight = set(store.in_flight())
+    survey = Survey.of(store)
+    return {
+        "store": str(store.path),
+        "studies": study_status(survey),
+        "damaged": list(survey.damaged),
+    }
+
+
+def study_status(survey: Survey) -> list[dict[str, Any]]:
+    """Counts per study and, below it, per recipe."""
+    states = {record.id: record.status for record in survey.records}
     studies = []
-    for study in store.studies():
+    for study in survey.studies:
         rows: list[dict[str, Any]] = []
         for recipe, label in zip(study.recipes, study.labels(), strict=True):
             runs = study.runs(recipe)
@@ -26,19 +35,13 @@ def store_status(store: Store) -> dict[str, Any]:
                     "completed": counts["completed"],
                     "diverged": counts["diverged"],
                     "failed": counts["failed"],
-                    "training": sum(run.id in in_flight for run in runs),
+                    "training": sum(run.id in survey.in_flight for run in runs),
                     "missing": counts["missing"],
                 }
             )
         total = sum(row["runs"] for row in rows)
         done = total - sum(row["missing"] for row in rows)
         studies.append(
-            {
-                "name": study.name,
-                "effort": study.effort,
-                "runs": total,
-                "done": done,
-                "recipes": rows,
-            }
+            {"name": study.name, "effort": study.effort, "runs": total, "done": done, "recipes": rows}
         )
-    return {"store": str(store.path), "studies": studies, "damaged": damaged}
+    return studies

@@ -22,6 +22,11 @@ class Images:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def places(self) -> int:
+        """Pixels of one image, or 1 where the examples are rows of a table."""
+        return self.x.shape[1] * self.x.shape[2]
+
     def packed(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Gather (batch, replica) positions: inputs (batch, replica * channel, h, w), labels like index.
 

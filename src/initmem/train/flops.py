@@ -32,13 +32,16 @@ def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
     return Flops(forward, 3 * forward - layers[0])
 
 
-def _conv(inputs: int, outputs: int, places: int, size: int = 3) -> int:
-    return 2 * inputs * outputs * size * size * places
+def _conv(inputs: int, outputs: int, side: tuple[int, int], size: int = 3, *, stride: int = 1) -> int:
+    """A convolution with outputs at height x width places; on 2x2 places or fewer it is a dense map."""
+    places = side[0] * side[1]
+    taps = places if size == 3 and stride == 1 and max(side) <= 2 else size * size
+    return 2 * inputs * outputs * taps * places
 
 
 def _resnet9(w: int, shape: Shape, classes: int) -> list[int]:
     channels, height, width = shape
-    at = [(height >> k) * (width >> k) for k in range(4)]  # places after k pools
+    at = [(height >> k, width >> k) for k in range(4)]  # height and width after k pools
     return [
         _conv(channels, w, at[0]),
         _conv(w, 2 * w, at[0]),
@@ -52,12 +55,13 @@ def _resnet9(w: int, shape: Shape, classes: int) -> list[int]:
 
 def _deep(w: int, shape: Shape, classes: int, *, n: int) -> list[int]:
     channels, height, width = shape
-    layers = [_conv(channels, w, height * width)]
+    layers = [_conv(channels, w, (height, width))]
     for stage in range(3):
         outputs = w * 2**stage
-        places = math.ceil(height / 2**stage) * math.ceil(width / 2**stage)
-        inputs = outputs if stage == 0 else outputs // 2
-        layers += [_conv(inputs, outputs, places)] + [_conv(outputs, outputs, places)] * (2 * n - 1)
+        at = math.ceil(height / 2**stage), math.ceil(width / 2**stage)
+        inputs, stride = (outputs, 1) if stage == 0 else (outputs // 2, 2)
+        layers += [_conv(inputs, outputs, at, stride=stride)]
+        layers += [_conv(outputs, outputs, at)] * (2 * n - 1)
         if stage > 0:
-            layers.append(_conv(inputs, outputs, places, size=1))
+            layers.append(_conv(inputs, outputs, at, size=1))
     return [*layers, 2 * 4 * w * classes]

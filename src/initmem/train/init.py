@@ -1,8 +1,7 @@
-"""Initialization: kernels ~ N(0, scale^2 / fan_in), biases ~ N(0, bias_std^2), never rescaled."""
+"""Initialization: kernels ~ N(0, scale^2 / fan_in) and biases ~ N(0, bias_std^2), or as a recipe asks."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +11,9 @@ from torch import Tensor
 
 from initmem.seeds import generator
 from initmem.study import Run
-from initmem.train.layers import by_replica
+from initmem.train.layers import Layer, by_replica
 from initmem.train.models import Network
+from initmem.train.probes import Layout, deviations, draw
 
 
 @torch.no_grad()
@@ -21,13 +21,29 @@ def initialise(network: Network, runs: Sequence[Run]) -> None:
     """Draw the variables of every replica. One seed gives the same standard normals at every scale."""
     for replica, run in enumerate(runs):
         rng = generator(run.seed_of("init"), "init")
-        for layer in network.layers():
+        sizes = deviations(run.recipe, run.scale, layout(network))
+        for path, layer in named_layers(network):
             kernel = by_replica(layer.kernel, network.replicas)[replica]
             bias = by_replica(layer.bias, network.replicas)[replica]
-            _fill(kernel, rng.standard_normal(kernel.shape), run.scale / math.sqrt(layer.fan_in))
-            _fill(bias, rng.standard_normal(bias.shape), run.recipe.bias_std)
+            _fill(kernel, draw(rng, kernel.shape, run.recipe.distribution), sizes[f"{path}.kernel"])
+            _fill(bias, draw(rng, bias.shape), sizes[f"{path}.bias"])
         first = by_replica(network.layers()[0].kernel, network.replicas)[replica]
         first.view(-1)[0] *= run.poke
+
+
+def named_layers(network: Network) -> list[tuple[str, Layer]]:
+    """The layers that have a kernel, by name, in the order in which they are drawn."""
+    return [(path, module) for path, module in network.named_modules() if isinstance(module, Layer)]
+
+
+def layout(network: Network) -> Layout:
+    """The variables of a network, for probes to choose from."""
+    layers = named_layers(network)
+    return Layout(
+        fan_ins={(f"{path}.kernel",): float(layer.fan_in) for path, layer in layers},
+        biases=[(f"{path}.bias",) for path, _ in layers],
+        output=(f"{layers[-1][0]}.kernel",),
+    )
 
 
 def _fill(target: Tensor, normals: NDArray[np.float64], std: float) -> None:

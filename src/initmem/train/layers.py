@@ -38,6 +38,14 @@ class Layer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(replicas * kernel[0]))
 
 
+def grouped_product(x: Tensor, kernel: Tensor, replicas: int) -> Tensor:
+    """Multiply (batch, replica * in), or shared (batch, in), with (replica * out, in)."""
+    if x.shape[1] == kernel.shape[1]:
+        return F.linear(x, kernel)
+    grouped = x.unflatten(1, (replicas, -1)).transpose(0, 1)
+    return torch.bmm(grouped, by_replica(kernel, replicas).mT).transpose(0, 1).flatten(1)
+
+
 class Conv(Layer):
     """A convolution with 'same' padding; kernel (replica * out, in, size, size)."""
 
@@ -47,12 +55,26 @@ class Conv(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w), or shared (batch, in, h, w), to (batch, replica * out, h', w')."""
+        if self.size == 3 and self.stride == 1 and max(x.shape[2:]) <= 2:
+            return self._dense(x)
         groups = x.shape[1] // self.inputs
         padding = self.size // 2
         if self.stride > 1:
             # The original stack pads as little as it can, at the far edge first: not what PyTorch does.
             x, padding = F.pad(x, [*self._edges(x.shape[3]), *self._edges(x.shape[2])]), 0
         return F.conv2d(x, self.kernel, self.bias, self.stride, padding, groups=groups)
+
+    def _dense(self, x: Tensor) -> Tensor:
+        """On an image of at most 2x2 places every output sees every input: one matrix product per replica."""
+        n, _, height, width = x.shape
+        taps = [  # of the output place (i, j): those that lie on the image
+            self.kernel[:, :, 1 - i : 1 - i + height, 1 - j : 1 - j + width]
+            for i in range(height)
+            for j in range(width)
+        ]
+        kernel = torch.stack(taps, 1).flatten(2).flatten(0, 1)  # (replica * out * place, in * place)
+        y = grouped_product(x.flatten(1), kernel, self.replicas).view(n, -1, len(taps))
+        return (y + self.bias[:, None]).view(n, -1, height, width)
 
     def _edges(self, side: int) -> tuple[int, int]:
         """Padding before and after a side, so that ceil(side / stride) outputs fit."""
@@ -70,11 +92,7 @@ class Dense(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in), or shared (batch, in), to (batch, replica * out)."""
-        if x.shape[1] == self.inputs:
-            return F.linear(x, self.kernel, self.bias)
-        kernel = by_replica(self.kernel, self.replicas)
-        grouped = x.unflatten(1, (self.replicas, self.inputs)).transpose(0, 1)
-        return torch.bmm(grouped, kernel.mT).transpose(0, 1).flatten(1) + self.bias
+        return grouped_product(x, self.kernel, self.replicas) + self.bias
 
 
 class BatchNorm(nn.Module):
@@ -154,13 +172,19 @@ def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) ->
 
 
 class ConvNormRelu(nn.Module):
-    """The building block of ResNet-9."""
+    """The building block of ResNet-9: convolution, normalization, ReLU and, where asked, 2x2 max pooling."""
 
-    def __init__(self, replicas: int, inputs: int, outputs: int, norm: Literal["batch", "layer"]) -> None:
+    def __init__(
+        self, replicas: int, inputs: int, outputs: int, norm: Literal["batch", "layer"], *, pool: bool = False
+    ) -> None:
         super().__init__()
         self.conv = Conv(replicas, inputs, outputs)
         self.norm = norm_layer(norm, replicas, outputs)
+        self.pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply convolution, normalization and ReLU."""
-        return F.relu(self.norm(self.conv(x)))
+        """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
+        x = self.norm(self.conv(x))
+        if self.pool:  # before the ReLU: both are monotone, the numbers stay the same, the work is a quarter
+            x = F.max_pool2d(x, 2)
+        return F.relu(x)

@@ -41,26 +41,24 @@ class ResNet9(Network):
         super().__init__(replicas)
         channels = shape[0]
 
-        def block(inputs: int, outputs: int) -> ConvNormRelu:
-            return ConvNormRelu(replicas, inputs, outputs, norm)
+        def block(inputs: int, outputs: int, *, pool: bool = False) -> ConvNormRelu:
+            return ConvNormRelu(replicas, inputs, outputs, norm, pool=pool)
 
         w = width
         self.stem = block(channels, w)
-        self.down1 = block(w, 2 * w)
+        self.down1 = block(w, 2 * w, pool=True)
         self.residual1 = nn.Sequential(block(2 * w, 2 * w), block(2 * w, 2 * w))
-        self.down2 = block(2 * w, 4 * w)
-        self.down3 = block(4 * w, 8 * w)
+        self.down2 = block(2 * w, 4 * w, pool=True)
+        self.down3 = block(4 * w, 8 * w, pool=True)
         self.residual2 = nn.Sequential(block(8 * w, 8 * w), block(8 * w, 8 * w))
         self.head = Dense(replicas, 8 * w, classes)
         self.pool = pool
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
-        x = self.stem(x)
-        x = F.max_pool2d(self.down1(x), 2)
+        x = self.down1(self.stem(x))
         x = x + self.residual1(x)
-        x = F.max_pool2d(self.down2(x), 2)
-        x = F.max_pool2d(self.down3(x), 2)
+        x = self.down3(self.down2(x))
         x = x + self.residual2(x)
         x = x.amax((2, 3)) if self.pool == "max" else x.mean((2, 3))
         logits: Tensor = self.head(x)

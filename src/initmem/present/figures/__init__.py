@@ -1,4 +1,4 @@
-"""Figures 1 to 8, from whatever a store holds: pure plot data, and thin drawers.
+"""Figures 1 to 8 of bundled recipes, and `scale` of any: pure plot data, and thin drawers.
 
 Every figure shows the optimizers, batch sizes and scales that there are; what it wants but the store lacks
 is shown as missing and named.
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from initmem.errors import ConfigError, StoreError, allowed
-from initmem.present.figures import heatmap, interpolation, pairs, scales, sensitivity, sweep
+from initmem.measures.design import bundled
+from initmem.present.figures import heatmap, interpolation, pairs, plain, scales, sensitivity, sweep
 from initmem.present.figures.canvas import check
 from initmem.present.figures.plain import draw_scale_plot
 from initmem.record import RunRecord
 from initmem.study import Study
 
-__all__ = ["ABOUT", "NAMES", "Drawn", "draw", "draw_scale_plot", "plot_data"]
+__all__ = ["ABOUT", "NAMES", "Drawn", "available", "draw", "draw_scale_plot", "plot_data"]
 
 
 class _Figure(NamedTuple):
@@ -37,7 +38,15 @@ _FIGURES = {
     "8": _Figure("normalization and augmentation", pairs.plot_norms, pairs.draw),
 }
 NAMES = tuple(_FIGURES)
+SCALE = "scale"  # the one figure that needs to know nothing about a recipe
 ABOUT = {name: figure.about for name, figure in _FIGURES.items()}
+
+
+def available(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    """The figures that a store has something for."""
+    of_recipes = bundled(records)
+    own = (SCALE,) if len(of_recipes) < len(records) else ()
+    return own if own and not of_recipes else (*NAMES, *own)
 
 
 class Drawn(NamedTuple):
@@ -52,11 +61,16 @@ def plot_data(
     name: str, records: Sequence[RunRecord], studies: Sequence[Study], reference: bool = False
 ) -> Any:
     """The plot data of a figure: a NamedTuple with, among others, `caption`, `missing` and `notes`."""
-    if name not in _FIGURES:
-        raise ConfigError(f"figure = {name!r} ({allowed(NAMES)})")
+    if name not in (*NAMES, SCALE):
+        raise ConfigError(f"figure = {name!r} ({allowed([*NAMES, SCALE])})")
     if not records:
         raise StoreError("no finished run yet (initmem run makes them)")
-    return _FIGURES[name].plot(records, studies, reference=reference)
+    if name == SCALE:
+        return plain.plot(records)
+    known = bundled(records)
+    if not known:
+        raise StoreError(f"figure {name}: only runs of training code of your own here ({allowed([SCALE])})")
+    return _FIGURES[name].plot(known, studies, reference=reference)
 
 
 def draw(
@@ -69,5 +83,5 @@ def draw(
     """Draw a figure as PDF, PNG or SVG, by the ending of the path; `reference` adds published values."""
     check(path)
     plot = plot_data(name, records, studies, reference)
-    _FIGURES[name].draw(plot, path)
+    (plain.draw if name == SCALE else _FIGURES[name].draw)(plot, path)
     return Drawn(path, plot.missing, plot.notes)

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from initmem.present.curves import Curve, ScalePlot
+from initmem.measures.memory import default_metric
+from initmem.present.curves import Curve, ScalePlot, scale_plot
 from initmem.present.figures import styles, words
 from initmem.present.figures.panels import draw_panels
 from initmem.present.figures.plotdata import Entry, Line, Panel, PanelPlot, Style
+from initmem.record import RunRecord
+
+
+def plot(records: Sequence[RunRecord], metric: str | None = None) -> PanelPlot:
+    """A metric against scale; the usual one unless given."""
+    return _panel_plot(scale_plot(records, metric or default_metric(records)))
 
 
 def draw_scale_plot(plot: ScalePlot, path: Path) -> None:
     """Means with bands against initialization scale; the ending of the path picks the format."""
+    draw(_panel_plot(plot), path)
+
+
+def draw(plot: PanelPlot, path: Path) -> None:
+    """Draw what `plot` made."""
+    draw_panels(plot, path, row_height=3.0, lettered=False)
+
+
+def _panel_plot(plot: ScalePlot) -> PanelPlot:
     lines = [_line(curve, i) for i, curve in enumerate(plot.curves)]
     entries = [Entry(line.label, line.style, present=True) for line in lines]
     legend = [entries[i : i + 3] for i in range(0, len(entries), 3)]
     panel = Panel(plot.title, words.SIGMA, plot.y_title, lines)
     caption = f"{words.BANDS}, {words.counts([panel])}."
-    draw_panels(PanelPlot([[panel]], legend, caption, [], []), path, row_height=3.0, lettered=False)
+    return PanelPlot([[panel]], legend, caption, [], [])
 
 
 def _line(curve: Curve, i: int) -> Line:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from initmem.errors import ConfigError, StoreError, allowed
+from initmem.measures.design import bundled
 from initmem.present.papertables import best, grid, spreads
 from initmem.present.papertables.table import PaperTable
 from initmem.record import RunRecord
@@ -42,4 +43,9 @@ def make(
         raise ConfigError(f"table = {name!r} ({allowed(NAMES)})")
     if not records:
         raise StoreError("no finished run yet (initmem run makes them)")
-    return _TABLES[name].make(records, studies, reference=reference)
+    known = bundled(records)
+    if not known:
+        raise StoreError(
+            f"table {name}: only runs of training code of your own here (initmem measure has them)"
+        )
+    return _TABLES[name].make(known, studies, reference=reference)

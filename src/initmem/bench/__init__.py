@@ -1,0 +1,1 @@
+"""Speed, measured beside peers on the same machine in the same run."""

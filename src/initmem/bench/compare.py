@@ -1,0 +1,203 @@
+"""Time initmem and its peers on the same workloads, one after the other, on an otherwise quiet machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import math
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from initmem.bench.workloads import Workload
+from initmem.engines.local import LocalEngine, cores
+from initmem.engines.packing import packs
+from initmem.engines.speed import PackSizes, run_flops
+from initmem.store import Store
+
+Tell = Callable[[str], None]
+
+PEERS = {"keras": "tensorflow", "torch": "torch"}  # peer: the package it needs beside initmem
+LONGEST = 1800  # seconds one measurement of a peer may take
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a peer is run: how many trainings at once, and its own switches."""
+
+    at_once: int
+    threads: int | None  # None: what the framework takes by default
+    compile: bool = False
+    channels_last: bool = False
+
+    def __str__(self) -> str:
+        threads = "default threads" if self.threads is None else f"{self.threads} thread"
+        switches = [name for name in ("compile", "channels_last") if getattr(self, name)]
+        return ", ".join([f"{self.at_once} at once", threads, *switches])
+
+
+AS_IS = Setting(1, None)
+
+
+@dataclass(slots=True)
+class Comparison:
+    """One workload: seconds for all its runs, ours and the peers', and how near the limit we are."""
+
+    workload: Workload
+    seconds: float
+    pack: int
+    share: float  # of the GEMM limit, counting convolutions and dense layers, evaluation included
+    peers: dict[str, dict[str, float]] = field(default_factory=dict)  # peer -> setting -> seconds
+
+    def ratio(self, peer: str, *, best: bool) -> float | None:
+        """How many times longer a peer takes."""
+        found = self.peers.get(peer, {})
+        seconds = [s for name, s in found.items() if best or name == str(AS_IS)]
+        return min(seconds) / self.seconds if seconds else None
+
+    def row(self) -> dict[str, Any]:
+        """For a table or a script."""
+        best = {peer: min(found, key=found.__getitem__) for peer, found in self.peers.items() if found}
+        return {
+            "workload": self.workload.name,
+            "runs": self.workload.runs,
+            "epochs": self.workload.epochs,
+            "seconds": self.seconds,
+            "pack": self.pack,
+            "gemm_share": self.share,
+            **{f"{peer}_{kind}": self.ratio(peer, best=kind == "best")
+               for peer in self.peers for kind in ("as_is", "best")},
+            "best_settings": best,
+            "peer_seconds": self.peers,
+        }  # fmt: skip
+
+
+def compare(workload: Workload, peers: Iterable[str], limit: float, tell: Tell) -> Comparison:
+    """Time one workload with initmem and with each peer in every setting worth a try."""
+    tell(f"{workload.name}: initmem")
+    seconds, pack = time_initmem(workload)
+    rate = workload.runs * run_flops(workload.recipe, workload.sizes) / seconds
+    found = Comparison(workload, seconds, pack, rate / limit)
+    tell(f"{workload.name}: initmem {seconds:.1f} s, pack {pack}, {found.share:.2f} of the GEMM limit")
+    for peer in peers:
+        found.peers[peer] = {}
+        for setting in settings(peer):
+            spent = time_peer(peer, workload, setting)
+            if spent is None:
+                tell(f"{workload.name}: {peer}, {setting}: does not run here")
+                continue
+            found.peers[peer][str(setting)] = spent
+            tell(f"{workload.name}: {peer}, {setting}: {spent:.1f} s, {spent / seconds:.2f} times initmem")
+    return found
+
+
+def settings(peer: str) -> list[Setting]:
+    """As it comes, and every way that might be its best."""
+    layouts = (False, True) if peer == "torch" else (False,)  # TensorFlow has but one on a processor
+    switches = itertools.product((False, True), layouts)
+    return [AS_IS, *(Setting(cores(), 1, compile, layout) for compile, layout in switches)]
+
+
+def missing(peer: str) -> str | None:
+    """Why a peer cannot be run here, in a line; None if it can."""
+    package = PEERS[peer]
+    if importlib.util.find_spec(package) is None:
+        return f"{peer}: {package} is not installed (pip install 'initmem[bench]')"
+    return None
+
+
+def whole(laps: list[float], end: float, epochs: int) -> float:
+    """Seconds of a whole run from a short one: the first epoch counts once, with all it took to begin."""
+    return laps[0] + (epochs - 1) * statistics.median(laps[1:]) + end
+
+
+def time_initmem(workload: Workload) -> tuple[float, int]:
+    """Seconds for all runs, by the engine and a store as `initmem run` uses them; and the pack size."""
+    workers = cores()
+    size = min(PackSizes().choose(workload.recipe, workload.sizes), math.ceil(workload.runs / workers))
+    measured = min(workload.runs, size * workers)
+    study = workload.study(measured)
+    cut = packs(study, [workload.sizes], size=size, workers=workers)
+    times: dict[str, list[float]] = {}
+
+    def listen(kind: str, content: Any) -> None:
+        ids = content[0] if kind == "epoch" else content
+        if kind == "done":
+            ids = [run_id for run_id, _ in content]
+        if kind in ("claimed", "epoch", "done"):
+            times.setdefault(ids[0], []).append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as folder:
+        LocalEngine(workers=workers).run(Store.create(Path(folder) / "store"), cut, listen)
+    seconds = []
+    for stamps in times.values():
+        *laps, end = [after - before for before, after in itertools.pairwise(stamps)]
+        seconds.append(whole(laps, end, workload.epochs))
+    return statistics.mean(seconds) * math.ceil(workload.runs / measured), size
+
+
+def time_peer(peer: str, workload: Workload, setting: Setting) -> float | None:
+    """Seconds for all runs by a peer; None where it does not run in this setting."""
+    if setting.compile and peer == "torch" and not (shutil.which("g++") or shutil.which("clang++")):
+        return None  # torch.compile writes C++
+    task = workload.spec() | {
+        "threads": setting.threads, "compile": setting.compile, "channels_last": setting.channels_last
+    }  # fmt: skip
+    command = [sys.executable, "-m", f"initmem.bench.peer_{peer}", json.dumps(task)]
+    try:
+        told = [json.loads(line) for line in race(command, setting.at_once)]
+    except (ValueError, OSError, subprocess.TimeoutExpired):
+        return None
+    seconds = statistics.mean(whole(one["epochs"], one["end"], workload.epochs) for one in told)
+    return seconds * math.ceil(workload.runs / setting.at_once)
+
+
+GEMM = """
+import time, torch
+torch.set_num_threads(1)
+print("ready", flush=True); input()
+best = 0.0
+for n in (512, 1024, 2048):
+    a, b = torch.randn(n, n), torch.randn(n, n)
+    ends = time.perf_counter() + 2
+    while time.perf_counter() < ends:
+        started = time.perf_counter(); a @ b
+        best = max(best, 2 * n**3 / (time.perf_counter() - started))
+print(best)
+"""
+
+
+def gemm_limit() -> float:
+    """Operations per second of dense float32 matrix products with every core at work, measured now."""
+    return sum(float(line) for line in race([sys.executable, "-c", GEMM], cores()))
+
+
+def race(command: list[str], at_once: int) -> list[str]:
+    """Start processes that say `ready`, let all go at the same moment, return what each printed last."""
+    processes = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        for _ in range(at_once)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        return [process.communicate(timeout=LONGEST)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

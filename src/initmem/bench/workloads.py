@@ -1,0 +1,84 @@
+"""What is timed: networks, data and batch sizes of the bundled studies, cut to a few epochs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from initmem.data import Sizes, sizes
+from initmem.data.dataset import split_three
+from initmem.recipe import Recipe
+from initmem.study import Study
+
+WARM_UP = 1  # epochs before the clock of an epoch counts: building, tracing, compiling
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Runs of one recipe. `epochs` is what a study would train, `timed` what is trained here."""
+
+    name: str
+    recipe: Recipe
+    runs: int
+    timed: int
+
+    @property
+    def sizes(self) -> Sizes:
+        """The numbers of images and their shape."""
+        return sizes(self.recipe)
+
+    @property
+    def epochs(self) -> int:
+        """The length of a whole run."""
+        return self.recipe.epochs
+
+    def study(self, runs: int) -> Study:
+        """As many of its runs as a measurement needs, shortened."""
+        recipe = self.recipe.model_copy(update={"epochs": WARM_UP + self.timed})
+        seeds = tuple(range(runs))
+        return Study("bench", "", "bench", "", recipes=(recipe,), scales=(1.0,), seeds=seeds)
+
+    def spec(self) -> dict[str, Any]:
+        """What a peer must know, for its process."""
+        recipe = self.recipe.model_dump(mode="json")
+        return {"recipe": recipe, "epochs": WARM_UP + self.timed, "sizes": self.sizes._asdict()}
+
+
+def _workload(name: str, runs: int, timed: int, **fields: Any) -> Workload:
+    return Workload(f"{name} {fields['optimizer']}", Recipe.model_validate(fields), runs, timed)
+
+
+def _cifar_size(model: str, width: int, batch: int, optimizer: str, images: int) -> Workload:
+    """Eight epochs of 40,000 images of CIFAR-10 are as many updates as `epochs` of these fewer images."""
+    epochs = round(8 * 40_000 / split_three(images)[0])
+    return _workload(
+        f"{model} w{width} b{batch}", runs=10, timed=2, epochs=epochs, dataset=f"synthetic:{images}x3x32x32",
+        model=model, width=width, batch_size=batch, optimizer=optimizer,
+    )  # fmt: skip
+
+
+def _quickstart(optimizer: str) -> Workload:
+    return _workload(
+        "quickstart", runs=20, timed=3, epochs=30, dataset="digits", width=4, batch_size=16,
+        optimizer=optimizer,
+    )  # fmt: skip
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        _quickstart("sgd"),
+        _cifar_size("resnet9", 8, 16, "sgd", 2400),
+        _cifar_size("resnet9", 16, 128, "sgd", 2560),
+        _quickstart("adam"),
+        _quickstart("muon"),
+        _cifar_size("resnet9", 8, 16, "adam", 2400),
+        _cifar_size("resnet9", 8, 16, "muon", 2400),
+        _cifar_size("resnet9", 8, 128, "sgd", 2560),
+        _cifar_size("resnet9", 16, 16, "sgd", 1200),
+        _cifar_size("resnet9", 16, 128, "adam", 2560),
+        _cifar_size("resnet9", 16, 128, "muon", 2560),
+        _cifar_size("resnet56", 16, 128, "sgd", 640),
+    )
+}
+CORE = tuple(WORKLOADS)[:3]  # what `initmem bench` times unless told otherwise

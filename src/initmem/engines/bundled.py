@@ -1,0 +1,36 @@
+"""The bundled networks: what trains a pack unless a user brings training code of his own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+
+from initmem.data import Dataset, load
+from initmem.recipe import Recipe
+from initmem.record import RunRecord
+from initmem.study import Run
+from initmem.theory.records import train_linear
+from initmem.train.loop import hardware, train_pack
+from initmem.train.pack import Checkpoint, Pack
+
+
+def train_bundled(
+    runs: Sequence[Run],
+    *,
+    device: str = "cpu",
+    resume: Sequence[Checkpoint] | None = None,
+    on_epoch: Callable[[Pack], None] | None = None,
+) -> list[RunRecord]:
+    """Train by what the recipe's network asks for."""
+    if runs[0].recipe.model == "linear":  # seconds of work at the most: no checkpoint is worth it
+        processor = hardware(torch.device("cpu"))
+        return [record.noted(hardware=processor) for record in train_linear(runs)]
+    return train_pack(runs, dataset(runs[0].recipe), device=device, resume=resume, on_epoch=on_epoch)
+
+
+@lru_cache(maxsize=2)
+def dataset(recipe: Recipe) -> Dataset:
+    """Load a recipe's dataset; packs of one recipe tend to follow each other."""
+    return load(recipe)

@@ -1,0 +1,144 @@
+"""How fast this machine trains: short measurements with real steps of real packs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from initmem.data import Dataset, Part, Sizes
+from initmem.data.cifar10 import cache_dir
+from initmem.engines.packing import LARGEST_LINEAR_PACK
+from initmem.files import write_atomic
+from initmem.recipe import Recipe
+from initmem.study import Run
+from initmem.theory.records import train_linear
+from initmem.train.flops import Flops, flops_per_image
+
+LONGEST_STEP = 1e10  # operations per timed step: a fraction of a second on one core
+# The best of several trials counts: a busy machine makes steps slower, never quicker.
+FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
+PACKS = (1, 2, 5, 10, 20)
+WORTH_IT = 1.05  # so much quicker per replica a larger pack must be: it also holds more memory
+
+
+def run_flops(recipe: Recipe, shape: Sizes) -> float:
+    """Operations of one run: training, validation after every epoch, one test."""
+    count = flops_per_image(recipe, shape.shape, shape.classes)
+    seen = recipe.epochs * shape.n_train
+    looked_at = recipe.epochs * shape.n_val + shape.n_test
+    return float(seen * count.training + looked_at * count.forward)
+
+
+class Speedometer:
+    """Operations per second of one worker, from real steps of real packs; each kind is timed once."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self._known: dict[tuple[object, ...], float] = {}
+
+    def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> float:
+        """Time an epoch of two updates, after one to warm up."""
+        count = flops_per_image(recipe, shape.shape, shape.classes)
+        limit = max(1, int(LONGEST_STEP / count.training / pack))
+        batch = min(recipe.batch_size, shape.n_train, limit)
+        # Elementwise optimizers cost next to nothing beside the network; Muon on conv kernels does not.
+        heavy = recipe.optimizer == "muon-conv"
+        key = (recipe.model, recipe.width, recipe.norm, heavy, shape.shape, batch, pack)
+        if key not in self._known:
+            self._known[key] = self._time(recipe, shape, pack, batch, count)
+        return self._known[key]
+
+    def _time(self, recipe: Recipe, shape: Sizes, pack: int, batch: int, count: Flops) -> float:
+        import torch
+
+        from initmem.train.pack import Pack
+
+        torch.set_num_threads(1)
+        changes = {"batch_size": batch, "epochs": 2, "patience": None, "train_size": None}
+        small = recipe.model_copy(update=changes)
+        runs = [Run(small, 1.0, seed) for seed in range(pack)]
+        if recipe.model == "linear":
+            started = time.perf_counter()
+            train_linear(runs)
+            return pack * run_flops(small, shape) / (time.perf_counter() - started)
+        data = _noise(shape, n_train=2 * batch, n_val=batch)
+        trial = Pack(runs, data, device=self.device)
+        trial.train_epoch()
+        seconds: list[float] = []
+        while len(seconds) < FEWEST_TRIALS or sum(seconds) < SECONDS_OF_TRIALS:
+            # An epoch ends with numbers read from the device: the clock sees all of it.
+            started = time.perf_counter()
+            trial.train_epoch()
+            seconds.append(time.perf_counter() - started)
+        return pack * batch * (2 * count.training + count.forward) / min(seconds)
+
+
+def _noise(shape: Sizes, *, n_train: int, n_val: int) -> Dataset:
+    rng = np.random.default_rng(0)
+
+    def part(n: int) -> Part:
+        x = rng.random((n, shape.height, shape.width, shape.channels), dtype=np.float32)
+        return Part(x, rng.integers(0, shape.classes, n))
+
+    return Dataset("noise", part(n_train), part(n_val), part(1), shape.classes)
+
+
+class PackSizes:
+    """The quickest pack of each recipe on this machine, measured once and remembered in a file.
+
+    What is remembered stays as it is until the file is deleted, so that a study continued tomorrow packs
+    its runs as it did today.
+    """
+
+    def __init__(self, device: str = "cpu", memory: Path | None = None) -> None:
+        self.memory = memory or cache_dir() / "packs.json"
+        self._speed = Speedometer(device)
+        self._known = self._read()
+
+    def choose(self, recipe: Recipe, shape: Sizes) -> int:
+        """How many replicas of a recipe to train as one network."""
+        if recipe.model == "linear":
+            return LARGEST_LINEAR_PACK
+        key = self._key(recipe, shape)
+        if key not in self._known:
+            self._known = self._read() | {key: self._measure(recipe, shape)}
+            self._write()
+        return self._known[key]
+
+    def _measure(self, recipe: Recipe, shape: Sizes) -> int:
+        """Make packs larger until that is plainly worse; the smallest that is nearly the best wins."""
+        rates: dict[int, float] = {}
+        for pack in PACKS:
+            rates[pack] = self._speed.measure(recipe, shape, pack)
+            if rates[pack] * WORTH_IT < max(rates.values()):
+                break
+        return next(pack for pack, rate in rates.items() if rate * WORTH_IT >= max(rates.values()))
+
+    def _key(self, recipe: Recipe, shape: Sizes) -> str:
+        import torch
+
+        from initmem.train.loop import hardware
+
+        device = torch.device(self._speed.device)
+        batch = min(recipe.batch_size, shape.n_train)
+        network = f"{recipe.model} w{recipe.width} {recipe.norm} {recipe.optimizer}"
+        images = "x".join(map(str, shape.shape))
+        return f"{hardware(device)}, torch {torch.__version__}: {network} b{batch} {images}"
+
+    def _read(self) -> dict[str, int]:
+        try:
+            found = json.loads(self.memory.read_text())
+            return {str(key): int(size) for key, size in found.items() if int(size) in PACKS}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def _write(self) -> None:
+        """Remember; where nothing can be written, the next session measures again."""
+        try:
+            self.memory.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.memory, json.dumps(self._known, indent=1).encode() + b"\n")
+        except OSError:
+            return

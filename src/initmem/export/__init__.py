@@ -1,0 +1,69 @@
+"""Results in the tools people already use: tables, TensorBoard, MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from initmem.errors import ConfigError, allowed
+from initmem.export.rows import NamedRun, named_runs
+from initmem.results import Results
+
+
+class Exported(NamedTuple):
+    """What was written, and where."""
+
+    format: str
+    place: str
+    runs: int  # in the results
+    written: int  # of them, written this time
+    damaged: list[str]  # records that could not be read, and so not exported
+
+
+def export(results: Results, to: str, output: str | None = None) -> Exported:
+    """Write all runs in another tool's format; without `output`, beside the results."""
+    if to not in FORMATS:
+        raise ConfigError(f"--to {to!r} ({allowed(FORMATS)})")
+    runs, damaged = named_runs(results)
+    home = results.path.resolve()
+    default = home.with_name(f"{home.name.removesuffix(home.suffix)}-{to}{'.db' if to == 'mlflow' else ''}")
+    place = output or str(default)
+    try:
+        written = FORMATS[to](runs, place)
+    except OSError as error:
+        raise ConfigError(f"{place}: cannot be written ({error.strerror})") from None
+    return Exported(to, place, len(runs), written, damaged)
+
+
+def _csv(runs: list[NamedRun], place: str) -> int:
+    from initmem.export.tables import write_tables
+
+    return write_tables(runs, Path(place), "csv")
+
+
+def _parquet(runs: list[NamedRun], place: str) -> int:
+    from initmem.export.tables import write_tables
+
+    return write_tables(runs, Path(place), "parquet")
+
+
+def _tensorboard(runs: list[NamedRun], place: str) -> int:
+    from initmem.export.to_tensorboard import write_events
+
+    return write_events(runs, Path(place))
+
+
+def _mlflow(runs: list[NamedRun], place: str) -> int:
+    from initmem.export.to_mlflow import log_runs
+
+    return log_runs(runs, place)
+
+
+# Each loads its library when it is asked for.
+FORMATS: dict[str, Callable[[list[NamedRun], str], int]] = {
+    "csv": _csv,
+    "parquet": _parquet,
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+}

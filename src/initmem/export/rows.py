@@ -1,0 +1,100 @@
+"""Runs under names that people can read, and their values as flat rows."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.errors import ConfigError
+from initmem.measures.design import by_recipe
+from initmem.recipe import labels
+from initmem.record import RunRecord
+from initmem.results import Results
+
+Value = str | int | float | bool
+T = TypeVar("T")
+
+
+class NamedRun(NamedTuple):
+    """A record, what to call its recipe and itself, and the studies that asked for it."""
+
+    record: RunRecord
+    recipe: str
+    name: str
+    studies: tuple[str, ...]
+
+
+def named_runs(results: Results) -> tuple[list[NamedRun], list[str]]:
+    """All runs, recipe by recipe, and what is wrong with the damaged records."""
+    records, damaged = results.survey()
+    studies = results.studies()
+    groups = by_recipe(records, [recipe for study in studies for recipe in study.recipes])
+    asked = {f"{study.name} {study.effort}": {run.id for run in study.all_runs()} for study in studies}
+    found = [
+        NamedRun(
+            record, label, _name(record), tuple(title for title, ids in asked.items() if record.id in ids)
+        )
+        for (_, group), label in zip(groups.items(), labels(list(groups)), strict=True)
+        for record in group
+    ]
+    return found, damaged
+
+
+def _name(record: RunRecord) -> str:
+    run = record.run
+    parts = [f"scale={run.scale!r}", f"seed={run.seed}", *(f"{role}={seed}" for role, seed in run.pins)]
+    return " ".join(parts + ([f"poke={run.poke:g}"] if run.poke != 1.0 else []))
+
+
+def settings(record: RunRecord) -> dict[str, Value | None]:
+    """What defines a run: the fields of its recipe, then where it stands in the study."""
+    run = record.run
+    pins = {f"seed_{role}": seed for role, seed in run.pins}
+    return run.recipe.known() | {"scale": run.scale, "seed": run.seed} | pins | {"poke": run.poke}
+
+
+def summary(record: RunRecord) -> dict[str, float | None]:
+    """What came out; None where something never happened. Finals are of training code of a user's own."""
+    return asdict(record.summary) | {f"final_{name}": value for name, value in record.finals.items()}
+
+
+def known(values: Mapping[str, T | None]) -> dict[str, T]:
+    """Only what has a value: for tools that have no word for nothing."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def provenance(record: RunRecord) -> dict[str, Value]:
+    """Where the record comes from: whatever is a plain value."""
+    return {
+        name: value
+        for name, value in record.provenance.items()
+        if isinstance(value, str | int | float | bool)
+    }
+
+
+def spent(record: RunRecord) -> NDArray[np.float64]:
+    """Seconds since the beginning at the end of each epoch, shape (epoch,); a record knows no date."""
+    each = record.history.get("seconds", np.zeros(record.summary.epochs))
+    return np.cumsum(each)
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Names of letters, digits and a few signs, each still its own: what every tool and disk accepts."""
+    found: dict[str, str] = {}
+    taken: Counter[str] = Counter()
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_=+.-]+|(?<![0-9])\.|\.(?![0-9])", "_", name) or "_"
+        taken[plain] += 1
+        found[name] = plain if taken[plain] == 1 else f"{plain}__{taken[plain]}"
+    return found
+
+
+def needs(package: str, extra: str) -> ConfigError:
+    """The error of a format whose library is not installed."""
+    return ConfigError(f"--to {extra} needs the package {package} (pip install 'initmem[{extra}]')")

@@ -1,0 +1,1 @@
+"""Your own pipeline: initialization of any model, a tracker, `measure`, and adapters to other libraries."""

@@ -1,0 +1,1 @@
+"""The board: the pages of the report, live while a study runs."""

@@ -1,0 +1,274 @@
+"use strict";
+// Lines with bands, drawn as SVG: no library, nothing to fetch.
+const initmem = (() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const COLOURS = 8;
+  const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
+  const MARKERS = [
+    "M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0Z",
+    "M-3.3-3.3H3.3V3.3H-3.3Z",
+    "M0-4.4 4 3H-4Z",
+    "M0-4.6 4.6 0 0 4.6-4.6 0Z",
+    "M0 4.4 4-3H-4Z",
+    "M-1.4-4.2H1.4V-1.4H4.2V1.4H1.4V4.2H-1.4V1.4H-4.2V-1.4H-1.4Z",
+    "M-3.8-3.8 0-1.6 3.8-3.8 1.6 0 3.8 3.8 0 1.6-3.8 3.8-1.6 0Z",
+    "M0-5 1.3-1.5 5-1.5 2 .8 3 4.4 0 2.3-3 4.4-2 .8-5-1.5-1.3-1.5Z",
+  ];
+
+  function svg(name, attributes = {}, children = []) {
+    const made = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.append(...children);
+    return made;
+  }
+
+  function html(name, attributes = {}, children = []) {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.append(...children);
+    return made;
+  }
+
+  function short(value) {
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    if (size < 1e-3 || size >= 1e6) return value.toExponential(size >= 1e6 || value.toPrecision(1) == value ? 0 : 1);
+    return String(Number(value.toPrecision(3)));
+  }
+
+  // -- axes ---------------------------------------------------------------------------------------------
+
+  function axis(low, high, log, from, to, whole = false) {
+    const f = log ? Math.log10 : (v) => v;
+    const [a, b] = [f(low), f(high)];
+    const place = (v) => from + ((f(v) - a) / (b - a || 1)) * (to - from);
+    return { low, high, log, place, ticks: log ? decades(low, high) : steps(low, high, Math.abs(to - from), whole) };
+  }
+
+  function steps(low, high, room, whole) {
+    const wanted = Math.max(3, Math.min(7, Math.round(room / 48)));
+    const raw = (high - low) / wanted || 1;
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const found = [];
+    const step = Math.max(whole ? 1 : 0, power * [1, 2, 2.5, 5, 10].find((m) => m * power >= raw * 0.999));
+    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1) found.push(Number((k * step).toPrecision(10)));
+    return found;
+  }
+
+  function decades(low, high) {
+    const found = [];
+    const few = Math.log10(high / low) < 1.6;
+    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e += 1) {
+      for (const m of few ? [1, 2, 5] : [1]) found.push(Number((m * 10 ** e).toPrecision(6)));
+    }
+    const inside = found.filter((v) => v >= low * 0.999 && v <= high * 1.001);
+    const every = Math.ceil(inside.length / 7);
+    return inside.filter((_, i) => i % every === 0);
+  }
+
+  // The limits of an axis that shows all values, with a little room.
+  function domain(values, log) {
+    let known = values.filter((v) => v !== null && v !== undefined && Number.isFinite(v) && (!log || v > 0));
+    if (!known.length) return [log ? 0.1 : 0, 1];
+    let low = Math.min(...known), high = Math.max(...known);
+    if (log) return [Math.max(low, high / 1e4) / 1.25, high * 1.25];
+    if (low === high) return [low - 0.5, high + 0.5];
+    const room = 0.04 * (high - low);
+    return [low >= 0 && low < room * 3 ? Math.min(0, low) : low - room, high + room];
+  }
+
+  // -- one chart ----------------------------------------------------------------------------------------
+  // spec: {title, x: {title, log, limits}, y: {title, log, limits}, ceiling, lines: [{label, name, style, points}]}
+  // a point: {x, y, low, high, open, beyond, words: [strings], href}
+
+  function draw(host, spec) {
+    const width = Math.max(260, Math.round(host.clientWidth)), height = Math.round(Math.min(400, Math.max(240, width * 0.58)));
+    const strip = spec.ceiling ? 22 : 0;
+    const box = { left: 50, right: width - 10, top: 8 + strip, bottom: height - 44 };
+    const x = axis(...spec.x.limits, spec.x.log, box.left + 6, box.right - 6, spec.x.whole);
+    const y = axis(...spec.y.limits, spec.y.log, box.bottom, box.top);
+    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    host.setAttribute("role", "img");
+    host.setAttribute("aria-label", described(spec));
+    if (strip) {
+      root.append(
+        svg("rect", { class: "strip", x: box.left, y: 4, width: box.right - box.left, height: strip }),
+        svg("text", { class: "tick", x: box.left - 6, y: 4 + strip * 0.7, "text-anchor": "end" }, ["never"]),
+      );
+    }
+    drawAxes(root, box, x, y, spec, width, height);
+    const dots = [];
+    const hidden = svg("clipPath", { id: `clip-${(draw.count = (draw.count || 0) + 1)}` }, [
+      svg("rect", { x: box.left, y: 0, width: box.right - box.left, height: box.bottom }),
+    ]);
+    root.append(svg("defs", {}, [hidden]));
+    for (const line of spec.lines) root.append(drawLine(line, x, y, box, strip, dots, hidden.id));
+    const here = svg("circle", { class: "here", r: 8, visibility: "hidden" });
+    root.append(here);
+    host.replaceChildren(root);
+    attend(host, root, dots, here, width);
+  }
+
+  function described(spec) {
+    const ends = spec.lines.map((line) => {
+      const there = line.points.filter((p) => p.y !== null && p.y !== undefined);
+      if (!there.length) return `${line.label}: no values`;
+      const [a, b] = [there[0], there[there.length - 1]];
+      return `${line.label}: ${short(a.y)} at ${short(a.x)} to ${short(b.y)} at ${short(b.x)}`;
+    });
+    return `${spec.title ? `${spec.title}. ` : ""}${spec.y.title} against ${spec.x.title}. ${ends.join("; ")}. Arrow keys read the points.`;
+  }
+
+  function drawAxes(root, box, x, y, spec, width, height) {
+    for (const v of y.ticks) {
+      const at = y.place(v);
+      root.append(
+        svg("line", { class: "grid", x1: box.left, x2: box.right, y1: at, y2: at }),
+        svg("text", { class: "tick", x: box.left - 6, y: at + 4, "text-anchor": "end" }, [short(v)]),
+      );
+    }
+    for (const v of x.ticks) {
+      const at = x.place(v);
+      root.append(
+        svg("line", { class: "frame", x1: at, x2: at, y1: box.bottom, y2: box.bottom + 4 }),
+        svg("text", { class: "tick", x: at, y: box.bottom + 17, "text-anchor": "middle" }, [short(v)]),
+      );
+    }
+    root.append(
+      svg("line", { class: "frame", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }),
+      svg("text", { class: "title", x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle" }, [spec.x.title]),
+      svg("text", { class: "title", transform: `translate(12 ${(box.top + box.bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, [spec.y.title]),
+    );
+  }
+
+  function drawLine(line, x, y, box, strip, dots, clip) {
+    const group = svg("g", { class: `series s${line.style % COLOURS}`, "data-name": line.label });
+    const lowest = y.log ? y.low : -Infinity;
+    const up = (v) => y.place(Math.max(v, lowest)).toFixed(1);
+    const inner = svg("g", { "clip-path": `url(#${clip})` });
+    for (const run of pieces(line.points, (p) => p.y !== null && p.low !== null && p.high !== null && p.low !== undefined)) {
+      const there = run.map((p) => `${x.place(p.x).toFixed(1)} ${up(p.high)}`);
+      const back = run.map((p) => `${x.place(p.x).toFixed(1)} ${up(p.low)}`).reverse();
+      inner.append(svg("path", { class: "band", d: `M${[...there, ...back].join("L")}Z` }));
+    }
+    for (const run of pieces(line.points, (p) => p.y !== null && (!y.log || p.y > 0))) {
+      const d = run.map((p) => `${x.place(p.x).toFixed(1)} ${up(p.y)}`).join("L");
+      const dash = DASHES[line.style % DASHES.length];
+      inner.append(svg("path", { class: "mean", d: `M${d}`, ...(dash ? { "stroke-dasharray": dash } : {}) }));
+    }
+    group.append(inner);
+    const marked = line.points.length <= 12;
+    const every = Math.ceil(line.points.length / 8);
+    line.points.forEach((p, i) => {
+      const beyond = p.y === null && p.beyond;
+      if ((p.y === null && !beyond) || (y.log && p.y !== null && p.y < y.low)) return;
+      const [px, py] = [x.place(p.x), beyond ? 4 + strip / 2 : y.place(p.y)];
+      if (marked || beyond || i % every === 0) {
+        const open = p.open || beyond ? " open" : "";
+        group.append(svg("path", { class: `dot${open}`, d: MARKERS[line.style % MARKERS.length], transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})` }));
+      }
+      dots.push({ px, py, point: p, line, index: i });
+    });
+    return group;
+  }
+
+  function pieces(points, keep) {
+    const found = [];
+    let run = [];
+    for (const p of points) {
+      if (keep(p)) run.push(p);
+      else if (run.length) {
+        found.push(run);
+        run = [];
+      }
+    }
+    if (run.length) found.push(run);
+    return found;
+  }
+
+  // -- pointing -----------------------------------------------------------------------------------------
+
+  function attend(host, root, dots, here, width) {
+    let current = null;
+    const show = (dot) => {
+      current = dot;
+      here.setAttribute("cx", dot.px);
+      here.setAttribute("cy", dot.py);
+      here.setAttribute("visibility", "visible");
+      dim(root, dot.line.label);
+      const frame = root.getBoundingClientRect(), scale = frame.width / width;
+      tip.show([dot.line.name, ...dot.point.words], frame.left + dot.px * scale, frame.top + dot.py * scale);
+    };
+    const hide = () => {
+      current = null;
+      here.setAttribute("visibility", "hidden");
+      dim(root, null);
+      tip.hide();
+    };
+    host.onpointermove = (event) => {
+      const frame = root.getBoundingClientRect(), scale = width / frame.width;
+      const [mx, my] = [(event.clientX - frame.left) * scale, (event.clientY - frame.top) * scale];
+      let best = null, least = 40 * 40;
+      for (const dot of dots) {
+        const far = (dot.px - mx) ** 2 + (dot.py - my) ** 2;
+        if (far < least) [best, least] = [dot, far];
+      }
+      if (best) show(best);
+      else if (current) hide();
+    };
+    host.onpointerleave = hide;
+    host.onblur = hide;
+    host.onclick = () => current && current.point.href && (location.hash = current.point.href);
+    host.onkeydown = (event) => {
+      if (event.key === "Escape") return hide();
+      if (event.key === "Enter" && current && current.point.href) return void (location.hash = current.point.href);
+      const next = neighbour(dots, current, event.key);
+      if (!next) return undefined;
+      event.preventDefault();
+      return show(next);
+    };
+  }
+
+  function neighbour(dots, current, key) {
+    if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"].includes(key) || !dots.length) return null;
+    if (!current) return dots[0];
+    if (key === "ArrowLeft" || key === "ArrowRight") {
+      const own = dots.filter((d) => d.line === current.line);
+      const at = own.indexOf(current) + (key === "ArrowRight" ? 1 : -1);
+      return own[Math.min(own.length - 1, Math.max(0, at))];
+    }
+    const lines = [...new Set(dots.map((d) => d.line))];
+    const at = (lines.indexOf(current.line) + (key === "ArrowDown" ? 1 : lines.length - 1)) % lines.length;
+    return dots.filter((d) => d.line === lines[at]).reduce((a, b) => (Math.abs(b.px - current.px) < Math.abs(a.px - current.px) ? b : a));
+  }
+
+  function dim(root, label) {
+    for (const group of root.querySelectorAll(".series")) group.classList.toggle("dim", label !== null && group.dataset.name !== label);
+  }
+
+  const tip = {
+    show(lines, left, top) {
+      const box = document.getElementById("tip");
+      const [head, ...rest] = lines;
+      box.replaceChildren(html("strong", {}, [head]), ...rest.map((text) => html(text.startsWith("runs ") ? "small" : "div", {}, [text])));
+      box.hidden = false;
+      const size = box.getBoundingClientRect(), wide = document.documentElement.clientWidth;
+      const x = left + 16 + size.width < wide ? left + 16 : Math.max(8, left - 16 - size.width);
+      const y = top + 14 + size.height < window.innerHeight ? top + 14 : Math.max(8, top - 14 - size.height);
+      box.style.transform = `translate(${Math.round(x + window.scrollX)}px, ${Math.round(y + window.scrollY)}px)`;
+    },
+    hide() {
+      document.getElementById("tip").hidden = true;
+    },
+  };
+
+  function sample(style) {
+    const dash = DASHES[style % DASHES.length];
+    return svg("svg", { viewBox: "0 0 34 14", "aria-hidden": "true", class: `series s${style % COLOURS}` }, [
+      svg("line", { class: "mean", x1: 2, x2: 32, y1: 7, y2: 7, ...(dash ? { "stroke-dasharray": dash } : {}) }),
+      svg("path", { class: "dot", d: MARKERS[style % MARKERS.length], transform: "translate(17 7)" }),
+    ]);
+  }
+
+  return { draw, domain, dim, html, sample, short, tip };
+})();

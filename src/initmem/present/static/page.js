@@ -1,0 +1,393 @@
+"use strict";
+// What the page does beside showing itself: charts, sorting and copying, the table of runs, colours.
+(() => {
+  const { html, short, tip } = initmem;
+  const PAGE = 100; // rows of the table of runs at a time
+
+  // -- sets of charts -----------------------------------------------------------------------------------
+  // What the reader chose is kept by section, so that a section can be replaced while a study runs.
+  const chosen = {};
+
+  function chartSet(root, part) {
+    const data = JSON.parse(root.querySelector("script.data").textContent);
+    const state = (chosen[part] ||= { key: data.choices[0].key, off: new Set() });
+    if (!data.choices.some((choice) => choice.key === state.key)) state.key = data.choices[0].key;
+    const hosts = data.facets.map((facet) => host(root, facet));
+    const drawn = new Set();
+    const redraw = () => {
+      const specs = specsOf(data, state);
+      root.querySelector(".about").textContent = choiceOf(data, state).about;
+      hosts.forEach((place, i) => {
+        place.draw = () => initmem.draw(place, specs[i]);
+        if (drawn.has(place)) place.draw();
+      });
+      const values = root.querySelector(".values");
+      if (values.open) fill(values, data, state);
+    };
+    choices(root, data, state, part, redraw);
+    legend(root, data, state, hosts, redraw);
+    redraw();
+    whenSeen(hosts, drawn);
+    root.querySelector(".values").ontoggle = (event) => event.target.open && fill(event.target, data, state);
+  }
+
+  function host(root, facet) {
+    const place = html("div", { class: "plot", tabindex: "0" });
+    const caption = facet.title ? [html("figcaption", {}, [facet.title])] : [];
+    root.querySelector(".charts").append(html("figure", { class: "chart" }, [...caption, place]));
+    return place;
+  }
+
+  const choiceOf = (data, state) => data.choices.find((choice) => choice.key === state.key);
+
+  function choices(root, data, state, part, redraw) {
+    const box = root.querySelector(".choices");
+    for (const choice of data.choices) {
+      const input = html("input", { type: "radio", name: `choice-${part}`, value: choice.key });
+      input.checked = choice.key === state.key;
+      input.onchange = () => {
+        state.key = choice.key;
+        redraw();
+      };
+      box.append(html("label", {}, [input, html("span", {}, [choice.title])]));
+    }
+    box.hidden = data.choices.length < 2;
+  }
+
+  function legend(root, data, state, hosts, redraw) {
+    const names = new Map(data.facets.flatMap((facet) => facet.lines.map((line) => [line.label, line.style])));
+    for (const [label, style] of names) {
+      const button = html("button", { type: "button", "aria-pressed": String(!state.off.has(label)), title: "show or hide" }, [
+        initmem.sample(style),
+        html("span", { class: "name" }, [label]),
+      ]);
+      button.onclick = () => {
+        state.off.has(label) ? state.off.delete(label) : state.off.add(label);
+        button.setAttribute("aria-pressed", String(!state.off.has(label)));
+        redraw();
+      };
+      button.onpointerenter = () => hosts.forEach((place) => initmem.dim(place, label));
+      button.onpointerleave = () => hosts.forEach((place) => initmem.dim(place, null));
+      root.querySelector(".legend").append(button);
+    }
+  }
+
+  // Draw what comes into view, and again when its width changes.
+  function whenSeen(hosts, drawn) {
+    const seen = new IntersectionObserver(
+      (entries) => {
+        for (const entry of entries.filter((e) => e.isIntersecting)) {
+          seen.unobserve(entry.target);
+          drawn.add(entry.target);
+          entry.target.draw();
+          resized.observe(entry.target);
+        }
+      },
+      { rootMargin: "500px" },
+    );
+    const widths = new WeakMap();
+    const resized = new ResizeObserver((entries) => {
+      for (const { target } of entries) {
+        if (widths.has(target) && widths.get(target) !== target.clientWidth) target.draw();
+        widths.set(target, target.clientWidth);
+      }
+    });
+    hosts.forEach((place) => seen.observe(place));
+    window.addEventListener("beforeprint", () => hosts.forEach((place) => !drawn.has(place) && place.isConnected && place.draw()));
+  }
+
+  function specsOf(data, state) {
+    const choice = choiceOf(data, state);
+    const lines = data.facets.map((facet) => facet.lines.filter((line) => !state.off.has(line.label)).map((line) => lineOf(data, choice, line)));
+    const points = lines.flat().flatMap((line) => line.points);
+    const ylog = choice.ylog || (choice.ceiling && wide(points));
+    const heights = points.flatMap((p) => (ylog ? [p.y] : [p.y, p.low, p.high]));
+    const x = { title: choice.x, log: choice.xlog, whole: choice.x === "seeds", limits: initmem.domain(points.map((p) => p.x), choice.xlog) };
+    const y = { title: choice.y, log: ylog, limits: initmem.domain(heights, ylog) };
+    const ceiling = points.some((p) => p.beyond);
+    return data.facets.map((facet, i) => ({ title: facet.title, lines: lines[i], x, y, ceiling }));
+  }
+
+  function wide(points) {
+    const known = points.map((p) => p.y).filter((v) => v > 0);
+    return known.length > 0 && Math.max(...known) > 20 * Math.min(...known);
+  }
+
+  function seriesOf(data, key, recipe) {
+    const own = data.series[key][recipe];
+    return own.as ? { ...data.series[own.as][recipe], x: own.x } : own;
+  }
+
+  function lineOf(data, choice, line) {
+    const series = seriesOf(data, choice.key, line.recipe), recipe = data.recipes[line.recipe];
+    const points = series.x.map((x, i) => pointOf(data, choice, line.recipe, series, x, i));
+    return { label: line.label, name: recipe.label, style: line.style, points: points.filter((p) => p.x !== null) };
+  }
+
+  function pointOf(data, choice, recipe, series, x, i) {
+    const at = (name) => (series[name] ? (series[name][i] ?? null) : null);
+    const y = at("y"), [low, high, limits, never] = [at("low"), at("high"), at("limits"), at("never")];
+    const n = Array.isArray(series.n) ? series.n[i] : series.n;
+    const ids = data.runs && choice.x !== "seeds" ? (data.runs[recipe][short(x)] ?? data.runs[recipe][String(x)]) : null;
+    const words = [`${choice.x} = ${short(x)}`];
+    words.push(y === null ? `${choice.y}: not reached by half of the runs` : `${choice.y}: ${short4(y)}`);
+    if (limits) words.push(`95% interval of the mean: ${short4(limits[0])} to ${short4(limits[1])}`);
+    if (y !== null && low !== null && high !== null) words.push(`${limits ? "10th to 90th percentile" : "95% interval"}: ${short4(low)} to ${short4(high)}`);
+    words.push(`n = ${n}${never ? (choice.ceiling ? `, of which ${never} never got there` : `; ${never} more without a value`) : ""}`);
+    if (ids) words.push(`runs ${listed(ids)}`);
+    const scale = data.runs && choice.x !== "seeds" ? `:${String(x)}` : "";
+    return { x, y, low, high, open: Boolean(never), beyond: choice.ceiling && y === null && n > 0, words, n, limits, href: `#runs:${data.recipes[recipe].id}${scale}` };
+  }
+
+  const short4 = (v) => String(Number(v.toPrecision(4)));
+  const listed = (ids) => ids.slice(0, 10).join(" ") + (ids.length > 10 ? ` and ${ids.length - 10} more` : "");
+
+  // -- the values of a chart as a table -----------------------------------------------------------------
+
+  function fill(details, data, state) {
+    const choice = choiceOf(data, state);
+    const rows = data.recipes.flatMap((recipe, r) => {
+      const series = seriesOf(data, choice.key, r);
+      return series.x.map((x, i) => [recipe, x, pointOf(data, choice, r, series, x, i)]);
+    });
+    const columns = [
+      ["recipe", "text"],
+      [choice.x, "number"],
+      [choice.y, "number"],
+      ["band from", "number"],
+      ["to", "number"],
+      ["95% of the mean from", "number"],
+      ["to", "number"],
+      ["n", "number"],
+    ];
+    const cells = rows.map(([recipe, x, p]) => [link(recipe.label, p.href), x, p.y, p.low, p.high, p.limits?.[0] ?? null, p.limits?.[1] ?? null, p.n]);
+    details.replaceChildren(details.firstElementChild, tableOf(`values-${choice.key}`, `${choice.title} of every recipe`, columns, cells));
+  }
+
+  function link(text, href) {
+    return html("a", { href }, [text]);
+  }
+
+  function tableOf(id, caption, columns, rows) {
+    const head = columns.map(([title, kind]) => html("th", { scope: "col", class: kind }, [html("button", { type: "button", class: "sort" }, [title])]));
+    const body = rows.map((row) => html("tr", {}, row.map((value, i) => cellOf(value, columns[i][1]))));
+    const table = html("table", { id }, [html("caption", { class: "hidden" }, [caption]), html("thead", {}, [html("tr", {}, head)]), html("tbody", {}, body)]);
+    const copy = html("button", { type: "button", class: "quiet", "data-copy": id }, ["Copy table"]);
+    return html("div", { class: "framed" }, [
+      html("div", { class: "tools" }, [copy]),
+      html("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, [table]),
+    ]);
+  }
+
+  function cellOf(value, kind) {
+    if (value === null || value === undefined) return html("td", { class: kind });
+    if (value instanceof Node) return html("td", { class: `${kind} name` }, [value]);
+    if (typeof value === "number") return html("td", { class: kind, "data-sort": value }, [Number.isInteger(value) ? String(value) : short4(value)]);
+    return html("td", { class: kind }, [value]);
+  }
+
+  // -- sorting and copying ------------------------------------------------------------------------------
+  const sorted = {}; // by table id: [column, direction]
+
+  function sort(table, column, direction) {
+    const head = table.tHead.rows[0].cells;
+    for (const cell of head) cell.removeAttribute("aria-sort");
+    head[column].setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
+    const numeric = head[column].classList.contains("number");
+    const value = (row) => {
+      const cell = row.cells[column];
+      if (!numeric) return cell.textContent.trim().toLowerCase();
+      return cell.dataset.sort === undefined ? null : Number(cell.dataset.sort.replace("inf", "Infinity"));
+    };
+    const rows = [...table.tBodies[0].rows].map((row) => [value(row), row]);
+    rows.sort(([a], [b]) => {
+      if (a === null || b === null) return (a === null) - (b === null); // what is not there comes last
+      return direction * (numeric ? a - b : a.localeCompare(b, undefined, { numeric: true }));
+    });
+    table.tBodies[0].append(...rows.map(([, row]) => row));
+    sorted[table.id] = [column, direction];
+  }
+
+  function sortBy(button) {
+    const cell = button.closest("th"), table = button.closest("table");
+    const first = cell.classList.contains("number") ? "descending" : "ascending";
+    const now = cell.getAttribute("aria-sort");
+    const next = now === null ? first : now === "ascending" ? "descending" : "ascending";
+    sort(table, cell.cellIndex, next === "ascending" ? 1 : -1);
+  }
+
+  function textOf(table) {
+    const keep = [...table.tHead.rows[0].cells].map((cell) => !cell.classList.contains("picture"));
+    const line = (row) => [...row.cells].filter((_, i) => keep[i]).map((cell) => cell.textContent.trim().replace(/\s+/g, " ")).join("\t");
+    return [table.tHead.rows[0], ...table.tBodies[0].rows].map(line).join("\n");
+  }
+
+  async function copy(button) {
+    const text = textOf(document.getElementById(button.dataset.copy));
+    let done = true;
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      done = copyTheOldWay(text); // a page that is not from this machine may not use the clipboard
+    }
+    button.textContent = done ? "Copied" : "Could not copy";
+    setTimeout(() => (button.textContent = "Copy table"), 1500);
+  }
+
+  function copyTheOldWay(text) {
+    const area = html("textarea", { class: "hidden", "aria-hidden": "true" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+
+  // -- the table of runs --------------------------------------------------------------------------------
+  const embedded = document.getElementById("run-rows");
+  const known = embedded ? JSON.parse(embedded.textContent) : {};
+  initmem.runRows = async (recipe) => known[recipe];
+  const asked = { recipe: null, scale: "", page: 0 };
+
+  function explorer(form) {
+    const { recipe, scale } = form.elements;
+    if (!recipe.options.length) return;
+    if ([...recipe.options].some((option) => option.value === asked.recipe)) recipe.value = asked.recipe;
+    asked.recipe = recipe.value;
+    scales(recipe, scale);
+    recipe.onchange = () => {
+      Object.assign(asked, { recipe: recipe.value, scale: "", page: 0 });
+      scales(recipe, scale);
+      showRuns();
+    };
+    scale.onchange = () => {
+      Object.assign(asked, { scale: scale.value, page: 0 });
+      showRuns();
+    };
+    form.onsubmit = (event) => event.preventDefault();
+    new IntersectionObserver((entries, self) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      self.disconnect();
+      showRuns();
+    }, { rootMargin: "500px" }).observe(form);
+  }
+
+  function scales(recipe, scale) {
+    const values = recipe.selectedOptions[0].dataset.scales.trim().split(/\s+/).filter(Boolean);
+    if (!values.includes(asked.scale)) asked.scale = "";
+    scale.replaceChildren(...["", ...values].map((value) => html("option", { value }, [value || "all"])));
+    scale.value = asked.scale;
+  }
+
+  async function showRuns() {
+    const place = document.getElementById("run-table");
+    const wanted = { ...asked };
+    const found = await initmem.runRows(wanted.recipe);
+    if (!found || wanted.recipe !== asked.recipe || !place.isConnected) return;
+    const at = found.columns.indexOf("scale");
+    const rows = found.rows.filter((row) => !wanted.scale || short(row[at]) === short(Number(wanted.scale)));
+    const shown = rows.slice(asked.page * PAGE, (asked.page + 1) * PAGE);
+    const used = found.columns.map((_, i) => shown.some((row) => row[i] !== null && row[i] !== ""));
+    const words = ["run", "kind", "status", "environment", "faults"];
+    const columns = found.columns.map((name) => [name, words.includes(name) ? "text" : "number"]);
+    const cells = shown.map((row) => row.map((value, i) => (i === 0 ? runName(value) : value)).filter((_, i) => used[i]));
+    const table = tableOf("run-list", "Runs", columns.filter((_, i) => used[i]), cells);
+    place.replaceChildren(table, pager(rows.length));
+    restore(table);
+  }
+
+  function runName(id) {
+    return initmem.openRun ? html("button", { type: "button", class: "quiet run", "data-run": id }, [id]) : html("code", {}, [id]);
+  }
+
+  function pager(count) {
+    const pages = Math.ceil(count / PAGE);
+    const turn = (text, by) => {
+      const button = html("button", { type: "button", class: "quiet" }, [text]);
+      button.disabled = asked.page + by < 0 || asked.page + by >= pages;
+      button.onclick = () => {
+        asked.page += by;
+        showRuns();
+      };
+      return button;
+    };
+    const said = `${count} runs${pages > 1 ? `, page ${asked.page + 1} of ${pages}` : ""}`;
+    return html("p", { class: "pager" }, pages > 1 ? [turn("← earlier", -1), said, turn("later →", 1)] : [said]);
+  }
+
+  function follow() {
+    const found = /^#runs:([0-9a-f]{16})(?::([\d.e+-]+))?$/.exec(location.hash);
+    const form = document.getElementById("explorer");
+    if (!found || !form) return;
+    Object.assign(asked, { recipe: found[1], scale: found[2] ? short(Number(found[2])) : "", page: 0 });
+    explorer(form);
+    showRuns();
+    form.scrollIntoView({ block: "start" });
+    form.elements.recipe.focus({ preventScroll: true });
+  }
+
+  // -- colours ------------------------------------------------------------------------------------------
+
+  function theme() {
+    const keep = (value) => {
+      try {
+        return value === undefined ? localStorage.getItem("initmem-theme") : localStorage.setItem("initmem-theme", value);
+      } catch {
+        return null; // a file may not remember anything: then the choice holds for this visit
+      }
+    };
+    const apply = (value) => {
+      if (value === "auto") delete document.documentElement.dataset.theme;
+      else document.documentElement.dataset.theme = value;
+    };
+    const before = keep();
+    for (const input of document.querySelectorAll("input[name=theme]")) {
+      if (input.value === before) {
+        input.checked = true;
+        apply(before);
+      }
+      input.onchange = () => {
+        apply(input.value);
+        keep(input.value);
+      };
+    }
+  }
+
+  // -- sections -----------------------------------------------------------------------------------------
+
+  function restore(root) {
+    for (const table of root.querySelectorAll("table[id]")) {
+      if (sorted[table.id]) sort(table, ...sorted[table.id]);
+    }
+  }
+
+  initmem.setUp = (section) => {
+    for (const root of section.querySelectorAll(".chartset")) chartSet(root, section.dataset.part);
+    const form = section.querySelector("#explorer");
+    if (form) explorer(form);
+    restore(section);
+  };
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (button?.classList.contains("sort")) sortBy(button);
+    else if (button?.dataset.copy) copy(button);
+    else if (button?.dataset.run) initmem.openRun?.(button.dataset.run);
+  });
+  const pointed = (event) => {
+    const target = event.target instanceof Element ? event.target.closest("[data-tip]") : null;
+    if (!target) return;
+    const frame = target.getBoundingClientRect();
+    tip.show(target.dataset.tip.split(/, (?=runs )|: /), frame.left + frame.width / 2, frame.bottom - 6);
+  };
+  document.addEventListener("pointerover", pointed);
+  document.addEventListener("focusin", pointed);
+  for (const kind of ["pointerout", "focusout"]) {
+    document.addEventListener(kind, (event) => event.target.closest?.("[data-tip]") && tip.hide());
+  }
+  window.addEventListener("hashchange", follow);
+  theme();
+  document.querySelectorAll("section.part").forEach(initmem.setUp);
+  document.addEventListener("DOMContentLoaded", follow); // after the scripts that follow this one
+})();

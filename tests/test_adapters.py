@@ -1,0 +1,330 @@
+"""Adapters, each with its real library."""
+
+from __future__ import annotations
+
+import math
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
+import keras
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from initmem.errors import ConfigError, ModelError
+from initmem.integrations.init import Init, UntouchedWarning
+from initmem.integrations.keras import KerasTracker
+from initmem.integrations.names import metric_names
+from initmem.integrations.tracker import Tracker
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other
+
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+EPOCHS, BATCH = 3, 8
+UPDATES = 5  # per epoch
+
+
+def test_names_of_metrics() -> None:
+    given = {"val/acc": 1, "eval_loss": 2, "test-acc": 3, "loss": 4, "lr-SGD": 5, "eval_runtime": 6, "f1": 7}
+    expected = {"val_accuracy": 1, "val_loss": 2, "test_accuracy": 3, "train_loss": 4, "train_f1": 7}
+    assert metric_names(given, bare="train_", skip=("_runtime",)) == expected
+
+
+# -- Lightning ------------------------------------------------------------------------------------------
+
+
+def lightning_module():
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+        def _step(self, batch, name):
+            x, y = batch
+            out = self.net(x)
+            loss = nn.functional.cross_entropy(out, y)
+            self.log(f"{name}_loss", loss, on_step=name == "train", on_epoch=True)
+            self.log(f"{name}/acc", (out.argmax(1) == y).float().mean(), on_step=False, on_epoch=True)
+            return loss
+
+        def training_step(self, batch, index):
+            return self._step(batch, "train")
+
+        def validation_step(self, batch, index):
+            self._step(batch, "val")
+
+        def test_step(self, batch, index):
+            self._step(batch, "test")
+
+        def on_train_epoch_end(self) -> None:
+            self.log("late", float(self.current_epoch))
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]  # by epoch
+
+    return Module()
+
+
+QUIET = {
+    "max_epochs": EPOCHS,
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "logger": False,
+}
+
+
+def fitted(tracker: Tracker, tmp_path, *, loaders=None, **options):
+    import lightning.pytorch as pl
+
+    from initmem.integrations.lightning import LightningTracker
+
+    data = DataLoader(TensorDataset(X, Y), batch_size=BATCH)
+    module = Init(1.5, 2).apply(lightning_module())
+    trainer = pl.Trainer(callbacks=[LightningTracker(tracker)], default_root_dir=tmp_path, **QUIET | options)
+    trainer.fit(module, *(loaders or (data, data)))
+    return trainer, module, data
+
+
+def test_lightning(tmp_path) -> None:
+    tracker = Tracker()
+    trainer, module, data = fitted(tracker, tmp_path)
+    history = tracker.history
+    rates = 0.1 * 0.5 ** np.repeat(np.arange(EPOCHS), UPDATES)
+    ends = np.arange(1, EPOCHS + 1) * UPDATES - 1
+    np.testing.assert_allclose(history["clock_sgd"], np.cumsum(rates**2)[ends] / BATCH, rtol=1e-9)
+    np.testing.assert_allclose(history["clock_momentum"], 100 * history["clock_sgd"], rtol=1e-9)
+    assert {"train_loss", "train_accuracy", "val_loss", "val_accuracy", "norm"} <= history.keys()
+    assert not {"train_loss_step", "train_loss_epoch"} & history.keys()
+    assert history["late"].tolist() == [0, 1, 2]  # of its own epoch, though it was logged last
+    with torch.no_grad():
+        out = module.net(X)
+    assert history["val_loss"][-1] == pytest.approx(float(nn.functional.cross_entropy(out, Y)), rel=1e-5)
+    trainer.test(module, data, verbose=False)
+    assert tracker.finals["test_accuracy"] == pytest.approx(history["val_accuracy"][-1])
+    assert tracker.norm_init == pytest.approx(_norm(Init(1.5, 2).apply(lightning_module()).net))
+
+
+def _norm(net: nn.Module) -> float:
+    return math.sqrt(sum(float(p.detach().square().sum()) for p in net.parameters() if p.ndim > 1))
+
+
+def test_lightning_with_accumulation_and_rare_validation(tmp_path) -> None:
+    tracker = Tracker()
+    fitted(tracker, tmp_path, accumulate_grad_batches=5, check_val_every_n_epoch=2, max_epochs=4)
+    assert tracker.updates == 4
+    assert len(tracker.history["val_loss"]) == 2
+    rates = 0.1 * 0.5 ** np.arange(4)
+    assert tracker.history["clock_sgd"][-1] == pytest.approx((rates**2).sum() / (5 * BATCH))
+
+
+def test_lightning_needs_to_know_the_batch(tmp_path) -> None:
+    batches = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, 40, BATCH)]
+    with pytest.raises(ConfigError, match="batch_size: the data loader does not tell"):
+        fitted(Tracker(), tmp_path, loaders=(DataLoader(batches, batch_size=None),))
+
+
+def test_lightning_goes_on_from_a_checkpoint(tmp_path) -> None:
+    import lightning.pytorch as pl
+
+    from initmem.integrations.lightning import LightningTracker
+
+    whole, first, second = Tracker(), Tracker(), Tracker()
+    fitted(whole, tmp_path)
+    trainer, _, data = fitted(first, tmp_path, max_epochs=2)
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    again = pl.Trainer(callbacks=[LightningTracker(second)], default_root_dir=tmp_path, **QUIET)
+    again.fit(lightning_module(), data, data, ckpt_path=tmp_path / "saved.ckpt", weights_only=False)
+    for name in ("clock_sgd", "val_loss", "norm", "late"):
+        np.testing.assert_allclose(second.history[name], whole.history[name], rtol=1e-6)
+    assert second.norm_init == whole.norm_init
+
+
+# -- transformers ---------------------------------------------------------------------------------------
+
+
+def bert():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return BertForSequenceClassification(config)
+
+
+def test_transformers(tmp_path) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    from initmem.integrations.transformers import TransformersTracker
+
+    tokens = torch.randint(1, 20, (32, 5), generator=torch.Generator().manual_seed(0))
+    data = [{"input_ids": row, "labels": int(row[0] > 10)} for row in tokens]
+    tracker = Tracker()
+    arguments = TrainingArguments(
+        str(tmp_path), num_train_epochs=2, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        eval_strategy="epoch", learning_rate=0.01, lr_scheduler_type="linear", weight_decay=0.1, use_cpu=True,
+        report_to="none", save_strategy="no", disable_tqdm=True, logging_strategy="no",
+    )  # fmt: skip
+    trainer = Trainer(
+        Init(1.0, 0).apply(bert()),
+        arguments,
+        train_dataset=data,
+        eval_dataset=data,
+        compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(1) == p.label_ids).mean())},
+        callbacks=[TransformersTracker(tracker)],
+    )
+    trainer.train()
+    rates = 0.01 * (1 - np.arange(8) / 8)  # linear to zero over 2 epochs of 4 updates
+    assert tracker.updates == 8
+    np.testing.assert_allclose(tracker.history["clock_sgd"], np.cumsum(rates**2)[[3, 7]] / 8, rtol=1e-9)
+    assert tracker.history["clock_l2"][-1] == pytest.approx(
+        0.05 * rates.sum(), rel=0.05
+    )  # kernels alone decay
+    assert {"val_loss", "val_accuracy", "norm"} <= tracker.history.keys()
+    assert not {"val_runtime", "val_samples_per_second"} & tracker.history.keys()
+    trainer.evaluate(data, metric_key_prefix="test")
+    assert tracker.finals["test_accuracy"] == tracker.history["val_accuracy"][-1]
+    assert "val_loss" not in tracker.finals
+
+
+def test_the_layers_of_transformers_are_known() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=30, n_positions=8, n_embd=16, n_layer=1, n_head=2))
+    table = Init(1.0, 0).describe(model)
+    rows = {row["parameter"]: row for row in table.rows()}
+    assert rows["transformer.wte.weight"]["note"] == "tied to lm_head.weight"
+    assert rows["transformer.wte.weight"]["fan_in"] == 16
+    assert rows["transformer.h.0.mlp.c_proj.weight"]["fan_in"] == 64  # stored as (in, out)
+    assert not table.names("other")
+    assert set(table.names("norm")) == {name for name in rows if ".ln_" in name}
+    assert Init(1.0, 0).describe(bert()).names("other") == []
+
+
+# -- Keras ----------------------------------------------------------------------------------------------
+
+
+def keras_model() -> keras.Model:
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(2)])
+
+
+def keras_fitted(optimizer, **attach) -> tuple[Tracker, keras.Model]:
+    tracker = Tracker()
+    model = Init(1.5, 2).apply(keras_model())
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    x, y, watch = X.numpy(), Y.numpy(), KerasTracker(tracker, BATCH, **attach)
+    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, validation_data=(x, y), callbacks=[watch])
+    return tracker, model
+
+
+def test_keras_with_a_schedule() -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=1, decay_rate=0.9)
+    tracker, model = keras_fitted(keras.optimizers.SGD(schedule, momentum=0.5))
+    rates = 0.1 * 0.9 ** np.arange(EPOCHS * UPDATES)
+    ends = np.arange(1, EPOCHS + 1) * UPDATES - 1
+    history = tracker.history
+    np.testing.assert_allclose(history["clock_sgd"], np.cumsum(rates**2)[ends] / BATCH, rtol=1e-6)
+    np.testing.assert_allclose(history["clock_momentum"], 4 * history["clock_sgd"], rtol=1e-6)
+    assert {"train_loss", "train_accuracy", "val_loss", "val_accuracy"} <= history.keys()
+    kernels = [layer.kernel.numpy() for layer in model.layers]
+    norm = math.sqrt(sum(float((kernel.astype(float) ** 2).sum()) for kernel in kernels))
+    assert history["norm"][-1] == pytest.approx(norm, rel=1e-5)
+
+
+def test_keras_when_a_hook_comes_after_several_updates() -> None:
+    """Other backends than torch can do so."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=1, decay_rate=0.9)
+    tracker, model = Tracker(), keras_model()
+    model.compile(keras.optimizers.SGD(schedule), "mse")
+    callback = KerasTracker(tracker, BATCH)
+    callback.set_model(model)
+    callback.on_train_begin()
+    for now in (3, 5):
+        callback.on_train_batch_begin(0)
+        model.optimizer._iterations.assign(now)
+        callback.on_train_batch_end(0)
+    assert tracker.updates == 5
+    assert tracker.clocks()["adaptive"] == pytest.approx(sum(0.1 * 0.9**k for k in range(5)))
+
+
+def test_keras_with_accumulation_decay_and_a_plateau() -> None:
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.2, gradient_accumulation_steps=5)
+    tracker, _ = keras_fitted(optimizer, l2=0.03)
+    assert tracker.updates == EPOCHS
+    assert tracker.history["clock_sgd"][-1] == pytest.approx(EPOCHS * 0.01**2 / (5 * BATCH))
+    assert tracker.history["clock_l2"][-1] == pytest.approx(EPOCHS * 0.01 * (0.03 + 0.1))
+
+
+def test_keras_models_are_drawn_like_torch_ones() -> None:
+    model = Init(1.5, 2).apply(keras_model())
+    again = Init(1.5, 2)
+    for layer, (rows, columns) in zip(model.layers, [(6, 8), (8, 2)], strict=True):
+        np.testing.assert_allclose(layer.kernel.numpy(), again.kernel(rows, columns, fan_in=rows), rtol=1e-6)
+        np.testing.assert_allclose(layer.bias.numpy(), again.bias(columns), rtol=1e-6)
+
+
+def test_the_layers_of_keras_are_known() -> None:
+    layers = keras.layers
+    inputs = keras.Input((8, 8, 4))
+    x = layers.Conv2D(6, 3, groups=2, name="conv")(inputs)
+    x = layers.BatchNormalization(name="norm")(x)
+    x = layers.DepthwiseConv2D(3, name="depthwise")(x)
+    x = layers.SeparableConv2D(5, 3, name="separable")(x)
+    x = layers.Conv2DTranspose(3, 4, strides=2, name="transposed")(x)
+    x = layers.Reshape((-1, 3))(x)
+    x = layers.MultiHeadAttention(2, 5, name="attention")(x, x)
+    x = layers.LSTM(7, name="lstm")(x)
+    model = keras.Model(inputs, layers.Dense(2, name="head")(x))
+    rows = Init(0.5, 0).describe(model).rows()
+    fan_ins = {row["parameter"]: row["fan_in"] for row in rows if row["role"] == "kernel"}
+    assert fan_ins == {
+        "conv.kernel": 2 * 9,
+        "depthwise.kernel": 9,
+        "separable.depthwise_kernel": 9,
+        "separable.pointwise_kernel": 6,
+        "transposed.kernel": 5 * 4,
+        "attention.query.kernel": 3,
+        "attention.key.kernel": 3,
+        "attention.value.kernel": 3,
+        "attention.attention_output.kernel": 10,
+        "lstm.lstm_cell.kernel": 3,
+        "lstm.lstm_cell.recurrent_kernel": 7,
+        "head.kernel": 7,
+    }
+    assert {row["parameter"] for row in rows if row["role"] == "norm"} == {"norm.gamma", "norm.beta"}
+    assert {row["role"] for row in rows} == {"kernel", "bias", "norm"}
+    before = model.get_layer("conv").kernel.numpy()
+    bias = model.get_layer("conv").bias.numpy()
+    Init(2.0, 0, probe="conv").apply(model, mode="rescale")
+    np.testing.assert_allclose(model.get_layer("conv").kernel.numpy(), 2 * before)
+    np.testing.assert_allclose(model.get_layer("conv").bias.numpy(), bias)
+
+
+def test_odd_keras_models_are_explained() -> None:
+    with pytest.raises(ModelError, match="has no variables yet"):
+        Init().apply(keras.Sequential([keras.layers.Dense(3)]))
+
+    class Own(keras.layers.Layer):
+        def build(self, shape) -> None:
+            self.mixing = self.add_weight(shape=(shape[-1], 4), name="mixing")
+
+        def call(self, x):
+            return x @ self.mixing
+
+    model = keras.Sequential([keras.Input((6,)), Own(name="own"), keras.layers.Dense(2, name="dense")])
+    with pytest.warns(UntouchedWarning, match=r"own\.mixing \(6, 4\)"):
+        Init().apply(model)
+    rows = Init().describe(model, kernels="own.mixing").rows()
+    assert [(row["parameter"], row["fan_in"]) for row in rows if row["role"] == "kernel"] == [
+        ("own.mixing", 6)
+    ]

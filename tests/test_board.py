@@ -1,0 +1,359 @@
+"""The board's server and what it watches, without a browser."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import planted
+from conftest import fake_record
+from initmem.archive import write_archive
+from initmem.errors import ConfigError
+from initmem.present.board import watch
+from initmem.present.board.live import asked_runs, live
+from initmem.present.board.server import Board, is_loopback
+from initmem.present.page import html
+from initmem.present.page.content import Content
+from initmem.present.survey import Survey
+from initmem.record import failed
+from initmem.results import open_results
+from initmem.store import Claim, Flight, Store
+from initmem.study import Study
+
+IMAGE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def store(tmp_path: Path, tiny_study: Study) -> Store:
+    store = Store.create(tmp_path / "store")
+    store.add_study(replace(tiny_study, title=IMAGE))
+    runs = tiny_study.all_runs()
+    store.commit([fake_record(r, 0.9 - 0.1 * r.scale + 0.01 * r.seed) for r in runs[:4]])
+    store.commit([failed(runs[4], f"Traceback\n{IMAGE}\nOSError: {IMAGE}", {})])
+    return store
+
+
+@contextmanager
+def serving(store: Store, **options: object) -> Iterator[Board]:
+    board = Board(store, port=0, **options)  # type: ignore[arg-type]
+    thread = threading.Thread(target=board.serve)
+    thread.start()
+    try:
+        yield board
+    finally:
+        board.shutdown()
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def board(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
+    monkeypatch.setattr(watch, "TICK", 0.05)
+    monkeypatch.setattr(watch, "SURVEY_EVERY", 0.05)
+    with serving(store) as board:
+        until(lambda: "Reading" not in board.watcher.parts()["runs"].html)
+        yield board
+
+
+def until(true: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def ask(board: Board, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
+    line = http.client.HTTPConnection("127.0.0.1", board.port, timeout=10)
+    line.request(method, path, headers=headers)
+    answer = line.getresponse()
+    answer.body = answer.read() if "event-stream" not in answer.headers["Content-Type"] else b""
+    line.close()
+    return answer
+
+
+# -- who may look, and at what -------------------------------------------------------------------------------
+
+
+def test_the_addresses_are_fixed(board: Board) -> None:
+    for path in (
+        "/",
+        "/static/page.css",
+        "/static/charts.js",
+        "/static/board.js",
+        "/part/verdicts",
+        "/part/live",
+    ):
+        assert ask(board, path).status == 200, path
+    for path in (
+        "/static/../server.py",
+        "/static/page.html",
+        "/static/",
+        "/part/nothing",
+        "/runs/0000000000000000",
+        "/run/0000000000000000",
+        "/run/../../store.json",
+        "/run/..%2f..%2fstore.json",
+        "/store.json",
+        "/favicon.ico",
+    ):
+        assert ask(board, path).status == 404, path
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_it_is_read_only(board: Board, method: str) -> None:
+    answer = ask(board, "/", method)
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_head_has_no_body(board: Board) -> None:
+    answer = ask(board, "/part/verdicts", "HEAD")
+    assert (answer.status, answer.body) == (200, b"")
+    assert int(answer.headers["Content-Length"]) > 100
+
+
+def test_only_its_own_names_are_answered(board: Board) -> None:
+    port = board.port
+    for name in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
+        assert ask(board, "/", Host=name).status == 200, name
+    for name in (
+        "evil.example",
+        f"evil.example:{port}",
+        "127.0.0.1",
+        f"127.0.0.1:{port + 1}",
+        "",
+        f"x:{port}",
+    ):
+        assert ask(board, "/", Host=name).status == 421, name
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/part/verdicts", "/static/page.js"])
+def test_every_answer_is_protected(board: Board, path: str) -> None:
+    headers = ask(board, path).headers
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert "Python" not in headers["Server"]
+
+
+def test_a_page_holds_no_script_of_its_own_and_everything_is_escaped(board: Board) -> None:
+    page = ask(board, "/").body.decode()
+    assert IMAGE not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    for piece in page.split("<script")[1:]:
+        assert piece.startswith((" src=", ' type="application/json"'))
+    assert " style=" not in page
+
+
+def test_another_host_demands_a_token(store: Store) -> None:
+    with serving(store, host="0.0.0.0") as board:
+        assert len(board.token or "") > 20
+        assert ask(board, "/").status == 401
+        assert ask(board, "/part/verdicts").status == 401
+        assert ask(board, "/?token=wrong").status == 401
+        assert ask(board, "/?token=").status == 401
+        entered = ask(board, f"/?token={board.token}")
+        assert (entered.status, entered.headers["Location"]) == (303, "/")
+        cookie = entered.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+        name_and_value = cookie.split(";")[0]
+        assert ask(board, "/", Cookie=name_and_value).status == 200
+        assert ask(board, "/", Cookie=name_and_value[:-1]).status == 401
+        assert f"?token={board.token}" in board.url
+
+
+def test_a_token_can_be_given_and_holds_on_loopback_too(store: Store) -> None:
+    with serving(store, token="open; sésame\r\nX: y") as board:
+        assert ask(board, "/").status == 401
+        entered = ask(board, board.url.partition(f":{board.port}")[2])
+        assert entered.status == 303
+        assert "X" not in entered.headers
+        cookie = entered.headers["Set-Cookie"].split(";")[0]
+        assert ask(board, "/", Cookie=cookie).status == 200
+
+
+def test_what_is_loopback() -> None:
+    assert all(map(is_loopback, ["127.0.0.1", "127.8.8.8", "::1", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "192.168.1.7", "board.example", ""]))
+
+
+def test_a_port_in_use_is_one_clear_line(store: Store) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=r"port = \d+: Address already in use"):
+            Board(store, port=taken.getsockname()[1])
+
+
+def test_the_command_says_where_it_is_and_ends_at_ctrl_c(store: Store) -> None:
+    command = [sys.executable, "-m", "initmem", "board", str(store.path), "--port", "0", "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hear_ctrl_c
+    )
+    said = ""
+    while not said.endswith("}\n"):
+        said += process.stdout.readline()
+    port = int(json.loads(said)["board"].rpartition(":")[2].strip("/"))
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    line.request("GET", "/events")
+    assert line.getresponse().status == 200  # and it stays open while the board ends
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=10)
+    assert (process.returncode, complaint) == (0, "")
+
+
+def _hear_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell may have it ignored
+
+
+# -- what it shows -------------------------------------------------------------------------------------------
+
+
+def test_board_and_report_cannot_disagree(board: Board, store: Store) -> None:
+    report = html.parts(Content(Survey.of(store)))
+    for name, part in report.items():
+        assert ask(board, f"/part/{name}").body.decode() == str(part.html), name
+
+
+def test_events_say_what_changed(board: Board, store: Store, tiny_study: Study) -> None:
+    with socket.create_connection(("127.0.0.1", board.port), timeout=20) as line:
+        line.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{board.port}\r\n\r\n".encode())
+        stream = line.makefile("rb")
+        while stream.readline().strip():
+            pass  # the head
+        before = json.loads(stream.readline().removeprefix(b"data: "))
+        assert set(before) == {"live", *html.PARTS}
+        last = tiny_study.all_runs()[-1]
+        store.commit([fake_record(last, 0.5)])
+        seen = dict(before)
+        while seen["verdicts"] == before["verdicts"] or seen["runs"] == before["runs"]:
+            text = stream.readline()
+            if text.startswith(b"data: "):
+                seen = json.loads(text.removeprefix(b"data: "))
+        assert ask(board, "/part/runs").headers["ETag"] == f'"{seen["runs"]}"'
+
+
+def test_a_run_in_flight_is_shown_epoch_by_epoch_also_with_a_torn_line(
+    board: Board, store: Store, tiny_study
+) -> None:
+    run = tiny_study.all_runs()[-1]
+    store.claim([run])
+    for epoch in (1, 2):
+        row = {"epoch": epoch, "val_accuracy": 0.3 * epoch, "train_accuracy": 0.25 * epoch, "seconds": 2.0}
+        store.append_history(run, row, fresh=epoch == 1)
+    path = store.path / "runs" / run.id / "history.jsonl"
+    path.write_bytes(b'[]\n{"epoch":"?"}\n' + path.read_bytes() + b'{"epoch":3,"val_acc')
+    with board.watcher.watching():
+        until(lambda: f"2/{run.recipe.epochs}" in board.watcher.parts()["live"].html)
+    shown = board.watcher.parts()["live"].html
+    assert run.id in shown and "60.0" in shown
+    history = json.loads(ask(board, f"/run/{run.id}").body)
+    assert (history["status"], history["history"]["val_accuracy"]) == ("training", [0.3, 0.6])
+
+
+def test_an_archive_can_be_looked_at_too(store: Store, tmp_path: Path) -> None:
+    write_archive(tmp_path / "all.initmem", store.studies(), store.records())
+    archive = open_results(tmp_path / "all.initmem")
+    with serving(archive) as board:
+        until(lambda: "Reading" not in board.watcher.parts()["runs"].html)
+        assert b"5</strong> of 6 runs done" in ask(board, "/part/live").body
+        record = store.records()[0]
+        assert json.loads(ask(board, f"/run/{record.id}").body)["status"] == record.status
+        assert ask(board, "/run/0000000000000000").status == 404
+
+
+def test_runs_and_a_run_on_demand(board: Board, store: Store, tiny_study: Study) -> None:
+    (recipe,) = tiny_study.recipes
+    rows = json.loads(ask(board, f"/runs/{recipe.id}").body)
+    assert {row[0] for row in rows["rows"]} == {record.id for record in store.records()}
+    record = next(r for r in store.records() if r.status == "completed")
+    found = json.loads(ask(board, f"/run/{record.id}").body)
+    assert found["history"]["norm"] == pytest.approx(record.history["norm"].tolist(), rel=1e-4)
+    broken = next(r for r in store.records() if r.status == "failed")
+    assert json.loads(ask(board, f"/run/{broken.id}").body)["error"] == broken.error
+
+
+def test_a_store_that_cannot_be_read_is_said_once_and_not_the_end(board: Board, store: Store, capsys) -> None:
+    broken = store.path / "studies" / "broken.json"
+    with board.watcher.watching():
+        broken.write_text("{")
+        until(lambda: "cannot be read" in board.watcher.parts()["live"].html)
+        time.sleep(0.3)  # several looks
+        broken.unlink()
+        until(lambda: "runs done" in board.watcher.parts()["live"].html)
+    assert capsys.readouterr().err.count("\n") == 1  # once, not at every look
+
+
+def test_nobody_watches_nobody_looks(board: Board, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(store, "in_flight", lambda: looks.append(1) or [])
+    time.sleep(0.3)
+    asleep = len(looks)
+    time.sleep(0.3)
+    assert len(looks) == asleep
+    with board.watcher.watching():
+        until(lambda: len(looks) > asleep + 1)
+
+
+# -- pace and time left --------------------------------------------------------------------------------------
+
+
+def flight(rows: int, seconds: float, *, pid: int = 1, silence: float = 0.0) -> Flight:
+    made = [{"seconds": seconds, "val_accuracy": 0.5, "train_accuracy": 0.5}] * rows
+    return Flight(Claim("token", "here", pid, ""), silence, made)
+
+
+def test_the_time_left_is_the_work_left_over_the_workers() -> None:
+    study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]), scales=[1.0], seeds=[0, 1])
+    runs = study.all_runs()  # two of each recipe, 6 epochs each
+    done = replace(planted.record(runs[0]), provenance={"seconds": 24.0, "pack": 2})  # 2 s per epoch
+    content = Content(Survey([done], [], [study], frozenset()))
+    flights = {runs[1].id: flight(2, 2.0), runs[2].id: flight(1, 5.0, pid=2)}
+    shown = live(content, asked_runs(content), flights)
+    assert shown["pace"].workers == 2
+    # sgd: 4 epochs of 2 s; adam: 5 of 5 s in flight and 6 of 5 s waiting; two workers
+    assert shown["pace"].seconds_left == pytest.approx((4 * 2 + 5 * 5 + 6 * 5) / 2)
+    assert shown["share"] == pytest.approx((6 + 2 + 1) / 24)
+    assert (shown["finished"], shown["total"], shown["training"]) == (1, 4, 2)
+
+
+def test_what_a_worker_has_begun_it_ends_alone() -> None:
+    study = planted.study("s", planted.grid(optimizer=["sgd"]), scales=[1.0], seeds=[0, 1, 2])
+    runs = study.all_runs()  # 6 epochs each
+    content = Content(Survey([], [], [study], frozenset()))
+    pack = {run.id: flight(1, 3.0) for run in runs[:2]}
+    shown = live(content, asked_runs(content), pack | {runs[2].id: flight(5, 3.0, pid=2)})
+    assert shown["pace"].seconds_left == pytest.approx(2 * 5 * 3.0)
+
+
+def test_a_recipe_that_has_not_begun_is_told_by_its_cost() -> None:
+    small, large = planted.grid(width=[8, 16])  # twice as wide, four times the work
+    study = planted.study("s", [small, large], scales=[1.0], seeds=[0])
+    first, second = study.all_runs()
+    content = Content(Survey([], [], [study], frozenset()))
+    shown = live(content, asked_runs(content), {first.id: flight(3, 1.0)})
+    assert shown["pace"].seconds_left == pytest.approx(3 * 1.0 + 6 * 4.0)
+    assert second.id not in {row["id"] for row in shown["flights"]}
+
+
+def test_a_dead_worker_is_not_counted_but_shown() -> None:
+    study = planted.study("s", planted.grid(optimizer=["sgd"]), scales=[1.0], seeds=[0, 1])
+    first, _ = study.all_runs()
+    content = Content(Survey([], [], [study], frozenset()))
+    shown = live(content, asked_runs(content), {first.id: flight(1, 1.0, silence=600.0)})
+    assert shown["pace"].seconds_left is None
+    assert "no worker is at work" in shown["said"] and "no sign of life" in shown["said"]
+    assert (shown["flights"][0]["silent"], shown["flights"][0]["silence"]) == (True, "10 min")

@@ -1,0 +1,212 @@
+"""Programs that write JSON lines: any of them can be measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import initmem
+from initmem.errors import ConfigError
+from initmem.integrations.command import CommandTrainer, ProgramError, Reader, name_of, parse, study_of
+from initmem.recipe import Recipe
+from initmem.store import Store
+from initmem.study import Run
+
+PYTHON = sys.executable
+HEAD = """
+import json, sys, time
+scale, seed, out = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+lines = open(out, "w")
+def say(**row):
+    print(json.dumps(row), file=lines, flush=True)
+"""
+
+
+def program(tmp_path: Path, body: str) -> tuple[str, ...]:
+    path = tmp_path / "train me.py"
+    path.write_text(HEAD + body)
+    return (PYTHON, str(path), "{scale}", "{seed}", "{history}")
+
+
+def run_of(scale: float = 2.0, seed: int = 3, **fields: object) -> Run:
+    return Run(Recipe.parse({"pipeline": "program"} | fields), scale, seed)
+
+
+def trained(parts: tuple[str, ...], run: Run | None = None, seen: list | None = None) -> initmem.RunRecord:
+    rows = [] if seen is None else seen
+    (record,) = CommandTrainer(parts)([run or run_of()], lambda run, row: rows.append(row))
+    return record
+
+
+def test_a_program_leaves_a_record(tmp_path: Path) -> None:
+    body = """
+for epoch in (1, 2, 3):
+    say(epoch=epoch, val_loss=abs(epoch - 2), val_accuracy=0.1 * epoch, test_accuracy=0.2 * epoch, norm=scale)
+say(final={"calibration": seed / 10})
+"""
+    seen: list = []
+    record = trained(program(tmp_path, body), seen=seen)
+    assert record.status == "completed"
+    assert (record.summary.epochs, record.summary.tau_best) == (3, 2)
+    assert record.summary.test_accuracy == 0.4
+    assert record.summary.norm_best == 2.0
+    assert dict(record.finals) == {"calibration": 0.3}
+    assert [row["epoch"] for row in seen] == [1, 2, 3]
+    assert record.provenance["command"].endswith("'{scale}' '{seed}' '{history}'")
+
+
+def test_the_tracker_writes_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    model = initmem.Init(2.0, 3).apply(nn.Linear(3, 2))
+    tracker = initmem.Tracker(out=path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    tracker.attach(model, optimizer, batch_size=4)
+    reader = Reader(path, lambda row: None)
+    for _ in range(2):
+        model.weight.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        tracker.end_epoch(val_loss=1.0)
+        reader.look()
+    tracker.finish(test_accuracy=0.75)
+    reader.look(at_end=True)
+    assert reader.tracker.history.keys() == tracker.history.keys()
+    assert all((reader.tracker.history[name] == column).all() for name, column in tracker.history.items())
+    assert reader.tracker.history["clock_sgd"].tolist() == [0.25**2 / 4, 0.25**2 / 2]
+    assert reader.tracker.finals == {"test_accuracy": 0.75}
+    assert reader.tracker.norm_init == tracker.norm_init > tracker.history["norm"][0] > 0
+
+
+def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path: Path) -> None:
+    record = trained(program(tmp_path, "say(val_loss=1.0)\nsay(val_loss=float('nan'))\nsay(val_loss=0.5)"))
+    assert (record.status, record.summary.epochs) == ("diverged", 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("sys.exit('no data at all')", "ended with code 1\nno data at all"),
+        ("say(loss=1.0)\nraise ValueError('too big')", "ValueError: too big"),
+        ("sys.exit(3)", "ended with code 3\nit said nothing on stderr"),
+        ("pass", "the program wrote nothing to {history}"),
+        ("say(loss=1.0); lines.write('{\"loss\": 0.')", "line 2 of the history is not JSON: '{\"loss\": 0.'"),
+        ("say(loss=1.0); lines.write('oops\\n')", "line 2 of the history is not JSON: 'oops'"),
+        ("lines.write('[1]\\n')", "line 1 of the history is [1] (allowed: an object of numbers)"),
+        ("say(loss='low')", "line 1 of the history: metric loss = 'low' (allowed: a number)"),
+        ("say(test_accuracy=93)", "line 1 of the history: metric test_accuracy = 93"),
+        ("say(loss=1)\nsay(error=1)", "line 2 of the history: epoch 2: metric error, loss is not in every"),
+    ],
+)
+def test_what_goes_wrong_is_said(tmp_path: Path, body: str, words: str) -> None:
+    with pytest.raises(ProgramError) as caught:
+        trained(program(tmp_path, body))
+    assert words in str(caught.value)
+
+
+def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    body = """
+lines.write('{"loss": '); lines.flush(); time.sleep(0.5); lines.write('1.0}\\n{"loss": 2.0}')
+"""
+    assert trained(program(tmp_path, body)).history["loss"].tolist() == [1.0, 2.0]
+
+
+def test_arguments_are_filled_one_by_one_and_no_shell_reads_them(tmp_path: Path) -> None:
+    command = "echo '{dataset}' {scale}:{seed} '{{\"a\": {learning_rate}}}' $HOME ; rm {history}"
+    trainer = CommandTrainer(parse(command))
+    run = run_of(dataset="my file; touch x.npz", learning_rate=0.1)
+    expected = ["echo", "my file; touch x.npz", "2.0:3", '{"a": 0.1}', "$HOME", ";", "rm", "/tmp/h"]
+    assert trainer.arguments(run, Path("/tmp/h")) == expected
+    assert name_of(("python", "{scale}.py", "code/train_it.py")) == "train_it"
+    assert name_of(("/usr/bin/julia", "{scale}")) == "julia"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("", "command = ''"),
+        ("echo 'half", "No closing quotation"),
+        ("echo {scale}", "no {history} in it (needed: scale, history)"),
+        ("echo {history}", "no {scale} in it"),
+        ("echo {scale} {sead} {history}", "command: {sead} (allowed: scale, seed, history, run"),
+        ("no-such-program {scale} {history}", "no program 'no-such-program'"),
+    ],
+)
+def test_mistakes_in_a_command_are_found_first(command: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(command)
+    assert words in str(caught.value)
+
+
+def test_the_study_of_a_command(tmp_path: Path) -> None:
+    command = "echo {scale} {seed} {history}"
+    study, _ = study_of(command, None, None, None, ())
+    assert (study.name, study.recipes[0].pipeline) == ("echo", "echo")
+    assert len(study.all_runs()) == 25
+    study, _ = study_of(command, "mine", None, None, ["scales=[1, 2]", "seeds=7", "optimizer=adam"])
+    assert [(run.scale, run.seed) for run in study.all_runs()] == [(1.0, 7), (2.0, 7)]
+    assert study.labels() == ["mine adam"]
+    file = tmp_path / "grid.toml"
+    file.write_text("scales = [1.0]\nseeds = [0, 1]\n[[grid]]\nlearning_rate = [0.1, 0.2]\n")
+    study, _ = study_of(command, "mine", str(file), None, ())
+    assert study.labels() == ["mine lr=0.1", "mine lr=0.2"]
+    with pytest.raises(ConfigError, match=r"no {seed} in it"):
+        study_of("echo {scale} {history}", "mine", str(file), None, ())
+    file.write_text("chaos = true\n[recipe]\nlearning_rate = 0.1\n")
+    with pytest.raises(ConfigError, match="chaos, split and pin are not for programs"):
+        study_of(command, "mine", str(file), None, ())
+
+
+def start(tmp_path: Path, body: str, *more: str) -> subprocess.Popen[str]:
+    parts = [f"'{part}'" for part in program(tmp_path, body)]
+    options = ["--command", " ".join(parts), "--store", str(tmp_path / "store"), "--set", "scales=[1.0, 2.0]"]
+    return subprocess.Popen(
+        [PYTHON, "-m", "initmem", "run", *options, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(initmem.__file__).parents[1])},
+        start_new_session=True,
+    )
+
+
+def test_the_command_line_runs_a_program_and_measures_it(tmp_path: Path) -> None:
+    body = """
+if (scale, seed) == (2.0, 1):
+    sys.exit("the disk is full")
+say(test_accuracy=0.5 + 0.1 * scale + 0.001 * seed)
+"""
+    process = start(tmp_path, body, "--set", "seeds=[0, 1, 2]", "--json", "--workers", "1")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err  # not all that was asked for is done
+    said = json.loads(out)
+    assert (said["study"], said["completed"], said["failed"]) == ("train me", 5, 1)
+    records = Store(tmp_path / "store").records()
+    (broken,) = [record for record in records if record.status == "failed"]
+    assert (broken.run.scale, broken.run.seed) == (2.0, 1)
+    assert broken.error.strip().endswith("the disk is full")
+    assert initmem.memory(records).memory == pytest.approx(10)
+
+
+def test_a_killed_session_takes_its_programs_with_it(tmp_path: Path) -> None:
+    body = "open(f'alive-{seed}', 'w').write(str(__import__('os').getpid()))\ntime.sleep(60)"
+    process = start(tmp_path, body, "--set", "seeds=[0]", "--workers", "1")
+    mark = tmp_path / "alive-0"
+    deadline = time.monotonic() + 60
+    while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pid = int(mark.read_text())
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()

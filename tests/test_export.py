@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import re
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from conftest import fake_record
+from initmem.archive import write_archive
+from initmem.errors import ConfigError
+from initmem.export import export
+from initmem.export.rows import plain_names
+from initmem.recipe import Recipe
+from initmem.record import COLUMNS, RunRecord, failed
+from initmem.results import open_results
+from initmem.store import Store
+from initmem.study import Run, Study
+
+OWN = "own score, of mine"
+
+
+@pytest.fixture
+def records(tiny_study: Study) -> list[RunRecord]:
+    """A study of six runs, one with columns of its own, one failed; and a run that nobody asked for."""
+    rng = np.random.default_rng(0)
+    mine = Recipe.parse({"pipeline": "mine", "batch_size": 7})
+    runs = [*tiny_study.all_runs(), Run(mine, 0.1, 7, (("init", 3),), 1.001)]
+    found = []
+    for run in runs:
+        record = fake_record(run, rng.random())
+        found.append(replace(record, history={name: rng.normal(size=4) ** 2 for name in COLUMNS}))
+    found[0] = replace(
+        found[0], history=dict(found[0].history) | {OWN: rng.random(4), "epoch": rng.random(4)}
+    )
+    found[6] = replace(found[6], finals={"own score": 0.25})
+    found[1] = failed(runs[1], 'Traceback:\n  "boom", they said', {"attempts": 3, "nested": {"a": 1}})
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path, tiny_study: Study, records: list[RunRecord]) -> Store:
+    store = Store.create(tmp_path / "store")
+    store.add_study(tiny_study)
+    store.add_study(replace(tiny_study, name="other", seeds=(0,)))  # shares half of its runs
+    store.commit(records)
+    return store
+
+
+def test_csv_holds_every_number_exactly(store: Store, records: list[RunRecord], tmp_path: Path) -> None:
+    done = export(store, "csv")
+    assert (done.place, done.runs, done.written) == (str(tmp_path / "store-csv"), 7, 7)
+    with (tmp_path / "store-csv" / "history.csv").open(newline="") as stream:
+        rows = {(row["run"], int(row["epoch"])): row for row in csv.DictReader(stream)}
+    with (tmp_path / "store-csv" / "runs.csv").open(newline="") as stream:
+        runs = {row["run"]: row for row in csv.DictReader(stream)}
+    assert len(rows) == 6 * 4
+    assert set(runs) == {record.id for record in records}
+    for record in records:
+        for name, column in record.history.items():
+            read = [
+                float(rows[record.id, epoch + 1]["own_epoch" if name == "epoch" else name])
+                for epoch in range(4)
+            ]
+            assert read == column.tolist()
+        row = runs[record.id]
+        expected = asdict(record.summary)
+        expected["epochs_done"] = expected.pop("epochs")
+        for name, value in expected.items():
+            assert (float(row[name]) if row[name] else None) == value
+        recipe = ("", "", "7") if record is records[6] else ("sgd", "3", "16")
+        assert (row["optimizer"], row["epochs"], row["batch_size"]) == recipe
+        assert row["status"] == record.status
+        assert (float(row["scale"]), int(row["seed"])) == (record.run.scale, record.run.seed)
+        assert row["error"] == (record.error or "")
+    assert rows[records[2].id, 1][OWN] == ""
+    assert runs[records[0].id]["studies"] == "other full; tiny full"
+    assert (runs[records[6].id]["studies"], runs[records[6].id]["seed_init"]) == ("", "3")
+    assert runs[records[1].id]["provenance_attempts"] == "3"
+    assert float(runs[records[6].id]["final_own score"]) == 0.25
+
+
+def test_parquet_and_csv_say_the_same_of_a_store_and_of_its_archive(store: Store, tmp_path: Path) -> None:
+    write_archive(tmp_path / "kept.initmem", store.studies(), store.records())
+    export(open_results(tmp_path / "kept.initmem"), "parquet")
+    export(store, "csv", str(tmp_path / "csv"))
+    for name in ("runs", "history"):
+        one = pl.read_parquet(tmp_path / "kept-parquet" / f"{name}.parquet")
+        other = pl.read_csv(tmp_path / "csv" / f"{name}.csv", schema=one.schema)
+        assert one.equals(other), name
+        assert pl.Null not in one.dtypes
+    assert one.schema["scale"] == pl.Float64
+    assert one.schema["epoch"] == pl.Int64
+
+
+def test_an_empty_store_gives_empty_tables(tmp_path: Path) -> None:
+    export(Store.create(tmp_path / "empty"), "parquet", str(tmp_path / "out"))
+    assert pl.read_parquet(tmp_path / "out" / "history.parquet").shape == (0, 5)
+    assert len(pl.read_parquet(tmp_path / "out" / "runs.parquet")) == 0
+
+
+def test_tensorboard_reads_what_was_written(store: Store, records: list[RunRecord], tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    place = tmp_path / "events"
+    export(store, "tensorboard", str(place))
+    written = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+    assert len(written) == 7
+    assert export(store, "tensorboard", str(place)).written == 7
+    assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == written
+    for record in records:
+        run = record.run
+        folder = f"scale={run.scale}_seed={run.seed}" + ("_init=3_poke=1.001" if run.pins else "")
+        (recipe,) = place.glob("mine*" if run.pins else "sgd*")
+        found = EventAccumulator(str(recipe / folder), size_guidance={"scalars": 0, "tensors": 0})
+        found.Reload()
+        tags = set(found.Tags()["scalars"])
+        for name, column in record.history.items():
+            events = found.Scalars("own_score_of_mine" if name == OWN else name)
+            assert [event.step for event in events] == [1, 2, 3, 4]
+            assert [event.value for event in events] == np.float32(column).tolist()
+        (epochs,) = found.Scalars("summary/epochs")
+        assert (epochs.step, epochs.value) == (record.summary.epochs, record.summary.epochs)
+        assert ("summary/final_own_score" in tags) == bool(run.pins)
+        assert ("summary/test_accuracy" in tags) == (record.status == "completed")
+        about = found.PluginTagToContent("hparams")
+        start = metadata.parse_session_start_info_plugin_data(about[metadata.SESSION_START_INFO_TAG])
+        assert start.hparams["scale"].number_value == run.scale
+        assert start.hparams["batch_size"].number_value == (7 if run.pins else 16)
+        assert ("optimizer" in start.hparams) == (not run.pins)
+        assert "patience" not in start.hparams
+        end = metadata.parse_session_end_info_plugin_data(about[metadata.SESSION_END_INFO_TAG])
+        assert end.status == (2 if record.status == "failed" else 1)  # STATUS_FAILURE, STATUS_SUCCESS
+        if record.history:
+            assert end.end_time_secs == pytest.approx(record.history["seconds"].sum())
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries below
+def test_mlflow_reads_what_was_written(store: Store, records: list[RunRecord], tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    place = tmp_path / "ml.db"
+    assert export(store, "mlflow", str(place)).written == 6 + 3 + 1
+    client = MlflowClient(tracking_uri=f"sqlite:///{place}")
+    logged = {
+        title: {
+            run.data.tags["initmem.run"]: run
+            for run in client.search_runs([client.get_experiment_by_name(title).experiment_id])
+        }
+        for title in ("tiny full", "other full", "initmem")
+    }
+    assert [len(runs) for runs in logged.values()] == [6, 3, 1]
+    for record in records:
+        run = (logged["tiny full"] | logged["initmem"])[record.id]
+        assert float(run.data.params["scale"]) == record.run.scale
+        assert run.data.params.get("optimizer") == (None if record.run.pins else "sgd")
+        assert run.data.tags["initmem.status"] == record.status
+        assert run.info.status == ("FAILED" if record.status == "failed" else "FINISHED")
+        summary = {f"summary/{name}": v for name, v in asdict(record.summary).items() if v is not None}
+        assert summary.items() <= run.data.metrics.items()
+        if record in (records[0], records[2]):  # every column of two
+            for name, column in record.history.items():
+                history = client.get_metric_history(
+                    run.info.run_id, "own_score_of_mine" if name == OWN else name
+                )
+                assert [(point.step, point.value) for point in history] == [
+                    (epoch, value) for epoch, value in enumerate(column.tolist(), start=1)
+                ]
+    assert logged["initmem"][records[6].id].data.metrics["summary/final_own_score"] == 0.25
+    assert "they said" in logged["tiny full"][records[1].id].data.tags["initmem.error"]
+    assert logged["other full"].keys() < logged["tiny full"].keys()
+    assert export(store, "mlflow", str(place)).written == 0
+    with pytest.raises(ConfigError, match=r"ml\.db"):
+        export(store, "mlflow", str(place / "ml.db"))
+
+
+@pytest.mark.parametrize(
+    ("to", "package", "hidden"),
+    [
+        ("tensorboard", "tensorboard", "tensorboard.compat.proto.event_pb2"),
+        ("mlflow", "mlflow-skinny", "mlflow"),
+        ("mlflow", "", "sqlalchemy"),
+    ],
+)
+def test_a_missing_library_is_named(store: Store, monkeypatch, to: str, package: str, hidden: str) -> None:
+    monkeypatch.setitem(sys.modules, hidden, None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, f"initmem.export.to_{to}", raising=False)
+    with pytest.raises(ConfigError, match=rf"{package}.*pip install 'initmem\[{to}\]'"):
+        export(store, to)
+    monkeypatch.undo()
+    assert importlib.util.find_spec(hidden)
+
+
+def test_the_command(store: Store, records: list[RunRecord], tmp_path: Path, command) -> None:
+    code, out, _ = command("export", store.path, "--to", "csv", "-o", tmp_path / "out", "--json")
+    assert (code, json.loads(out)["runs"]) == (0, 7)
+    (tmp_path / "file").touch()
+    for words, said in [
+        (["--to", "excel"], "--to 'excel' (allowed: csv, parquet, tensorboard, mlflow)"),
+        (["--to", "csv", "-o", tmp_path / "file"], "cannot be written"),
+        ([], "--to"),
+    ]:
+        code, out, complaint = command("export", store.path, *words)
+        assert (code, out, complaint.count("\n")) == (2, "", 1)
+        assert said in complaint
+    victim = store.path / "runs" / records[0].id / "record.json"
+    victim.write_bytes(b"")
+    code, out, _ = command("export", store.path, "--to", "csv", "-o", tmp_path / "out")
+    assert code == 1
+    assert f"damaged, left out: {victim}" in out
+
+
+def test_names_become_plain_and_stay_apart() -> None:
+    names = ["sgd lr=0.001", "../../evil", "..", "", "a b", "a/b", "a_b", "1.5e-05", "é"]
+    found = plain_names(names)
+    assert found["sgd lr=0.001"] == "sgd_lr=0.001"
+    assert found["1.5e-05"] == "1.5e-05"
+    assert len(set(found.values())) == len(names)
+    assert not any(set(plain) & set("/\\ ") or plain.startswith(".") for plain in found.values())
+
+
+def test_the_documented_code_runs(store: Store, tmp_path: Path, monkeypatch, capsys) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
+    export(store, "csv", str(tmp_path / "runs" / "mine-csv"))
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "export.md", "exec"), {})
+    assert "test_accuracy" in capsys.readouterr().out

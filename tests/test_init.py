@@ -1,0 +1,246 @@
+"""Initialization of any torch model: what is drawn, how large, and what is left alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from initmem.errors import ConfigError, ModelError
+from initmem.integrations.init import Init, UntouchedWarning
+from initmem.recipe import Recipe
+from initmem.seeds import generator
+from initmem.study import Run
+from initmem.train.init import initialise
+from initmem.train.models import build
+
+
+def applied(model: nn.Module, scale: float = 1.0, seed: int = 0, **how: object) -> nn.Module:
+    return Init(scale, seed).apply(model, **how)
+
+
+# Fan-ins counted by hand: how many inputs are summed into one output.
+LAYERS = [
+    (nn.Linear(300, 200), {"weight": 300}),
+    (nn.Bilinear(20, 30, 50), {"weight": 600}),
+    (nn.Conv1d(16, 64, 5), {"weight": 80}),
+    (nn.Conv2d(16, 64, 3, groups=4), {"weight": 36}),
+    (nn.Conv3d(8, 32, 3), {"weight": 216}),
+    (nn.ConvTranspose1d(32, 64, 4, stride=2), {"weight": 64}),
+    (nn.ConvTranspose2d(32, 64, 4, stride=2, groups=2), {"weight": 64}),
+    (nn.ConvTranspose3d(16, 32, 2, stride=2), {"weight": 16}),
+    (nn.Embedding(300, 50), {"weight": 1}),
+    (nn.EmbeddingBag(300, 50), {"weight": 1}),
+    (nn.MultiheadAttention(64, 4), {"in_proj_weight": 64, "out_proj.weight": 64}),
+    (nn.MultiheadAttention(64, 4, kdim=32, vdim=16), {"k_proj_weight": 32, "v_proj_weight": 16}),
+    (nn.LSTM(40, 60, num_layers=2), {"weight_ih_l0": 40, "weight_hh_l0": 60, "weight_ih_l1": 60}),
+    (nn.LSTM(40, 60, proj_size=30), {"weight_hh_l0": 30, "weight_hr_l0": 60}),
+    (nn.GRUCell(40, 60), {"weight_ih": 40, "weight_hh": 60}),
+    (parametrizations.weight_norm(nn.Linear(300, 200)), {"weight": 300}),
+]
+
+
+@pytest.mark.parametrize(("layer", "fan_ins"), LAYERS, ids=lambda x: type(x).__name__)
+def test_every_kind_of_layer_gets_its_deviation(layer: nn.Module, fan_ins: dict[str, float]) -> None:
+    applied(layer, scale=1.7)
+    for name, fan_in in fan_ins.items():
+        module, _, attribute = name.rpartition(".")
+        values = getattr(layer.get_submodule(module), attribute).detach()
+        expected = 1.7 / math.sqrt(fan_in)
+        assert values.mean().item() == pytest.approx(0, abs=4 * expected / math.sqrt(values.numel()))
+        assert values.std().item() == pytest.approx(expected, rel=4 / math.sqrt(2 * values.numel()))
+
+
+def test_bundled_networks_and_torch_ones_get_the_same_numbers() -> None:
+    class Twin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.b = nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Linear(5, 5)
+            self.c = nn.Linear(5, 3)
+
+    recipe = Recipe.parse({"model": "mlp", "width": 5, "bias_std": 0.3})
+    bundled = build("mlp", replicas=1, shape=(3, 2, 2), classes=3, width=5, norm="batch")
+    initialise(bundled, [Run(recipe, 0.7, 11, poke=2.0)])
+    twin = Init.of(Run(recipe, 0.7, 11, poke=2.0)).apply(Twin())
+    for layer, linear in zip(bundled.layers(), (twin.a, twin.b, twin.c), strict=True):
+        assert torch.equal(layer.kernel, linear.weight)
+        assert torch.equal(layer.bias, linear.bias)
+
+
+def test_scales_are_paired_and_biases_do_not_scale() -> None:
+    small, large = (applied(nn.Linear(7, 5), scale, seed=3) for scale in (0.5, 2.0))
+    other = applied(nn.Linear(7, 5), 0.5, seed=4)
+    assert torch.equal(4 * small.weight, large.weight)
+    assert torch.equal(small.bias, large.bias)
+    assert not torch.equal(small.weight, other.weight)
+    expected = generator(3, "init").standard_normal((5, 7)) * 0.5 / math.sqrt(7)
+    np.testing.assert_allclose(small.weight.detach().numpy(), expected, rtol=1e-6)
+
+
+def test_the_precision_of_a_model_only_rounds() -> None:
+    single, half = applied(nn.Linear(7, 5)), applied(nn.Linear(7, 5).bfloat16())
+    assert torch.equal(single.weight.bfloat16(), half.weight)
+
+
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_the_device_changes_nothing(device: str) -> None:
+    with torch.device(device):
+        model = nn.Linear(7, 5)
+    assert torch.equal(applied(nn.Linear(7, 5)).weight, applied(model).weight.cpu())
+
+
+def test_rescaling_keeps_the_shape_of_the_models_own_scheme() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), parametrizations.weight_norm(nn.Linear(4, 2)))
+    before = [model[0].weight.detach().clone(), model[0].bias.detach().clone(), model[2].weight.detach()]
+    applied(model, 2.5, mode="rescale")
+    torch.testing.assert_close(model[0].weight.detach(), 2.5 * before[0])
+    assert torch.equal(model[0].bias, before[1])
+    assert torch.equal(model[1].weight, torch.ones(4))
+    torch.testing.assert_close(model[2].weight.detach(), 2.5 * before[2])
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(40, 16), nn.Linear(16, 40, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def test_a_tied_weight_is_drawn_once_and_stays_tied() -> None:
+    model = applied(Tied(), 2.0)
+    assert model.head.weight is model.embedding.weight
+    expected = generator(0, "init").standard_normal((40, 16)) * 2 / math.sqrt(16)
+    np.testing.assert_allclose(model.head.weight.detach().numpy(), expected, rtol=1e-6)
+    assert "tied to head.weight" in str(Init().describe(model))
+
+
+def test_a_model_without_memory_is_given_some() -> None:
+    def make() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.MultiheadAttention(6, 2), Tied())
+
+    with torch.device("meta"):
+        meta = make()
+    applied(meta)
+    expected = applied(make())
+    assert meta[3].head.weight is meta[3].embedding.weight
+    for (name, a), (_, b) in zip(meta.state_dict().items(), expected.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_what_cannot_be_given_values_is_named() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.token = nn.Linear(3, 3), nn.Parameter(torch.zeros(3))
+
+    with torch.device("meta"):
+        model = nn.Sequential(Odd())
+    with pytest.raises(ModelError, match=r"0\.token would be left without values"):
+        applied(model)
+
+
+def test_padding_stays_at_zero() -> None:
+    assert not applied(nn.Embedding(5, 3, padding_idx=1)).weight[1].any()
+
+
+class Mixed(nn.Module):
+    """Layers that are known, a parameter of its own, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.full((4, 9), 7.0))
+        self.fc, self.norm, self.fixed = nn.Linear(9, 4), nn.LayerNorm(4), nn.Linear(4, 4)
+        self.fixed.requires_grad_(False)
+
+
+def test_what_is_left_alone_is_said() -> None:
+    model = Mixed()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.warns(UntouchedWarning, match=r"left as they are: position \(4, 9\)"):
+        applied(model)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"fc.weight", "fc.bias"}
+    table = Init().describe(model)
+    assert {row["parameter"]: row["role"] for row in table.rows()} == {
+        "position": "other",
+        "fc.weight": "kernel",
+        "fc.bias": "bias",
+        "norm.weight": "norm",
+        "norm.bias": "norm",
+        "fixed.weight": "frozen",
+        "fixed.bias": "frozen",
+    }
+    for row, line in zip(table.rows(), str(table).splitlines()[1:], strict=True):
+        assert line.startswith(row["parameter"]) and f" {row['role']} " in line
+
+
+@pytest.mark.parametrize(
+    ("kernels", "expected"),
+    [
+        (nn.Linear, {"fc.weight": 9.0, "fixed.weight": 4.0}),
+        ("fc.*t", {"fc.weight": 9.0}),
+        (["position", nn.Linear], {"position": 9.0, "fc.weight": 9.0, "fixed.weight": 4.0}),
+        (lambda name, value, module: 5 if value.ndim == 2 and "fixed" not in name else None,
+         {"position": 5.0, "fc.weight": 5.0}),
+        (lambda name, value, module: name == "position", {"position": 9.0}),
+    ],
+)  # fmt: skip
+def test_which_parameters_are_kernels_can_be_told(kernels: object, expected: dict[str, float]) -> None:
+    rows = Init(3.0).describe(Mixed(), kernels=kernels).rows()
+    assert {row["parameter"]: row["fan_in"] for row in rows if row["role"] == "kernel"} == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (parametrizations.spectral_norm(nn.Linear(5, 5)), "weight: its parametrization undoes what is set"),
+        (parametrizations.orthogonal(nn.Linear(5, 5)), "weight: its parametrization"),
+        (nn.LazyLinear(3), "weight has no shape yet"),
+        (nn.Sequential(nn.BatchNorm1d(3)), "no kernel among its parameters (0.weight, 0.bias"),
+        (nn.ReLU(), "no kernel among its parameters (it has none"),
+        (7, "a int is no model of torch or Keras"),
+    ],
+)
+def test_what_cannot_be_initialised_is_named(model: nn.Module, words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        applied(model, 2.0)
+    assert words in str(caught.value)
+
+
+def test_a_parametrization_that_cannot_be_set_is_named() -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    model = nn.Sequential(nn.Linear(3, 3))
+    parametrize.register_parametrization(model[0], "weight", Doubled())
+    with pytest.raises(ModelError, match=r"0\.weight: its parametrization cannot be set"):
+        applied(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_an_old_weight_norm_is_named() -> None:
+    with pytest.raises(ModelError, match=r"cannot initialise weight_g: .* old-style weight_norm"):
+        applied(nn.utils.weight_norm(nn.Linear(3, 3)))
+
+
+def test_mistakes_are_explained() -> None:
+    with pytest.raises(ConfigError, match=r"mode = 'shrink' \(allowed: redraw, rescale"):
+        applied(nn.Linear(2, 2), mode="shrink")
+    with pytest.raises(ModelError, match=r"no parameter is named 'head\.\*' .allowed: weight, bias"):
+        applied(nn.Linear(2, 2), kernels="head.*")
+
+
+def test_plain_arrays_follow_the_same_rule() -> None:
+    small, large = Init(0.5, 9), Init(2.0, 9)
+    first, second = small.kernel(4, 3, fan_in=4), small.kernel(4, 3, fan_in=4)
+    assert not np.array_equal(first, second)
+    np.testing.assert_allclose(4 * first, large.kernel(4, 3, fan_in=4))
+    layer = applied(nn.Linear(3, 4).double(), 0.5, 9)
+    fresh = Init(0.5, 9)
+    np.testing.assert_array_equal(layer.weight.detach(), fresh.kernel(4, 3, fan_in=3))
+    np.testing.assert_array_equal(layer.bias.detach(), fresh.bias(4))

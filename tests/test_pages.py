@@ -1,0 +1,302 @@
+"""Report and board in a real browser: chromium, where there is one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import planted
+from conftest import fake_record
+from initmem.present.board import watch
+from initmem.present.board.server import Board
+from initmem.present.report import write_report
+from initmem.recipe import Recipe
+from initmem.record import failed
+from initmem.store import Store
+from initmem.study import Study
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+IMAGE = "<img src=x onerror=alert(1)>"
+FLAGS = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+STUDY = f"""
+name = "{IMAGE}"
+scales = [0.5, 1.0]
+seeds = [0]
+
+[recipe]
+dataset = "synthetic:400x1x8x8"
+width = 4
+batch_size = 16
+epochs = 30
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[object]:
+    flags = [*FLAGS, "--no-sandbox"] if os.getuid() == 0 else FLAGS
+    with playwright.sync_playwright() as tool:
+        browser = tool.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A page with all it complained about."""
+
+    def __init__(self, chromium, **options) -> None:
+        options = {"viewport": {"width": 1280, "height": 900}} | options
+        self.context = chromium.new_context(**options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(15_000)
+        self.complaints: list[str] = []
+        self.page.on("console", lambda m: m.type in ("error", "warning") and self.complaints.append(m.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append("a dialog opened"), dialog.dismiss()))
+
+
+@pytest.fixture
+def visit(chromium, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    made = Visit(chromium, **getattr(request, "param", {}))
+    yield made
+    made.context.close()
+    assert made.complaints == []
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A report of planted records, one recipe of which has an unfriendly name."""
+    folder = tmp_path_factory.mktemp("report")
+    odd = Recipe(dataset=f"{IMAGE}.npz", width=8, epochs=planted.EPOCHS)
+    recipes = [*planted.grid(optimizer=["sgd", "adam"], batch_size=[16, 128]), odd]
+    study = replace(planted.study(IMAGE, recipes), title=IMAGE)
+    records = planted.records(study)
+    records[0] = failed(records[0].run, f"Traceback\nValueError: {IMAGE}", {})
+    store = Store.create(folder / "store")
+    store.add_study(study)
+    store.commit(records)
+    return write_report(store, folder / "report.html").as_uri()
+
+
+@pytest.fixture
+def board_of(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Store], str]]:
+    """Serve a store, at a brisk pace, for as long as a test lasts."""
+    monkeypatch.setattr(watch, "TICK", 0.1)
+    monkeypatch.setattr(watch, "SURVEY_EVERY", 0.5)
+    served: list[tuple[Board, threading.Thread]] = []
+
+    def serve(store: Store) -> str:
+        board = Board(store, port=0)
+        thread = threading.Thread(target=board.serve)
+        thread.start()
+        served.append((board, thread))
+        return board.url
+
+    yield serve
+    visit.page.goto("about:blank")  # before the server goes, or the page would complain about it
+    for board, thread in served:
+        board.shutdown()
+        thread.join(5)
+
+
+def columns(page, table: str) -> list[str]:
+    return [text.strip() for text in page.locator(f"#{table} thead th").all_inner_texts()]
+
+
+def cells(page, table: str, title: str) -> list[str]:
+    place = columns(page, table).index(title) + 1
+    return page.locator(f"#{table} tbody td:nth-child({place})").all_inner_texts()
+
+
+@pytest.mark.parametrize("visit", [{"offline": True}], indirect=True)
+def test_the_report_opens_without_a_network_and_says_what_it_is_about(visit: Visit, report: str) -> None:
+    visit.page.goto(report)
+    expect(visit.page.get_by_role("heading", level=1)).to_have_text("Does training forget where it started?")
+    expect(visit.page.locator("#memory tbody tr")).to_have_count(5)
+    expect(visit.page.locator("#memory svg.bar").first).to_be_visible()
+    assert visit.page.locator("img").count() == 0
+    assert IMAGE in visit.page.locator("#verdicts").inner_text()
+
+
+def test_a_table_sorts_by_value_and_copies(visit: Visit, report: str) -> None:
+    page = visit.page
+    visit.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(report)
+    head = page.locator("#memory").get_by_role("button", name="memory", exact=True)
+    head.click()
+    shown = [float(text) for text in cells(page, "memory", "memory") if text]
+    assert shown == sorted(shown, reverse=True)
+    assert len(set(shown)) > 3
+    expect(page.locator("#memory th[aria-sort=descending]")).to_have_text("memory")
+    head.click()
+    assert [float(text) for text in cells(page, "memory", "memory") if text] == shown[::-1]
+    page.locator("[data-copy=memory]").click()
+    expect(page.locator("[data-copy=memory]")).to_have_text("Copied")
+    lines = page.evaluate("navigator.clipboard.readText()").split("\n")
+    assert len(lines) == 6
+    assert lines[0].split("\t")[:3] == ["recipe", "verdict", "memory"]  # pictures are left out
+    assert [float(line.split("\t")[2]) for line in lines[1:]] == shown[::-1]
+
+
+def test_a_point_says_n_interval_and_runs_and_leads_to_them(visit: Visit, report: str) -> None:
+    page = visit.page
+    page.goto(report)
+    plot = page.locator("#curves .plot").first
+    plot.scroll_into_view_if_needed()
+    dot = plot.locator(".series .dot").nth(4).bounding_box()
+    page.mouse.move(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2)
+    tip = page.locator("#tip")
+    expect(tip).to_be_visible()
+    said = tip.inner_text()
+    assert "initialization scale σ = 2.5" in said and "n = 3" in said
+    assert re.search(r"95% interval of the mean: [\d.]+ to [\d.]+", said)
+    ids = re.findall(r"[0-9a-f]{16}", said)
+    assert len(ids) == 3
+    page.mouse.click(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2)
+    expect(page.locator("#run-list tbody tr")).to_have_count(3)
+    assert set(cells(page, "run-list", "run")) == set(ids)
+
+
+def test_charts_are_read_with_the_keyboard_and_switched(visit: Visit, report: str) -> None:
+    page = visit.page
+    page.goto(report)
+    page.locator("#curves .plot").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#tip")).to_contain_text("σ = 0.5")
+    page.keyboard.press("Escape")
+    expect(page.locator("#tip")).to_be_hidden()
+    page.get_by_role("radio", name="Kernel norm").check()
+    expect(page.locator("#curves svg .title").last).to_have_text("Frobenius norm")
+    lines = page.locator("#curves .plot").first.locator(".series")
+    before = lines.count()
+    page.locator("#curves .legend button").first.click()
+    expect(lines).to_have_count(before - 1)
+
+
+def test_the_theme_is_switched_and_follows_the_system(visit: Visit, report: str) -> None:
+    page = visit.page
+    page.emulate_media(color_scheme="light")
+    page.goto(report)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(ground)
+    assert light != dark
+    page.get_by_role("radio", name="Light").check()
+    assert page.evaluate(ground) == light
+    page.emulate_media(color_scheme="light")
+    page.get_by_role("radio", name="Dark").check()
+    assert page.evaluate(ground) == dark
+
+
+@pytest.mark.parametrize("visit", [{"viewport": {"width": 360, "height": 740}}], indirect=True)
+def test_a_phone_shows_everything_without_scrolling_sideways(visit: Visit, report: str) -> None:
+    page = visit.page
+    page.goto(report)
+    for part in page.locator("section.part").all():
+        part.scroll_into_view_if_needed()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.locator("#curves .plot svg").first.bounding_box()["width"] <= 340
+    expect(page.locator("#memory td.verdict").first).to_be_visible()
+
+
+def test_words_have_enough_contrast_in_both_themes(visit: Visit, report: str) -> None:
+    page = visit.page
+    page.goto(report)
+    for theme in ("Light", "Dark"):
+        page.get_by_role("radio", name=theme).check()
+        for selector in (
+            "p.lead",
+            "td.verdict",
+            "th .sort",
+            ".heat .h0",
+            ".heat .h8",
+            "nav a",
+            "details summary",
+        ):
+            assert page.evaluate(CONTRAST, selector) >= 4.5, (theme, selector)
+
+
+# WCAG 2: relative luminance of the text and of the first painted ground behind it.
+CONTRAST = """selector => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (rgb) => rgb.slice(0, 3).map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const node = document.querySelector(selector);
+  let ground = node;
+  while (parse(getComputedStyle(ground).backgroundColor)[3] === 0) ground = ground.parentElement;
+  const pair = [getComputedStyle(node).color, getComputedStyle(ground).backgroundColor];
+  const [a, b] = pair.map((colour) => light(parse(colour)));
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}"""
+
+
+def test_the_board_follows_a_real_study_from_its_first_run_to_the_verdict(
+    visit: Visit, tmp_path: Path, board_of
+) -> None:
+    """A run appears, progresses and finishes, and the page is never loaded again."""
+    (tmp_path / "study.toml").write_text(STUDY)
+    store = Store.create(tmp_path / "store")
+    page = visit.page
+    page.goto(board_of(store))
+    expect(page.locator("#live")).to_contain_text("Nothing has been asked")
+    page.evaluate("window.unchanged = true")
+    command = [sys.executable, "-m", "initmem", "run", str(tmp_path / "study.toml")]
+    command += ["--store", str(store.path), "--workers", "1", "--pack", "2"]
+    training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        row = page.locator("table.flights tbody tr").first
+        expect(row.locator("td.epoch")).to_contain_text("/30", timeout=40_000)
+        expect(row.locator("td.epoch")).to_have_text(re.compile(r"\b([3-9]|\d\d)/30"))
+        row.locator("button.run").click()
+        expect(page.locator("dialog.run svg").first).to_be_visible()
+        page.locator("dialog.run").get_by_role("button", name="Close").click()
+        expect(page.locator("#live")).to_contain_text("All 2 runs are done.", timeout=60_000)
+        expect(page.locator("#memory td.verdict")).to_have_count(1)
+        expect(page.locator("#memory td.verdict")).to_have_text(re.compile("remembers|forgets|undetermined"))
+        expect(page.locator("#curves .plot svg").first).to_be_attached()
+        assert page.evaluate("window.unchanged") is True
+        assert IMAGE in page.locator("#verdicts").inner_text()
+        assert page.locator("img").count() == 0
+    finally:
+        said, _ = training.communicate(timeout=60)
+    assert training.returncode == 0, said
+
+
+def test_what_the_reader_did_survives_an_update(
+    visit: Visit, tmp_path: Path, tiny_study: Study, board_of
+) -> None:
+    """Sorting, the chosen metric and the open details stay when sections are replaced."""
+    store = Store.create(tmp_path / "store")
+    store.add_study(tiny_study)
+    *runs, last = tiny_study.all_runs()
+    store.commit([fake_record(run, 0.9 - 0.1 * run.scale + 0.01 * run.seed) for run in runs])
+    page = visit.page
+    page.goto(board_of(store))
+    page.locator("#curves").get_by_role("radio", name="Kernel norm").check()
+    page.locator("#clocks details summary").click()
+    page.locator("#progress").get_by_role("button", name="runs", exact=True).click()
+    expect(page.locator("#progress tbody")).to_contain_text("5")
+    store.commit([fake_record(last, 0.6)])
+    expect(page.locator("#live")).to_contain_text("All 6 runs are done.", timeout=30_000)
+    expect(page.locator("#progress tbody td").nth(3)).to_have_text("6")
+    expect(page.locator("#curves").get_by_role("radio", name="Kernel norm")).to_be_checked()
+    expect(page.locator("#clocks details")).to_have_attribute("open", "")
+    expect(page.locator("#progress th[aria-sort=descending]")).to_have_text("runs")
+    page.locator("#memory td.name a").click()
+    expect(page.locator("#run-list tbody tr")).to_have_count(6)

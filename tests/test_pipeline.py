@@ -1,0 +1,402 @@
+"""Training code of a user's own: from a function to a verdict."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import polars
+import pytest
+import torch
+from torch import nn
+
+import initmem
+from initmem.cli import app
+from initmem.engines.inline import InlineEngine
+from initmem.engines.local import LocalEngine
+from initmem.errors import ConfigError, DataError, StoreError
+from initmem.integrations import pipeline
+from initmem.integrations.pipeline import PipelineTrainer, Sent, engine_for
+from initmem.recipe import Recipe, labels
+from initmem.record import decode, encode
+from initmem.store import Store
+from initmem.study import Run, own_study
+
+SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)
+measure = functools.partial(initmem.measure, engine="inline", progress=False)
+
+
+def noise(init: initmem.Init, size: float = 0.003) -> float:
+    """A run's own noise, the same whatever the global generators do."""
+    return size * init.generator("order", int(100 * init.run.scale)).standard_normal()
+
+
+def planted(slope: float, init: initmem.Init, tracker: initmem.Tracker) -> None:
+    """An accuracy that falls by `slope` from scale 0 to 1, with noise of its own in every run."""
+    for epoch in (1, 2, 3):
+        accuracy = 0.9 - slope * init.scale + noise(init)
+        tracker.end_epoch(val_loss=1 / epoch, val_accuracy=accuracy - 0.1 / epoch, test_accuracy=accuracy)
+    tracker.finish(hardness=accuracy**2)
+
+
+def test_planted_memory_comes_back_within_its_interval(tmp_path: Path) -> None:
+    result = measure(functools.partial(planted, 0.05), SCALES, range(8), tmp_path, name="planted")
+    memory = result.memory("test_accuracy")
+    assert memory.low <= 100 * 0.05 * (2.5 - 0.1) <= memory.high
+    assert memory.high - memory.low < 2
+    assert result.verdict == memory.verdict == "remembers"
+    assert str(memory).endswith(", remembers") and " pp [" in str(memory)
+    assert f"by {memory.memory:.3g} pp" in str(result)
+    assert str(result).endswith("training has not forgotten where it began.")
+    said = result.explain("val_accuracy", tolerance=30)
+    assert ", forgets (5 scales x 8 seeds)" in said
+    assert said.endswith("pp: training has forgotten where it began.")
+
+
+def test_what_an_unsettled_verdict_means(tmp_path: Path) -> None:
+    def train(init, tracker):
+        tracker.end_epoch(test_accuracy=0.5 + 0.05 * init.generator().standard_normal() * (init.scale - 1.5))
+
+    assert measure(train, [1.0, 2.0], [0, 1, 2], tmp_path).explain().endswith("that settles nothing yet.")
+    one = measure(train, [1.0, 2.0], [0], tmp_path).explain()
+    assert "One seed tells nothing about noise" in one
+
+
+def test_a_pipeline_that_ignores_the_scale_forgets(tmp_path: Path) -> None:
+    result = measure(functools.partial(planted, 0.0), SCALES, range(8), tmp_path)
+    assert result.verdict == "forgets"
+    assert result.study.name == "planted"  # the name of the function within
+
+
+def test_the_slope_over_epochs_and_the_tables(tmp_path: Path) -> None:
+    result = measure(functools.partial(planted, 0.05), SCALES, range(4), tmp_path)
+    np.testing.assert_allclose(result.beta().beta, -0.05, atol=0.005)
+    frame, history = result.frame, result.history
+    assert frame.height == 20 and history.height == 60
+    assert set(frame["scale"]) == set(SCALES)
+    one = history.filter((history["scale"] == 1.8) & (history["seed"] == 2))
+    assert one["epoch"].to_list() == [1, 2, 3]
+    run = next(r for r in result.records if (r.run.scale, r.run.seed) == (1.8, 2))
+    assert run.summary.tau_best == 3
+    assert run.summary.test_accuracy == one["test_accuracy"][2]
+    assert run.summary.val_accuracy_best == one["val_accuracy"][2]
+    assert "test_accuracy" in result.metrics and "norm" not in result.metrics
+
+
+def trained(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    """A real network on a toy problem; the order of the data comes from the global generator."""
+    x = torch.linspace(-1, 1, 60).reshape(30, 2)
+    y = (x[:, 0] * x[:, 1] > 0.2).long()
+    model = init.apply(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    tracker.attach(model, optimizer, batch_size=10)
+    for _ in range(4):
+        for index in torch.randperm(30).split(10):
+            loss = nn.functional.cross_entropy(model(x[index]), y[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        tracker.end_epoch(val_loss=loss)
+    return {"test_accuracy": 0.25, "sharpness": 3.0 + init.scale}
+
+
+def test_final_metrics_stand_beside_the_history(tmp_path: Path) -> None:
+    result = measure(trained, (0.5, 2.0), range(3), tmp_path)
+    record = result.records[0]
+    assert record.summary.test_accuracy == 0.25
+    assert dict(record.finals) == {"sharpness": 3.5}
+    assert decode(encode(record)).same_result(record)
+    assert result.memory("sharpness").memory == pytest.approx(1.5)
+    assert result.memory("sharpness", tolerance=2.0).verdict == "forgets"
+    assert result.memory("norm_init").memory > 1
+    assert result.clocks()["sgd"] == pytest.approx(12 * 0.5**2 / 10)
+    with pytest.raises(ConfigError, match=r"metric = 'bleu' .*sharpness"):
+        result.memory("bleu")
+
+
+def test_runs_are_seeded_and_the_global_generators_are_put_back(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = measure(trained, [1.0], [0, 1], tmp_path / "a")
+    assert torch.equal(torch.rand(3), expected)
+    random.seed(99)
+    again = measure(trained, [1.0], [1, 0], tmp_path / "b")
+    by_seed = {record.run.seed: record for record in again.records}
+    assert all(record.same_result(by_seed[record.run.seed]) for record in first.records)
+    assert not np.array_equal(*(record.history["val_loss"] for record in first.records))
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    calls = []
+
+    def train(init, tracker):
+        calls.append((init.run.scale, init.seed))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        tracker.end_epoch(test_accuracy=0.5)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(train, [1.0, 2.0], [0, 1], tmp_path)
+    assert Store(tmp_path).in_flight() == []
+    result = measure(train, [1.0, 2.0], [0, 1], tmp_path)
+    assert calls == [(1.0, 0), (2.0, 0), (1.0, 1), (1.0, 1), (2.0, 1)]
+    assert len(result.records) == 4
+    measure(train, [1.0, 2.0], [0, 1, 2], tmp_path)  # more seeds only add
+    assert calls[5:] == [(1.0, 2), (2.0, 2)]
+    measure(train, [1.0, 2.0], [0], tmp_path, name="other")
+    assert len(calls) == 9
+
+
+def test_a_failure_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:
+    broken = [True]
+
+    def train(init, tracker):
+        if init.scale == 2.0 and init.seed == 1 and broken[0]:
+            raise ZeroDivisionError("too large")
+        tracker.end_epoch(test_accuracy=0.5)
+
+    result = measure(train, [1.0, 2.0], [0, 1, 2], tmp_path)
+    assert list(result.failures) == [(2.0, 1)]
+    assert "ZeroDivisionError: too large" in result.failures[2.0, 1]
+    assert result.memory().n_seeds == 2
+    assert "1 of 6 runs failed, the first (scale 2, seed 1) with ZeroDivisionError: too large" in str(result)
+    broken[0] = False
+    assert not measure(train, [1.0, 2.0], [0, 1, 2], tmp_path, retry_failed=True).failures
+
+
+def test_divergence_is_a_result(tmp_path: Path) -> None:
+    def train(init, tracker):
+        tracker.end_epoch(val_loss=1.0, test_accuracy=0.5)
+        tracker.end_epoch(val_loss=math.inf, test_accuracy=0.1)
+
+    result = measure(train, [1.0], [0], tmp_path)
+    assert result.records[0].status == "diverged"
+    assert result.records[0].summary.test_accuracy == 0.5
+    assert "1 of 1 runs diverged" in result.notes[0]
+
+
+def test_the_selected_epoch_is_that_of_the_best_validation_there_is(tmp_path: Path) -> None:
+    rows = [{"val_accuracy": a, "test_accuracy": t} for a, t in [(0.2, 0.1), (0.6, 0.5), (0.4, 0.3)]]
+
+    def by_accuracy(init, tracker):
+        for row in rows:
+            tracker.end_epoch(**row)
+
+    def by_loss(init, tracker):
+        for row, loss in zip(rows, (0.1, 0.2, 0.3), strict=True):
+            tracker.end_epoch(val_loss=loss, **row)
+
+    def by_nothing(init, tracker):
+        for row in rows:
+            tracker.end_epoch(test_accuracy=row["test_accuracy"])
+
+    expected = {by_accuracy: (2, 0.5), by_loss: (1, 0.1), by_nothing: (3, 0.3)}
+    for train, (epoch, accuracy) in expected.items():
+        (record,) = measure(train, [1.0], [0], tmp_path).records
+        assert (record.summary.tau_best, record.summary.test_accuracy) == (epoch, accuracy)
+
+
+def test_what_looks_wrong_is_said(tmp_path: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.gain = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
+
+    def first(init, tracker):
+        init.apply(Own())
+        tracker.end_epoch(loss=1.0)
+
+    def second(init, tracker):
+        tracker.end_epoch(loss=1.0)
+
+    notes = measure(first, [1.0], [0], tmp_path, name="same").notes
+    assert notes == ["init.apply left as they are: gain (`kernels` says what to redraw)"]
+    notes = measure(second, [1.0], [0, 1], tmp_path, name="same").notes
+    assert "1 of 2 runs" in notes[1] and "before the code was changed" in notes[1]
+    (note,) = measure(second, [1.0], [0], tmp_path / "new").notes
+    assert note.startswith("the training code never asked for the scale")
+
+
+def test_training_code_that_says_nothing_fails(tmp_path: Path) -> None:
+    result = measure(lambda init, tracker: init.scale, [1.0], [0], tmp_path)
+    with pytest.raises(StoreError, match="1 of 1 runs failed"):
+        result.memory()
+    assert "nothing measured" in str(result)
+    assert "no epoch was ended and no metric returned" in result.failures[1.0, 0]
+    assert result.study.name == "pipeline"
+
+
+# -- recipes, ids, the command line ---------------------------------------------------------------------
+
+
+def test_a_pipeline_is_a_recipe_and_ids_stay() -> None:
+    study = own_study("mine", {"optimizer": "adam"}, [1], [0])
+    (run,) = study.all_runs()
+    assert run.id == "3099a2b10eee988e"
+    assert Run.from_json(json.loads(json.dumps(run.to_json()))) == run
+    assert run.recipe.changes() == {"pipeline": "mine", "optimizer": "adam"}
+    assert Recipe.parse({"pipeline": "other"}).id != Recipe.parse({"pipeline": "mine"}).id
+
+
+def test_labels_say_what_is_known() -> None:
+    own = [Recipe.parse({"pipeline": "vit", "batch_size": b, "dataset": "digits"}) for b in (16, 128)]
+    assert labels(own) == ["vit b16", "vit"]
+    assert labels([own[0], Recipe.parse({})]) == ["vit digits b16", "sgd cifar10 b128"]
+    known = {name: value for name, value in own[0].known().items() if value is not None}
+    assert known == {"pipeline": "vit", "batch_size": 16, "dataset": "digits"}
+    assert Recipe.parse({"batch_size": 16}).known()["epochs"] == 300
+
+
+def test_only_its_own_code_can_run_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="pipeline = 'vit': its data is known to its own code alone"):
+        initmem.data.sizes(Recipe.parse({"pipeline": "vit"}))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"train": 3}, "train = 3 (allowed: a function of (init, tracker))"),
+        ({"train": lambda init: None}, "train: too many positional arguments (allowed: a function of"),
+        ({"scales": [0.0]}, "scales.0 = 0.0 (allowed: greater than 0)"),
+        ({"scales": []}, "scales = []"),
+        ({"scales": ["big"]}, "scales or seeds: could not convert"),
+        ({"seeds": [1.5]}, "scales or seeds: 'float' object cannot be interpreted as an integer"),
+        ({"seeds": [-1]}, "seeds.0 = -1"),
+        ({"engine": "cloud"}, "engine = 'cloud' (allowed: local, inline)"),
+        ({"recipe": {"optimiser": "sgd"}}, "unknown field optimiser"),
+        ({"split": ["init", "luck"]}, "split = 'luck' (allowed: init, order, augment)"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, how: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        initmem.measure(**{"train": trained, "store": tmp_path / "store", "progress": False} | how)
+    assert str(caught.value).startswith(words)
+
+
+def test_poked_twins_and_split_seeds(tmp_path: Path) -> None:
+    result = measure(trained, [1.0], [0, 1], tmp_path, chaos=True, split=["init", "order"])
+    by_run = {r.run: r.summary.norm_init for r in result.records}
+    plain, poked = (by_run[run] for run in by_run if run.seed == 0 and not run.pins)
+    assert plain != poked and plain == pytest.approx(poked, rel=1e-3)
+    init_varied, order_varied = (by_run[run] for run in by_run if run.pins)
+    assert init_varied == by_run[Run(result.recipe, 1.0, 1)]
+    assert order_varied == plain
+    losses = {r.run: tuple(r.history["val_loss"]) for r in result.records}
+    reordered = next(run for run in losses if dict(run.pins).get("order") == 1)
+    assert losses[reordered] != losses[Run(result.recipe, 1.0, 0)]  # the same start, another order
+    assert result.memory().n_seeds == 2
+
+
+def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = str(tmp_path / "store")
+    measure(functools.partial(planted, 0.05), SCALES, range(3), store)
+
+    def said(*words: str) -> str:
+        app(list(words), standalone_mode=False)
+        return capsys.readouterr().out
+
+    (study,) = json.loads(said("status", store, "--json"))["studies"]
+    assert (study["name"], study["done"], study["runs"]) == ("planted", 15, 15)
+    (row,) = json.loads(said("measure", store, "--json"))
+    assert (row["recipe"], row["verdict"]) == ("planted", "remembers")
+    (row,) = json.loads(said("measure", store, "--what", "beta", "--json"))
+    assert row["last"] == pytest.approx(-0.05, abs=0.005)
+    assert json.loads(said("measure", store, "--what", "radial", "--json")) == []
+    said("export", store, "--to", "csv", "-o", str(tmp_path / "tables"))
+    tables = [polars.read_csv(tmp_path / "tables" / name) for name in ("runs.csv", "history.csv")]
+    assert tables[0]["pipeline"].unique().to_list() == ["planted"]
+    assert tables[0]["learning_rate"].null_count() == tables[0]["hardness"].n_unique() == 15
+    assert tables[1].height == 45
+    (drawn,) = json.loads(said("figure", "all", store, "-o", str(tmp_path), "--ending", "png", "--json"))
+    assert drawn["figure"] == "scale" and Path(drawn["file"]).stat().st_size > 1000
+    assert "planted" in Path(json.loads(said("report", store, "--json"))["report"]).read_text()
+    with pytest.raises(StoreError, match=r"figure 1: only runs of training code of your own .*scale"):
+        said("figure", "1", store)
+    with pytest.raises(StoreError, match="table 4: only runs of training code of your own"):
+        said("table", "4", store)
+
+
+def test_the_usual_metric_is_what_there_is(tmp_path: Path) -> None:
+    def train(init, tracker):
+        tracker.end_epoch(perplexity=10 * init.scale)
+
+    result = measure(train, [1.0, 2.0], [0, 1], tmp_path)
+    assert result.memory().metric == "perplexity"
+    assert result.memory().memory == 10
+    assert "perplexity 10, undetermined" not in str(result)
+    assert result.figure(tmp_path / "figure.svg").read_text().startswith("<?xml")
+
+
+# -- processes ------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import initmem
+
+offset = 0.5
+
+def train(init, tracker):
+    from torch.utils.data import DataLoader
+    seen = [int(x) for x in DataLoader(range(4), num_workers=1)]
+    if (init.scale, init.seed) == (1.0, 1):
+        raise OSError("no space")
+    tracker.end_epoch(test_accuracy=offset + 0.1 * init.scale + 0.001 * sum(seen))
+
+result = initmem.measure(train, scales=[1.0, 2.0], seeds=range(3), store="runs", workers=1)
+print(len(result.records), result.memory("test_accuracy"))
+"""
+
+
+def test_a_plain_script_trains_in_processes(tmp_path: Path) -> None:
+    """No guard around its top level, data loaders with workers, a failure."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(Path(initmem.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("6 10 pp")
+    assert "1 of 6 runs failed, the first (scale 1, seed 1) with OSError: no space" in done.stderr
+    records = Store(tmp_path / "runs").records()
+    assert {record.provenance["threads"] for record in records if record.status == "completed"} == {1}
+
+
+def test_what_cannot_travel_is_trained_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = threading.Lock()
+
+    def train(init, tracker):
+        with lock:
+            tracker.end_epoch(test_accuracy=0.5)
+
+    result = initmem.measure(train, [1.0], [0], tmp_path)
+    assert len(result.records) == 1 and not result.failures
+    assert "cannot be sent to other processes (cannot pickle '_thread.lock'" in capsys.readouterr().err
+    assert isinstance(engine_for("local", PipelineTrainer(trained, ""), 2), LocalEngine)
+    assert isinstance(engine_for("inline", PipelineTrainer(trained, ""), 2), InlineEngine)
+
+
+def test_functions_travel_by_value(tmp_path: Path) -> None:
+    gain = 0.25
+    sent = Sent.pack(PipelineTrainer(lambda init, tracker: {"test_accuracy": gain * init.scale}, "code"))
+    study = own_study("travelled", {}, [2.0], [0])
+    (record,) = sent(study.all_runs(), lambda run, row: None)
+    assert record.summary.test_accuracy == 0.5
+    assert record.provenance["code"] == "code"
+
+
+def test_the_digest_follows_the_source() -> None:
+    assert pipeline.code_of(trained) == pipeline.code_of(functools.partial(trained))
+    assert pipeline.code_of(trained) != pipeline.code_of(planted)
+    assert pipeline.code_of(3) == ""
