@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import io
 import json
+import lzma
 import os
 import random
 import re
@@ -36,6 +37,7 @@ import test_cifar10 as cifar
 from conftest import fake_record
 from faultlab import memory_folder
 from initmem import checkpoints
+from initmem.archive import Archive, pack
 from initmem.claims import look, new_claim
 from initmem.data import cifar10_sources as sources
 from initmem.data import load, sizes
@@ -149,6 +151,7 @@ class Readers:
         meta = {"epoch": 1, "history": {"val_loss": [0.5]}, "norm_init": 1.0, "status": None}
         tensors = {"now/a": torch.arange(6.0).reshape(2, 3), "now/n": torch.tensor(3)}
         self.checkpoints = [checkpoints.encode(tensors, meta), checkpoints.encode({}, meta)]
+        self.archived = pack([self.study], [decode(data) for data in self.records])
         self.npz = self._npz_samples()
         self.archives = self._archive_samples()
 
@@ -242,6 +245,42 @@ class Readers:
                 study = Study.decode(data if number % 8 == 3 else mutator.bytes(data, data))
                 assert study.all_runs()[0].id
 
+    def archive_files(self, mutator: Mutator, number: int) -> None:
+        self._read_archive(mutator.bytes(self.archived, self.archived))
+
+    def signed_archives(self, mutator: Mutator, number: int) -> None:
+        """An archive with the right checksums around something else."""
+        head, line, rest = self.archived.split(b"\n", 2)
+        sizes = json.loads(line)
+        packed = rest[: sizes["records"][0]]
+        content = json.dumps(mutator.value(json.loads(lzma.decompress(packed)))).encode()
+        new = lzma.compress(content, preset=0)
+        sizes["records"] = [len(new), len(content), hashlib.sha256(new).hexdigest()]
+        self._read_archive(b"\n".join([head, json.dumps(sizes).encode(), new + rest[len(packed) :]]))
+
+    def _read_archive(self, data: bytes) -> None:
+        archive = Archive(self._path("results.initmem", data))
+        archive.studies(), archive.verify()
+        for record in archive.records():
+            assert all(len(column) == record.summary.epochs for column in record.history.values())
+
+    def indices(self, mutator: Mutator, number: int) -> None:
+        """The index of a store that holds two records: damaged, they are found all the same."""
+        place = self.folder / "indexed"
+        if not place.exists():
+            Store.create(place).commit([decode(data) for data in self.records[:2]])
+            Store(place).records()
+            self.index = (place / "index.json").read_bytes()
+        _, _, body = self.index.partition(b"\n")
+        if number % 2:
+            data = mutator.bytes(self.index, self.index)
+        else:
+            body = json.dumps(mutator.value(json.loads(body))).encode()
+            sign = {"index": 1, "sha256": hashlib.sha256(body).hexdigest()}
+            data = json.dumps(sign).encode() + b"\n" + body
+        (place / "index.json").write_bytes(data)
+        assert len(Store(place).records()) == 2
+
     def _npz_samples(self) -> list[bytes]:
         rng = np.random.default_rng(0)
         x, y = rng.random((30, 4, 4)).astype(np.float32), np.arange(30) % 3
@@ -320,6 +359,9 @@ SHARES = {
     "checkpoint_files": 80,
     "signed_checkpoints": 80,
     "small_files": 120,
+    "archive_files": 40,
+    "signed_archives": 40,
+    "indices": 60,
     "npz_files": 100,
     "cifar_archives": 30,
     "cifar_folders": 40,

@@ -18,30 +18,30 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that it is there whole or not at all, also after a power cut."""
-    with _written(path, data) as temporary:
-        temporary.replace(path)
+    with _written(path, data) as written:
+        written.replace(path)
 
 
 def write_once(path: Path, data: bytes) -> None:
     """Write a file like `write_atomic`, unless there is one already."""
-    with _written(path, data) as temporary:
+    with _written(path, data) as written:
         with suppress(FileExistsError):
-            os.link(temporary, path)
-        temporary.unlink()
+            os.link(written, path)
+        written.unlink()
 
 
 @contextmanager
 def _written(path: Path, data: bytes) -> Iterator[Path]:
     """A synced temporary file beside the path, and a synced folder once it has its name."""
-    temporary = path.with_name(f".{path.name}.{_owner()}.{uuid.uuid4().hex}.tmp")
+    written = temporary(path)
     try:
-        with temporary.open("wb") as stream:
+        with written.open("wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        yield temporary
+        yield written
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
         raise
     descriptor = os.open(path.parent, os.O_RDONLY)
     try:
@@ -62,9 +62,10 @@ def sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _owner() -> str:
+def temporary(path: Path) -> Path:
+    """A name beside a path that nobody else has, and that tells which process made it."""
     pid, born = myself()
-    return f"{_here()}-{pid}-{born}"
+    return path.with_name(f".{path.name}.{_here()}-{pid}-{born}.{uuid.uuid4().hex}.tmp")
 
 
 def _here() -> str:

@@ -255,8 +255,13 @@ def split(data: bytes) -> Encoded:
 
 
 def parse_json(text: bytes) -> Any:
-    """Read JSON as the standard has it: NaN and Infinity, which Python would let pass, are errors."""
-    return json.loads(text, parse_constant=_no_number)
+    """Read JSON of finite numbers: NaN, Infinity and 1e999, which Python would let pass, are errors."""
+    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
 
 
 def _no_number(name: str) -> float:
@@ -312,6 +317,8 @@ def parse_history(text: bytes, epochs: int) -> History:
     except (ValueError, TypeError, AttributeError) as error:
         raise StoreError(f"not a history ({error})") from None
     check_history(history, epochs)
+    if not all(np.isfinite(column).all() for column in history.values()):  # a null is read as NaN
+        raise StoreError("history with values that are no finite numbers")
     return history
 
 

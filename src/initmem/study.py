@@ -62,9 +62,13 @@ class Run:
     def from_json(cls, content: Mapping[str, Any]) -> Run:
         """Rebuild a run from `to_json`."""
         recipe = _shared_recipe(tuple(sorted(content["recipe"].items())))
-        pins = tuple(content.get("pins", {}).items())
-        poke = float(content.get("poke", 1.0))
-        return cls(recipe, float(content["scale"]), int(content["seed"]), pins, poke)
+        scale, seed, poke = content["scale"], content["seed"], content.get("poke", 1.0)
+        pins = content.get("pins", {})
+        whole = all(type(number) is int for number in (seed, *pins.values()))
+        finite = all(type(number) in (int, float) and math.isfinite(number) for number in (scale, poke))
+        if not whole or not finite or not set(pins) <= set(ROLES):
+            raise ConfigError(f"run of scale {scale!r}, seed {seed!r}, pins {pins!r}, poke {poke!r}")
+        return cls(recipe, float(scale), seed, tuple(pins.items()), float(poke))
 
 
 @lru_cache(maxsize=4096)

@@ -12,9 +12,9 @@ import contextlib
 import importlib
 import os
 import shutil
+import sys
 import tempfile
 import time
-import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from initmem.engines.watch import StopSign, Watch
 from initmem.engines.worker import Worker, heartbeat, team
 from initmem.errors import ConfigError, InitmemError, StoreError
 from initmem.faults import Cause, counted
-from initmem.files import explained
+from initmem.files import explained, temporary
 from initmem.record import decode, encode, failed
 from initmem.store import Store
 from initmem.study import Run
@@ -79,14 +79,15 @@ class RayEngine:
         self.settings = settings or Settings()
         self.records_travel = records_travel
         self._gpus = float(self.settings.device.startswith("cuda")) if gpus is None else gpus
+        self._address, self._most = address, workers
         self._ray = _connected(address, workers)
-        self._most = workers
         self._flying: dict[Any, _Flight] = {}
         self._held: list[Run] = []  # all that this process has claimed for tasks
 
     @property
     def workers(self) -> int:
         """How many packs the cluster can train at the same time, as it is now."""
+        self._ray = _connected(self._address, self._most)
         have = self._ray.cluster_resources()
         fit = int(have.get("GPU", 0) / self._gpus if self._gpus else have.get("CPU", 1))
         return max(1, fit if self._most is None else min(fit, self._most))
@@ -99,8 +100,18 @@ class RayEngine:
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
         left = [pack for pack in packs if not all(store.has(run) for run in pack)]
-        waiting = deque(_Parcel(pack, self.records_travel) for pack in left)
-        watch = Watch(store, [run for pack in left for run in pack], listen)
+        if not left:
+            return True
+        self._ray = _connected(self._address, self._most)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # Ray prints what it has to say of nodes that die
+                return self._run(store, left, listen)
+        finally:
+            self._ray.shutdown()
+
+    def _run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
+        waiting = deque(_Parcel(pack, self.records_travel) for pack in packs)
+        watch = Watch(store, [run for pack in packs for run in pack], listen)
         with StopSign(store) as sign, _beacon(store) as beacon, heartbeat(store, self._held):
             try:
                 while waiting or self._flying:
@@ -227,7 +238,7 @@ def _connected(address: str | None, workers: int | None) -> Any:
 @contextlib.contextmanager
 def _beacon(store: Store) -> Iterator[str]:
     """A file by which a task knows that a folder of the same name on its machine is this very store."""
-    path = store.path / f".beacon-{uuid.uuid4().hex}"
+    path = temporary(store.path / "beacon")
     with explained(store.path):
         path.touch()
     try:
