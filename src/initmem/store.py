@@ -262,13 +262,17 @@ class Store:
         content = new_claim(session=self.session, pack=len(open_runs))
         mine: list[Run] = []
         heir_of = ""
-        for run in open_runs:
-            dead = self._claim_one(run, content, heir_of)
-            if dead is None and not mine:
-                return []
-            if dead is not None:
-                mine.append(run)
-                heir_of = heir_of or dead
+        try:
+            for run in open_runs:
+                dead = self._claim_one(run, content, heir_of)
+                if dead is None and not mine:
+                    return []
+                if dead is not None:
+                    mine.append(run)
+                    heir_of = heir_of or dead
+        except OSError:
+            self.release(mine)
+            raise
         if any(self.attempt(run) > 1 for run in mine):
             self.finish_commits()  # the worker before may have died in the middle of a commit
         done = [run for run in mine if self.has(run)]  # committed between the look and the claim

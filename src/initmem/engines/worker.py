@@ -67,8 +67,9 @@ class Worker:
 
     def _given_up(self, run: Run) -> RunRecord:
         faults = self.store.faults(run)
-        last = [fault for fault in faults if fault.cause in LOSSES][-1]
-        said = f"{last.cause}: the worker was lost {len(faults)} times\n{last.detail}"
+        losses = [fault for fault in faults if fault.cause in LOSSES]
+        last = losses[-1]
+        said = f"{last.cause}: the worker was lost {len(losses)} times\n{last.detail}"
         counts = {"attempts": self.store.attempt(run) - 1, "faults": counted(faults), "pack": 1}
         return failed(run, said.strip(), counts)
 
