@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from conftest import fake_record
+from initmem import checkpoints
 from initmem import record as record_module
 from initmem import store as store_module
 from initmem.errors import StoreError
@@ -214,6 +215,22 @@ def test_checkpoints_of_a_pack_agree_on_an_epoch(store: Store, runs: list[Run]) 
     path = store._checkpoint(pair[0], 7)
     path.write_bytes(path.read_bytes()[:20])
     assert store.read_checkpoints(pair) is None
+
+
+def test_a_checkpoint_is_safetensors_and_notices_every_flipped_bit() -> None:
+    from safetensors.torch import load
+
+    tensors = {"now/a": torch.arange(6.0).reshape(2, 3), "now/n": torch.tensor(7)}
+    data = checkpoints.encode(tensors, {"epoch": 3})
+    assert {name: t.tolist() for name, t in load(data).items()} == {n: t.tolist() for n, t in tensors.items()}
+    found, meta = checkpoints.decode(data)
+    assert meta == {"epoch": 3}
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    for position in range(len(data)):
+        flipped = bytearray(data)
+        flipped[position] ^= 4
+        with pytest.raises(StoreError, match="checkpoint"):
+            checkpoints.decode(bytes(flipped))
 
 
 def test_studies_are_kept_by_safe_names(store: Store, tiny_study: Study) -> None:

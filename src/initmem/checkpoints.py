@@ -21,7 +21,10 @@ def encode(tensors: Mapping[str, Tensor], meta: Any) -> bytes:
 
     text = json.dumps(meta)
     header, body = _parts(save(dict(tensors)))
-    return save(dict(tensors), metadata={"initmem": text, "sha256": _digest(header, text, body)})
+    notes = {"initmem": text, "sha256": _digest(header, text, body)}
+    said = json.dumps({"__metadata__": notes} | header).encode()
+    said += b" " * (-len(said) % 8)  # tensors begin at a multiple of eight
+    return len(said).to_bytes(8, "little") + said + body
 
 
 def decode(data: bytes) -> tuple[dict[str, Tensor], Any]:
