@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run side by side, one per core
+# Nothing of the user's: neither datasets nor remembered measurements.
+os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / "initmem-tests")
 
 import numpy as np
 import pytest

@@ -211,6 +211,12 @@ def test_a_damaged_or_strange_index_counts_as_none(
     assert path.read_bytes() == good
 
 
+def test_a_store_without_runs_is_empty(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    (store.path / "runs").rmdir()  # as after a copy that leaves empty folders out
+    assert Store(store.path).survey() == ([], [])
+
+
 def test_the_index_of_another_store_brings_in_nothing(
     store: Store, records: list[RunRecord], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -103,10 +104,8 @@ class Archive:
                 self._check_format(stream.readline(len(MAGIC) + 10))
                 self._parts = _sizes(stream.readline(LONGEST_LINE))
                 self._start = stream.tell()
-                told, real = (
-                    self._start + sum(part.packed for part in self._parts.values()),
-                    stream.seek(0, 2),
-                )
+                real = stream.seek(0, os.SEEK_END)
+            told = self._start + sum(part.packed for part in self._parts.values())
             if told != real:
                 raise StoreError(f"damaged archive ({real:,} bytes, not {told:,})")
             self._studies, self._digests, found = self._read_records()

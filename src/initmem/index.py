@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,12 +58,12 @@ class Index:
         known = self._read() if self._entries is None else self._entries
         entries: dict[str, Entry] = {}
         damaged: dict[str, str] = {}
-        for run_id, stamp in self._stamps():
-            entry = known.get(run_id)
+        for run_id in self._run_ids():
             try:
+                stamp, entry = self._stamp(run_id), known.get(run_id)
                 entries[run_id] = entry if entry and entry.stamp == stamp else self._enter(run_id, stamp)
-            except FileNotFoundError:  # moved aside by another process a moment ago
-                continue
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # not done yet, or moved aside by another process a moment ago
             except (StoreError, OSError) as error:
                 damaged[run_id] = f"{self._file(run_id)}: {error}"
         changed = verify or entries != known
@@ -88,18 +88,18 @@ class Index:
                 run_id: self._entry(run_id, (size, time), sha256, head)
                 for run_id, ((size, time), sha256, head) in content.items()
             }
-        except (OSError, ValueError, TypeError, AttributeError, StoreError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError, StoreError):
             return {}
 
-    def _stamps(self) -> Iterator[tuple[str, Stamp]]:
-        for run_id in sorted(folder.name for folder in self.runs.iterdir()):
-            if not RUN_ID.fullmatch(run_id):
-                continue
-            try:
-                found = self._file(run_id).stat()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            yield run_id, (found.st_size, found.st_mtime_ns)
+    def _run_ids(self) -> list[str]:
+        try:
+            return sorted(folder.name for folder in self.runs.iterdir() if RUN_ID.fullmatch(folder.name))
+        except FileNotFoundError:
+            return []
+
+    def _stamp(self, run_id: str) -> Stamp:
+        found = self._file(run_id).stat()
+        return found.st_size, found.st_mtime_ns
 
     def _enter(self, run_id: str, stamp: Stamp) -> Entry:
         """Read a record; its stamp was taken before, so that a change in between is seen next time."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,10 @@ from initmem.theory.records import train_linear
 from initmem.train.flops import Flops, flops_per_image
 
 LONGEST_STEP = 1e10  # operations per timed step: a fraction of a second on one core
-TRIALS = 3  # the best of them counts: a busy machine makes steps slower, never quicker
+# The best of several trials counts: a busy machine makes steps slower, never quicker.
+FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
 PACKS = (1, 2, 5, 10, 20)
-WORTH_IT = 1.05  # a larger pack must be at least so much quicker per replica: it also holds more memory
+WORTH_IT = 1.05  # so much quicker per replica a larger pack must be: it also holds more memory
 
 
 def run_flops(recipe: Recipe, shape: Sizes) -> float:
@@ -68,7 +68,8 @@ class Speedometer:
         trial = Pack(runs, data, device=self.device)
         trial.train_epoch()
         seconds = []
-        for _ in range(TRIALS):  # an epoch ends with numbers read from the device: the clock sees all of it
+        while len(seconds) < FEWEST_TRIALS or sum(seconds) < SECONDS_OF_TRIALS:
+            # An epoch ends with numbers read from the device: the clock sees all of it.
             started = time.perf_counter()
             trial.train_epoch()
             seconds.append(time.perf_counter() - started)
@@ -108,12 +109,13 @@ class PackSizes:
         return self._known[key]
 
     def _measure(self, recipe: Recipe, shape: Sizes) -> int:
-        """Make packs larger as long as that pays."""
-        for smaller, larger in pairwise(PACKS):
-            now, then = (self._speed.measure(recipe, shape, pack) for pack in (smaller, larger))
-            if then < WORTH_IT * now:
-                return smaller
-        return PACKS[-1]
+        """Make packs larger until that is plainly worse; the smallest that is nearly the best wins."""
+        rates: dict[int, float] = {}
+        for pack in PACKS:
+            rates[pack] = self._speed.measure(recipe, shape, pack)
+            if rates[pack] * WORTH_IT < max(rates.values()):
+                break
+        return next(pack for pack, rate in rates.items() if rate * WORTH_IT >= max(rates.values()))
 
     def _key(self, recipe: Recipe, shape: Sizes) -> str:
         import torch

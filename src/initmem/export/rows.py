@@ -56,12 +56,12 @@ def settings(record: RunRecord) -> dict[str, Value | None]:
     """What defines a run: the fields of its recipe, then where it stands in the study."""
     run = record.run
     pins = {f"seed_{role}": seed for role, seed in run.pins}
-    return run.recipe.model_dump() | {"scale": run.scale, "seed": run.seed} | pins | {"poke": run.poke}
+    return run.recipe.known() | {"scale": run.scale, "seed": run.seed} | pins | {"poke": run.poke}
 
 
 def summary(record: RunRecord) -> dict[str, float | None]:
     """What came out; None where something never happened."""
-    return asdict(record.summary)
+    return asdict(record.summary) | dict(record.finals)
 
 
 def known(values: Mapping[str, T | None]) -> dict[str, T]:

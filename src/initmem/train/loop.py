@@ -14,7 +14,7 @@ from initmem import __version__
 from initmem.data import Dataset
 from initmem.record import RunRecord
 from initmem.study import Run
-from initmem.train.pack import Checkpoint, Pack
+from initmem.train.pack import Checkpoint, Pack, Precision
 
 
 def train_pack(
@@ -23,12 +23,15 @@ def train_pack(
     *,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    precision: Precision = "float32",
     resume: Sequence[Checkpoint] | None = None,
     on_epoch: Callable[[Pack], None] | None = None,
 ) -> list[RunRecord]:
     """Train the runs of one recipe side by side. `on_epoch` may raise to stop between two epochs."""
     started = time.perf_counter()
-    pack = Pack(runs, data, device=device, dtype=dtype)
+    # PyTorch lets convolutions on a GPU use TF32 unless told otherwise; here it is used when asked for.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    pack = Pack(runs, data, device=device, dtype=dtype, precision=precision)
     if resume is not None:
         pack.restore(resume)
     while not pack.finished:
@@ -46,6 +49,7 @@ def provenance(pack: Pack, seconds: float) -> dict[str, Any]:
         "python": platform.python_version(),
         "device": str(pack.device),
         "hardware": hardware(pack.device),
+        "precision": pack.precision,
         "threads": torch.get_num_threads(),
         "pack": pack.replicas,
         "seconds": round(seconds, 3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from initmem.train.optimizers import optimizer_for
 EVALUATION_PLACES = {"cpu": 100_000, "cuda": 4_000_000}
 
 Rows = dict[str, list[float]]
+Precision = Literal["float32", "tf32", "amp"]  # amp: layers in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,13 @@ class Pack:
         *,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        precision: Precision = "float32",
     ) -> None:
         self.runs, self.recipe = list(runs), runs[0].recipe
         if any(run.recipe != self.recipe for run in runs):
             raise ValueError("the replicas of a pack must share one recipe")
         self.replicas, self.classes = len(self.runs), data.classes
-        self.device = torch.device(device)
+        self.device, self.precision = torch.device(device), precision
         self.train, self.val, self.test = (
             Images(part, device=self.device, dtype=dtype) for part in (data.train, data.val, data.test)
         )
@@ -99,7 +101,7 @@ class Pack:
         self.network.train()
         for i, index in enumerate(order.split(recipe.batch_size)):
             x, y = self.train.packed(index, draws[i])
-            logits = self.network(x).view(len(index), self.replicas, self.classes)
+            logits = self._logits(x)
             # (batch, replica): the mean is over the batch alone, so replicas do not dilute each other.
             losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
             gradients = list(torch.autograd.grad(losses.sum() / len(index), self.parameters))
@@ -161,6 +163,12 @@ class Pack:
         self.history = [{name: list(meta["history"][name]) for name in COLUMNS} for meta in metas]
         self.norm_init = [meta["norm_init"] for meta in metas]
         self.status = [meta["status"] for meta in metas]
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Logits of shape (batch, replica, class); losses and updates are always in full precision."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "amp"):
+            logits: Tensor = self.network(x)
+        return logits.to(self.parameters[0].dtype).view(len(x), self.replicas, self.classes)
 
     def _order(self, epoch: int) -> Tensor:
         """The order of one epoch, shape (example, replica)."""
@@ -261,7 +269,7 @@ class Pack:
         correct = torch.zeros(self.replicas, device=self.device)
         places = EVALUATION_PLACES.get(self.device.type, EVALUATION_PLACES["cuda"])
         for x, y in images.shared(max(1, places // (images.places * self.replicas))):
-            logits = self.network(x).view(len(y), self.replicas, self.classes)
+            logits = self._logits(x)
             labels = y[:, None].expand(-1, self.replicas)
             losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
             loss += losses.view_as(labels).sum(0)

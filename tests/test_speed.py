@@ -1,0 +1,133 @@
+"""What was made quick gives the same numbers; measurements of speed are remembered and told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from initmem.bench import compare
+from initmem.bench.compare import AS_IS, Setting, time_initmem, time_peer, whole
+from initmem.bench.table import asked_peers, asked_workloads, ratio_table
+from initmem.bench.workloads import CORE, WORKLOADS, Workload
+from initmem.data import load, sizes
+from initmem.engines.speed import PackSizes, Speedometer
+from initmem.errors import ConfigError
+from initmem.recipe import Recipe
+from initmem.study import Run
+from initmem.train.layers import Conv, ConvNormRelu
+from initmem.train.loop import train_pack
+
+SMALL = {"dataset": "synthetic:60x1x8x8", "width": 2}
+TINY = Workload("tiny", Recipe.parse(SMALL | {"epochs": 5}), runs=4, timed=1)
+
+
+@pytest.mark.parametrize("side", [(1, 1), (2, 2), (1, 2), (2, 1)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_tiny_image_is_convolved_by_a_matrix_product(side: tuple[int, int], shared: bool) -> None:
+    conv = Conv(3, 4, 5).double()
+    torch.nn.init.normal_(conv.kernel)
+    torch.nn.init.normal_(conv.bias)
+    x = torch.randn(6, 4 if shared else 12, *side, dtype=torch.double, requires_grad=True)
+    expected = F.conv2d(x, conv.kernel, conv.bias, padding=1, groups=x.shape[1] // 4)
+    found = conv(x)
+    torch.testing.assert_close(found, expected)
+    slope = torch.randn_like(expected)
+    gradients = [torch.autograd.grad(y, (x, conv.kernel, conv.bias), slope) for y in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_pooling_before_relu_is_pooling_after_it() -> None:
+    block = ConvNormRelu(2, 3, 4, "batch", pool=True).double()
+    torch.nn.init.normal_(block.conv.kernel)
+    torch.nn.init.normal_(block.norm.gamma)  # of both signs
+    x = torch.randn(5, 6, 8, 8, dtype=torch.double, requires_grad=True)
+    expected = F.max_pool2d(F.relu(block.norm(block.conv(x))), 2)
+    found = block(x)
+    assert torch.equal(found, expected)
+    slope = torch.randn_like(expected)
+    variables = [x, *block.parameters()]
+    torch.testing.assert_close(*(torch.autograd.grad(y, variables, slope) for y in (found, expected)))
+
+
+def test_less_precision_only_when_asked_and_said_so() -> None:
+    recipe = Recipe.parse(SMALL | {"epochs": 2, "learning_rate": 0.1})
+    runs, data = [Run(recipe, 1.0, 0)], load(recipe)
+    plain, mixed = (train_pack(runs, data, precision=precision)[0] for precision in ("float32", "amp"))
+    assert (plain.provenance["precision"], mixed.provenance["precision"]) == ("float32", "amp")
+    losses = plain.history["train_loss"], mixed.history["train_loss"]
+    assert not (losses[0] == losses[1]).all()
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def rates(*values: float):
+    """A speedometer that says so, for packs of 1, 2, 5, 10 and 20."""
+    return lambda self, recipe, shape, pack: dict(zip((1, 2, 5, 10, 20), values, strict=False))[pack]
+
+
+@pytest.mark.parametrize(
+    ("measured", "best"),
+    [((1, 0.9), 1), ((1, 1.04, 0.9), 1), ((1, 2, 1.9), 2), ((1, 2, 3, 4, 4.1), 10), ((1, 2, 3, 4, 5), 20)],
+)
+def test_packs_grow_as_long_as_it_pays_and_the_choice_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: tuple[float, ...], best: int
+) -> None:
+    recipe, memory = Recipe.parse({"dataset": "digits"}), tmp_path / "cache" / "packs.json"
+    monkeypatch.setattr(Speedometer, "measure", rates(*measured))
+    assert PackSizes(memory=memory).choose(recipe, sizes(recipe)) == best
+    monkeypatch.setattr(Speedometer, "measure", rates(1, 0.1))
+    assert PackSizes(memory=memory).choose(recipe, sizes(recipe)) == best
+    memory.write_text("{ torn")
+    assert PackSizes(memory=memory).choose(recipe, sizes(recipe)) == 1
+
+
+def test_a_pack_size_that_cannot_be_kept_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(Speedometer, "measure", rates(1, 2, 1))
+    chosen = PackSizes(memory=tmp_path / "file" / "packs.json")
+    recipe = Recipe.parse({"dataset": "digits"})
+    assert chosen.choose(recipe, sizes(recipe)) == 2
+
+
+def test_the_first_epoch_counts_once() -> None:
+    assert whole([10.0, 2.0, 3.0, 2.0], 0.5, epochs=30) == 10 + 29 * 2 + 0.5
+
+
+def test_peer_and_initmem_are_timed_on_a_tiny_workload() -> None:
+    seconds, pack = time_initmem(TINY)
+    assert seconds > 0
+    assert 1 <= pack <= TINY.runs
+    found = compare.Comparison(TINY, seconds, pack, 0.1)
+    spent = time_peer("torch", TINY, AS_IS)
+    assert spent is not None
+    best = Setting(2, 1, channels_last=True)
+    found.peers["torch"] = {str(AS_IS): spent, str(best): spent / 2}
+    assert found.ratio("torch", best=False) == spent / seconds == 2 * found.ratio("torch", best=True)
+    assert found.row()["best_settings"] == {"torch": "2 at once, 1 thread, channels_last"}
+    assert found.ratio("keras", best=True) is None
+    row = json.loads(json.dumps(found.row()))
+    about = {"cores": 2, "processor": "x"}
+    assert ratio_table({"machine": about, "rows": [row]}).row_count == 1
+
+
+def test_a_peer_that_does_not_run_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare.sys, "executable", shutil.which("false"))
+    assert time_peer("torch", TINY, AS_IS) is None
+
+
+def test_what_bench_is_asked() -> None:
+    assert tuple(w.name for w in asked_workloads([], everything=False)) == CORE
+    assert len(asked_workloads([], everything=True)) == len(WORKLOADS)
+    assert [w.recipe.model for w in asked_workloads(["resnet56"], everything=False)] == ["resnet56"]
+    assert asked_peers("torch, keras") == ["torch", "keras"]
+    assert asked_peers("none") == []
+    with pytest.raises(ConfigError, match=r"'resnet7' .*quickstart"):
+        asked_workloads(["resnet7"], everything=False)
+    with pytest.raises(ConfigError, match=r"'jax' .*keras"):
+        asked_peers("jax")
