@@ -29,6 +29,7 @@ def records(tiny_study: Study) -> list[RunRecord]:
     one, two, three, *rest = tiny_study.all_runs()
     odd = fake_record(one, 0.1 + 0.2)
     columns = {'beauty, of "mine"': np.array([-0.0, 5e-324, 1.7976931348623157e308, 1 / 3])}
+    odd = replace(odd, finals={"score": 1 / 3})
     found = [
         replace(odd, history=dict(odd.history) | columns, provenance={"z": 1, "a": [None, "\ud800é", 1e-7]}),
         failed(two, "Traceback: boom", {"attempts": 3}),
@@ -73,7 +74,7 @@ def test_records_come_back_exactly(path: Path, store: Store, records: list[RunRe
         other = known[record.id]
         assert record.same_result(other)
         assert list(record.provenance.items()) == list(other.provenance.items())
-        assert record.error == other.error
+        assert (record.error, record.finals) == (other.error, other.finals)
         assert list(record.history) == list(other.history)
         for name, column in record.history.items():
             assert column.tobytes() == other.history[name].tobytes()  # also the sign of a zero

@@ -17,6 +17,7 @@ from initmem.archive import write_archive
 from initmem.errors import ConfigError
 from initmem.export import export
 from initmem.export.rows import plain_names
+from initmem.recipe import Recipe
 from initmem.record import COLUMNS, RunRecord, failed
 from initmem.results import open_results
 from initmem.store import Store
@@ -29,7 +30,8 @@ OWN = "own score, of mine"
 def records(tiny_study: Study) -> list[RunRecord]:
     """A study of six runs, one with columns of its own, one failed; and a run that nobody asked for."""
     rng = np.random.default_rng(0)
-    runs = [*tiny_study.all_runs(), Run(tiny_study.recipes[0], 0.1, 7, (("init", 3),), 1.001)]
+    mine = Recipe.parse({"pipeline": "mine", "batch_size": 7})
+    runs = [*tiny_study.all_runs(), Run(mine, 0.1, 7, (("init", 3),), 1.001)]
     found = []
     for run in runs:
         record = fake_record(run, rng.random())
@@ -37,6 +39,7 @@ def records(tiny_study: Study) -> list[RunRecord]:
     found[0] = replace(
         found[0], history=dict(found[0].history) | {OWN: rng.random(4), "epoch": rng.random(4)}
     )
+    found[6] = replace(found[6], finals={"own score": 0.25})
     found[1] = failed(runs[1], 'Traceback:\n  "boom", they said', {"attempts": 3, "nested": {"a": 1}})
     return found
 
@@ -71,13 +74,16 @@ def test_csv_holds_every_number_exactly(store: Store, records: list[RunRecord], 
         expected["epochs_done"] = expected.pop("epochs")
         for name, value in expected.items():
             assert (float(row[name]) if row[name] else None) == value
-        assert (row["optimizer"], row["epochs"], row["status"]) == ("sgd", "3", record.status)
+        recipe = ("", "", "7") if record is records[6] else ("sgd", "3", "16")
+        assert (row["optimizer"], row["epochs"], row["batch_size"]) == recipe
+        assert row["status"] == record.status
         assert (float(row["scale"]), int(row["seed"])) == (record.run.scale, record.run.seed)
         assert row["error"] == (record.error or "")
     assert rows[records[2].id, 1][OWN] == ""
     assert runs[records[0].id]["studies"] == "other full; tiny full"
     assert (runs[records[6].id]["studies"], runs[records[6].id]["seed_init"]) == ("", "3")
     assert runs[records[1].id]["provenance_attempts"] == "3"
+    assert float(runs[records[6].id]["final_own score"]) == 0.25
 
 
 def test_parquet_and_csv_say_the_same_of_a_store_and_of_its_archive(store: Store, tmp_path: Path) -> None:
@@ -112,7 +118,8 @@ def test_tensorboard_reads_what_was_written(store: Store, records: list[RunRecor
     for record in records:
         run = record.run
         folder = f"scale={run.scale}_seed={run.seed}" + ("_init=3_poke=1.001" if run.pins else "")
-        found = EventAccumulator(str(place / "sgd" / folder), size_guidance={"scalars": 0, "tensors": 0})
+        (recipe,) = place.glob("mine*" if run.pins else "sgd*")
+        found = EventAccumulator(str(recipe / folder), size_guidance={"scalars": 0, "tensors": 0})
         found.Reload()
         tags = set(found.Tags()["scalars"])
         for name, column in record.history.items():
@@ -121,11 +128,13 @@ def test_tensorboard_reads_what_was_written(store: Store, records: list[RunRecor
             assert [event.value for event in events] == np.float32(column).tolist()
         (epochs,) = found.Scalars("summary/epochs")
         assert (epochs.step, epochs.value) == (record.summary.epochs, record.summary.epochs)
+        assert ("summary/final_own_score" in tags) == bool(run.pins)
         assert ("summary/test_accuracy" in tags) == (record.status == "completed")
         about = found.PluginTagToContent("hparams")
         start = metadata.parse_session_start_info_plugin_data(about[metadata.SESSION_START_INFO_TAG])
         assert start.hparams["scale"].number_value == run.scale
-        assert start.hparams["optimizer"].string_value == "sgd"
+        assert start.hparams["batch_size"].number_value == (7 if run.pins else 16)
+        assert ("optimizer" in start.hparams) == (not run.pins)
         assert "patience" not in start.hparams
         end = metadata.parse_session_end_info_plugin_data(about[metadata.SESSION_END_INFO_TAG])
         assert end.status == (2 if record.status == "failed" else 1)  # STATUS_FAILURE, STATUS_SUCCESS
@@ -151,7 +160,7 @@ def test_mlflow_reads_what_was_written(store: Store, records: list[RunRecord], t
     for record in records:
         run = (logged["tiny full"] | logged["initmem"])[record.id]
         assert float(run.data.params["scale"]) == record.run.scale
-        assert run.data.params["optimizer"] == "sgd"
+        assert run.data.params.get("optimizer") == (None if record.run.pins else "sgd")
         assert run.data.tags["initmem.status"] == record.status
         assert run.info.status == ("FAILED" if record.status == "failed" else "FINISHED")
         summary = {f"summary/{name}": v for name, v in asdict(record.summary).items() if v is not None}
@@ -164,6 +173,7 @@ def test_mlflow_reads_what_was_written(store: Store, records: list[RunRecord], t
                 assert [(point.step, point.value) for point in history] == [
                     (epoch, value) for epoch, value in enumerate(column.tolist(), start=1)
                 ]
+    assert logged["initmem"][records[6].id].data.metrics["summary/final_own_score"] == 0.25
     assert "they said" in logged["tiny full"][records[1].id].data.tags["initmem.error"]
     assert logged["other full"].keys() < logged["tiny full"].keys()
     assert export(store, "mlflow", str(place)).written == 0

@@ -86,9 +86,11 @@ def test_the_precision_of_a_model_only_rounds() -> None:
     assert torch.equal(single.weight.bfloat16(), half.weight)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_device_changes_nothing() -> None:
-    assert torch.equal(applied(nn.Linear(7, 5)).weight, applied(nn.Linear(7, 5).cuda()).weight.cpu())
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_the_device_changes_nothing(device: str) -> None:
+    with torch.device(device):
+        model = nn.Linear(7, 5)
+    assert torch.equal(applied(nn.Linear(7, 5)).weight, applied(model).weight.cpu())
 
 
 def test_rescaling_keeps_the_shape_of_the_models_own_scheme() -> None:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import polars
 import pytest
 import torch
 from torch import nn
@@ -43,6 +44,7 @@ def planted(slope: float, init: initmem.Init, tracker: initmem.Tracker) -> None:
     for epoch in (1, 2, 3):
         accuracy = 0.9 - slope * init.scale + noise(init)
         tracker.end_epoch(val_loss=1 / epoch, val_accuracy=accuracy - 0.1 / epoch, test_accuracy=accuracy)
+    tracker.finish(hardness=accuracy**2)
 
 
 def test_planted_memory_comes_back_within_its_interval(tmp_path: Path) -> None:
@@ -52,6 +54,20 @@ def test_planted_memory_comes_back_within_its_interval(tmp_path: Path) -> None:
     assert memory.high - memory.low < 2
     assert result.verdict == memory.verdict == "remembers"
     assert str(memory).endswith(", remembers") and " pp [" in str(memory)
+    assert f"by {memory.memory:.3g} pp" in str(result)
+    assert str(result).endswith("training has not forgotten where it began.")
+    said = result.explain("val_accuracy", tolerance=30)
+    assert ", forgets (5 scales x 8 seeds)" in said
+    assert said.endswith("pp: training has forgotten where it began.")
+
+
+def test_what_an_unsettled_verdict_means(tmp_path: Path) -> None:
+    def train(init, tracker):
+        tracker.end_epoch(test_accuracy=0.5 + 0.05 * init.generator().standard_normal() * (init.scale - 1.5))
+
+    assert measure(train, [1.0, 2.0], [0, 1, 2], tmp_path).explain().endswith("that settles nothing yet.")
+    one = measure(train, [1.0, 2.0], [0], tmp_path).explain()
+    assert "One seed tells nothing about noise" in one
 
 
 def test_a_pipeline_that_ignores_the_scale_forgets(tmp_path: Path) -> None:
@@ -235,8 +251,9 @@ def test_labels_say_what_is_known() -> None:
     own = [Recipe.parse({"pipeline": "vit", "batch_size": b, "dataset": "digits"}) for b in (16, 128)]
     assert labels(own) == ["vit b16", "vit"]
     assert labels([own[0], Recipe.parse({})]) == ["vit digits b16", "sgd cifar10 b128"]
-    assert own[0].known_epochs is None
-    assert Recipe.parse({"pipeline": "vit", "epochs": 7}).known_epochs == 7
+    known = {name: value for name, value in own[0].known().items() if value is not None}
+    assert known == {"pipeline": "vit", "batch_size": 16, "dataset": "digits"}
+    assert Recipe.parse({"batch_size": 16}).known()["epochs"] == 300
 
 
 def test_only_its_own_code_can_run_it(tmp_path: Path) -> None:
@@ -294,6 +311,11 @@ def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (row,) = json.loads(said("measure", store, "--what", "beta", "--json"))
     assert row["last"] == pytest.approx(-0.05, abs=0.005)
     assert json.loads(said("measure", store, "--what", "radial", "--json")) == []
+    said("export", store, "--to", "csv", "-o", str(tmp_path / "tables"))
+    tables = [polars.read_csv(tmp_path / "tables" / name) for name in ("runs.csv", "history.csv")]
+    assert tables[0]["pipeline"].unique().to_list() == ["planted"]
+    assert tables[0]["learning_rate"].null_count() == tables[0]["hardness"].n_unique() == 15
+    assert tables[1].height == 45
     (drawn,) = json.loads(said("figure", "all", store, "-o", str(tmp_path), "--ending", "png", "--json"))
     assert drawn["figure"] == "scale" and Path(drawn["file"]).stat().st_size > 1000
     assert "planted" in Path(json.loads(said("report", store, "--json"))["report"]).read_text()

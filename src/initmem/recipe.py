@@ -158,10 +158,10 @@ class Recipe(BaseModel):
         """A content hash: equal recipes have equal ids on every machine."""
         return content_id(self.changes())
 
-    @property
-    def known_epochs(self) -> int | None:
-        """How long it trains; of training code of a user's own that is only known if it was said."""
-        return self.epochs if self.pipeline is None or "epochs" in self.changes() else None
+    def known(self) -> dict[str, Any]:
+        """All fields; those of training code of a user's own are None unless they were said."""
+        said = self.model_dump() if self.pipeline is None else self.changes()
+        return {name: said.get(name) for name in type(self).model_fields}
 
     def label(self, fields: Iterable[str]) -> str:
         """Return a short human name made of the given fields."""

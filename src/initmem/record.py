@@ -275,7 +275,7 @@ def join(head: Mapping[str, Any], history: History) -> RunRecord:
             history=history,
             provenance=dict(head["provenance"]),
             error=head["error"],
-            finals=dict(head.get("finals", {})),
+            finals=_numbers(head.get("finals", {})),
         )
     except ConfigError as error:
         raise StoreError(f"record of no known run ({error})") from None
@@ -286,12 +286,18 @@ def join(head: Mapping[str, Any], history: History) -> RunRecord:
 def _summary(content: Mapping[str, Any]) -> Summary:
     """A summary whose numbers are numbers, and whose epochs are epochs of the run."""
     summary = Summary(**content)
-    given = [value for value in content.values() if value is not None]
-    numbers = set(map(type, given)) <= {int, float} and all(map(math.isfinite, given))
+    _numbers({name: value for name, value in content.items() if value is not None})
     epochs = (summary.epochs, summary.tau_best or 0, summary.tau_interp or 0)
-    if not numbers or not all(type(epoch) is int and 0 <= epoch <= summary.epochs for epoch in epochs):
-        raise StoreError(f"not a summary ({content})")
+    if not all(type(epoch) is int and 0 <= epoch <= summary.epochs for epoch in epochs):
+        raise StoreError(f"record with epochs that are none ({content})")
     return summary
+
+
+def _numbers(content: Mapping[str, Any]) -> dict[str, float]:
+    values = content.values()
+    if not (set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))):
+        raise StoreError(f"record with values that are no finite numbers ({content})")
+    return dict(content)
 
 
 def parse_history(text: bytes, epochs: int) -> History:

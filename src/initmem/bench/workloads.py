@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from initmem.data import Sizes, sizes
+from initmem.data.dataset import split_three
 from initmem.recipe import Recipe
 from initmem.study import Study
 
@@ -48,8 +49,10 @@ def _workload(name: str, runs: int, timed: int, **fields: Any) -> Workload:
 
 
 def _cifar_size(model: str, width: int, batch: int, optimizer: str, images: int) -> Workload:
+    """Eight epochs of 40,000 images of CIFAR-10 are as many updates as `epochs` of these fewer images."""
+    epochs = round(8 * 40_000 / split_three(images)[0])
     return _workload(
-        f"{model} w{width} b{batch}", runs=10, timed=2, epochs=8, dataset=f"synthetic:{images}x3x32x32",
+        f"{model} w{width} b{batch}", runs=10, timed=2, epochs=epochs, dataset=f"synthetic:{images}x3x32x32",
         model=model, width=width, batch_size=batch, optimizer=optimizer,
     )  # fmt: skip
 

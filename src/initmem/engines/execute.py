@@ -101,7 +101,7 @@ def execute(
             packs=len(cut),
             workers=min(engine.workers, len(cut)),
             costs={run.id: costs[run.recipe] for run in left},
-            epochs={run.id: run.recipe.known_epochs or 1 for run in left},
+            epochs={run.id: run.recipe.known()["epochs"] or 1 for run in left},
         )
     )
     finished = engine.run(store, cut, listen)

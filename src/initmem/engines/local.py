@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from initmem.engines.worker import Trainer
 
 MOST_CRASHES = 3  # of one pack, in one session; then it is recorded as failed
-# A training step frees and asks for the same large blocks over and over. By default the C library gives
-# them back to the system each time and has every page mapped anew; here workers keep them.
-KEEP_MEMORY = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 
 Listener = Callable[[str, Any], None]
 
@@ -118,7 +115,7 @@ class LocalEngine:
             target=_main, args=(theirs, self._stop, os.getpid(), *settings), daemon=True
         )
         skip_script = _without_main() if self.trainer is not None else contextlib.nullcontext()
-        with _environment(OMP_NUM_THREADS="1", GLIBC_TUNABLES=KEEP_MEMORY), skip_script:
+        with skip_script:
             process.start()
         theirs.close()
         return _Process(process, ours)
@@ -132,18 +129,6 @@ class LocalEngine:
         except KeyboardInterrupt:
             for worker in alive:
                 worker.process.terminate()
-
-
-@contextlib.contextmanager
-def _environment(**more: str) -> Iterator[None]:
-    """Variables for a process about to start; those that are set already stay as they are."""
-    added = {name: value for name, value in more.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 @contextlib.contextmanager
@@ -181,6 +166,7 @@ def _main(
 ) -> None:
     """The body of a worker process. Ctrl-C goes to the parent, which asks the workers to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
 
     import torch
 

@@ -67,7 +67,7 @@ class Speedometer:
         data = _noise(shape, n_train=2 * batch, n_val=batch)
         trial = Pack(runs, data, device=self.device)
         trial.train_epoch()
-        seconds = []
+        seconds: list[float] = []
         while len(seconds) < FEWEST_TRIALS or sum(seconds) < SECONDS_OF_TRIALS:
             # An epoch ends with numbers read from the device: the clock sees all of it.
             started = time.perf_counter()

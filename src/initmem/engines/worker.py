@@ -146,7 +146,7 @@ class Worker:
                 raise ClaimLost
             self.store.append_history(run, row, fresh=run not in begun)
             begun.add(run)
-            if run.recipe.known_epochs:
+            if run.recipe.known()["epochs"]:
                 self.report("epoch", ([run.id], int(row["epoch"])))
             if self.should_stop():
                 raise Interrupted

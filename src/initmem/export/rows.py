@@ -56,12 +56,12 @@ def settings(record: RunRecord) -> dict[str, Value | None]:
     """What defines a run: the fields of its recipe, then where it stands in the study."""
     run = record.run
     pins = {f"seed_{role}": seed for role, seed in run.pins}
-    return run.recipe.model_dump() | {"scale": run.scale, "seed": run.seed} | pins | {"poke": run.poke}
+    return run.recipe.known() | {"scale": run.scale, "seed": run.seed} | pins | {"poke": run.poke}
 
 
 def summary(record: RunRecord) -> dict[str, float | None]:
-    """What came out; None where something never happened."""
-    return asdict(record.summary)
+    """What came out; None where something never happened. Finals are of training code of a user's own."""
+    return asdict(record.summary) | {f"final_{name}": value for name, value in record.finals.items()}
 
 
 def known(values: Mapping[str, T | None]) -> dict[str, T]:

@@ -98,5 +98,6 @@ def _metrics(record: RunRecord, times: Sequence[int], end: int) -> Iterator[Metr
     for name, plain in plain_names(record.history).items():
         for epoch, (moment, value) in enumerate(zip(times, record.history[name], strict=True), start=1):
             yield Metric(plain, float(value), moment, epoch)
-    for name, result in known(summary(record)).items():
-        yield Metric(f"summary/{name}", float(result), end, record.summary.epochs)
+    results = known(summary(record))
+    for name, plain in plain_names(results).items():
+        yield Metric(f"summary/{plain}", float(results[name]), end, record.summary.epochs)

@@ -61,7 +61,8 @@ def _all_events(run: NamedRun) -> Iterator[Event]:
         values = {tags[name]: column[epoch - 1] for name, column in history.items()}
         yield _scalars(values, epoch, time)
     end = max(times, default=0.0)
-    results = {f"summary/{name}": value for name, value in known(summary(record)).items()}
+    results = known(summary(record))
+    results = {f"summary/{plain}": results[name] for name, plain in plain_names(results).items()}
     yield _scalars(results, record.summary.epochs, end)
     status = api_pb2.STATUS_FAILURE if record.status == "failed" else api_pb2.STATUS_SUCCESS
     yield _hparams_event(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Result:
     """The runs of one pipeline in a store, and what they say. Print it, or ask:
 
-    `memory(metric)`, `verdict`, `beta()`, `half_lives()`, `clocks()`, `frame`, `history`, `figure(...)`,
-    `report()`, `failures`, `notes`, `records`.
+    `memory(metric)`, `explain(metric)`, `verdict`, `beta()`, `half_lives()`, `clocks()`, `frame`, `history`,
+    `figure(...)`, `report()`, `failures`, `notes`, `records`.
     """
 
     def __init__(self, store: Store, study: Study, *, code: str = "") -> None:
@@ -118,13 +118,18 @@ class Result:
         """What the reader should know beside the verdict."""
         return _notes(self.records, self._code, str(self.store.path))
 
-    def __str__(self) -> str:
+    def explain(self, metric: str | None = None, *, tolerance: float | None = None) -> str:
+        """The memory of a metric with its verdict, what that means in one sentence, and the notes."""
         if len(self.failures) == len(self.records):
-            return "\n".join([f"{self.study.name}: nothing measured", *(f"  {note}" for note in self.notes)])
-        found = self.memory()
-        counts = f"{found.n_scales} scales x {found.n_seeds} seeds"
-        lines = [f"{self.study.name}: {found.metric} {found} ({counts})"]
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+            said = [f"{self.study.name}: nothing measured"]
+        else:
+            found = self.memory(metric, tolerance=tolerance)
+            counts = f"{found.n_scales} scales x {found.n_seeds} seeds"
+            said = [f"{found.recipe}: {found.metric} {found} ({counts})", f"  {found.meaning}"]
+        return "\n".join([*said, *(f"  {note}" for note in self.notes)])
+
+    def __str__(self) -> str:
+        return self.explain()
 
     def __repr__(self) -> str:
         return f"Result({self.study.name!r}, {len(self.records)} runs in {str(self.store.path)!r})"

@@ -57,10 +57,38 @@ class Memory:
         """Plain values."""
         return asdict(self)
 
+    @property
+    def meaning(self) -> str:
+        """The verdict in one sentence."""
+        if self.memory is None:
+            return f"No seed has a {self.metric} at every scale yet."
+        shown, floor = self._shown(self.memory), f"{self.floor or 0:.2g}"
+        match self.verdict:
+            case "remembers":
+                return (
+                    f"Changing nothing but the initialization scale moves the mean {self.metric} by {shown}, "
+                    f"where noise alone would show {floor}: training has not forgotten where it began."
+                )
+            case "forgets":
+                return (
+                    f"Whatever the initialization scale, the mean {self.metric} stays within "
+                    f"{self._shown(self.high)}: training has forgotten where it began."
+                )
+            case _ if self.floor is None:
+                return f"One seed tells nothing about noise: the {self.metric} spreads by {shown}."
+            case _:
+                return (
+                    f"The mean {self.metric} spreads by {shown} over the initialization scales, where noise "
+                    f"alone would show {floor}: that settles nothing yet."
+                )
+
+    def _shown(self, value: float | None) -> str:
+        return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
+
     def __str__(self) -> str:
         if self.memory is None:
             return f"not measured yet, {self.verdict}"
-        text = f"{self.memory:.3g}{self.unit and ' ' + self.unit}"
+        text = self._shown(self.memory)
         if self.low is not None:
             text += f" [{self.low:.3g}, {self.high:.3g}], floor {self.floor:.2g}"
         needed = f" ({self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""

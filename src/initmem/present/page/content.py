@@ -84,4 +84,4 @@ class Content:
     def epochs(self, recipe: Recipe) -> int | None:
         """How long a recipe trains; of a user's own code, as long as the longest run so far."""
         found = self.facts[recipe].epochs if recipe in self.facts else 0
-        return recipe.known_epochs or found or None
+        return recipe.known()["epochs"] or found or None

@@ -1,0 +1,63 @@
+"""Training code without any framework: a network on two spirals, its gradients by hand.
+
+python examples/numpy_loop.py [--quick]
+"""
+
+import sys
+
+import numpy as np
+
+import initmem
+
+HIDDEN, BATCH, RATE = 64, 20, 0.1
+
+
+def spirals(n, seed):
+    """Points on two spirals that wind around each other once, with a little noise, and on which they are."""
+    rng = np.random.default_rng(seed)
+    side = rng.integers(0, 2, n)
+    way = np.sqrt(rng.uniform(0.05, 1, n))
+    angle = 2 * np.pi * way + np.pi * side
+    points = way[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
+    return points + rng.normal(0, 0.03, points.shape), side
+
+
+def forward(weights, x):
+    w1, b1, w2, b2 = weights
+    hidden = np.maximum(x @ w1 + b1, 0)
+    return hidden, 1 / (1 + np.exp(-(hidden @ w2 + b2)))
+
+
+def evaluate(weights, x, y):
+    p = np.clip(forward(weights, x)[1], 1e-9, 1 - 1e-9)
+    return -np.mean(np.where(y == 1, np.log(p), np.log(1 - p))), np.mean((p > 0.5) == y)
+
+
+def train(init, tracker):
+    (x, y), validation, test = spirals(400, 1), spirals(400, 2), spirals(1000, 3)
+    weights = [init.kernel(2, HIDDEN, fan_in=2), init.bias(HIDDEN)]
+    weights += [init.kernel(HIDDEN, fan_in=HIDDEN), init.bias()]
+    tracker.attach(batch_size=BATCH)
+    for epoch in range(init.recipe.epochs):
+        for index in init.generator("order", epoch).permutation(len(x)).reshape(-1, BATCH):
+            hidden, p = forward(weights, x[index])
+            error = (p - y[index]) / BATCH
+            back = np.outer(error, weights[2]) * (hidden > 0)
+            slopes = [x[index].T @ back, back.sum(0), hidden.T @ error, error.sum()]
+            weights = [weight - RATE * slope for weight, slope in zip(weights, slopes, strict=True)]
+            tracker.step(RATE)
+        val_loss, val_accuracy = evaluate(weights, *validation)
+        test_accuracy = evaluate(weights, *test)[1]
+        tracker.end_epoch(val_loss=val_loss, val_accuracy=val_accuracy, test_accuracy=test_accuracy)
+
+
+if __name__ == "__main__":
+    quick = "--quick" in sys.argv
+    result = initmem.measure(
+        train,
+        scales=[0.1, 1.0] if quick else [0.1, 0.5, 1.0, 1.8, 2.5],
+        seeds=range(2 if quick else 5),
+        name="numpy_loop",
+        recipe={"optimizer": "sgd", "epochs": 5 if quick else 200},
+    )
+    print(result)
