@@ -60,15 +60,11 @@ def test_the_probes_do_what_their_page_says(tmp_path: Path, capsys) -> None:
     exec(compile(code, page.name, "exec"), {})
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     sizes = [float(row[-1]) for row in rows if row[0].endswith(("weight", "bias"))]
-    kernels, bias = (64**-0.5, 32**-0.5), 0.2
-    assert sizes == pytest.approx(
-        [
-            *(kernels[0], bias, 2 * kernels[1], bias),
-            *(kernels[0], 2 * bias, kernels[1], 2 * bias),
-            *(2 * kernels[0], bias, 2 * kernels[1] * 0.1 * kernels[1], bias),
-        ],
-        rel=1e-3,
-    )
+    body, output, bias = 64**-0.5, 32**-0.5, 0.2
+    of_output = [body, bias, 2 * output, bias]
+    of_biases = [body, 2 * bias, output, 2 * bias]
+    smaller = [2 * body, bias, 2 * output * 0.1 * output, bias]
+    assert sizes == pytest.approx([*of_output, *of_biases, *smaller], rel=1e-3)
     (tmp_path / "study.toml").write_text(text)
     assert len(load_study(str(tmp_path / "study.toml")).all_runs()) == 3 * 3 * 3
 
@@ -116,6 +112,10 @@ def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys
     assert len(Store("runs").records()) == 2 * 10  # those of the first rate were trained once
     assert "mine lr=0.01 " in measured and "mine lr=0.3 " in measured
     assert re.search(r" train .* 2 x 2 ", program)
+    (timing,) = blocks(ROOT / "docs" / "scales-and-seeds.md", "python")
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(compile(timing, "scales-and-seeds.md", "exec"), {})
+    assert re.search(r"5 x 5 on two cores: \d+ s", capsys.readouterr().out)
     assert Path("scale.png").stat().st_size > 1000
     assert "mine" in Path("runs/report.html").read_text()
 
