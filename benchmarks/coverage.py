@@ -4,7 +4,7 @@ Simulated studies with a planted memory: 2, 5 and 25 scales; 3, 5 and 10 seeds; 
 or growing threefold from the smallest to the largest; a level of half a noise sigma shared by all scales of
 a seed. A sigma is the noise of one run at the noisiest scale.
 
-    python benchmarks/coverage.py [--studies N] [--json]
+    python benchmarks/coverage.py [--studies N] [--scales N ...] [--seeds N ...] [--memories SIGMAS ...]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def simulate(scales: int, seeds: int, unequal: bool, memory: float, shape: str, 
     else:
         profile = np.where(np.arange(scales) == scales - 1, memory, 0.0)
     above = below = remembered = 0
-    estimates, widths = [], []
+    estimates, widths, highs = [], [], []
     for _ in range(studies):
         noise = sizes * rng.standard_normal((seeds, scales)) + 0.5 * rng.standard_normal((seeds, 1))
         found = statistics.spread(profile + noise, rng=rng)
@@ -40,6 +40,7 @@ def simulate(scales: int, seeds: int, unequal: bool, memory: float, shape: str, 
         remembered += judge(found.p, found.high, None) == "remembers"
         estimates.append(found.corrected)
         widths.append(found.high - found.low)
+        highs.append(found.high)
     return {
         "scales": scales,
         "seeds": seeds,
@@ -52,12 +53,16 @@ def simulate(scales: int, seeds: int, unequal: bool, memory: float, shape: str, 
         "remembers": remembered / studies,
         "bias": float(np.mean(estimates)) - memory,
         "width": float(np.mean(widths)),
+        "upper": float(np.median(highs)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=500, help="simulated studies per row")
+    parser.add_argument("--scales", type=int, nargs="+", default=[2, 5, 25])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5, 10])
+    parser.add_argument("--memories", type=float, nargs="+", default=MEMORIES, help="in sigmas")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     statistics.DRAWS = 1000  # enough for rates; the product draws 4000
@@ -65,22 +70,23 @@ def main() -> None:
     rng = np.random.default_rng(0)
     rows = [
         simulate(scales, seeds, unequal, memory, shape, options.studies, rng)
-        for scales, seeds, unequal in itertools.product((2, 5, 25), (3, 5, 10), (False, True))
-        for memory, shape in itertools.product(MEMORIES, SHAPES)
+        for scales, seeds, unequal in itertools.product(options.scales, options.seeds, (False, True))
+        for memory, shape in itertools.product(options.memories, SHAPES)
         if memory > 0 or shape == "line"
         if scales > 2 or shape == "line"  # with two scales the shapes are the same
     ]
     if options.json:
         print(json.dumps(rows, indent=1))
         return
-    print("scales seeds noise   memory shape coverage remembers   bias  width")
+    print("scales seeds noise   memory shape coverage remembers   bias  width  upper")
     for r in rows:
         print(
             f"{r['scales']:6d} {r['seeds']:5d} {r['noise']:8} {r['memory']:6.0f} {r['shape']:5} "
-            f"{100 * r['coverage']:7.1f}% {100 * r['remembers']:8.1f}% {r['bias']:+6.2f} {r['width']:6.2f}"
+            f"{100 * r['coverage']:7.1f}% {100 * r['remembers']:8.1f}% {r['bias']:+6.2f} "
+            f"{r['width']:6.2f} {r['upper']:6.2f}"
         )
     print(f"{options.studies} studies per row, {time.perf_counter() - started:.0f} s")
-    print("memory, bias and width in sigma")
+    print("memory, bias, width and median upper limit in sigma")
 
 
 if __name__ == "__main__":

@@ -74,6 +74,6 @@ if __name__ == "__main__":
         scales=[0.5, 2.0] if quick else [0.25, 0.5, 1.0, 2.0, 4.0],
         seeds=range(2 if quick else 4),
         name="char_gpt",
-        recipe={"optimizer": "adamw", "epochs": 2 if quick else 25},
+        recipe={"optimizer": "adamw", "epochs": 2 if quick else 20},
     )
     print(result.explain("test_loss", tolerance=0.05))

@@ -21,7 +21,8 @@ import planted
 from conftest import fake_record
 from initmem.archive import write_archive
 from initmem.errors import ConfigError
-from initmem.present.board import watch
+from initmem.present.board import budget, watch
+from initmem.present.board.budget import Budget
 from initmem.present.board.live import asked_runs, live
 from initmem.present.board.server import Board, is_loopback
 from initmem.present.page import html
@@ -61,7 +62,7 @@ def serving(store: Store, **options: object) -> Iterator[Board]:
 @pytest.fixture
 def board(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
     monkeypatch.setattr(watch, "TICK", 0.05)
-    monkeypatch.setattr(watch, "SURVEY_EVERY", 0.05)
+    monkeypatch.setattr(watch, "READ_EVERY", 0.05)
     with serving(store) as board:
         until(lambda: "Reading" not in board.watcher.parts()["runs"].html)
         yield board
@@ -293,8 +294,26 @@ def test_a_store_that_cannot_be_read_is_said_once_and_not_the_end(board: Board, 
         until(lambda: "cannot be read" in board.watcher.parts()["live"].html)
         time.sleep(0.3)  # several looks
         broken.unlink()
-        until(lambda: "runs done" in board.watcher.parts()["live"].html)
+        until(lambda: "cannot be read" not in board.watcher.parts()["live"].html)
+        assert "runs done" in board.watcher.parts()["live"].html
     assert capsys.readouterr().err.count("\n") == 1  # once, not at every look
+
+
+def test_a_budget_is_kept_whatever_things_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
+    kept = Budget(0.1, least=1.0)
+    assert kept.due()
+    with kept.spending():
+        now += 0.05
+    assert kept.rest() == pytest.approx(1.0)  # not sooner than that
+    now += 1.0
+    with kept.spending():
+        now += 2.0
+    assert kept.rest() == pytest.approx(18.0)  # 2 of 20 seconds
+    with kept.spending():  # twice in a row counts twice
+        now += 1.0
+    assert kept.rest() == pytest.approx(17.0 + 9.0)
 
 
 def test_nobody_watches_nobody_looks(board: Board, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

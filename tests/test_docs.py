@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import initmem
 from conftest import fake_record
 from initmem.cli import app
 from initmem.store import Store
@@ -24,7 +29,10 @@ def test_the_readme_code_runs(tmp_path: Path, tiny_study: Study, monkeypatch, ca
     store = Store.create(tmp_path / "demo-store")
     store.commit([fake_record(r, 0.9 - 0.1 * r.scale + 0.01 * r.seed) for r in tiny_study.all_runs()])
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks(ROOT / "README.md", "python")
+    code, sketch = blocks(ROOT / "README.md", "python")
+    compile(
+        sketch, "README.md", "exec"
+    )  # of a pipeline that only its reader has; docs/own-pipeline.md has a whole one
     exec(compile(code, "README.md", "exec"), {})
     assert "15 pp [" in capsys.readouterr().out
 
@@ -46,6 +54,21 @@ def test_the_readme_study_loads(tmp_path: Path) -> None:
     assert len(load_study(str(path)).all_runs()) == 4 * 3 * 4
 
 
+def test_the_probes_do_what_their_page_says(tmp_path: Path, capsys) -> None:
+    page = ROOT / "docs" / "probes.md"
+    (code,), (text,) = blocks(page, "python"), blocks(page, "toml")
+    exec(compile(code, page.name, "exec"), {})
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    sizes = [float(row[-1]) for row in rows if row[0].endswith(("weight", "bias"))]
+    body, output, bias = 64**-0.5, 32**-0.5, 0.2
+    of_output = [body, bias, 2 * output, bias]
+    of_biases = [body, 2 * bias, output, 2 * bias]
+    smaller = [2 * body, bias, 2 * output * 0.1 * output, bias]
+    assert sizes == pytest.approx([*of_output, *of_biases, *smaller], rel=1e-3)
+    (tmp_path / "study.toml").write_text(text)
+    assert len(load_study(str(tmp_path / "study.toml")).all_runs()) == 3 * 3 * 3
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_in_the_documents_exists(page: Path) -> None:
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
@@ -59,3 +82,49 @@ def test_every_link_and_picture_is_there(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys) -> None:
+    """In an empty folder, block by block; only smaller."""
+    page = (ROOT / "docs" / "own-pipeline.md").read_text()
+    smaller = {
+        "range(5)": "range(2)",
+        "EPOCHS = 20": "EPOCHS = 3",
+        "range(20)": "range(3)",
+        "--store program": "--store program --set 'scales=[0.1, 1.0]' --set 'seeds=[0, 1]'",
+    }
+    for long, short in smaller.items():
+        assert long in page
+        page = page.replace(long, short)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(initmem.__file__).parents[1]))
+    said = []
+    for language, text in re.findall(r"^```(python|sh)\n(.*?)^```", page, flags=re.M | re.S):
+        if language == "python":
+            (tmp_path / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)
+        else:
+            said += [_typed(shlex.split(line), capsys) for line in text.splitlines()]
+    first, compared, measured, program = said[0], *said[-3:]
+    assert re.search(r"^0\.weight +\(64, 64\) +kernel +64 ", first, flags=re.M)
+    assert re.search(r"^mine: test_accuracy .* \(5 scales x 2 seeds\)$", first, flags=re.M)
+    assert compared.count("(5 scales x 2 seeds)") == 2
+    assert len(Store("runs").records()) == 2 * 10  # those of the first rate were trained once
+    assert "mine lr=0.01 " in measured and "mine lr=0.3 " in measured
+    assert re.search(r" train .* 2 x 2 ", program)
+    (timing,) = blocks(ROOT / "docs" / "scales-and-seeds.md", "python")
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(compile(timing, "scales-and-seeds.md", "exec"), {})
+    assert re.search(r"5 x 5 on two cores: \d+ s", capsys.readouterr().out)
+    assert Path("scale.png").stat().st_size > 1000
+    assert "mine" in Path("runs/report.html").read_text()
+
+
+def _typed(words: list[str], capsys) -> str:
+    """What a command prints. `initmem` is called here: a new process would take seconds to begin."""
+    if words[0] != "initmem":
+        return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+    with pytest.raises(SystemExit) as ended:
+        app(words[1:])
+    assert not ended.value.code
+    return capsys.readouterr().out

@@ -95,7 +95,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 def board_of(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Store], str]]:
     """Serve a store, at a brisk pace, for as long as a test lasts."""
     monkeypatch.setattr(watch, "TICK", 0.1)
-    monkeypatch.setattr(watch, "SURVEY_EVERY", 0.5)
+    monkeypatch.setattr(watch, "READ_EVERY", 0.5)
     served: list[tuple[Board, threading.Thread]] = []
 
     def serve(store: Store) -> str:

@@ -314,7 +314,7 @@ def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     said("export", store, "--to", "csv", "-o", str(tmp_path / "tables"))
     tables = [polars.read_csv(tmp_path / "tables" / name) for name in ("runs.csv", "history.csv")]
     assert tables[0]["pipeline"].unique().to_list() == ["planted"]
-    assert tables[0]["learning_rate"].null_count() == tables[0]["hardness"].n_unique() == 15
+    assert tables[0]["learning_rate"].null_count() == tables[0]["final_hardness"].n_unique() == 15
     assert tables[1].height == 45
     (drawn,) = json.loads(said("figure", "all", store, "-o", str(tmp_path), "--ending", "png", "--json"))
     assert drawn["figure"] == "scale" and Path(drawn["file"]).stat().st_size > 1000

@@ -7,6 +7,7 @@ and not at all while nobody watches.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from initmem.present.board.budget import Budget
 from initmem.present.board.live import asked_runs, live
 from initmem.present.page import html
 from initmem.present.page.audit import place, run_rows
@@ -27,8 +29,8 @@ from initmem.results import Results
 from initmem.study import Run
 
 TICK = 1.0  # seconds between two looks at the runs in flight, at least
-LOOK_SHARE, SURVEY_SHARE = 0.05, 0.1  # of one core, at most
-SURVEY_EVERY = 5.0  # seconds; sooner when a run was claimed or let go
+READ_EVERY = 5.0  # seconds between two readings of all records; sooner when a run was claimed or let go
+LOOK_SHARE, READ_SHARE, RENDER_SHARE = 0.05, 0.1, 0.1  # of one core, at most
 WAITING = html.Part("", Markup('<p class="lead">Reading the store …</p>'))
 
 
@@ -41,7 +43,10 @@ class Watcher:
         self._parts = {name: WAITING._replace(title=title) for name, title in titles().items()}
         self._asked: dict[str, Run] = {}
         self._kept = Kept()
-        self._seen: int | None = None
+        self._seen: int | None = None  # what was read last, and what the sections show
+        self._rendered: int | None = None
+        self._in_flight: frozenset[str] = frozenset()
+        self._problem = self._said = ""
         self._version = 0
         self._change = threading.Condition()
         self._watched, self._stop = threading.Event(), threading.Event()
@@ -95,7 +100,9 @@ class Watcher:
     def first_look(self, patience: float) -> None:
         """Wait a moment for the first verdicts, so that a small store is there from the start."""
         with self._change:
-            self._change.wait_for(lambda: self.content is not None or self._stop.is_set(), patience)
+            self._change.wait_for(
+                lambda: self._parts["verdicts"].html != WAITING.html or self.stopped, patience
+            )
 
     def runs(self, recipe_id: str) -> dict[str, Any] | None:
         """The rows of the table of runs."""
@@ -129,67 +136,84 @@ class Watcher:
     # -- the thread -------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        surveyed, cost, claims = -1e9, 0.0, frozenset[str]()
+        looking, reading, rendering = Budget(LOOK_SHARE, TICK), Budget(READ_SHARE, TICK), Budget(RENDER_SHARE)
+        claims, last_read = frozenset[str](), -math.inf
         while not self._stop.is_set():
             self._watched.wait()
-            began = time.monotonic()
-            now = frozenset[str]()
             try:
-                now = frozenset(self.store.in_flight())
-                since = began - surveyed
-                due = since > SURVEY_EVERY or now != claims
-                if due and since > cost / SURVEY_SHARE:
-                    self._survey(now)
-                    surveyed, claims = time.monotonic(), now
-                    cost = surveyed - began
-                self._look(now)
+                with looking.spending():
+                    self._in_flight = frozenset(self.store.in_flight())
+                if reading.due() and (self._in_flight != claims or time.monotonic() - last_read > READ_EVERY):
+                    with reading.spending():
+                        self._read()
+                    claims, last_read, self._problem = self._in_flight, time.monotonic(), ""
+                if self._rendered != self._seen and rendering.due():
+                    first = self._rendered is None
+                    with rendering.spending():
+                        self._render()
+                    if first:  # everything was new: that says nothing about the next time
+                        rendering = Budget(RENDER_SHARE)
+                with looking.spending():
+                    self._look()
             except Exception as error:  # whatever it is, those who watch should see it, and it may pass
-                self._trouble(error)
-            spent = time.monotonic() - began - (cost if surveyed > began else 0.0)
-            self._stop.wait(max(TICK, spent / LOOK_SHARE))
+                self._complain(error)
+            self._stop.wait(max(0.0, looking.rest()))
             with self._change:
                 if not self._eyes and not self._stop.is_set():
                     self._watched.clear()
 
-    def _survey(self, in_flight: frozenset[str]) -> None:
-        """Read everything and publish section by section, the quick ones first."""
+    def _read(self) -> None:
+        """Read what is new in the store."""
         survey = Survey.of(self.store)
         asked = tuple(json.dumps(study.to_json()) for study in survey.studies)
         seen = hash((fingerprint(survey.records), tuple(survey.damaged), asked, survey.in_flight))
-        if seen == self._seen:
+        if seen != self._seen:
+            self._seen = seen
+            self.content = Content(survey, self._kept)
+            self._asked = asked_runs(self.content)
+
+    def _render(self) -> None:
+        """Work out and publish section by section, the quick ones first."""
+        content, seen = self.content, self._seen
+        if content is None:
             return
-        content = Content(survey, self._kept)
-        self._asked = asked_runs(content)
         for name, (title, data) in html.PARTS.items():
             if self._stop.is_set():
                 return
+            self._look()  # some sections take their time
             values = data(content)
             inside = Markup("") if values is None else html.fragment(name, values)
-            self.content = content
             self._publish(name, html.Part(title, inside))
-            self._look(in_flight)  # some sections take their time
-        self._seen = seen
+        self._rendered = seen
 
-    def _look(self, in_flight: frozenset[str]) -> None:
+    def _look(self) -> None:
+        """Publish what is going on now."""
+        if self.content is None and not self._problem:
+            return
+        values: dict[str, Any] = {"problem": self._problem, "total": None}
         if self.content is not None:
-            flights = {run_id: self.store.flight(run_id) for run_id in sorted(in_flight)}
-            values = live(self.content, self._asked, flights)
-            self._publish("live", html.Part("Now", html.fragment("live", values)))
+            flights = {run_id: self.store.flight(run_id) for run_id in sorted(self._in_flight)}
+            values |= live(self.content, self._asked, flights)
+        self._publish("live", html.Part("Now", html.fragment("live", values)))
 
-    def _trouble(self, error: Exception) -> None:
-        line = f"The store cannot be read: {error or type(error).__name__}"
-        if self._publish("live", html.Part("Now", html.fragment("trouble", {"line": line}))):
-            print(f"initmem: {line}", file=sys.stderr)
+    def _complain(self, error: Exception) -> None:
+        """Say what is wrong: on the terminal once, to those who watch until a reading succeeds."""
+        self._problem = f"The store cannot be read: {error or type(error).__name__}"
+        if self._problem != self._said:
+            self._said = self._problem
+            print(f"initmem: {self._problem}", file=sys.stderr)
+        try:
+            self._look()
+        except Exception:  # then the problem alone is shown
+            only = html.fragment("live", {"problem": self._problem, "total": None})
+            self._publish("live", html.Part("Now", only))
 
-    def _publish(self, name: str, part: html.Part) -> bool:
-        """Show a section; False if it was there already."""
+    def _publish(self, name: str, part: html.Part) -> None:
         with self._change:
-            if self._parts[name].tag == part.tag:
-                return False
-            self._parts[name] = part
-            self._version += 1
-            self._change.notify_all()
-            return True
+            if self._parts[name].tag != part.tag:
+                self._parts[name] = part
+                self._version += 1
+                self._change.notify_all()
 
 
 def titles() -> dict[str, str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from functools import lru_cache
 
 from initmem.data import sizes
 from initmem.errors import InitmemError
 from initmem.measures.beta import HalfLife
 from initmem.measures.clocks import clocks as clocks_of
-from initmem.present.advice import advice_row
+from initmem.present.advice import Row, advice_row
 from initmem.present.page.content import Content
 from initmem.present.page.table import Cell, Column, Table, number, runs_of, significant
 from initmem.recipe import Recipe
@@ -48,7 +48,7 @@ def _forecast(content: Content, recipe: Recipe) -> list[Cell]:
             raise InitmemError("its clocks are measured, below; the thresholds are those of other networks")
         if recipe.model == "linear":
             raise InitmemError("linear networks have no such thresholds")
-        row: dict[str, Any] = advice_row(recipe, content.names[recipe])
+        row = _advice(recipe)
     except InitmemError as error:
         empty = [Cell()] * 5
         return [name, *empty, _verdict(measured), Cell(), Cell(f"no forecast: {error}", style="remark")]
@@ -66,6 +66,18 @@ def _forecast(content: Content, recipe: Recipe) -> list[Cell]:
     ]
 
 
+@lru_cache(maxsize=1024)
+def _advice(recipe: Recipe) -> Row:
+    """Known from the recipe alone, and slow to find."""
+    return advice_row(recipe, "")
+
+
+@lru_cache(maxsize=1024)
+def _at_end(recipe: Recipe) -> dict[str, float]:
+    """The clocks at the horizon, known from the recipe alone as well."""
+    return clocks_of(recipe, sizes(recipe).n_train).at_end()
+
+
 def _verdict(verdict: str | None) -> Cell:
     return Cell("no run yet") if verdict is None else Cell(verdict, style=verdict)
 
@@ -80,7 +92,7 @@ def _clocks(content: Content, recipe: Recipe) -> list[Cell]:
     facts = content.facts.get(recipe)
     ends: dict[str, float] = dict(facts.last_clocks) if facts else {}
     with contextlib.suppress(InitmemError):  # the data may not be here, or be known to a user's code alone
-        ends |= clocks_of(recipe, sizes(recipe).n_train).at_end()
+        ends |= _at_end(recipe)
     updates = number(ends.get("updates"), ",.0f")
     name = Cell(content.names[recipe], style="name")
     return [name, updates, *(significant(ends.get(clock)) for clock in CLOCKS)]
