@@ -27,21 +27,34 @@ from initmem.store import Store
 from initmem.study import Run, Study
 
 TESTS = Path(__file__).parent
+# Long enough for something to happen while a pack is trained: an engine may look once in a second.
 RECIPE = Recipe(
-    dataset="synthetic:100x1x4x4", model="mlp", width=4, batch_size=16, epochs=6, learning_rate=0.05
+    dataset="synthetic:400x1x4x4", model="mlp", width=4, batch_size=16, epochs=40, learning_rate=0.05
 )
-STUDY = Study("everywhere", "", "full", "", (RECIPE,), (0.5, 1.0, 2.0), (0, 1, 2))
+STUDY_FILE = """
+name = "everywhere"
+scales = [0.5, 1.0, 2.0]
+seeds = [0, 1, 2, 3]
+[recipe]
+dataset = "synthetic:400x1x4x4"
+model = "mlp"
+width = 4
+batch_size = 16
+epochs = 40
+learning_rate = 0.05
+"""
+STUDY = Study("everywhere", "", "full", "", (RECIPE,), (0.5, 1.0, 2.0), (0, 1, 2, 3))
 
 
-def packs(study: Study = STUDY, size: int = 2) -> list[list[Run]]:
-    runs = study.all_runs()
-    return [runs[i : i + size] for i in range(0, len(runs), size)]
+def packs() -> list[list[Run]]:
+    runs = STUDY.all_runs()
+    return [runs[i : i + 2] for i in range(0, len(runs), 2)]
 
 
-def expected(place: Path, study: Study = STUDY, size: int = 2) -> dict[str, RunRecord]:
-    """The records of a study that was trained in this process, undisturbed."""
+def expected(place: Path) -> dict[str, RunRecord]:
+    """The records of the study, trained in this process, undisturbed."""
     store = Store.create(place)
-    Worker(store, Settings()).work(packs(study, size))
+    Worker(store, Settings()).work(packs())
     return {record.id: record for record in store.records()}
 
 
@@ -88,7 +101,8 @@ class RayCluster:
 
 
 def keep() -> None:
-    """Keep a cluster: head; add NAME; kill NAME; hide PATH: nodes added later see an empty folder there."""
+    """Keep a cluster: head; nodes NAME...: these and no others; kill NAME; and hide PATH: nodes that are
+    added later see an empty folder there."""
     from ray.cluster_utils import Cluster
 
     quick = {
@@ -103,8 +117,13 @@ def keep() -> None:
         if order == "head":
             cluster.add_node(num_cpus=0, include_dashboard=False, _system_config=quick)
             said = cluster.address
-        elif order == "add":
-            nodes[word] = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+        elif order == "nodes":
+            wanted = word.split()
+            for name in wanted:
+                if name not in nodes:
+                    nodes[name] = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+            for name in nodes.keys() - wanted:
+                cluster.remove_node(nodes.pop(name), allow_graceful=False)
         elif order == "kill":
             cluster.remove_node(nodes.pop(word), allow_graceful=False)
         elif order == "hide":

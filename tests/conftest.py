@@ -43,14 +43,20 @@ def fake_record(run: Run, test_accuracy: float, epochs: int = 4) -> RunRecord:
 
 @pytest.fixture(scope="session")
 def ray_cluster():
-    """A Ray cluster of three nodes with a core each; tests that use it are of the xdist group ray."""
+    """A Ray cluster, without nodes as yet."""
     from clusters import RayCluster
 
     cluster = RayCluster()
-    for name in ("one", "two"):
-        cluster.order("add", name)
     yield cluster
     cluster.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
+    """What must come of the study that clusters are given."""
+    from clusters import expected
+
+    return expected(tmp_path_factory.mktemp("undisturbed") / "store")
 
 
 @pytest.fixture

@@ -6,31 +6,14 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusters import RECIPE, STUDY, RayCluster, assert_same, environment, expected, wait_for
+from clusters import STUDY, STUDY_FILE, RayCluster, assert_same, environment, wait_for
 from faultlab import residue
+from initmem.record import RunRecord
 from initmem.store import Store
-
-pytestmark = pytest.mark.xdist_group("ray")
-
-STUDY_FILE = """
-name = "everywhere"
-scales = [0.5, 1.0, 2.0]
-seeds = [0, 1, 2, 3]
-[recipe]
-dataset = "synthetic:400x1x4x4"
-model = "mlp"
-width = 4
-batch_size = 16
-epochs = 60
-learning_rate = 0.05
-"""
-LONG = RECIPE.model_copy(update={"dataset": "synthetic:400x1x4x4", "epochs": 60})
-STUDY_HERE = replace(STUDY, recipes=(LONG,), seeds=(0, 1, 2, 3))
 
 
 def start(folder: Path, cluster: RayCluster, *options: str) -> subprocess.Popen[str]:
@@ -54,36 +37,36 @@ def records(folder: Path) -> int:
 
 
 def test_a_study_survives_its_driver_and_a_node_and_uses_a_late_one(
-    ray_cluster: RayCluster, tmp_path: Path
+    ray_cluster: RayCluster, tmp_path: Path, undisturbed: dict[str, RunRecord]
 ) -> None:
+    ray_cluster.order("nodes", "one", "two")
     first = start(tmp_path, ray_cluster)
     wait_for(lambda: records(tmp_path) >= 2)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     so_far = records(tmp_path)
-    assert so_far < 12
+    assert so_far < len(STUDY.all_runs())
 
-    ray_cluster.order("add", "late")
+    ray_cluster.order("nodes", "one", "two", "late")
     second = start(tmp_path, ray_cluster)
     wait_for(lambda: records(tmp_path) > so_far)
-    assert records(tmp_path) < 12
+    assert records(tmp_path) < len(STUDY.all_runs())
     ray_cluster.order("kill", "two")
     assert finished(second)["missing"] == 0
 
-    assert_same(tmp_path / "store", expected(tmp_path / "reference", STUDY_HERE))
+    assert_same(tmp_path / "store", undisturbed)
     assert list(residue(tmp_path / "store")) == []
-    ray_cluster.order("add", "two")
 
 
-def test_where_the_store_is_not_seen_records_travel(ray_cluster: RayCluster, tmp_path: Path) -> None:
+def test_where_the_store_is_not_seen_records_travel(
+    ray_cluster: RayCluster, tmp_path: Path, undisturbed: dict[str, RunRecord]
+) -> None:
     """All work is left to a node for which the folder of the store is empty."""
     store = tmp_path / "store"
     Store.create(store)
     if ray_cluster.order("hide", store) != "hidden":
         pytest.skip("no disk may be mounted here")
-    ray_cluster.order("add", "apart")
-    for name in ("one", "two", "late"):
-        ray_cluster.order("kill", name)
+    ray_cluster.order("nodes", "apart")
     assert finished(start(tmp_path, ray_cluster))["missing"] == 0
-    assert_same(store, expected(tmp_path / "reference", STUDY_HERE))
+    assert_same(store, undisturbed)
     assert list(residue(store)) == []

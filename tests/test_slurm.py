@@ -9,40 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusters import RECIPE, STUDY, assert_same, environment, expected, wait_for
+from clusters import STUDY_FILE, assert_same, environment, wait_for
 from faultlab import residue
 from initmem.record import RunRecord
 from initmem.store import Store
-from initmem.study import Study
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "slurm"
-LONG = RECIPE.model_copy(update={"dataset": "synthetic:400x1x4x4", "epochs": 150})
-STUDY_FILE = """
-name = "everywhere"
-scales = [0.5, 1.0, 2.0]
-seeds = [0, 1]
-[recipe]
-dataset = "synthetic:400x1x4x4"
-model = "mlp"
-width = 4
-batch_size = 16
-epochs = 150
-learning_rate = 0.05
-"""
-
-
-def study() -> Study:
-    return replace(STUDY, recipes=(LONG,), seeds=(0, 1))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
-    return expected(tmp_path_factory.mktemp("undisturbed") / "store", study(), size=3)
 
 
 def preempted(
@@ -51,7 +27,7 @@ def preempted(
     """Run the study, and tell a job in the middle that it has to make way; the store."""
     file, store = folder / "study.toml", folder / "store"
     file.write_text(STUDY_FILE)
-    command = [sys.executable, "-m", "initmem", "run", file, "--store", store, "--pack", "3", "--json"]
+    command = [sys.executable, "-m", "initmem", "run", file, "--store", store, "--pack", "2", "--json"]
     driver = subprocess.Popen(
         [*command, "--engine", "slurm", "--workers", "2", *options],
         stdout=subprocess.PIPE,

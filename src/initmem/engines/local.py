@@ -157,7 +157,7 @@ def _main(
 ) -> None:
     """The body of a worker process. Signals are for the parent, which asks the workers to stop."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(name, signal.SIG_IGN)
+        signal.signal(name, _do_nothing)
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
 
     import torch
@@ -178,3 +178,7 @@ def _main(
         Worker(store, settings, should_stop=stop.is_set, report=report).work(packs)
     except InitmemError as error:
         report("mistake", error)
+
+
+def _do_nothing(*_: object) -> None:
+    """What is ignored (SIG_IGN) is handed down to programs that are started; what is handled is not."""

@@ -103,11 +103,11 @@ class RayEngine:
         if not left:
             return True
         self._ray = _connected(self._address, self._most)
-        try:
-            with contextlib.redirect_stdout(sys.stderr):  # Ray prints what it has to say of nodes that die
+        with contextlib.redirect_stdout(sys.stderr):  # Ray prints what it has to say of nodes that die
+            try:
                 return self._run(store, left, listen)
-        finally:
-            self._ray.shutdown()
+            finally:
+                self._ray.shutdown()
 
     def _run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         waiting = deque(_Parcel(pack, self.records_travel) for pack in packs)
@@ -119,6 +119,7 @@ class RayEngine:
                     self._land(store, waiting)
                     watch.look()
                     listen("tick", None)
+                watch.look(at_once=True)
             except KeyboardInterrupt:
                 listen("stopping", None)
                 self._wind_down(store, sign)
@@ -126,7 +127,6 @@ class RayEngine:
             except InitmemError:
                 self._wind_down(store, sign)
                 raise
-        watch.look(at_once=True)
         return True
 
     def _launch(self, store: Store, waiting: deque[_Parcel], beacon: str) -> None:
@@ -160,12 +160,11 @@ class RayEngine:
         for reference in ended:
             flight = self._flying.pop(reference)
             try:
-                answer = self._ray.get(reference)
+                waiting.extend(self._taken_in(store, flight, self._ray.get(reference)))
             except self._ray.exceptions.RayError as error:
                 waiting.extend(self._after_loss(store, flight, error))
-            else:
-                waiting.extend(self._taken_in(store, flight, answer))
-            self._give_back(store, flight)
+            finally:
+                self._give_back(store, flight)
 
     def _taken_in(self, store: Store, flight: _Flight, answer: Answer) -> list[_Parcel]:
         """Commit what has travelled; say what is to be done again."""

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from initmem.errors import ConfigError, InitmemError, allowed
+from initmem.errors import ConfigError, allowed
 from initmem.integrations.tracker import Row, Tracker
 from initmem.integrations.writing import own_record
 from initmem.recipe import Recipe
@@ -49,8 +49,8 @@ PATIENCE = 5.0  # seconds that a program has to end after it was asked to
 OnEpoch = Callable[[Run, Row], None]
 
 
-class ProgramError(InitmemError):
-    """A program failed, or wrote what cannot be read."""
+class ProgramError(Exception):
+    """A program failed, or wrote what cannot be read: a fault of its run, not of the study."""
 
 
 def parse(command: str, *, n_seeds: int = 1) -> tuple[str, ...]:
