@@ -178,7 +178,7 @@ def first(content: dict) -> dict:
         (lambda c: c["records"].append(c["records"][0]), "twice"),
         (lambda c: first(c)["head"].update(id="../../evil"), "under another name"),
         (lambda c: first(c)["head"].update(schema=2), "schema 2"),
-        (lambda c: first(c)["head"]["run"].update(scale="large"), "not a record"),
+        (lambda c: first(c)["head"]["run"].update(scale="large"), "record of no known run"),
         (lambda c: first(c)["head"]["run"]["recipe"].update(width=-1), "width = -1"),
         (lambda c: first(c)["head"]["summary"].update(epochs=10**15), "histories of another length"),
         (lambda c: first(c).update(layout=99), "IndexError"),

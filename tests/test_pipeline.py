@@ -271,7 +271,7 @@ def test_only_its_own_code_can_run_it(tmp_path: Path) -> None:
         ({"scales": ["big"]}, "scales or seeds: could not convert"),
         ({"seeds": [1.5]}, "scales or seeds: 'float' object cannot be interpreted as an integer"),
         ({"seeds": [-1]}, "seeds.0 = -1"),
-        ({"engine": "cloud"}, "engine = 'cloud' (allowed: local, inline)"),
+        ({"engine": "cloud"}, "engine = 'cloud' (allowed: local, inline, ray, slurm)"),
         ({"recipe": {"optimiser": "sgd"}}, "unknown field optimiser"),
         ({"split": ["init", "luck"]}, "split = 'luck' (allowed: init, order, augment)"),
     ],
@@ -385,6 +385,8 @@ def test_what_cannot_travel_is_trained_here(tmp_path: Path, capsys: pytest.Captu
     assert "cannot be sent to other processes (cannot pickle '_thread.lock'" in capsys.readouterr().err
     assert isinstance(engine_for("local", PipelineTrainer(trained, ""), 2), LocalEngine)
     assert isinstance(engine_for("inline", PipelineTrainer(trained, ""), 2), InlineEngine)
+    with pytest.raises(ConfigError, match=r"engine = 'ray': this training code cannot be sent"):
+        engine_for("ray", PipelineTrainer(train, ""), 2)
 
 
 def test_functions_travel_by_value(tmp_path: Path) -> None:

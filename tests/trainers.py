@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from initmem.engines.bundled import train_bundled
-from initmem.errors import ConfigError
+from initmem.errors import StoreError
 
 
 def bad(runs, on_epoch):
     """Of the first four runs of the study, the second raises, and the last two are a mistake."""
     if runs[0].scale == 2.0:
-        raise ConfigError("field = 1 (allowed: 2)")
+        raise StoreError("the store is gone")
     if any(run.scale == 1.0 for run in runs):
         raise ValueError("the odd one")
     return train_bundled(runs)

@@ -157,7 +157,7 @@ class Study:
             "pins": dict(self.pins),
             "poke": self.poke,
             "split": list(self.split),
-            "more_seeds": dict(self.more_seeds),
+            "more_seeds": {key: list(seeds) for key, seeds in self.more_seeds},
         }
 
     @classmethod

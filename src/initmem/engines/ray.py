@@ -65,7 +65,10 @@ class _Flight(NamedTuple):
 
 
 class RayEngine:
-    """Runs packs as tasks of a Ray cluster; without an address, of one made of this machine."""
+    """Runs packs as tasks of a Ray cluster.
+
+    Without an address it is the one that $RAY_ADDRESS names, or one made of this machine.
+    """
 
     def __init__(
         self,
@@ -79,8 +82,8 @@ class RayEngine:
         self.settings = settings or Settings()
         self.records_travel = records_travel
         self._gpus = float(self.settings.device.startswith("cuda")) if gpus is None else gpus
-        self._address, self._most = address, workers
-        self._ray = _connected(address, workers)
+        self._address, self._most = address or os.environ.get("RAY_ADDRESS"), workers
+        self._ray = _connected(self._address, workers)
         self._flying: dict[Any, _Flight] = {}
         self._held: list[Run] = []  # all that this process has claimed for tasks
 

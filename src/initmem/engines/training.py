@@ -8,7 +8,8 @@
                    that each answers for itself; the one that raises alone is recorded as failed
     divergence     a result, recorded
     full disk      everything stops; nothing that was committed is lost
-    a mistake      of the user, any `InitmemError`: everything stops with its one line
+    a mistake      of the user, any `InitmemError`: everything stops with its one line (in training code of
+                   a user's own, a `StoreError` alone)
 
 The first two are the business of the worker that comes after (`initmem.engines.worker`).
 """
@@ -25,7 +26,7 @@ from typing import Any
 
 from initmem.engines.bundled import train_bundled
 from initmem.engines.settings import Settings
-from initmem.errors import FullDisk, InitmemError
+from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.faults import Cause, Fault, cause_of, counted
 from initmem.recipe import content_id
 from initmem.record import RunRecord, failed
@@ -65,9 +66,9 @@ class Training:
             attempt = _Try(self, part, team)
             try:
                 found = attempt.train()
-            except InitmemError:
-                raise
             except Exception as error:
+                if self._is_mistake(error):
+                    raise
                 said, cause = traceback.format_exc(), cause_of(error)
                 if cause == "full disk":
                     raise FullDisk(f"no room left while training ({error}); all so far is kept") from error
@@ -80,6 +81,10 @@ class Training:
                 parts = smaller + parts
             else:
                 yield [failed(part[0], said, self.provenance(part[0], part))]
+
+    def _is_mistake(self, error: Exception) -> bool:
+        """Training code of a user's own may raise what it likes, but a store that fails it fails all."""
+        return isinstance(error, InitmemError if self.settings.trainer is None else StoreError)
 
     def _smaller(
         self, part: list[Run], team: list[Run], cause: Cause, attempt: _Try

@@ -31,7 +31,7 @@ from typing import Any, Literal, get_args
 
 from initmem.engines.execute import execute
 from initmem.engines.inline import InlineEngine
-from initmem.engines.local import LocalEngine
+from initmem.engines.named import engine_named
 from initmem.engines.settings import Engine, Settings, Trainer
 from initmem.errors import ConfigError, allowed
 from initmem.integrations.init import Init, UntouchedWarning
@@ -46,7 +46,7 @@ from initmem.store import Store
 from initmem.study import SCALES, SEEDS, Run, own_study
 
 Train = Callable[[Init, Tracker], object]
-EngineName = Literal["local", "inline"]
+EngineName = Literal["local", "inline", "ray", "slurm"]
 
 
 def measure(
@@ -72,8 +72,9 @@ def measure(
     scales, seeds: the grid. Five scales and five seeds unless given.
     store: directory of the records; `runs/NAME` unless given.
     workers: worker processes, each with one torch thread; one per core unless given.
-    engine: `local` (worker processes) or `inline` (one run after the other in this process, as a debugger
-        wants it). Training code that cannot be sent to another process is run inline, with a word about it.
+    engine: `local` (worker processes), `inline` (one run after the other in this process, as a debugger
+        wants it), `ray` (the cluster of $RAY_ADDRESS, or one made of this machine) or `slurm`. Training code
+        that cannot be sent to another process is run inline in place of local, with a word about it.
     name: what the pipeline is called, in the store too; the name of the function unless given. With the
         scale and the seed it makes the id of a run: give a new name when you change what is trained.
     recipe: what else is known, in the fields of a Recipe: `{"optimizer": "adam", "batch_size": 128}`. It
@@ -106,15 +107,15 @@ def engine_for(name: str, trainer: Trainer, workers: int | None) -> Engine:
     if name == "inline":
         return InlineEngine(Settings(trainer=trainer))
     try:
-        return LocalEngine(workers=workers, settings=Settings(trainer=Sent.pack(trainer)))
+        sent = Sent.pack(trainer)
     except Exception as error:  # whatever a user's objects raise when they are pickled
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        print(
-            f"initmem: this training code cannot be sent to other processes ({reason}); "
-            "its runs go one after the other in this one",
-            file=sys.stderr,
-        )
+        problem = f"this training code cannot be sent to other processes ({reason})"
+        if name != "local":
+            raise ConfigError(f"engine = {name!r}: {problem}") from None
+        print(f"initmem: {problem}; its runs go one after the other in this one", file=sys.stderr)
         return InlineEngine(Settings(trainer=trainer))
+    return engine_named(name, workers=workers, settings=Settings(trainer=sent))
 
 
 @dataclass(frozen=True, slots=True)
