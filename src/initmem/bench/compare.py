@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from initmem.bench.workloads import Workload
-from initmem.engines.local import LocalEngine, cores
+from initmem.engines.devices import cores
+from initmem.engines.local import LocalEngine
 from initmem.engines.packing import packs
 from initmem.engines.speed import PackSizes, run_flops
 from initmem.store import Store

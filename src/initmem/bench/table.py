@@ -12,7 +12,7 @@ from rich.table import Table
 
 from initmem.bench.compare import PEERS
 from initmem.bench.workloads import CORE, WORKLOADS, Workload
-from initmem.engines.local import cores
+from initmem.engines.devices import cores
 from initmem.errors import ConfigError, allowed
 
 PACKAGES = ("torch", "keras", "tensorflow", "tensorflow-cpu", "numpy")

@@ -16,7 +16,7 @@ def list_studies(as_json: AsJson = False) -> None:
     """List the bundled studies and their efforts, with their cost."""
     from initmem import study as studies
     from initmem.data import sizes
-    from initmem.engines.local import cores
+    from initmem.engines.devices import cores
     from initmem.engines.plan import rough_hours
     from initmem.engines.speed import run_flops
     from initmem.present.progress import duration
@@ -109,7 +109,7 @@ def plan(
 ) -> None:
     """Say what a study costs before it is run: runs, operations, disk, hours here and elsewhere."""
     from initmem import study as studies
-    from initmem.engines.local import cores
+    from initmem.engines.devices import cores
     from initmem.engines.plan import plan as plan_of
     from initmem.engines.plan import simulate
     from initmem.present.progress import duration

@@ -25,6 +25,7 @@ from initmem.cli.base import (
     print_json,
 )
 from initmem.errors import ConfigError
+from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
     from initmem.engines.execute import Workload
@@ -65,6 +66,10 @@ def run(
     ] = None,
     max_seeds: Annotated[int, typer.Option(min=1, help="Most seeds per recipe with --until.")] = 30,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    slots: Annotated[int, typer.Option(min=1, help="Packs at the same time on each GPU.")] = 1,
+    precision: Annotated[
+        Precision, typer.Option(help="amp: layers in bfloat16. What it was is recorded.")
+    ] = "float32",
     checkpoint_every: Annotated[float, typer.Option(min=0, help="Seconds between two checkpoints.")] = 60.0,
     timeout: Annotated[
         str | None,
@@ -110,17 +115,24 @@ def run(
     else:
         asked = studies.load_study(study, effort, settings or ())
         check(asked)
-    place = store or Path("runs") / f"{asked.name}-{asked.effort}"
-    opened = Store.create(place)
-    introduce(asked, place)
     chosen = engine_named(
         engine,
         workers=workers,
-        settings=EngineSettings(device, checkpoint_every, limit, trainer),
+        settings=EngineSettings(
+            device=device,
+            slots=slots,
+            precision=precision,
+            checkpoint_every=checkpoint_every,
+            timeout=limit,
+            trainer=trainer,
+        ),
         address=address,
         records_travel=records_travel,
         slurm=slurm or (),
     )
+    place = store or Path("runs") / f"{asked.name}-{asked.effort}"
+    opened = Store.create(place)
+    introduce(asked, place)
     with display() as watch:
         if until is None:
             outcome = execute(asked, opened, chosen, pack=pack, retry_failed=retry_failed, watch=watch)

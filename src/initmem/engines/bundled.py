@@ -14,12 +14,14 @@ from initmem.study import Run
 from initmem.theory.records import train_linear
 from initmem.train.loop import hardware, train_pack
 from initmem.train.pack import Checkpoint, Pack
+from initmem.train.requirements import Precision
 
 
 def train_bundled(
     runs: Sequence[Run],
     *,
     device: str = "cpu",
+    precision: Precision = "float32",
     resume: Sequence[Checkpoint] | None = None,
     on_epoch: Callable[[Pack], None] | None = None,
 ) -> list[RunRecord]:
@@ -27,7 +29,8 @@ def train_bundled(
     if runs[0].recipe.model == "linear":  # seconds of work at the most: no checkpoint is worth it
         processor = hardware(torch.device("cpu"))
         return [record.noted(hardware=processor) for record in train_linear(runs)]
-    return train_pack(runs, dataset(runs[0].recipe), device=device, resume=resume, on_epoch=on_epoch)
+    data = dataset(runs[0].recipe)
+    return train_pack(runs, data, device=device, precision=precision, resume=resume, on_epoch=on_epoch)
 
 
 @lru_cache(maxsize=2)

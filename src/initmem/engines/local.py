@@ -7,14 +7,16 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from initmem.engines.devices import places
 from initmem.engines.settings import Listener, Settings
 from initmem.errors import InitmemError
 from initmem.store import Store
@@ -27,21 +29,18 @@ MOST_CRASHES = 3  # of workers that have not claimed anything yet
 class _Process:
     process: SpawnProcess
     connection: Connection
+    device: str
     claimed: list[str] = field(default_factory=list)
     mistake: InitmemError | None = None  # why the worker says that nothing more can be done
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class LocalEngine:
     """Runs workers as processes of this machine, and replaces the ones that crash."""
 
     def __init__(self, *, workers: int | None = None, settings: Settings | None = None) -> None:
-        self.workers = workers or cores()
         self.settings = settings or Settings()
+        self._places = places(self.settings.device, self.settings.slots)
+        self.workers = workers or len(self._places)
         self._context = multiprocessing.get_context("spawn")
         self._stop = self._context.Event()
         self._alive: list[_Process] = []
@@ -55,8 +54,9 @@ class LocalEngine:
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
         packs = [pack for pack in packs if not all(store.has(run) for run in pack)]
-        self._alive = [self._start(store, packs) for _ in range(min(self.workers, len(packs)))]
         try:
+            for _ in range(min(self.workers, len(packs))):
+                self._start(store, packs)
             while self._alive:
                 self._tend(store, packs, listen)
         except KeyboardInterrupt:
@@ -89,7 +89,7 @@ class LocalEngine:
                 raise worker.mistake
             if worker.process.exitcode != 0:
                 self._after_crash(worker, listen)
-                self._alive.append(self._start(store, packs))
+                self._start(store, packs)
         listen("tick", None)
 
     def _listen(self, listen: Listener) -> list[_Process]:
@@ -107,9 +107,13 @@ class LocalEngine:
         if self._crashes == MOST_CRASHES:
             raise InitmemError(f"worker processes die at start-up (exit code {code})")
 
-    def _start(self, store: Store, packs: Sequence[list[Run]]) -> _Process:
+    def _start(self, store: Store, packs: Sequence[list[Run]]) -> None:
+        """Add a worker, on the device that has the fewest."""
         ours, theirs = self._context.Pipe(duplex=False)
-        work = (store.path, store.session, list(packs), self.settings)
+        taken = Counter(worker.device for worker in self._alive)
+        device = min(dict.fromkeys(self._places), key=lambda place: taken[place])
+        settings = replace(self.settings, device=device)
+        work = (store.path, store.session, list(packs), settings)
         process = self._context.Process(
             target=_main, args=(theirs, self._stop, os.getpid(), *work), daemon=True
         )
@@ -117,7 +121,7 @@ class LocalEngine:
         with skip_script:
             process.start()
         theirs.close()
-        return _Process(process, ours)
+        self._alive.append(_Process(process, ours, device))
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from initmem.engines.devices import check_device
 from initmem.engines.settings import Listener, Settings
 from initmem.engines.training import company as name_of
 from initmem.engines.watch import StopSign, Watch
@@ -76,12 +77,12 @@ class RayEngine:
         address: str | None = None,
         workers: int | None = None,
         settings: Settings | None = None,
-        gpus: float | None = None,
         records_travel: bool = False,
     ) -> None:
         self.settings = settings or Settings()
         self.records_travel = records_travel
-        self._gpus = float(self.settings.device.startswith("cuda")) if gpus is None else gpus
+        check_device(self.settings.device, self.settings.slots)
+        self._gpus = 0.0 if self.settings.device == "cpu" else 1 / self.settings.slots
         self._address, self._most = address or os.environ.get("RAY_ADDRESS"), workers
         self._ray = _connected(self._address, workers)
         self._flying: dict[Any, _Flight] = {}

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from initmem.record import RunRecord
 from initmem.store import Store
 from initmem.study import Run
+from initmem.train.requirements import Precision
 
 Listener = Callable[[str, Any], None]
 
@@ -48,6 +49,8 @@ class Settings:
     """How packs are trained, wherever it is done."""
 
     device: str = "cpu"
+    slots: int = 1  # packs that share a GPU
+    precision: Precision = "float32"
     checkpoint_every: float = 60.0  # seconds
     timeout: float | None = None  # seconds in which a pack has to finish an epoch
     trainer: Trainer | None = None  # None: the bundled networks

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from initmem.engines.devices import check_device
 from initmem.engines.local import LocalEngine
 from initmem.engines.settings import Listener, Settings
 from initmem.engines.watch import StopSign, Watch
@@ -75,8 +76,10 @@ class SlurmEngine:
         self.jobs = workers or ARRAY
         self.options = _parsed(["name=initmem", "cpus_per_task=1", "timeout_min=60", *options])
         self.cluster = str(self.options.pop("cluster", "slurm"))
-        # A core is a worker, and so is a GPU.
-        self._each = 1 if self.settings.device.startswith("cuda") else int(self.options["cpus_per_task"])
+        check_device(self.settings.device, self.settings.slots)
+        # A core is a worker, and so is each slot of a GPU.
+        gpus = int(self.options.get("gpus_per_node", 1)) * self.settings.slots
+        self._each = int(self.options["cpus_per_task"]) if self.settings.device == "cpu" else gpus
         self._looked = 0.0
 
     @property

@@ -10,7 +10,8 @@ import numpy as np
 
 from initmem.data import Dataset, Part, Sizes
 from initmem.data.cifar10 import cache_dir
-from initmem.engines.packing import LARGEST_LINEAR_PACK
+from initmem.engines.devices import is_here
+from initmem.engines.packing import LARGEST_LINEAR_PACK, pack_size
 from initmem.files import write_atomic
 from initmem.recipe import Recipe
 from initmem.study import Run
@@ -102,6 +103,8 @@ class PackSizes:
         """How many replicas of a recipe to train as one network."""
         if recipe.model == "linear":
             return LARGEST_LINEAR_PACK
+        if not is_here(self._speed.device):  # it is elsewhere, in a cluster
+            return pack_size(recipe, shape)
         key = self._key(recipe, shape)
         if key not in self._known:
             self._known = self._read() | {key: self._measure(recipe, shape)}

@@ -140,6 +140,7 @@ class _Try:
                 found = train_bundled(
                     self.team,
                     device=self.settings.device,
+                    precision=self.settings.precision,
                     resume=self._checkpoints(),
                     on_epoch=self._on_epoch,
                 )

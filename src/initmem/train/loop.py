@@ -14,7 +14,8 @@ from initmem import __version__
 from initmem.data import Dataset
 from initmem.record import RunRecord
 from initmem.study import Run
-from initmem.train.pack import Checkpoint, Pack, Precision
+from initmem.train.pack import Checkpoint, Pack
+from initmem.train.requirements import Precision
 
 
 def train_pack(

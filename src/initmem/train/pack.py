@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +23,13 @@ from initmem.train.init import initialise
 from initmem.train.layers import BatchNorm, absorb_statistics, by_replica
 from initmem.train.models import build
 from initmem.train.optimizers import optimizer_for
+from initmem.train.requirements import Precision
 
 # Places (images x height x width, over all replicas) per evaluation batch. On a processor the activations
 # of a batch should stay in its cache: 1000 images of 32x32 take twice as long an image as 100.
 EVALUATION_PLACES = {"cpu": 100_000, "cuda": 4_000_000}
 
 Rows = dict[str, list[float]]
-Precision = Literal["float32", "tf32", "amp"]  # amp: layers in bfloat16
 
 
 @dataclass(frozen=True, slots=True)

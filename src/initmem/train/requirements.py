@@ -1,8 +1,12 @@
-"""What a network asks of its input; known without loading torch."""
+"""What a network asks of its input, and what can be asked of it; known without loading torch."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from initmem.errors import ModelError
+
+Precision = Literal["float32", "tf32", "amp"]  # amp: layers in bfloat16
 
 LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1, "linear": 1}
 

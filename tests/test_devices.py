@@ -1,0 +1,98 @@
+"""Which device a worker gets, and how many workers there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from initmem.engines.devices import places
+from initmem.engines.local import LocalEngine
+from initmem.engines.named import engine_named
+from initmem.engines.settings import Settings
+from initmem.engines.speed import PackSizes
+from initmem.errors import ConfigError
+from initmem.recipe import Recipe
+from initmem.store import Store
+from initmem.study import Study
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_are_shared_out_evenly() -> None:
+    assert places("cuda") == ["cuda:0", "cuda:1"]
+    assert Counter(places("cuda", slots=3)) == {"cuda:0": 3, "cuda:1": 3}
+    assert places("cuda", slots=2)[:2] == ["cuda:0", "cuda:1"]
+    assert places("cuda:1", slots=2) == ["cuda:1", "cuda:1"]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_every_worker_is_told_its_device(tmp_path: Path, tiny_study: Study) -> None:
+    """Processes that only note what they were given stand in for workers; one of them has crashed."""
+    engine = LocalEngine(settings=Settings(device="cuda", slots=2))
+    assert engine.workers == 4
+    given: list[str] = []
+
+    class Noted(SimpleNamespace):
+        def start(self) -> None:
+            given.append(self.args[-1].device)
+
+    ends = (SimpleNamespace(), SimpleNamespace(close=lambda: None))
+    engine._context = SimpleNamespace(Pipe=lambda duplex: ends, Process=Noted)  # type: ignore[assignment]
+    store, packs = Store.create(tmp_path), [[run] for run in tiny_study.all_runs()]
+    for _ in range(4):
+        engine._start(store, packs)
+    assert given == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+    engine._alive.pop(1)
+    engine._start(store, packs)
+    assert given[-1] == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("device", "slots", "said"),
+    [
+        ("tpu", 1, r"device = 'tpu' \(allowed: cpu, cuda, cuda:N\)"),
+        ("cuda:", 1, "device = 'cuda:'"),
+        ("cuda:7", 1, "no such GPU"),
+        ("cpu", 2, r"slots = 2 with device = 'cpu'"),
+        ("cuda", 0, "slots = 0"),
+    ],
+)
+@pytest.mark.usefixtures("two_gpus")
+def test_what_is_not_there_is_one_line(device: str, slots: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        LocalEngine(settings=Settings(device=device, slots=slots))
+
+
+def test_a_cluster_may_have_what_is_not_here(tiny: Recipe, tmp_path: Path) -> None:
+    """Slurm jobs use GPUs that the machine they are sent from does not have, with packs of a guessed size."""
+    settings = Settings(device="cuda", slots=3)
+    engine = engine_named("slurm", workers=2, settings=settings, slurm=["gpus_per_node=4"])
+    assert engine.workers == 2 * 4 * 3
+    with pytest.raises(ConfigError, match="device = 'tpu'"):
+        engine_named("slurm", settings=Settings(device="tpu"))
+    from initmem.data import sizes
+
+    if not torch.cuda.is_available():
+        assert PackSizes("cuda", tmp_path / "packs.json").choose(tiny, sizes(tiny)) >= 1
+
+
+def test_the_precision_asked_for_is_recorded(tmp_path: Path, command) -> None:
+    grid = 'name = "exact"\nscales = [1.0]\nseeds = [0]\n'
+    recipe = (
+        '[recipe]\ndataset = "synthetic:64x1x8x8"\nmodel = "mlp"\nwidth = 2\nbatch_size = 16\nepochs = 1\n'
+    )
+    (tmp_path / "study.toml").write_text(grid + recipe)
+    code, _, _ = command(
+        "run", str(tmp_path / "study.toml"), "--store", str(tmp_path / "store"), "--precision", "amp"
+    )
+    assert code == 0
+    (record,) = Store(tmp_path / "store").records()
+    assert record.provenance["precision"] == "amp"
