@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
 from initmem.faults import MOST_LOSSES, Fault, cause_of, from_lines, next_pack, to_line
 from initmem.recipe import Recipe
+from initmem.record import RunRecord
 from initmem.store import Store
 from initmem.study import Run
 
@@ -120,10 +122,17 @@ def test_a_checkpoint_that_does_not_fit_is_dropped(store: Store, runs: list[Run]
     assert store.read(runs[0].id).provenance["faults"] == {"exception": 1}
 
 
-def test_a_mistake_of_the_user_stops_everything_and_keeps_what_is_done(store: Store, runs: list[Run]) -> None:
-    trainer = failing(ConfigError("field = 1 (allowed: 2)"), lambda team: runs[2] in team)
+def test_a_mistake_of_the_user_stops_everything_and_keeps_what_is_done(
+    store: Store, runs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(team: list[Run], **how: Any) -> list[RunRecord]:
+        if runs[2] in team:
+            raise ConfigError("field = 1 (allowed: 2)")
+        return train_bundled(team, **how)
+
+    monkeypatch.setattr("initmem.engines.training.train_bundled", mistaken)
     with pytest.raises(ConfigError, match="field = 1"):
-        Worker(store, Settings(trainer=trainer)).work([runs[:2], runs[2:]])
+        Worker(store, Settings()).work([runs[:2], runs[2:]])
     assert [store.has(run) for run in runs] == [True, True, False, False]
     assert store.in_flight() == []
 

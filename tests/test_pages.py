@@ -289,7 +289,10 @@ def test_what_the_reader_did_survives_an_update(
     page = visit.page
     page.goto(board_of(store))
     page.locator("#curves").get_by_role("radio", name="Kernel norm").check()
-    page.locator("#clocks details summary").click()
+    details = page.locator("#clocks details")
+    for _ in range(5):  # a section that is replaced just under the pointer misses the click
+        if details.get_attribute("open") is None:
+            details.locator("summary").click()
     page.locator("#progress").get_by_role("button", name="runs", exact=True).click()
     expect(page.locator("#progress tbody")).to_contain_text("5")
     store.commit([fake_record(last, 0.6)])

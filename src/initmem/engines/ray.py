@@ -34,7 +34,7 @@ from initmem.study import Run
 
 RETRIES = 20  # by Ray, of a task whose process or machine was lost; the store gives a bad run up before
 TRAVEL_RETRIES = 2  # where there is no store in common to count them
-PAUSE = 1.0  # seconds between two looks
+PAUSE = 0.25  # seconds between two looks
 
 
 class Answer(NamedTuple):

@@ -23,7 +23,7 @@ from initmem.store import Store
 from initmem.study import Run
 
 ARRAY = 4  # jobs, unless told otherwise
-PAUSE = 1.0  # seconds between two looks at the store
+PAUSE = 0.25  # seconds between two looks at the store
 QUEUE_PAUSE = 10.0  # seconds between two looks at the queue
 REQUEUES = 10_000  # how often a job may come to its time limit
 SHARED = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")

@@ -11,7 +11,7 @@ from initmem.store import Store
 from initmem.study import Run
 
 BREATH = 10  # looking takes at most one part in so many of the time
-LEAST_PAUSE = 1.0  # seconds
+LEAST_PAUSE = 0.5  # seconds
 
 
 class Watch:
