@@ -19,6 +19,7 @@ from typing import Any
 from initmem.engines.devices import places
 from initmem.engines.settings import Listener, Settings
 from initmem.errors import InitmemError
+from initmem.processes import keep_memory
 from initmem.store import Store
 from initmem.study import Run
 
@@ -172,6 +173,7 @@ def _main(
     multiprocessing.current_process().daemon = False
     multiprocessing.set_start_method(None, force=True)
     die_with_parent(parent)
+    keep_memory()
     torch.set_num_threads(1)
 
     def report(kind: str, content: Any) -> None:

@@ -28,6 +28,7 @@ from initmem.engines.worker import Worker, heartbeat, team
 from initmem.errors import ConfigError, InitmemError, StoreError
 from initmem.faults import Cause, counted
 from initmem.files import explained, temporary
+from initmem.processes import keep_memory
 from initmem.record import decode, encode, failed
 from initmem.store import Store
 from initmem.study import Run
@@ -255,6 +256,7 @@ def _work(place: _Place | None, session: str, pack: list[Run], settings: Setting
     import torch
 
     torch.set_num_threads(1)
+    keep_memory()
     try:
         if place is None:
             return Answer("records", _train_apart(session, pack, settings))

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from initmem.train import winograd
+
 # The constants of the original stack (Keras 3), which differ from PyTorch's own.
 NORM_EPSILON = 1e-3
 MOVING_AVERAGE = 0.99
@@ -55,8 +57,11 @@ class Conv(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w), or shared (batch, in, h, w), to (batch, replica * out, h', w')."""
-        if self.size == 3 and self.stride == 1 and max(x.shape[2:]) <= 2:
-            return self._dense(x)
+        if self.size == 3 and self.stride == 1:
+            if max(x.shape[2:]) <= 2:
+                return self._dense(x)
+            if winograd.pays(x, self.kernel):
+                return winograd.convolve(x, self.kernel, self.bias)
         groups = x.shape[1] // self.inputs
         padding = self.size // 2
         if self.stride > 1:
