@@ -106,6 +106,7 @@ def keep() -> None:
     from ray.cluster_utils import Cluster
 
     quick = {
+        "prestart_worker_first_driver": False,
         "health_check_period_ms": 500,
         "health_check_timeout_ms": 1000,
         "health_check_failure_threshold": 3,

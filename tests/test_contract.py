@@ -20,7 +20,6 @@ from initmem.store import Store
         pytest.param("local", {}, id="local"),
         pytest.param("slurm", {"slurm": ["cluster=local"]}, id="slurm"),
         pytest.param("ray", {}, id="ray"),
-        pytest.param("ray", {"records_travel": True}, id="ray-travelling"),
     ],
 )
 def test_an_engine_keeps_its_contract(

@@ -18,7 +18,7 @@ from torch import Tensor
 # Where it was seen to be quicker than the library: docs/speed.md.
 LEAST_CHANNELS = 64
 LEAST_TILES = 64  # in a batch: fewer do not make up for the kernel's way there and back
-LARGEST_SIDE = 8
+LARGEST_SIDE = 16
 
 IMAGE = [
     [4, 0, -5, 0, 1, 0],
@@ -83,9 +83,7 @@ class _Convolution(torch.autograd.Function):
         n, inputs, height, width = x.shape
         outputs, rows, columns = kernel.shape[0], height // 4, width // 4
         padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
-        tiles = (
-            padded.unfold(1, 6, 4).unfold(2, 6, 4).permute(4, 5, 0, 1, 2, 3)
-        )
+        tiles = padded.unfold(1, 6, 4).unfold(2, 6, 4).permute(4, 5, 0, 1, 2, 3)
         image = (to_image @ tiles.reshape(36, -1)).view(36, -1, inputs)
         basis = (to_kernel @ kernel.permute(2, 3, 1, 0).reshape(9, -1)).view(36, inputs, outputs)
         found = (to_output @ torch.bmm(image, basis).view(36, -1)).view(4, 4, n, rows, columns, outputs)
