@@ -61,6 +61,8 @@ def test_an_option_of_another_engine_is_a_mistake() -> None:
         engine_named("cloud")
     with pytest.raises(ConfigError, match="address"):
         engine_named("local", address="auto")
+    with pytest.raises(ConfigError, match=r"address = '127.0.0.1:1' \(no Ray cluster answers there: "):
+        engine_named("ray", address="127.0.0.1:1")
     with pytest.raises(ConfigError, match="partition"):
         engine_named("ray", slurm=["partition=long"])
     with pytest.raises(ConfigError, match=r"slurm = 'partition' \(allowed: KEY=VALUE"):

@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ from initmem.study import Run
 
 RETRIES = 20  # by Ray, of a task whose process or machine was lost; the store gives a bad run up before
 TRAVEL_RETRIES = 2  # where there is no store in common to count them
+KNOCKING = 10.0  # seconds
 PAUSE = 0.25  # seconds between two looks
 
 
@@ -231,12 +233,24 @@ def _connected(address: str | None, workers: int | None) -> Any:
     except ImportError:
         raise ConfigError("engine = 'ray' (needs Ray: pip install 'initmem[ray]')") from None
     if not ray.is_initialized():
+        _knock(address)
         alone = {} if address else {"num_cpus": workers, "include_dashboard": False}
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **alone)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"address = {address!r} (no Ray cluster answers there: {error})") from None
     return ray
+
+
+def _knock(address: str | None) -> None:
+    """Ray itself would try for minutes where nobody listens."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCKING).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"address = {address!r} (no Ray cluster answers there: {error})") from None
 
 
 @contextlib.contextmanager
