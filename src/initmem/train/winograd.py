@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # Where it was seen to be quicker than the library: docs/speed.md.
-LEAST_CHANNELS = 64
+LEAST_CHANNELS, LEAST_PAIRS = 32, 32 * 64  # of an input and an output channel
 LEAST_TILES = 64  # in a batch: fewer do not make up for the kernel's way there and back
 LARGEST_SIDE = 16
+CACHE = 4 << 20  # bytes
 
 IMAGE = [
     [4, 0, -5, 0, 1, 0],
@@ -54,6 +55,7 @@ def pays(x: Tensor, kernel: Tensor) -> bool:
         x.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
         and min(kernel.shape[:2]) >= LEAST_CHANNELS
+        and kernel.shape[0] * kernel.shape[1] >= LEAST_PAIRS
         and kernel.shape[1] == x.shape[1]
         and height % 4 == width % 4 == 0
         and max(height, width) <= LARGEST_SIDE
@@ -82,36 +84,50 @@ class _Convolution(torch.autograd.Function):
         to_image, to_kernel, to_output = _matrices(x.dtype)
         n, inputs, height, width = x.shape
         outputs, rows, columns = kernel.shape[0], height // 4, width // 4
-        padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
-        tiles = padded.unfold(1, 6, 4).unfold(2, 6, 4).permute(4, 5, 0, 1, 2, 3)
-        image = (to_image @ tiles.reshape(36, -1)).view(36, -1, inputs)
         basis = (to_kernel @ kernel.permute(2, 3, 1, 0).reshape(9, -1)).view(36, inputs, outputs)
-        found = (to_output @ torch.bmm(image, basis).view(36, -1)).view(4, 4, n, rows, columns, outputs)
-        ctx.save_for_backward(image, basis)
-        ctx.size = n, inputs, height, width
+        padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))
         y = x.new_empty(n, rows, 4, columns, 4, outputs)
-        torch.add(found.permute(2, 3, 0, 4, 1, 5), bias, out=y)
+        images = []
+        size = _images_at_once(x, kernel)
+        for part, place in zip(padded.split(size), y.split(size), strict=True):
+            tiles = part.unfold(1, 6, 4).unfold(2, 6, 4).permute(4, 5, 0, 1, 2, 3)
+            image = (to_image @ tiles.reshape(36, -1)).view(36, -1, inputs)
+            found = (to_output @ torch.bmm(image, basis).view(36, -1)).view(4, 4, -1, rows, columns, outputs)
+            torch.add(found.permute(2, 3, 0, 4, 1, 5), bias, out=place)
+            images.append(image)
+        ctx.save_for_backward(basis, *images)
+        ctx.size = height, width, size
         return y.view(n, height, width, outputs).permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        image, basis = ctx.saved_tensors
+        basis, *images = ctx.saved_tensors
         to_image, to_kernel, to_output = _matrices(slope.dtype)
-        n, inputs, height, width = ctx.size
-        outputs, rows, columns = basis.shape[2], height // 4, width // 4
-        places = slope.permute(0, 2, 3, 1).reshape(n, rows, 4, columns, 4, outputs)
-        for_output = places.permute(2, 4, 0, 1, 3, 5).reshape(16, -1)
-        for_product = (to_output.T @ for_output).view(36, -1, outputs)
-        for_basis = torch.bmm(image.mT, for_product).view(36, -1)
-        for_kernel = (to_kernel.T @ for_basis).view(3, 3, inputs, outputs).permute(3, 2, 0, 1)
-        for_bias = places.view(-1, outputs).sum(0)
-        if not ctx.needs_input_grad[0]:
-            return None, for_kernel, for_bias
-        for_image = torch.bmm(for_product, basis.mT).view(36, -1)
-        tiles = (to_image.T @ for_image).view(6, 6, n, rows, columns, inputs).permute(2, 3, 0, 4, 1, 5)
-        padded = slope.new_zeros(n, height + 2, width + 2, inputs)
-        for i in range(rows):
-            for j in range(columns):  # tiles overlap
-                padded[:, 4 * i : 4 * i + 6, 4 * j : 4 * j + 6] += tiles[:, i, :, j]
-        # Contiguous, as what follows would copy it anyway.
-        return padded[:, 1:-1, 1:-1].contiguous().permute(0, 3, 1, 2), for_kernel, for_bias
+        height, width, size = ctx.size
+        inputs, outputs, rows, columns = *basis.shape[1:], height // 4, width // 4
+        slope = slope.permute(0, 2, 3, 1).contiguous()
+        for_x = slope.new_empty(*slope.shape[:3], inputs) if ctx.needs_input_grad[0] else None
+        for_basis = torch.zeros_like(basis)
+        for start, image, part in zip(range(0, len(slope), size), images, slope.split(size), strict=True):
+            places = part.view(-1, rows, 4, columns, 4, outputs).permute(2, 4, 0, 1, 3, 5)
+            for_product = (to_output.T @ places.reshape(16, -1)).view(36, -1, outputs)
+            for_basis.baddbmm_(image.mT, for_product)
+            if for_x is None:
+                continue
+            for_image = torch.bmm(for_product, basis.mT).view(36, -1)
+            tiles = (to_image.T @ for_image).view(6, 6, len(part), rows, columns, inputs)
+            tiles = tiles.permute(2, 3, 0, 4, 1, 5)
+            padded = slope.new_zeros(len(part), height + 2, width + 2, inputs)
+            for i in range(rows):
+                for j in range(columns):  # tiles overlap
+                    padded[:, 4 * i : 4 * i + 6, 4 * j : 4 * j + 6] += tiles[:, i, :, j]
+            for_x[start : start + size] = padded[:, 1:-1, 1:-1]
+        for_kernel = (to_kernel.T @ for_basis.view(36, -1)).view(3, 3, inputs, outputs).permute(3, 2, 0, 1)
+        for_bias = slope.view(-1, outputs).sum(0)
+        return None if for_x is None else for_x.permute(0, 3, 1, 2), for_kernel, for_bias
+
+
+def _images_at_once(x: Tensor, kernel: Tensor) -> int:
+    """So few that what is between the steps stays in the cache."""
+    each = 36 * x.shape[2] * x.shape[3] // 16 * max(kernel.shape[:2]) * x.element_size()
+    return max(1, -(-CACHE // each))
