@@ -104,7 +104,8 @@ class _Convolution(torch.autograd.Function):
         basis, *images = ctx.saved_tensors
         to_image, to_kernel, to_output = _matrices(slope.dtype)
         height, width, size = ctx.size
-        inputs, outputs, rows, columns = *basis.shape[1:], height // 4, width // 4
+        inputs, outputs = basis.shape[1:]
+        rows, columns = height // 4, width // 4
         slope = slope.permute(0, 2, 3, 1).contiguous()
         for_x = slope.new_empty(*slope.shape[:3], inputs) if ctx.needs_input_grad[0] else None
         for_basis = torch.zeros_like(basis)
