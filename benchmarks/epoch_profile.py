@@ -10,14 +10,13 @@ from __future__ import annotations
 import sys
 import time
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from initmem.bench.table import asked_workloads
 from initmem.bench.workloads import Workload
 from initmem.data import load
 from initmem.engines.speed import PackSizes
-from initmem.processes import keep_memory
+from initmem.engines.worker import make_ready
 from initmem.study import Run
 from initmem.train.pack import Pack
 
@@ -56,8 +55,7 @@ def profiled(workload: Workload) -> tuple[int, float, dict[str, float]]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    keep_memory()
+    make_ready()
     workloads = asked_workloads(sys.argv[1:], everything=not sys.argv[1:])
     columns = ["workload", "pack", "µs per image", *KINDS, "all else"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")

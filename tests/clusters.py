@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,6 @@ from initmem.study import Run, Study
 
 TESTS = Path(__file__).parent
 # Long enough for something to happen while a pack is trained: an engine may look once in a second.
-RECIPE = Recipe(
-    dataset="synthetic:400x1x4x4", model="mlp", width=4, batch_size=16, epochs=40, learning_rate=0.05
-)
 STUDY_FILE = """
 name = "everywhere"
 scales = [0.5, 1.0, 2.0]
@@ -43,7 +41,16 @@ batch_size = 16
 epochs = 40
 learning_rate = 0.05
 """
-STUDY = Study("everywhere", "", "full", "", (RECIPE,), (0.5, 1.0, 2.0), (0, 1, 2, 3))
+_SAID = tomllib.loads(STUDY_FILE)
+STUDY = Study(
+    _SAID["name"],
+    "",
+    "full",
+    "",
+    (Recipe.parse(_SAID["recipe"]),),
+    tuple(_SAID["scales"]),
+    tuple(_SAID["seeds"]),
+)
 
 
 def packs() -> list[list[Run]]:

@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from clusters import assert_same, wait_for
 from initmem.data import sizes
 from initmem.engines.bundled import train_bundled
 from initmem.engines.local import LocalEngine
@@ -68,17 +68,8 @@ def undisturbed(study_file: Path, tmp_path_factory) -> dict[str, RunRecord]:
 
 
 def assert_equal(store: Path, expected: dict[str, RunRecord]) -> None:
-    found = {record.id: record for record in Store(store).records()}
-    assert found.keys() == expected.keys()
-    assert all(found[run_id].same_result(record) for run_id, record in expected.items())
+    assert_same(store, expected)
     assert Store(store).in_flight() == []
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
 
 
 def test_a_killed_study_takes_its_workers_with_it_and_goes_on_to_the_same_records(
@@ -95,7 +86,7 @@ def test_a_killed_study_takes_its_workers_with_it_and_goes_on_to_the_same_record
                 workers.add(json.loads(path.read_text())["pid"])
         return bool(workers) and len(list(store.glob("runs/*/checkpoint-*"))) >= 3
 
-    wait_for(a_worker_has_saved)
+    wait_for(a_worker_has_saved, 60)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 10)
@@ -109,7 +100,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
 ) -> None:
     store = tmp_path / "store"
     first = start(study_file, store, "--pack", "3")
-    wait_for(lambda: len(list(store.glob("runs/*/history.jsonl"))) >= 3)
+    wait_for(lambda: len(list(store.glob("runs/*/history.jsonl"))) >= 3, 60)
     first.send_signal(signal.SIGINT)
     out, err = first.communicate(timeout=60)
     assert first.returncode == 130

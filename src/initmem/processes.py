@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import socket
 from functools import lru_cache
 from pathlib import Path
-
-
-def keep_memory() -> None:
-    """Tell the C library to keep what is freed, where it can be told (GNU).
-
-    Every step of training frees and takes the same large blocks. Given back to the system they come back
-    page by page, each filled with zeros: 5 to 8% of a step.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(-4, 0)  # M_MMAP_MAX: no block is the system's own
-        library.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 @lru_cache(maxsize=1)

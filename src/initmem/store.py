@@ -43,7 +43,7 @@ from initmem.claims import Claim, Sight, look, new_claim
 from initmem.errors import InitmemError, StoreError
 from initmem.faults import Cause, Fault
 from initmem.files import explained, read_bounded, sweep, write_atomic, write_once
-from initmem.index import Index
+from initmem.index import RUN_ID, Index
 from initmem.record import LARGEST_RECORD, RunRecord, decode, encode
 from initmem.study import Run, Study
 
@@ -496,7 +496,7 @@ class Store:
         return folder
 
     def _run_folder(self, run_id: str) -> Path:
-        if not re.fullmatch("[0-9a-f]{16}", run_id):
+        if not RUN_ID.fullmatch(run_id):
             raise StoreError(f"run id {run_id!r} (allowed: 16 hexadecimal digits)")
         return self.path / "runs" / run_id
 

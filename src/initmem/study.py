@@ -204,7 +204,8 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 Scales = Annotated[list[Annotated[float, Field(gt=0, le=1e6)]], Field(min_length=1)]
-Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 63)]], Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+Seeds = Annotated[list[Seed], Field(min_length=1)]
 
 
 class _Stored(BaseModel):
@@ -222,7 +223,7 @@ class _Stored(BaseModel):
     pins: dict[Role, int]
     poke: float = 1.0
     split: list[Role] = []
-    more_seeds: dict[str, list[Annotated[int, Field(ge=0, lt=1 << 63)]]] = {}
+    more_seeds: dict[str, list[Seed]] = {}
 
 
 class _Part(BaseModel):

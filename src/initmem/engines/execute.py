@@ -112,7 +112,7 @@ def _cut(
         return [[run] for run in study.all_runs()], dict.fromkeys(study.recipes, 1.0)
     shapes = [sizes(recipe) for recipe in study.recipes]
     costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
-    unfinished, measured = {run.recipe for run in left}, PackSizes(engine.device)
+    unfinished, measured = {run.recipe for run in left}, PackSizes(engine.settings.device)
 
     def choose(recipe: Recipe, shape: Sizes) -> int:
         return measured.choose(recipe, shape) if recipe in unfinished else pack_size(recipe, shape)

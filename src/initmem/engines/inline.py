@@ -21,11 +21,6 @@ class InlineEngine:
         # A time limit would end this very process.
         self.settings = replace(settings or Settings(), checkpoint_every=math.inf, timeout=None)
 
-    @property
-    def device(self) -> str:
-        """What it trains on."""
-        return self.settings.device
-
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
         try:

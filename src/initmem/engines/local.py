@@ -19,7 +19,6 @@ from typing import Any
 from initmem.engines.devices import places
 from initmem.engines.settings import Listener, Settings
 from initmem.errors import InitmemError
-from initmem.processes import keep_memory
 from initmem.store import Store
 from initmem.study import Run
 
@@ -46,11 +45,6 @@ class LocalEngine:
         self._stop = self._context.Event()
         self._alive: list[_Process] = []
         self._crashes = 0  # at start-up
-
-    @property
-    def device(self) -> str:
-        """What it trains on."""
-        return self.settings.device
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
@@ -165,16 +159,13 @@ def _main(
         signal.signal(name, _do_nothing)
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
 
-    import torch
-
-    from initmem.engines.worker import Worker, die_with_parent
+    from initmem.engines.worker import Worker, die_with_parent, make_ready
 
     # Training code may have workers of its own, a data loader's, and starts them as it would elsewhere.
     multiprocessing.current_process().daemon = False
     multiprocessing.set_start_method(None, force=True)
     die_with_parent(parent)
-    keep_memory()
-    torch.set_num_threads(1)
+    make_ready()
 
     def report(kind: str, content: Any) -> None:
         connection.send((kind, content))

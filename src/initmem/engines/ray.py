@@ -25,11 +25,10 @@ from initmem.engines.devices import check_device
 from initmem.engines.settings import Listener, Settings
 from initmem.engines.training import company as name_of
 from initmem.engines.watch import StopSign, Watch
-from initmem.engines.worker import Worker, heartbeat, team
+from initmem.engines.worker import Worker, heartbeat, make_ready, team
 from initmem.errors import ConfigError, InitmemError, StoreError
 from initmem.faults import Cause, counted
 from initmem.files import explained, temporary
-from initmem.processes import keep_memory
 from initmem.record import decode, encode, failed
 from initmem.store import Store
 from initmem.study import Run
@@ -98,11 +97,6 @@ class RayEngine:
         have = self._ray.cluster_resources()
         fit = int(have.get("GPU", 0) / self._gpus if self._gpus else have.get("CPU", 1))
         return max(1, fit if self._most is None else min(fit, self._most))
-
-    @property
-    def device(self) -> str:
-        """What it trains on."""
-        return self.settings.device
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
@@ -233,11 +227,11 @@ def _connected(address: str | None, workers: int | None) -> Any:
     except ImportError:
         raise ConfigError("engine = 'ray' (needs Ray: pip install 'initmem[ray]')") from None
     if not ray.is_initialized():
-        _knock(address)
         alone = {} if address else {"num_cpus": workers, "include_dashboard": False}
         try:
+            _knock(address)
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **alone)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, OverflowError, ValueError, RuntimeError) as error:
             raise ConfigError(f"address = {address!r} (no Ray cluster answers there: {error})") from None
     return ray
 
@@ -245,12 +239,8 @@ def _connected(address: str | None, workers: int | None) -> Any:
 def _knock(address: str | None) -> None:
     """Ray itself would try for minutes where nobody listens."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdecimal():
-        return
-    try:
+    if colon and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), KNOCKING).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"address = {address!r} (no Ray cluster answers there: {error})") from None
 
 
 @contextlib.contextmanager
@@ -267,10 +257,7 @@ def _beacon(store: Store) -> Iterator[str]:
 
 def _work(place: _Place | None, session: str, pack: list[Run], settings: Settings) -> Answer:
     """The body of a task: a worker for one pack, in the store if it is seen from here, or in a folder."""
-    import torch
-
-    torch.set_num_threads(1)
-    keep_memory()
+    make_ready()
     try:
         if place is None:
             return Answer("records", _train_apart(session, pack, settings))

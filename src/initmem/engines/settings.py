@@ -37,8 +37,8 @@ class Engine(Protocol):
         """How many packs it has in hand at a time."""
 
     @property
-    def device(self) -> str:
-        """What it trains on: cpu, cuda or cuda:N."""
+    def settings(self) -> Settings:
+        """How it trains packs."""
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""

@@ -87,11 +87,6 @@ class SlurmEngine:
         """How many packs are trained at the same time, when all jobs run."""
         return self.jobs * self._each
 
-    @property
-    def device(self) -> str:
-        """What it trains on."""
-        return self.settings.device
-
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
         watch = Watch(store, [run for pack in packs for run in pack], listen)
