@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from initmem.train import winograd
+from initmem.train import native, winograd
 
 # The constants of the original stack (Keras 3), which differ from PyTorch's own.
 NORM_EPSILON = 1e-3
@@ -62,6 +62,8 @@ class Conv(Layer):
                 return self._dense(x)
             if winograd.pays(x, self.kernel):
                 return winograd.convolve(x, self.kernel, self.bias)
+            if torch.is_grad_enabled() and native.convolves(x, self.kernel):
+                return native.convolve(x, self.kernel, self.bias)
         groups = x.shape[1] // self.inputs
         padding = self.size // 2
         if self.stride > 1:
@@ -100,7 +102,23 @@ class Dense(Layer):
         return grouped_product(x, self.kernel, self.replicas) + self.bias
 
 
-class BatchNorm(nn.Module):
+class Norm(nn.Module):
+    """A normalization layer with a factor and a summand per channel."""
+
+    def __init__(self, replicas: int, channels: int) -> None:
+        super().__init__()
+        n = replicas * channels
+        self.gamma, self.beta = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
+
+    def then_relu(self, x: Tensor, *, pool: bool = False) -> Tensor:
+        """Normalise (batch, replica * channel, h, w), take 2x2 maxima where asked, then ReLU."""
+        x = self(x)
+        if pool:  # before the ReLU: both are monotone, the numbers stay the same, the work is a quarter
+            x = F.max_pool2d(x, 2)
+        return F.relu(x)
+
+
+class BatchNorm(Norm):
     """Batch normalization, whose moving variance is fed the biased batch variance."""
 
     moving_mean: Tensor
@@ -109,10 +127,9 @@ class BatchNorm(nn.Module):
     batch_variance: Tensor
 
     def __init__(self, replicas: int, channels: int) -> None:
-        super().__init__()
+        super().__init__(replicas, channels)
         n = replicas * channels
         self.count = 0  # values per channel in the last training batch
-        self.gamma, self.beta = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
         self.register_buffer("moving_mean", torch.zeros(n))
         self.register_buffer("moving_variance", torch.ones(n))
         self.register_buffer("batch_mean", torch.zeros(n), persistent=False)
@@ -133,6 +150,18 @@ class BatchNorm(nn.Module):
             True, 1.0, NORM_EPSILON, False,
         )  # fmt: skip
 
+    def then_relu(self, x: Tensor, *, pool: bool = False) -> Tensor:
+        """Normalise (batch, replica * channel, h, w), take 2x2 maxima where asked, then ReLU."""
+        if not native.normalises(x, pool=pool):
+            return super().then_relu(x, pool=pool)
+        line = self.gamma, self.beta
+        if not self.training:
+            return native.normalise_fixed(
+                x, *line, self.moving_mean, self.moving_variance, NORM_EPSILON, pool=pool
+            )
+        self.count = x.numel() // x.shape[1]
+        return native.normalise(x, *line, self.batch_mean, self.batch_variance, NORM_EPSILON, pool=pool)
+
 
 @torch.no_grad()
 def absorb_statistics(norms: Sequence[BatchNorm]) -> None:
@@ -150,14 +179,12 @@ def absorb_statistics(norms: Sequence[BatchNorm]) -> None:
     torch._foreach_lerp_([n.moving_variance for n in norms], variances, rate)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Norm):
     """Layer normalization over the channels of each replica, at every place of the image on its own."""
 
     def __init__(self, replicas: int, channels: int) -> None:
-        super().__init__()
+        super().__init__(replicas, channels)
         self.replicas = replicas
-        n = replicas * channels
-        self.gamma, self.beta = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (batch, replica * channel, ...) over channel."""
@@ -171,7 +198,7 @@ class LayerNorm(nn.Module):
         return y.movedim(-1, 1)
 
 
-def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) -> nn.Module:
+def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) -> Norm:
     """The normalization layer of a recipe."""
     return (BatchNorm if kind == "batch" else LayerNorm)(replicas, channels)
 
@@ -189,7 +216,4 @@ class ConvNormRelu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
-        x = self.norm(self.conv(x))
-        if self.pool:  # before the ReLU: both are monotone, the numbers stay the same, the work is a quarter
-            x = F.max_pool2d(x, 2)
-        return F.relu(x)
+        return self.norm.then_relu(self.conv(x), pool=self.pool)

@@ -14,6 +14,7 @@ from initmem import __version__
 from initmem.data import Dataset
 from initmem.record import RunRecord
 from initmem.study import Run
+from initmem.train import native
 from initmem.train.pack import Checkpoint, Pack
 from initmem.train.requirements import Precision
 
@@ -52,6 +53,7 @@ def provenance(pack: Pack, seconds: float) -> dict[str, Any]:
         "hardware": hardware(pack.device),
         "precision": pack.precision,
         "threads": torch.get_num_threads(),
+        "native": native.library() is not None,
         "pack": pack.replicas,
         "seconds": round(seconds, 3),
     }

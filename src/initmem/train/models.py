@@ -79,7 +79,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
-        y = F.relu(self.norm1(self.conv1(x)))
+        y = self.norm1.then_relu(self.conv1(x))
         return F.relu(self.norm2(self.conv2(y)) + self.skip(x))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 # Where it was seen to be quicker than the library: docs/speed.md.
 LEAST_CHANNELS, LEAST_PAIRS = 32, 32 * 64  # of an input and an output channel
-LEAST_TILES = 64  # in a batch: fewer do not make up for the kernel's way there and back
+LEAST_TILES = 128  # in a batch: fewer do not make up for the kernel's way there and back
 LARGEST_SIDE = 16
 CACHE = 4 << 20  # bytes
 

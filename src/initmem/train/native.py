@@ -1,0 +1,225 @@
+"""Layers in C, for one network on one core: what PyTorch's library does in many passes, done in a few.
+
+`native.c` is compiled for this processor when it is first needed, which takes a second, and kept in the cache
+directory. Where there is no C compiler, and with INITMEM_NATIVE=0, the library does all the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from initmem.data.cifar10 import cache_dir
+from initmem.files import write_atomic
+
+SOURCE = Path(__file__).with_name("native.c")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
+LANES = 8  # channels come in vectors
+PLACES_AT_ONCE = 256  # of padded images that stay in the cache while their gradient is taken
+
+_POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
+_IMAGES = [_NUMBER] * 4  # images, height, width, channels
+_ARGUMENTS = {
+    "normalise": [_POINTER, *_IMAGES, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
+    "normalise_fixed": [_POINTER, *_IMAGES, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
+    "normalise_back": [_POINTER, _POINTER, *_IMAGES, _FLAG, *[_POINTER] * 4],
+    "kernel_gradient": [_POINTER, _POINTER, *_IMAGES, _NUMBER, _NUMBER, *[_POINTER] * 3],
+}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled code; None where it cannot be had."""
+    if os.environ.get("INITMEM_NATIVE") == "0":
+        return None
+    try:
+        found = _load()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, None
+    return found
+
+
+def _load() -> ctypes.CDLL:
+    """From the cache, where an earlier process left it, or compiled now."""
+    code = SOURCE.read_bytes()
+    identity = b"\0".join([code, " ".join(FLAGS).encode(), _processor().encode()])
+    kept = cache_dir() / f"native-{hashlib.sha256(identity).hexdigest()[:16]}.so"
+    if kept.exists():
+        try:
+            return ctypes.CDLL(str(kept))
+        except OSError:
+            pass  # broken: made anew
+    compiler = next(filter(None, map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])), None)
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "native.so"
+        subprocess.run(
+            [compiler, str(SOURCE), *FLAGS, "-o", str(made)], check=True, capture_output=True, timeout=60
+        )
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(kept, made.read_bytes())
+        except OSError:  # it cannot be kept; a library that is loaded needs no file
+            return ctypes.CDLL(str(made))
+    return ctypes.CDLL(str(kept))
+
+
+def _processor() -> str:
+    """What the code is compiled for."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _suits(x: Tensor) -> bool:
+    """Whether a batch is what the code is written for: (batch, channel, h, w), channels last."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and torch.get_num_threads() == 1  # the library may have more
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and library() is not None
+    )
+
+
+def normalises(x: Tensor, *, pool: bool) -> bool:
+    """Whether `normalise` can be had."""
+    n, channels, height, width = x.shape
+    even = height % 2 == width % 2 == 0
+    return channels % LANES == 0 and n * height * width > 1 and (even or not pool) and _suits(x)
+
+
+def normalise(
+    x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, epsilon: float, *, pool: bool
+) -> Tensor:
+    """Batch normalization, 2x2 max pooling where asked, ReLU.
+
+    Leaves the batch's mean and unbiased variance in the two buffers.
+    """
+    found: Tensor = _Normalise.apply(x, gamma, beta, mean, variance, epsilon, pool)
+    return found
+
+
+def normalise_fixed(
+    x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, epsilon: float, *, pool: bool
+) -> Tensor:
+    """The same with given statistics, without gradients."""
+    n, channels, height, width = x.shape
+    y = _output(x, pool=pool)
+    _code().normalise_fixed(
+        x.data_ptr(), n, height, width, channels, pool, gamma.data_ptr(), beta.data_ptr(), epsilon,
+        mean.data_ptr(), variance.data_ptr(), y.data_ptr(),
+    )  # fmt: skip
+    return y
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        epsilon: float,
+        pool: bool,
+    ) -> Tensor:
+        n, channels, height, width = x.shape
+        y, saved = _output(x, pool=pool), torch.empty(4, channels)
+        _code().normalise(
+            x.data_ptr(), n, height, width, channels, pool, gamma.data_ptr(), beta.data_ptr(), epsilon,
+            mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
+        )  # fmt: skip
+        ctx.save_for_backward(x, saved)
+        ctx.pool = pool
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, saved = ctx.saved_tensors
+        n, channels, height, width = x.shape
+        slope = slope.contiguous(memory_format=torch.channels_last)
+        for_x, for_gamma, for_beta = torch.empty_like(x), torch.empty(channels), torch.empty(channels)
+        _code().normalise_back(
+            x.data_ptr(), slope.data_ptr(), n, height, width, channels, ctx.pool, saved.data_ptr(),
+            for_x.data_ptr(), for_gamma.data_ptr(), for_beta.data_ptr(),
+        )  # fmt: skip
+        return for_x, for_gamma, for_beta, None, None, None, None
+
+
+def convolves(x: Tensor, kernel: Tensor) -> bool:
+    """Whether `convolve` can be had: it is quicker than the library wherever it was measured."""
+    outputs, inputs = kernel.shape[:2]
+    return (
+        inputs == x.shape[1]
+        and inputs % 2 == 0
+        and outputs % (2 * LANES) == 0
+        and _suits(x)
+        and kernel.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    """A 3x3 convolution with padding. The library does it, but for the gradient of the kernel."""
+    found: Tensor = _Convolution.apply(x, kernel, bias)
+    return found
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, kernel)
+        return F.conv2d(x, kernel, bias, padding=1)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, kernel = ctx.saved_tensors
+        slope = slope.contiguous(memory_format=torch.channels_last)
+        for_x = None
+        if ctx.needs_input_grad[0]:
+            ones = [1, 1]
+            for_x = torch.ops.aten.convolution_backward(
+                slope, x, kernel, None, ones, ones, ones, False, [0, 0], 1, [True, False, False]
+            )[0]
+        n, inputs, height, width = x.shape
+        outputs = len(kernel)
+        group = max(1, PLACES_AT_ONCE // (height * width))
+        room = torch.empty(group * (height + 2) * (width + 2) * inputs + 9 * inputs * outputs)
+        for_kernel, for_bias = torch.empty_like(kernel), torch.empty(outputs)
+        _code().kernel_gradient(
+            x.data_ptr(), slope.data_ptr(), n, height, width, inputs, outputs, group, room.data_ptr(),
+            for_kernel.data_ptr(), for_bias.data_ptr(),
+        )  # fmt: skip
+        return for_x, for_kernel, for_bias
+
+
+def _output(x: Tensor, *, pool: bool) -> Tensor:
+    n, channels, height, width = x.shape
+    shape = (n, channels, height // 2, width // 2) if pool else x.shape
+    return torch.empty(shape, memory_format=torch.channels_last)
+
+
+def _code() -> ctypes.CDLL:
+    found = library()
+    assert found is not None, "asked whether it can be had before"
+    return found

@@ -1,0 +1,213 @@
+"""The layers in C against the library in float64, and that they are used where they should be."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from initmem.data import Dataset, Part
+from initmem.recipe import Recipe
+from initmem.study import Run
+from initmem.train import native
+from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv
+from initmem.train.pack import Pack
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def images(n: int, channels: int, side: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, channels, side, side, generator=generator).to(memory_format=torch.channels_last)
+
+
+def reference(x: Tensor, gamma: Tensor, beta: Tensor, *, pool: bool) -> Tensor:
+    """Pooling after ReLU, as a textbook has it; all in float64."""
+    mean, variance = torch.zeros_like(gamma), torch.ones_like(gamma)
+    y = F.relu(torch.batch_norm(x, gamma, beta, mean, variance, True, 1.0, NORM_EPSILON, False))
+    return F.max_pool2d(y, 2) if pool else y
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    return float(((found.double() - expected).norm() / expected.norm()).detach())
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize(("n", "channels", "side"), [(3, 8, 6), (5, 24, 4), (2, 64, 16), (1, 16, 2)])
+def test_normalization_and_its_gradients(n, channels, side, pool):
+    x = images(n, channels, side) * 2 + 3
+    gamma, beta = torch.randn(channels), torch.randn(channels)  # also negative factors
+    slope = images(n, channels, side // 2 if pool else side, seed=1)
+    layer = BatchNorm(1, channels)
+    given = x.requires_grad_(), layer.gamma, layer.beta
+    with torch.no_grad():
+        layer.gamma.copy_(gamma), layer.beta.copy_(beta)
+    exact = tuple(t.detach().double().requires_grad_() for t in (x, gamma, beta))
+
+    assert native.normalises(x, pool=pool)
+    found, expected = layer.then_relu(x, pool=pool), reference(*exact, pool=pool)
+    assert off(found, expected) < 1e-6
+    for a, b in zip(
+        torch.autograd.grad(found, given, slope),
+        torch.autograd.grad(expected, exact, slope.double()),
+        strict=True,
+    ):
+        assert off(a, b) < 2e-6
+    flat = exact[0].detach().movedim(1, 0).flatten(1)
+    assert off(layer.batch_mean, flat.mean(1)) < 1e-6
+    assert off(layer.batch_variance, flat.var(1)) < 1e-6
+
+
+def test_variance_far_from_zero_keeps_its_digits():
+    x = (images(4, 8, 8) * 0.1 + 1000).requires_grad_()
+    layer = BatchNorm(1, 8)
+    layer.then_relu(x)
+    expected = x.detach().double().movedim(1, 0).flatten(1).var(1)
+    assert off(layer.batch_variance, expected) < 1e-5
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_evaluation_uses_the_moving_statistics(pool):
+    x, layer = images(3, 16, 8), BatchNorm(1, 16).eval()
+    layer.moving_mean.uniform_(-1, 1), layer.moving_variance.uniform_(0.5, 2)
+    with torch.no_grad():
+        found = layer.then_relu(x, pool=pool)
+        expected = F.relu(layer.double()(x.double()))
+    assert off(found, F.max_pool2d(expected, 2) if pool else expected) < 1e-6
+
+
+def test_of_equal_values_the_first_has_the_slope_as_in_the_library():
+    x = torch.ones(1, 8, 4, 4).to(memory_format=torch.channels_last)
+    x[..., 2:] += images(1, 8, 4)[..., 2:].round()
+    x.requires_grad_()
+    layer = BatchNorm(1, 8)
+    (found,) = torch.autograd.grad(layer.then_relu(x, pool=True).sum(), x)
+    y = layer.double()(x.double())
+    (expected,) = torch.autograd.grad(F.relu(F.max_pool2d(y, 2)).sum(), x)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_not_a_number_stays_so(training):
+    """A run that diverges must show it."""
+    for place in range(4):
+        x = images(2, 8, 4)
+        x[1, 3, place // 2, place % 2] = float("nan")
+        with torch.no_grad():
+            y = BatchNorm(1, 8).train(training).then_relu(x, pool=True)
+        assert y[1, 3].isnan().any()
+        assert not y[:, 4].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("n", "inputs", "outputs", "side"),
+    [(3, 2, 16, 5), (16, 8, 16, 32), (5, 16, 32, 16), (33, 32, 64, 8), (17, 64, 48, 4), (1, 6, 16, 1)],
+)
+def test_convolution_and_its_gradients(n, inputs, outputs, side):
+    layer = Conv(1, inputs, outputs)
+    with torch.no_grad():
+        layer.kernel.normal_(), layer.bias.normal_()
+    layer.to(memory_format=torch.channels_last)
+    x, slope = images(n, inputs, side).requires_grad_(), images(n, outputs, side, seed=1)
+    given = x, layer.kernel, layer.bias
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    assert native.convolves(x, layer.kernel)
+    found = native.convolve(x, layer.kernel, layer.bias)
+    expected = F.conv2d(*exact, padding=1)
+    assert off(found, expected) < 1e-6
+    for a, b in zip(
+        torch.autograd.grad(found, given, slope),
+        torch.autograd.grad(expected, exact, slope.double()),
+        strict=True,
+    ):
+        assert off(a, b) < 2e-6
+
+
+def pack(**fields: object) -> Pack:
+    rng = np.random.default_rng(0)
+
+    def part(n: int) -> Part:
+        return Part(rng.integers(0, 256, (n, 16, 16, 3), dtype=np.uint8), rng.integers(0, 10, n))
+
+    recipe = Recipe.model_validate({"width": 8, "batch_size": 8, "epochs": 3, "learning_rate": 1e-4} | fields)
+    return Pack([Run(recipe, 1.0, 0)], Dataset("noise", part(36), part(12), part(12), 10))
+
+
+@pytest.mark.parametrize("model", ["resnet9", "resnet56"])
+def test_a_run_goes_the_same_way_with_and_without(model, monkeypatch):
+    used = []
+    for name in ("normalise", "normalise_fixed", "convolve"):
+        whole = getattr(native, name)
+        monkeypatch.setattr(native, name, lambda *a, w=whole, n=name, **k: used.append(n) or w(*a, **k))
+    ours = pack(model=model)
+    for _ in range(2):
+        ours.train_epoch()
+    assert set(used) == {"normalise", "normalise_fixed", "convolve"}
+    used.clear()
+    monkeypatch.setattr(native, "library", lambda: None)
+    theirs = pack(model=model)
+    for _ in range(2):
+        theirs.train_epoch()
+    assert not used
+    for name in ("train_loss", "val_loss", "norm"):
+        assert ours.history[0][name] == pytest.approx(theirs.history[0][name], rel=1e-4), name
+
+
+def test_left_to_the_library_where_it_was_not_written_for_it():
+    x, kernel = images(2, 16, 8), torch.zeros(16, 16, 3, 3).to(memory_format=torch.channels_last)
+    assert native.normalises(x, pool=True)
+    assert native.convolves(x, kernel)
+    assert not native.normalises(x.double(), pool=True)
+    assert not native.normalises(x.contiguous(), pool=True)
+    assert not native.normalises(images(2, 12, 8), pool=True)
+    assert not native.normalises(images(2, 16, 7), pool=True)
+    assert not native.normalises(images(1, 16, 1), pool=False)  # one value has no variance
+    assert not native.convolves(images(2, 32, 8), kernel)  # replicas
+    assert not native.convolves(x, kernel.contiguous())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not native.normalises(x, pool=True)
+    torch.set_num_threads(2)
+    assert not native.normalises(x, pool=True)
+
+
+def has_it(monkeypatch: pytest.MonkeyPatch, folder: Path, **environment: str) -> bool:
+    """Whether a process that begins now has the code."""
+    with monkeypatch.context() as changed:
+        for name, value in {"INITMEM_DATA": str(folder), **environment}.items():
+            changed.setenv(name, value)
+        return native.library.__wrapped__() is not None
+
+
+def test_compiled_once_and_kept(tmp_path, monkeypatch):
+    assert has_it(monkeypatch, tmp_path / "cache")
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert has_it(monkeypatch, tmp_path / "cache", PATH="/nowhere")  # no compiler needed any more
+    whole = tmp_path / "again" / kept.name
+    whole.parent.mkdir()
+    whole.write_bytes(b"broken")
+    assert has_it(monkeypatch, tmp_path / "again")
+    ctypes.CDLL(str(whole))
+
+
+def test_without_a_compiler_the_library_does_the_work(tmp_path, monkeypatch):
+    assert not has_it(monkeypatch, tmp_path, PATH="/nowhere")
+    assert not has_it(monkeypatch, tmp_path, INITMEM_NATIVE="0")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    assert has_it(monkeypatch, tmp_path / "file" / "cache")
