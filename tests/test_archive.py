@@ -293,6 +293,22 @@ def test_the_commands_take_an_archive_like_a_store(tmp_path: Path, tiny_study: S
         assert complaint.count("\n") == 1
 
 
+def test_one_study_of_several_takes_the_runs_it_shares(tmp_path: Path, tiny_study: Study, command) -> None:
+    store, file = Store.create(tmp_path / "store"), tmp_path / "part.initmem"
+    part = replace(tiny_study, name="part", scales=tiny_study.scales[:1])
+    for study in (tiny_study, part):
+        store.add_study(study)
+    store.commit([fake_record(run, 0.5) for run in tiny_study.all_runs()])
+    assert command("archive", store.path, "--study", "part", "-o", file)[0] == 0
+    found = Archive(file)
+    assert [study.name for study in found.studies()] == ["part"]
+    assert {record.id for record in found.records()} == {run.id for run in part.all_runs()}
+    assert len(found.records()) < len(tiny_study.all_runs())
+    code, _, complaint = command("archive", store.path, "--study", "other", "-o", tmp_path / "no")
+    assert (code, complaint.count("\n")) == (2, 1)
+    assert f"allowed: {tiny_study.name}, part" in complaint or f"part, {tiny_study.name}" in complaint
+
+
 def test_a_damaged_record_is_left_out_and_said(store: Store, tmp_path: Path, command) -> None:
     victim = next(store.path.glob("runs/*/record.json"))
     victim.write_bytes(victim.read_bytes()[:-5])

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.errors import InitmemError, StoreError
+from initmem.errors import InitmemError, StoreError, allowed
 from initmem.files import write_atomic
 from initmem.record import History, RunRecord, StoredHistory, encode, head_of, join, parse_json, split
 from initmem.store import Flight, Store
@@ -84,6 +84,17 @@ def pack(studies: Sequence[Study], records: Sequence[RunRecord]) -> bytes:
     sizes = {name: Part(len(packed[name]), len(data), _digest(packed[name])) for name, data in parts.items()}
     line = json.dumps(sizes, separators=(",", ":")).encode() + b"\n"
     return MAGIC % FORMAT + line + b"".join(packed.values())
+
+
+def of_study(
+    name: str, studies: Sequence[Study], records: Sequence[RunRecord]
+) -> tuple[list[Study], list[RunRecord]]:
+    """A study at all its efforts, and the records of its runs, of whichever study they were trained for."""
+    chosen = [study for study in studies if study.name == name]
+    if not chosen:
+        raise StoreError(f"study {name!r} is not in the store ({allowed(study.name for study in studies)})")
+    wanted = {run.id for study in chosen for run in study.all_runs()}
+    return chosen, [record for record in records if record.id in wanted]
 
 
 def write_archive(path: Path, studies: Sequence[Study], records: Sequence[RunRecord]) -> int:

@@ -17,16 +17,22 @@ def archive(
         Path | None,
         typer.Option("-o", "--output", help="File to write.", show_default="STORE.initmem"),
     ] = None,
+    study: Annotated[
+        str | None, typer.Option("--study", help="Only the runs of this study.", show_default="all")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write all studies and records of a store to one compact file, which can be shown like a store."""
-    from initmem.archive import SUFFIX, write_archive
+    """Write the studies and records of a store to one compact file, which can be shown like a store."""
+    from initmem.archive import SUFFIX, of_study, write_archive
     from initmem.results import open_results
 
     opened = open_results(store)
     place = output or store.resolve().with_name(store.resolve().name + SUFFIX)
     records, damaged = opened.survey()
-    size = write_archive(place, opened.studies(), records)
+    studies = opened.studies()
+    if study is not None:
+        studies, records = of_study(study, studies, records)
+    size = write_archive(place, studies, records)
     if as_json:
         print_json({"archive": place, "bytes": size, "records": len(records), "damaged": damaged})
     else:
