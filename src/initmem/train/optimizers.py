@@ -116,12 +116,12 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[-2] > matrix.shape[-1]
     x = matrix.mT if tall else matrix
+    x = x.reshape(-1, *x.shape[-2:])
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
     for _ in range(5):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
-    result: Tensor = x.mT if tall else x
-    return result
+        square = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).view_as(matrix)
 
 
 def optimizer_for(recipe: Recipe, variables: Sequence[Tensor], replicas: int = 1) -> Optimizer:
