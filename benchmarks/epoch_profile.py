@@ -22,9 +22,9 @@ from initmem.train.pack import Pack
 
 KINDS = {
     "convolutions": ("mkldnn_convolution",),
-    "their gradients": ("convolution_backward",),
+    "their gradients": ("convolution_backward", "_ConvolutionBackward"),
     "matrix products": ("aten::mm", "aten::bmm", "aten::addmm"),
-    "normalization": ("batch_norm", "layer_norm"),
+    "normalization": ("batch_norm", "layer_norm", "_Normalise"),  # in C: with pooling and ReLU
     "ReLU": ("clamp_min", "threshold_backward", "relu"),
     "pooling": ("max_pool2d", "mean"),
     "copies and fills": ("aten::copy_", "aten::fill_", "aten::index", "aten::empty"),

@@ -52,7 +52,7 @@ def _cifar_size(model: str, width: int, batch: int, optimizer: str, images: int)
     """Eight epochs of 40,000 images of CIFAR-10 are as many updates as `epochs` of these fewer images."""
     epochs = round(8 * 40_000 / split_three(images)[0])
     return _workload(
-        f"{model} w{width} b{batch}", runs=10, timed=2, epochs=epochs, dataset=f"synthetic:{images}x3x32x32",
+        f"{model} w{width} b{batch}", runs=10, timed=4, epochs=epochs, dataset=f"synthetic:{images}x3x32x32",
         model=model, width=width, batch_size=batch, optimizer=optimizer,
     )  # fmt: skip
 
