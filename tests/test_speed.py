@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from initmem.bench import compare
 from initmem.bench.compare import AS_IS, Setting, time_initmem, time_peer, whole
@@ -20,7 +19,6 @@ from initmem.engines.speed import PackSizes, Speedometer
 from initmem.errors import ConfigError
 from initmem.recipe import Recipe
 from initmem.study import Run
-from initmem.train import winograd
 from initmem.train.layers import Conv, ConvNormRelu
 from initmem.train.loop import train_pack
 
@@ -41,39 +39,6 @@ def test_a_tiny_image_is_convolved_by_a_matrix_product(side: tuple[int, int], sh
     slope = torch.randn_like(expected)
     gradients = [torch.autograd.grad(y, (x, conv.kernel, conv.bias), slope) for y in (found, expected)]
     torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.parametrize("side", [(4, 4), (8, 8), (4, 8)])
-def test_winograd_is_a_convolution(side: tuple[int, int]) -> None:
-    kernel, bias = torch.randn(5, 3, 3, 3, dtype=torch.double), torch.randn(5, dtype=torch.double)
-    image = torch.randn(2, 3, *side, dtype=torch.double).to(memory_format=torch.channels_last)
-    variables = [v.requires_grad_() for v in (image, kernel, bias)]
-    expected = F.conv2d(*variables, padding=1)
-    found = winograd.convolve(*variables)
-    torch.testing.assert_close(found, expected)
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    slope = torch.randn_like(expected)
-    torch.testing.assert_close(*(torch.autograd.grad(y, variables, slope) for y in (found, expected)))
-
-
-def test_winograd_rounds_little_and_only_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    conv = Conv(1, 64, 64)
-    torch.nn.init.normal_(conv.kernel, std=(64 * 9) ** -0.5)
-    x = torch.randn(128, 64, 4, 4).to(memory_format=torch.channels_last)
-    expected = F.conv2d(x.double(), conv.kernel.double(), padding=1)
-    called: list[Tensor] = []
-    convolve = winograd.convolve
-    monkeypatch.setattr(winograd, "convolve", lambda *given: called.append(given[0]) or convolve(*given))
-    error = (conv(x) - expected).norm() / expected.norm()
-    assert len(called) == 1 and error < 1e-5
-    with torch.autocast("cpu", torch.bfloat16):
-        conv(x)
-    conv(x.contiguous())  # of several replicas
-    conv(x[:16])
-    conv(F.pad(x, (0, 1, 0, 1)).contiguous(memory_format=torch.channels_last))
-    Conv(1, 64, 64, stride=2)(x)
-    assert len(called) == 1
 
 
 def test_pooling_before_relu_is_pooling_after_it() -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from initmem.train import native, winograd
+from initmem.train import native
 
 # The constants of the original stack (Keras 3), which differ from PyTorch's own.
 NORM_EPSILON = 1e-3
@@ -60,9 +60,7 @@ class Conv(Layer):
         if self.size == 3 and self.stride == 1:
             if max(x.shape[2:]) <= 2:
                 return self._dense(x)
-            if winograd.pays(x, self.kernel):
-                return winograd.convolve(x, self.kernel, self.bias)
-            if torch.is_grad_enabled() and native.convolves(x, self.kernel):
+            if native.convolves(x, self.kernel):
                 return native.convolve(x, self.kernel, self.bias)
         groups = x.shape[1] // self.inputs
         padding = self.size // 2

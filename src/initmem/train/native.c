@@ -12,8 +12,9 @@ typedef long num;
 
 enum {
     LANES = 8,    /* numbers in a vec */
-    TAPS = 6,     /* a block of 6 x 16 sums leaves room in 16 registers for what is multiplied */
     CHUNK = 64,   /* places added up in float32 */
+    POINTS = 36,  /* of a tile in Winograd's basis */
+    TILES = 16,   /* at a time */
 };
 
 static inline vec load(const float *p) { return *(const vec *)p; }
@@ -207,7 +208,110 @@ void normalise_back(const float *x, const float *slope, num images, num height, 
             }
 }
 
-/* ---- The kernel's gradient of a 3x3 convolution with 'same' padding ---- */
+/* ---- 3x3 convolutions with 'same' padding, by Winograd's F(4x4, 3x3) ----
+
+   The image is cut into tiles of 6x6 places that overlap by two. In the basis of polynomials at the points 0, 1,
+   -1, 2, -2 and infinity, convolving a tile with a kernel is a product place by place: 36 multiplications for 4x4
+   outputs instead of 144. With all channels, these are 36 matrix products. Tiles are taken a few at a time, so that
+   all stays in the cache. Sides are multiples of 4.
+*/
+
+/* What each change of basis does along one axis; both axes: 6x6. A few lines each, since the compiler is to keep it
+   all in registers. */
+static inline void image_axis(const vec d[6], vec t[6])
+{
+    const vec p = d[4] - 4 * d[2], q = d[3] - 4 * d[1], r = d[4] - d[2], s = 2 * (d[3] - d[1]);
+    t[0] = 4 * d[0] - 5 * d[2] + d[4], t[1] = p + q, t[2] = p - q;
+    t[3] = r + s, t[4] = r - s, t[5] = 4 * d[1] - 5 * d[3] + d[5];
+}
+
+static inline void kernel_axis(const vec g[3], vec t[6])
+{
+    const vec p = (g[0] + g[2]) / -6, q = g[1] / 6, r = g[0] / 24 + g[2] / 6, s = g[1] / 12;
+    t[0] = g[0] / 4, t[1] = p - q, t[2] = p + q, t[3] = r + s, t[4] = r - s, t[5] = g[2];
+}
+
+static inline void output_axis(const vec m[6], vec t[4])
+{
+    const vec p = m[1] + m[2], q = m[1] - m[2], r = m[3] + m[4], s = m[3] - m[4];
+    t[0] = m[0] + p + r, t[1] = q + 2 * s, t[2] = p + 4 * r, t[3] = q + 8 * s + m[5];
+}
+
+/* The transposes of the last two: for gradients. */
+static inline void kernel_back(const vec m[6], vec t[3])
+{
+    const vec p = (m[1] + m[2]) / 6, q = (m[2] - m[1]) / 6, r = m[3] + m[4], s = m[3] - m[4];
+    t[0] = m[0] / 4 - p + r / 24, t[1] = q + s / 12, t[2] = r / 6 - p + m[5];
+}
+
+static inline void output_back(const vec s[4], vec t[6])
+{
+    const vec p = s[0] + s[2], q = s[1] + s[3], r = s[0] + 4 * s[2], u = 2 * s[1] + 8 * s[3];
+    t[0] = s[0], t[1] = p + q, t[2] = p - q, t[3] = r + u, t[4] = r - u, t[5] = s[3];
+}
+
+/* Both axes of one vector of channels: `from` x `from` numbers to `into` x `into`. */
+#define BOTH_AXES(axis, from, into, get, put)                                                                         \
+    do {                                                                                                              \
+        vec half[into][from], line[6], changed[6];                                                                    \
+        for (int j = 0; j < from; j++) {                                                                              \
+            for (int i = 0; i < from; i++)                                                                            \
+                line[i] = get(i, j);                                                                                  \
+            axis(line, changed);                                                                                      \
+            for (int i = 0; i < into; i++)                                                                            \
+                half[i][j] = changed[i];                                                                              \
+        }                                                                                                             \
+        for (int i = 0; i < into; i++) {                                                                              \
+            axis(half[i], changed);                                                                                   \
+            for (int j = 0; j < into; j++)                                                                            \
+                put(i, j, changed[j]);                                                                                \
+        }                                                                                                             \
+    } while (0)
+
+/* A kernel (outputs, 3, 3, inputs) in the basis: (36, inputs, outputs). Or, to find the gradient of the input, turned
+   around: (36, outputs, inputs). */
+static void kernel_basis(const float *kernel, num inputs, num outputs, int turn, float *to)
+{
+    const num plane = inputs * outputs, step = 9 * inputs;
+#define PUT(i, j, v) store(place + (6 * i + j) * plane, v)
+    for (num o = 0; turn && o < outputs; o++)
+        for (num k = 0; k < inputs; k += LANES) {
+            const float *at = kernel + o * step + k;
+            float *place = to + o * inputs + k;
+#define GET(i, j) load(at + (8 - 3 * i - j) * inputs)
+            BOTH_AXES(kernel_axis, 3, 6, GET, PUT);
+#undef GET
+        }
+    for (num k = 0; !turn && k < inputs; k++)
+        for (num o = 0; o < outputs; o += LANES) {
+            const float *at = kernel + o * step + k;
+            float *place = to + k * outputs + o;
+#define AT(lane, i, j) at[lane * step + (3 * i + j) * inputs]
+#define GET(i, j) (vec){AT(0, i, j), AT(1, i, j), AT(2, i, j), AT(3, i, j), AT(4, i, j), AT(5, i, j), AT(6, i, j), AT(7, i, j)}
+            BOTH_AXES(kernel_axis, 3, 6, GET, PUT);
+#undef GET
+#undef AT
+        }
+#undef PUT
+}
+
+/* The gradient of a kernel, from the basis back to (outputs, 3, 3, inputs). */
+static void kernel_from_basis(const float *sums, num inputs, num outputs, float *to)
+{
+    const num plane = inputs * outputs, step = 9 * inputs;
+    for (num k = 0; k < inputs; k++)
+        for (num o = 0; o < outputs; o += LANES) {
+            const float *at = sums + k * outputs + o;
+            float *place = to + o * step + k;
+#define GET(i, j) load(at + (6 * i + j) * plane)
+#define PUT(i, j, v)                                                                                                  \
+    for (int lane = 0; lane < LANES; lane++)                                                                          \
+    place[lane * step + (3 * i + j) * inputs] = (v)[lane]
+            BOTH_AXES(kernel_back, 6, 3, GET, PUT);
+#undef GET
+#undef PUT
+        }
+}
 
 static void pad(const float *x, num images, num height, num width, num channels, float *to)
 {
@@ -223,63 +327,209 @@ static void pad(const float *x, num images, num height, num width, num channels,
     }
 }
 
-/* Left alone, compilers reorder the products of a block until its sums no longer fit the registers. */
+/* Tiles of images (images, height, width, channels) whose places reach `margin` beyond their sides. */
+struct tiles {
+    num rows, columns, edge, image, channels;
+};
+
+static struct tiles cut(num height, num width, num channels, num margin)
+{
+    const num edge = (width + 2 * margin) * channels;
+    return (struct tiles){height / 4, width / 4, edge, (height + 2 * margin) * edge, channels};
+}
+
+/* Where the first place of a tile is. */
+static inline num corner(const struct tiles *t, num tile)
+{
+    const num each = t->rows * t->columns, within = tile % each;
+    return tile / each * t->image + within / t->columns * 4 * t->edge + within % t->columns * 4 * t->channels;
+}
+
+#define GET(i, j) load(at + i * edge + j * channels)
+#define PUT(i, j, v) store(place + (6 * i + j) * few * channels, v)
+/* Tiles of padded images in the basis: (36, few, channels). */
+static void image_basis(const float *padded, const struct tiles *t, num first, num few, float *to)
+{
+    const num edge = t->edge, channels = t->channels;
+    for (num n = 0; n < few; n++)
+        for (num c = 0; c < channels; c += LANES) {
+            const float *at = padded + corner(t, first + n) + c;
+            float *place = to + n * channels + c;
+            BOTH_AXES(image_axis, 6, 6, GET, PUT);
+        }
+}
+
+/* The same of slopes at the outputs. */
+static void slope_basis(const float *slope, const struct tiles *t, num first, num few, float *to)
+{
+    const num edge = t->edge, channels = t->channels;
+    for (num n = 0; n < few; n++)
+        for (num c = 0; c < channels; c += LANES) {
+            const float *at = slope + corner(t, first + n) + c;
+            float *place = to + n * channels + c;
+            BOTH_AXES(output_back, 4, 6, GET, PUT);
+        }
+}
+#undef GET
+#undef PUT
+
+/* Outputs (36, few, channels) from the basis back to images. */
+static void outputs_from_basis(const float *from, const struct tiles *t, num first, num few, const float *bias, float *y)
+{
+    const num edge = t->edge, channels = t->channels;
+    for (num n = 0; n < few; n++)
+        for (num c = 0; c < channels; c += LANES) {
+            const float *at = from + n * channels + c;
+            float *place = y + corner(t, first + n) + c;
+            const vec summand = bias ? load(bias + c) : (vec){0};
+#define GET(i, j) load(at + (6 * i + j) * few * channels)
+#define PUT(i, j, v) store(place + i * edge + j * channels, v + summand)
+            BOTH_AXES(output_axis, 6, 4, GET, PUT);
+#undef GET
+#undef PUT
+        }
+}
+
+/* Left alone, compilers load one of the factors again for every product. */
 #ifdef __FMA__
 #define MULTIPLY_ADD(sum, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b))
 #else
 #define MULTIPLY_ADD(sum, a, b) sum += a * b
 #endif
 
-/* Add to 6 x 16 sums: over all places, 6 inputs side by side times the slopes of 16 outputs. */
-static void multiply(const float *x, const float *slope, num images, num height, num width, num inputs,
-                     num outputs, float *sums)
+enum { ROWS = 4 }; /* of a block of sums: with two vectors across, these and what is multiplied fit 16 registers */
+
+/* to (count, outputs) = rows (count, inputs) times matrix (inputs, outputs), for a multiple of 4 rows. */
+static inline __attribute__((always_inline)) void product(const float *rows, const float *matrix, num count,
+                                                          num inputs, num outputs, const int across, float *to)
 {
-    vec a0 = {0}, a1 = {0}, a2 = {0}, a3 = {0}, a4 = {0}, a5 = {0};
-    vec b0 = {0}, b1 = {0}, b2 = {0}, b3 = {0}, b4 = {0}, b5 = {0};
-    for (num image = 0; image < images; image++, x += 2 * (width + 2) * inputs)
-        for (num row = 0; row < height; row++, x += 2 * inputs)
-            for (num column = 0; column < width; column++, x += inputs, slope += outputs) {
-                const vec a = load(slope), b = load(slope + LANES);
-                vec v;
-#define STEP(i) v = x[i] - (vec){0}; MULTIPLY_ADD(a##i, v, a); MULTIPLY_ADD(b##i, v, b);
-                STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5)
+    for (num n = 0; n < count; n += ROWS, rows += ROWS * inputs, to += ROWS * outputs) {
+        vec sum[ROWS][2] = {{{0}}};
+        const float *from = matrix;
+        for (num k = 0; k < inputs; k++, from += outputs) {
+            vec right[2];
+            for (int j = 0; j < across; j++)
+                right[j] = load(from + LANES * j);
+            for (int i = 0; i < ROWS; i++) {
+                const vec left = rows[i * inputs + k] - (vec){0};
+                for (int j = 0; j < across; j++)
+                    MULTIPLY_ADD(sum[i][j], left, right[j]);
             }
-#define KEEP(i) store(sums, load(sums) + a##i), store(sums + LANES, load(sums + LANES) + b##i), sums += outputs;
-    KEEP(0) KEEP(1) KEEP(2) KEEP(3) KEEP(4) KEEP(5)
+        }
+        for (int i = 0; i < ROWS; i++)
+            for (int j = 0; j < across; j++)
+                store(to + i * outputs + LANES * j, sum[i][j]);
+    }
 }
 
-/* From x (images, height, width, inputs) and the slopes at the outputs: for_kernel (outputs, 3, 3, inputs) and
-   for_bias. Inputs come in twos, outputs in sixteens. In a padded row the inputs of three neighbours lie side by
-   side, so that the gradient is three matrix products, kept as (3, 3 * inputs, outputs) in `room`; after it there is
-   room for `group` padded images. */
-void kernel_gradient(const float *x, const float *slope, num images, num height, num width, num inputs,
-                     num outputs, num group, float *room, float *for_kernel, float *for_bias)
+/* to (inputs, outputs) += the transpose of left (count, inputs) times right (count, outputs). */
+static inline __attribute__((always_inline)) void product_back(const float *left, const float *right, num count,
+                                                               num inputs, num outputs, const int across, float *to)
 {
-    const num places = height * width, edge = (width + 2) * inputs, span = 3 * inputs;
-    float *sums = room, *padded = room + 3 * span * outputs;
+    for (num k = 0; k < inputs; k += ROWS, to += ROWS * outputs) {
+        vec sum[ROWS][2] = {{{0}}};
+        const float *a = left + k, *b = right;
+        for (num n = 0; n < count; n++, a += inputs, b += outputs) {
+            vec slopes[2];
+            for (int j = 0; j < across; j++)
+                slopes[j] = load(b + LANES * j);
+            for (int i = 0; i < ROWS; i++) {
+                const vec input = a[i] - (vec){0};
+                for (int j = 0; j < across; j++)
+                    MULTIPLY_ADD(sum[i][j], input, slopes[j]);
+            }
+        }
+        for (int i = 0; i < ROWS; i++)
+            for (int j = 0; j < across; j++)
+                store(to + i * outputs + LANES * j, load(to + i * outputs + LANES * j) + sum[i][j]);
+    }
+}
+
+/* In vectors of two, and a last one alone where they are odd. */
+#define IN_PAIRS(outputs, o, call)                                                                                    \
+    for (num o = 0; o < outputs; o += 2 * LANES) {                                                                    \
+        if (o + LANES < outputs)                                                                                      \
+            call(2);                                                                                                  \
+        else                                                                                                          \
+            call(1);                                                                                                  \
+    }
+
+/* How many numbers of room `convolve` and `convolve_back` need. */
+num room_to_convolve(num height, num width, num inputs, num outputs)
+{
+    const num each = height / 4 * (width / 4), group = each < TILES ? TILES / each : 1;
+    return POINTS * inputs * outputs + POINTS * (TILES + ROWS) * (inputs + outputs)
+           + group * (height + 2) * (width + 2) * inputs;
+}
+
+/* y (images, height, width, outputs) from x (..., inputs) and the layer's kernel. With `turn`: the gradient of the
+   layer's input from the slopes at its outputs; inputs and outputs are then those of this convolution. */
+void convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
+              num outputs, int turn, float *room, float *y)
+{
+    float *basis = room, *rows = basis + POINTS * inputs * outputs, *found = rows + POINTS * (TILES + ROWS) * inputs;
+    float *padded = found + POINTS * (TILES + ROWS) * outputs;
+    const struct tiles from = cut(height, width, inputs, 1), into = cut(height, width, outputs, 0);
+    const num each = from.rows * from.columns, group = each < TILES ? TILES / each : 1;
+    if (turn)
+        kernel_basis(kernel, outputs, inputs, 1, basis);
+    else
+        kernel_basis(kernel, inputs, outputs, 0, basis);
+    for (num i = 0; i < images; i += group) {
+        const num here = least(group, images - i), tiles = here * each;
+        pad(x + i * height * width * inputs, here, height, width, inputs, padded);
+        for (num first = 0; first < tiles; first += TILES) {
+            /* What is beyond the last tile is whatever is there: nobody looks at it. */
+            const num few = least(TILES, tiles - first), whole = (few + ROWS - 1) / ROWS * ROWS;
+            image_basis(padded, &from, first, few, rows);
+            for (num p = 0; p < POINTS; p++) {
+#define CALL(across)                                                                                                  \
+    product(rows + p * few * inputs, basis + p * inputs * outputs + o, whole, inputs, outputs, across,                \
+            found + p * few * outputs + o)
+                IN_PAIRS(outputs, o, CALL)
+#undef CALL
+            }
+            outputs_from_basis(found, &into, first, few, bias, y + i * height * width * outputs);
+        }
+    }
+}
+
+/* The gradient of the kernel, (outputs, 3, 3, inputs), and of the bias. */
+void convolve_back(const float *x, const float *slope, num images, num height, num width, num inputs, num outputs,
+                   float *room, float *for_kernel, float *for_bias)
+{
+    float *sums = room, *left = sums + POINTS * inputs * outputs, *right = left + POINTS * (TILES + ROWS) * inputs;
+    float *padded = right + POINTS * (TILES + ROWS) * outputs;
+    const struct tiles from = cut(height, width, inputs, 1), at = cut(height, width, outputs, 0);
+    const num each = from.rows * from.columns, group = each < TILES ? TILES / each : 1, places = height * width;
     double totals[outputs];
     for (num o = 0; o < outputs; o++)
         totals[o] = 0;
-    memset(sums, 0, 3 * span * outputs * sizeof *sums);
+    memset(sums, 0, POINTS * inputs * outputs * sizeof *sums);
     for (num i = 0; i < images; i += group) {
-        const num few = least(group, images - i);
-        pad(x + i * places * inputs, few, height, width, inputs, padded);
-        const float *here = slope + i * places * outputs;
+        const num here = least(group, images - i), tiles = here * each;
+        const float *slopes = slope + i * places * outputs;
+        pad(x + i * places * inputs, here, height, width, inputs, padded);
         for (num o = 0; o < outputs; o += LANES) {
             vec sum = {0};
-            for (num p = 0; p < few * places; p++)
-                sum += load(here + p * outputs + o);
+            for (num n = 0; n < here * places; n++)
+                sum += load(slopes + n * outputs + o);
             add(totals + o, sum);
         }
-        for (num row = 0; row < 3; row++)
-            for (num o = 0; o < outputs; o += 2 * LANES)
-                for (num k = 0; k < span; k += TAPS)
-                    multiply(padded + row * edge + k, here + o, few, height, width, inputs, outputs,
-                             sums + (row * span + k) * outputs + o);
+        for (num first = 0; first < tiles; first += TILES) {
+            const num few = least(TILES, tiles - first);
+            image_basis(padded, &from, first, few, left);
+            slope_basis(slopes, &at, first, few, right);
+            for (num p = 0; p < POINTS; p++) {
+#define CALL(across)                                                                                                  \
+    product_back(left + p * few * inputs, right + p * few * outputs + o, few, inputs, outputs, across,                \
+                 sums + p * inputs * outputs + o)
+                IN_PAIRS(outputs, o, CALL)
+#undef CALL
+            }
+        }
     }
-    for (num o = 0; o < outputs; o++) {
+    kernel_from_basis(sums, inputs, outputs, for_kernel);
+    for (num o = 0; o < outputs; o++)
         for_bias[o] = totals[o];
-        for (num k = 0; k < 3 * span; k++)
-            *for_kernel++ = sums[k * outputs + o];
-    }
 }

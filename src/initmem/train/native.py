@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from initmem.data.cifar10 import cache_dir
@@ -27,7 +26,6 @@ from initmem.files import write_atomic
 SOURCE = Path(__file__).with_name("native.c")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
 LANES = 8  # channels come in vectors
-PLACES_AT_ONCE = 256  # of padded images that stay in the cache while their gradient is taken
 
 _POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _IMAGES = [_NUMBER] * 4  # images, height, width, channels
@@ -35,7 +33,8 @@ _ARGUMENTS = {
     "normalise": [_POINTER, *_IMAGES, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
     "normalise_fixed": [_POINTER, *_IMAGES, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
     "normalise_back": [_POINTER, _POINTER, *_IMAGES, _FLAG, *[_POINTER] * 4],
-    "kernel_gradient": [_POINTER, _POINTER, *_IMAGES, _NUMBER, _NUMBER, *[_POINTER] * 3],
+    "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER, _POINTER],
+    "convolve_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 3],
 }
 
 
@@ -51,6 +50,7 @@ def library() -> ctypes.CDLL | None:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, None
+    found.room_to_convolve.argtypes, found.room_to_convolve.restype = _IMAGES, _NUMBER
     return found
 
 
@@ -168,19 +168,19 @@ class _Normalise(torch.autograd.Function):
 
 
 def convolves(x: Tensor, kernel: Tensor) -> bool:
-    """Whether `convolve` can be had: it is quicker than the library wherever it was measured."""
+    """Whether `convolve` can be had. It is quicker than the library wherever it was measured."""
     outputs, inputs = kernel.shape[:2]
     return (
-        inputs == x.shape[1]
-        and inputs % 2 == 0
-        and outputs % (2 * LANES) == 0
-        and _suits(x)
+        inputs == x.shape[1]  # one replica
+        and inputs % LANES == outputs % LANES == 0
+        and x.shape[2] % 4 == x.shape[3] % 4 == 0
         and kernel.is_contiguous(memory_format=torch.channels_last)
+        and _suits(x)
     )
 
 
 def convolve(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """A 3x3 convolution with padding. The library does it, but for the gradient of the kernel."""
+    """A 3x3 convolution with padding."""
     found: Tensor = _Convolution.apply(x, kernel, bias)
     return found
 
@@ -189,28 +189,36 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, kernel)
-        return F.conv2d(x, kernel, bias, padding=1)
+        return _convolved(x, kernel, bias, len(kernel), turn=False)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         x, kernel = ctx.saved_tensors
-        slope = slope.contiguous(memory_format=torch.channels_last)
-        for_x = None
-        if ctx.needs_input_grad[0]:
-            ones = [1, 1]
-            for_x = torch.ops.aten.convolution_backward(
-                slope, x, kernel, None, ones, ones, ones, False, [0, 0], 1, [True, False, False]
-            )[0]
         n, inputs, height, width = x.shape
-        outputs = len(kernel)
-        group = max(1, PLACES_AT_ONCE // (height * width))
-        room = torch.empty(group * (height + 2) * (width + 2) * inputs + 9 * inputs * outputs)
-        for_kernel, for_bias = torch.empty_like(kernel), torch.empty(outputs)
-        _code().kernel_gradient(
-            x.data_ptr(), slope.data_ptr(), n, height, width, inputs, outputs, group, room.data_ptr(),
+        slope = slope.contiguous(memory_format=torch.channels_last)
+        for_x = _convolved(slope, kernel, None, inputs, turn=True) if ctx.needs_input_grad[0] else None
+        for_kernel, for_bias = torch.empty_like(kernel), torch.empty(len(kernel))
+        room = _room(height, width, inputs, len(kernel))
+        _code().convolve_back(
+            x.data_ptr(), slope.data_ptr(), n, height, width, inputs, len(kernel), room.data_ptr(),
             for_kernel.data_ptr(), for_bias.data_ptr(),
         )  # fmt: skip
         return for_x, for_kernel, for_bias
+
+
+def _convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, outputs: int, *, turn: bool) -> Tensor:
+    n, inputs, height, width = x.shape
+    y = torch.empty((n, outputs, height, width), memory_format=torch.channels_last)
+    room = _room(height, width, inputs, outputs)
+    _code().convolve(
+        x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr(), n, height, width, inputs,
+        outputs, turn, room.data_ptr(), y.data_ptr(),
+    )  # fmt: skip
+    return y
+
+
+def _room(height: int, width: int, inputs: int, outputs: int) -> Tensor:
+    return torch.empty(_code().room_to_convolve(height, width, inputs, outputs))
 
 
 def _output(x: Tensor, *, pool: bool) -> Tensor:
