@@ -4,6 +4,7 @@
    float32, added up in float64.
 */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef float vec __attribute__((vector_size(32), aligned(4)));
@@ -454,62 +455,81 @@ static inline __attribute__((always_inline)) void product_back(const float *left
             call(1);                                                                                                  \
     }
 
-/* How many numbers of room `convolve` and `convolve_back` need. */
-num room_to_convolve(num height, num width, num inputs, num outputs)
+/* Room for what is in the basis, kept from call to call so that it stays in the cache. */
+struct room {
+    float *kernel, *inputs, *outputs, *padded;
+};
+
+static int take_room(num height, num width, num inputs, num outputs, num group, struct room *found)
 {
-    const num each = height / 4 * (width / 4), group = each < TILES ? TILES / each : 1;
-    return POINTS * inputs * outputs + POINTS * (TILES + ROWS) * (inputs + outputs)
-           + group * (height + 2) * (width + 2) * inputs;
+    static _Thread_local float *kept;
+    static _Thread_local num size;
+    const num kernel = POINTS * inputs * outputs, few = POINTS * (TILES + ROWS);
+    const num needed = kernel + few * (inputs + outputs) + group * (height + 2) * (width + 2) * inputs;
+    if (needed > size) {
+        free(kept);
+        kept = malloc(needed * sizeof *kept);
+        size = kept ? needed : 0;
+    }
+    if (kept) {
+        found->kernel = kept, found->inputs = kept + kernel;
+        found->outputs = found->inputs + few * inputs, found->padded = found->outputs + few * outputs;
+    }
+    return kept != NULL;
 }
 
 /* y (images, height, width, outputs) from x (..., inputs) and the layer's kernel. With `turn`: the gradient of the
-   layer's input from the slopes at its outputs; inputs and outputs are then those of this convolution. */
-void convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
-              num outputs, int turn, float *room, float *y)
+   layer's input from the slopes at its outputs; inputs and outputs are then those of this convolution.
+   Gives 0 when there is no memory. */
+int convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
+             num outputs, int turn, float *y)
 {
-    float *basis = room, *rows = basis + POINTS * inputs * outputs, *found = rows + POINTS * (TILES + ROWS) * inputs;
-    float *padded = found + POINTS * (TILES + ROWS) * outputs;
     const struct tiles from = cut(height, width, inputs, 1), into = cut(height, width, outputs, 0);
     const num each = from.rows * from.columns, group = each < TILES ? TILES / each : 1;
+    struct room room;
+    if (!take_room(height, width, inputs, outputs, group, &room))
+        return 0;
     if (turn)
-        kernel_basis(kernel, outputs, inputs, 1, basis);
+        kernel_basis(kernel, outputs, inputs, 1, room.kernel);
     else
-        kernel_basis(kernel, inputs, outputs, 0, basis);
+        kernel_basis(kernel, inputs, outputs, 0, room.kernel);
     for (num i = 0; i < images; i += group) {
         const num here = least(group, images - i), tiles = here * each;
-        pad(x + i * height * width * inputs, here, height, width, inputs, padded);
+        pad(x + i * height * width * inputs, here, height, width, inputs, room.padded);
         for (num first = 0; first < tiles; first += TILES) {
             /* What is beyond the last tile is whatever is there: nobody looks at it. */
             const num few = least(TILES, tiles - first), whole = (few + ROWS - 1) / ROWS * ROWS;
-            image_basis(padded, &from, first, few, rows);
+            image_basis(room.padded, &from, first, few, room.inputs);
             for (num p = 0; p < POINTS; p++) {
 #define CALL(across)                                                                                                  \
-    product(rows + p * few * inputs, basis + p * inputs * outputs + o, whole, inputs, outputs, across,                \
-            found + p * few * outputs + o)
+    product(room.inputs + p * few * inputs, room.kernel + p * inputs * outputs + o, whole, inputs, outputs, across,   \
+            room.outputs + p * few * outputs + o)
                 IN_PAIRS(outputs, o, CALL)
 #undef CALL
             }
-            outputs_from_basis(found, &into, first, few, bias, y + i * height * width * outputs);
+            outputs_from_basis(room.outputs, &into, first, few, bias, y + i * height * width * outputs);
         }
     }
+    return 1;
 }
 
-/* The gradient of the kernel, (outputs, 3, 3, inputs), and of the bias. */
-void convolve_back(const float *x, const float *slope, num images, num height, num width, num inputs, num outputs,
-                   float *room, float *for_kernel, float *for_bias)
+/* The gradient of the kernel, (outputs, 3, 3, inputs), and of the bias. Gives 0 when there is no memory. */
+int convolve_back(const float *x, const float *slope, num images, num height, num width, num inputs, num outputs,
+                  float *for_kernel, float *for_bias)
 {
-    float *sums = room, *left = sums + POINTS * inputs * outputs, *right = left + POINTS * (TILES + ROWS) * inputs;
-    float *padded = right + POINTS * (TILES + ROWS) * outputs;
     const struct tiles from = cut(height, width, inputs, 1), at = cut(height, width, outputs, 0);
     const num each = from.rows * from.columns, group = each < TILES ? TILES / each : 1, places = height * width;
+    struct room room;
+    if (!take_room(height, width, inputs, outputs, group, &room))
+        return 0;
     double totals[outputs];
     for (num o = 0; o < outputs; o++)
         totals[o] = 0;
-    memset(sums, 0, POINTS * inputs * outputs * sizeof *sums);
+    memset(room.kernel, 0, POINTS * inputs * outputs * sizeof *room.kernel);
     for (num i = 0; i < images; i += group) {
         const num here = least(group, images - i), tiles = here * each;
         const float *slopes = slope + i * places * outputs;
-        pad(x + i * places * inputs, here, height, width, inputs, padded);
+        pad(x + i * places * inputs, here, height, width, inputs, room.padded);
         for (num o = 0; o < outputs; o += LANES) {
             vec sum = {0};
             for (num n = 0; n < here * places; n++)
@@ -518,18 +538,19 @@ void convolve_back(const float *x, const float *slope, num images, num height, n
         }
         for (num first = 0; first < tiles; first += TILES) {
             const num few = least(TILES, tiles - first);
-            image_basis(padded, &from, first, few, left);
-            slope_basis(slopes, &at, first, few, right);
+            image_basis(room.padded, &from, first, few, room.inputs);
+            slope_basis(slopes, &at, first, few, room.outputs);
             for (num p = 0; p < POINTS; p++) {
 #define CALL(across)                                                                                                  \
-    product_back(left + p * few * inputs, right + p * few * outputs + o, few, inputs, outputs, across,                \
-                 sums + p * inputs * outputs + o)
+    product_back(room.inputs + p * few * inputs, room.outputs + p * few * outputs + o, few, inputs, outputs, across,  \
+                 room.kernel + p * inputs * outputs + o)
                 IN_PAIRS(outputs, o, CALL)
 #undef CALL
             }
         }
     }
-    kernel_from_basis(sums, inputs, outputs, for_kernel);
+    kernel_from_basis(room.kernel, inputs, outputs, for_kernel);
     for (num o = 0; o < outputs; o++)
         for_bias[o] = totals[o];
+    return 1;
 }

@@ -33,8 +33,8 @@ _ARGUMENTS = {
     "normalise": [_POINTER, *_IMAGES, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
     "normalise_fixed": [_POINTER, *_IMAGES, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
     "normalise_back": [_POINTER, _POINTER, *_IMAGES, _FLAG, *[_POINTER] * 4],
-    "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER, _POINTER],
-    "convolve_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 3],
+    "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER],
+    "convolve_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
 }
 
 
@@ -49,8 +49,7 @@ def library() -> ctypes.CDLL | None:
         return None
     for name, arguments in _ARGUMENTS.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = arguments, None
-    found.room_to_convolve.argtypes, found.room_to_convolve.restype = _IMAGES, _NUMBER
+        function.argtypes, function.restype = arguments, _FLAG if name.startswith("convolve") else None
     return found
 
 
@@ -198,27 +197,25 @@ class _Convolution(torch.autograd.Function):
         slope = slope.contiguous(memory_format=torch.channels_last)
         for_x = _convolved(slope, kernel, None, inputs, turn=True) if ctx.needs_input_grad[0] else None
         for_kernel, for_bias = torch.empty_like(kernel), torch.empty(len(kernel))
-        room = _room(height, width, inputs, len(kernel))
-        _code().convolve_back(
-            x.data_ptr(), slope.data_ptr(), n, height, width, inputs, len(kernel), room.data_ptr(),
+        done = _code().convolve_back(
+            x.data_ptr(), slope.data_ptr(), n, height, width, inputs, len(kernel),
             for_kernel.data_ptr(), for_bias.data_ptr(),
         )  # fmt: skip
+        if not done:
+            raise MemoryError
         return for_x, for_kernel, for_bias
 
 
 def _convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, outputs: int, *, turn: bool) -> Tensor:
     n, inputs, height, width = x.shape
     y = torch.empty((n, outputs, height, width), memory_format=torch.channels_last)
-    room = _room(height, width, inputs, outputs)
-    _code().convolve(
+    done = _code().convolve(
         x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr(), n, height, width, inputs,
-        outputs, turn, room.data_ptr(), y.data_ptr(),
+        outputs, turn, y.data_ptr(),
     )  # fmt: skip
+    if not done:
+        raise MemoryError
     return y
-
-
-def _room(height: int, width: int, inputs: int, outputs: int) -> Tensor:
-    return torch.empty(_code().room_to_convolve(height, width, inputs, outputs))
 
 
 def _output(x: Tensor, *, pool: bool) -> Tensor:
