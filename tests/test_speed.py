@@ -15,7 +15,7 @@ from initmem.bench.compare import AS_IS, Setting, time_initmem, time_peer, whole
 from initmem.bench.table import asked_peers, asked_workloads, ratio_table
 from initmem.bench.workloads import CORE, WORKLOADS, Workload
 from initmem.data import load, sizes
-from initmem.engines.speed import PackSizes, Speedometer
+from initmem.engines.speed import PackSizes, Speedometer, run_flops
 from initmem.errors import ConfigError
 from initmem.recipe import Recipe
 from initmem.study import Run
@@ -96,7 +96,27 @@ def test_a_pack_size_that_cannot_be_kept_is_measured_again(
 
 
 def test_the_first_epoch_counts_once() -> None:
-    assert whole([10.0, 2.0, 3.0, 2.0], 0.5, epochs=30) == 10 + 29 * 2 + 0.5
+    assert whole([10.0, 3.0, 2.0, 4.0], 0.5, epochs=30) == 10 + 29 * 2 + 0.5
+
+
+def test_all_take_turns_and_of_each_the_quickest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, quick = Setting(2, 1), Setting(2, 1, channels_last=True)
+    times = {AS_IS: [9.0, 8.0], slow: [6.0], quick: [3.0, 4.0]}
+    ours = [2.0, 1.0]
+    asked: list[Setting] = []
+    monkeypatch.setattr(compare, "settings", lambda peer: [AS_IS, slow, quick])
+    monkeypatch.setattr(compare, "time_initmem", lambda workload: (ours.pop(0), 4))
+    monkeypatch.setattr(
+        compare, "time_peer", lambda peer, workload, setting: asked.append(setting) or times[setting].pop(0)
+    )
+    found = compare.compare(TINY, ["torch"], 1e9, lambda line: None)
+    assert asked == [AS_IS, slow, quick, AS_IS, quick]  # what is twice as slow is not tried again
+    assert (found.seconds, found.ratio("torch", best=False), found.ratio("torch", best=True)) == (
+        1.0,
+        8.0,
+        3.0,
+    )
+    assert found.share == pytest.approx(TINY.runs * run_flops(TINY.recipe, TINY.sizes) / 1e9)
 
 
 def test_peer_and_initmem_are_timed_on_a_tiny_workload() -> None:

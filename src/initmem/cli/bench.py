@@ -19,6 +19,7 @@ def bench(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every workload; an hour or two.")] = False,
     peers: Annotated[str, typer.Option(help="Comma-separated: keras, torch; or none.")] = "keras,torch",
+    rounds: Annotated[int, typer.Option(min=1, help="How often to time each; the quickest counts.")] = 2,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write JSON to a file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,7 +48,7 @@ def bench(
     found: dict[str, Any] = {"machine": machine(), "gemm_limit": limit, "rows": []}
     comparisons = []
     for workload in chosen:
-        comparisons.append(compare(workload, usable, limit, tell))
+        comparisons.append(compare(workload, usable, limit, tell, rounds))
         found["rows"] = [one.row() for one in comparisons]
         if output is not None:
             output.write_text(json.dumps(found, indent=1) + "\n")

@@ -123,13 +123,15 @@ class PackSizes:
     def _key(self, recipe: Recipe, shape: Sizes) -> str:
         import torch
 
+        from initmem.train import native
         from initmem.train.loop import hardware
 
         device = torch.device(self._speed.device)
+        layers = "layers in C" if native.library() else "layers of the library"
         batch = min(recipe.batch_size, shape.n_train)
         network = f"{recipe.model} w{recipe.width} {recipe.norm} {recipe.optimizer}"
         images = "x".join(map(str, shape.shape))
-        return f"{hardware(device)}, torch {torch.__version__}: {network} b{batch} {images}"
+        return f"{hardware(device)}, torch {torch.__version__}, {layers}: {network} b{batch} {images}"
 
     def _read(self) -> dict[str, int]:
         try:
