@@ -87,8 +87,8 @@ def compare(
 ) -> Comparison:
     """Time one workload with initmem and with each peer in every setting worth a try.
 
-    On a machine that others use too, a minute may be twice as slow as the next. So all take turns, and of each
-    the quickest round counts.
+    On a machine that others use too, a minute may be twice as slow as the next. So all take turns, and of
+    each the quickest round counts.
     """
     found = Comparison(workload, math.inf, 0, 0.0, {peer: {} for peer in peers})
     for _ in range(rounds):
