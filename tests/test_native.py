@@ -15,7 +15,7 @@ from initmem.data import Dataset, Part
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import native
-from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv
+from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv, by_replica
 from initmem.train.pack import Pack
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
@@ -135,14 +135,124 @@ def test_convolution_and_its_gradients(n, inputs, outputs, side):
         assert off(a, b) < 5e-6
 
 
-def pack(**fields: object) -> Pack:
+LANES = [native.lanes_for(replicas) for replicas in (4, 8, 10, 17)]
+
+
+def in_lanes(x: Tensor, lanes: native.Lanes) -> Tensor:
+    return native.into_lanes(x, x.shape[1] // lanes.replicas, lanes)
+
+
+def out_of_lanes(y: Tensor, lanes: native.Lanes) -> Tensor:
+    n, channels, height, width = y.shape
+    places = y.permute(0, 2, 3, 1).reshape(-1, channels)
+    found = native.out_of_lanes(places, lanes)
+    return found.view(n, height, width, -1).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize(
+    ("n", "inputs", "outputs", "side"),
+    [(3, 1, 4, 8), (2, 4, 8, 4), (5, 3, 4, 2), (17, 8, 4, 1), (1, 4, 4, 5)],
+)
+def test_a_convolution_in_lanes_is_that_of_every_replica(lanes, n, inputs, outputs, side):
+    kernel, bias = torch.randn(lanes.replicas * outputs, inputs, 3, 3), torch.randn(lanes.replicas * outputs)
+    x, slope = torch.randn(n, lanes.replicas * inputs, side, side), torch.randn(n, len(kernel), side, side)
+    given = tuple(t.requires_grad_() for t in (x, kernel, bias))
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    found = out_of_lanes(native.convolve_lanes(in_lanes(x, lanes), kernel, bias, lanes), lanes)
+    expected = F.conv2d(*exact, padding=1, groups=lanes.replicas)
+    assert off(found, expected) < 1e-6
+    # The input's gradient has outputs in fours, too; the first layer of a network needs none.
+    several = slice(0 if inputs % 4 == 0 else 1, None)
+    if several.start:
+        x.requires_grad_(False)
+        found = out_of_lanes(native.convolve_lanes(in_lanes(x, lanes), kernel, bias, lanes), lanes)
+    for a, b in zip(
+        torch.autograd.grad(found, given[several], slope),
+        torch.autograd.grad(expected, exact[several], slope.double()),
+        strict=True,
+    ):
+        assert off(a, b) < 2e-6
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("pool", [False, True])
+def test_normalization_in_lanes_is_that_of_every_replica(lanes, pool):
+    channels = 4 * lanes.replicas
+    x, layer = torch.randn(3, channels, 4, 4).requires_grad_(), BatchNorm(lanes.replicas, 4)
+    torch.nn.init.normal_(layer.gamma), torch.nn.init.normal_(layer.beta)
+    slope = torch.randn(3, channels, 2 if pool else 4, 2 if pool else 4)
+    given = x, layer.gamma, layer.beta
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    found = out_of_lanes(layer.in_lanes(in_lanes(x, lanes), lanes, pool=pool), lanes)
+    expected = reference(*exact, pool=pool)
+    assert off(found, expected) < 1e-6
+    for a, b in zip(
+        torch.autograd.grad(found, given, slope),
+        torch.autograd.grad(expected, exact, slope.double()),
+        strict=True,
+    ):
+        assert off(a, b) < 2e-6
+    assert off(layer.batch_mean, exact[0].detach().mean((0, 2, 3))) < 1e-5
+    assert off(layer.batch_variance, exact[0].detach().movedim(1, 0).flatten(1).var(1)) < 1e-6
+    layer.moving_mean.normal_(), layer.moving_variance.uniform_(0.5, 2)
+    layer.eval()
+    with torch.no_grad():
+        found = out_of_lanes(layer.in_lanes(in_lanes(x, lanes), lanes, pool=pool), lanes)
+        expected = F.relu(layer.double()(exact[0]))
+    assert off(found, F.max_pool2d(expected, 2) if pool else expected) < 1e-6
+
+
+def test_images_that_all_replicas_share_are_in_every_lane():
+    lanes, x = native.lanes_for(5), torch.randn(2, 3, 4, 4)
+    assert torch.equal(out_of_lanes(native.into_lanes(x, 3, lanes), lanes), x.repeat(1, 5, 1, 1))
+
+
+@pytest.mark.parametrize("replicas", [4, 10])
+def test_a_pack_in_lanes_goes_the_way_of_a_pack_of_the_library(replicas, monkeypatch):
+    """And a replica that is not a number disturbs no other."""
+
+    def trained() -> Pack:
+        packed = pack(replicas, width=4)
+        with torch.no_grad():
+            by_replica(packed.network.kernels()[0], replicas)[2].fill_(float("nan"))
+        for _ in range(2):
+            packed.train_epoch()
+        return packed
+
+    ours = trained()
+    assert ours.network.lanes == native.lanes_for(replicas)
+    monkeypatch.setattr(native, "library", lambda: None)
+    theirs = trained()
+    assert theirs.network.lanes is None
+    assert ours.status == theirs.status
+    assert [status == "diverged" for status in ours.status] == [r == 2 for r in range(replicas)]
+    for r in set(range(replicas)) - {2}:
+        for name in ("train_loss", "val_loss", "norm"):
+            assert ours.history[r][name] == pytest.approx(theirs.history[r][name], rel=1e-4), name
+
+
+def test_packs_that_lanes_do_not_suit_are_left_to_the_library():
+    assert pack(4, width=4).network.lanes is not None
+    assert pack(2, width=4).network.lanes is None  # three lanes of four would be empty
+    assert pack(4, width=6).network.lanes is None
+    assert pack(4, width=4, norm="layer").network.lanes is None
+    assert not hasattr(pack(4, width=4, model="resnet56").network, "lanes")
+    torch.set_num_threads(2)
+    assert pack(4, width=4).network.lanes is None
+
+
+def pack(replicas: int = 1, **fields: object) -> Pack:
     rng = np.random.default_rng(0)
 
     def part(n: int) -> Part:
         return Part(rng.integers(0, 256, (n, 16, 16, 3), dtype=np.uint8), rng.integers(0, 10, n))
 
     recipe = Recipe.model_validate({"width": 8, "batch_size": 8, "epochs": 3, "learning_rate": 1e-4} | fields)
-    return Pack([Run(recipe, 1.0, 0)], Dataset("noise", part(36), part(12), part(12), 10))
+    return Pack(
+        [Run(recipe, 1.0, seed) for seed in range(replicas)],
+        Dataset("noise", part(36), part(12), part(12), 10),
+    )
 
 
 @pytest.mark.parametrize("model", ["resnet9", "resnet56"])
@@ -183,7 +293,6 @@ def test_left_to_the_library_where_it_was_not_written_for_it():
     assert not native.normalises(x.contiguous(), pool=True)
     assert not native.normalises(images(2, 12, 8), pool=True)
     assert not native.normalises(images(2, 16, 7), pool=True)
-    assert not native.normalises(images(1, 16, 1), pool=False)  # one value has no variance
     assert not native.convolves(images(2, 32, 8), kernel)  # replicas
     assert not native.convolves(x, kernel.contiguous())
     assert not native.convolves(images(2, 16, 6), kernel)  # no whole tiles

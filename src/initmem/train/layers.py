@@ -152,13 +152,19 @@ class BatchNorm(Norm):
         """Normalise (batch, replica * channel, h, w), take 2x2 maxima where asked, then ReLU."""
         if not native.normalises(x, pool=pool):
             return super().then_relu(x, pool=pool)
+        return self.in_lanes(x, native.ALONE, pool=pool)
+
+    def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool) -> Tensor:
+        """The same for images in lanes."""
         line = self.gamma, self.beta
         if not self.training:
             return native.normalise_fixed(
-                x, *line, self.moving_mean, self.moving_variance, NORM_EPSILON, pool=pool
+                x, *line, self.moving_mean, self.moving_variance, NORM_EPSILON, pool=pool, lanes=lanes
             )
         self.count = x.numel() // x.shape[1]
-        return native.normalise(x, *line, self.batch_mean, self.batch_variance, NORM_EPSILON, pool=pool)
+        return native.normalise(
+            x, *line, self.batch_mean, self.batch_variance, NORM_EPSILON, pool=pool, lanes=lanes
+        )
 
 
 @torch.no_grad()
@@ -211,7 +217,11 @@ class ConvNormRelu(nn.Module):
         self.conv = Conv(replicas, inputs, outputs)
         self.norm = norm_layer(norm, replicas, outputs)
         self.pool = pool
+        self.lanes: native.Lanes | None = None  # images are in lanes
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
+        if self.lanes is not None and isinstance(self.norm, BatchNorm):
+            y = native.convolve_lanes(x, self.conv.kernel, self.conv.bias, self.lanes)
+            return self.norm.in_lanes(y, self.lanes, pool=self.pool)
         return self.norm.then_relu(self.conv(x), pool=self.pool)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from initmem.errors import ModelError, allowed
 from initmem.recipe import DEFAULT_WIDTH, Norm
+from initmem.train import native
 from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, norm_layer
 from initmem.train.requirements import check_input
 
@@ -53,14 +54,28 @@ class ResNet9(Network):
         self.residual2 = nn.Sequential(block(8 * w, 8 * w), block(8 * w, 8 * w))
         self.head = Dense(replicas, 8 * w, classes)
         self.pool = pool
+        self.lanes: native.Lanes | None = None
+        # Three times the sides are halved; outputs in lanes come in fours.
+        self.fits_lanes = norm == "batch" and w % 4 == 0 and shape[1] % 8 == shape[2] % 8 == 0
+
+    def use_lanes(self, lanes: native.Lanes) -> None:
+        """Keep replicas side by side in lanes, in C, for float32 on one core."""
+        self.lanes = lanes
+        for block in self.modules():
+            if isinstance(block, ConvNormRelu):
+                block.lanes = lanes
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
+        if self.lanes is not None:
+            x = native.into_lanes(x, self.stem.conv.inputs, self.lanes)
         x = self.down1(self.stem(x))
         x = x + self.residual1(x)
         x = self.down3(self.down2(x))
         x = x + self.residual2(x)
         x = x.amax((2, 3)) if self.pool == "max" else x.mean((2, 3))
+        if self.lanes is not None:
+            x = native.out_of_lanes(x, self.lanes)
         logits: Tensor = self.head(x)
         return logits
 

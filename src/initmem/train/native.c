@@ -34,6 +34,19 @@ static void add(double *sums, vec v)
         sums[i] += v[i];
 }
 
+/* Room for so many numbers, the same from call to call so that it stays in the cache; NULL when there is none. */
+static float *keep(num needed)
+{
+    static _Thread_local float *kept;
+    static _Thread_local num size;
+    if (needed > size) {
+        free(kept);
+        kept = malloc(needed * sizeof *kept);
+        size = kept ? needed : 0;
+    }
+    return kept;
+}
+
 /* ---- Batch normalization, 2x2 max pooling where asked, and ReLU ---- */
 
 /* Mean and biased variance of every channel. One pass is enough, since the squares are of distances to a value
@@ -68,15 +81,29 @@ static void statistics(const float *x, num places, num channels, double *mean, d
     }
 }
 
-/* The line y = scale * x + shift of every channel. */
-static void lines(num channels, const float *gamma, const float *beta, double epsilon, const double *mean,
-                  const double *variance, float *rate, float *scale, float *shift)
+/* Replicas lie side by side in lanes, the last of which may be empty: channel c of replica r is c * lanes + r here,
+   and r * channels + c in a variable. One network alone is one replica in one lane. */
+struct pack {
+    num replicas, lanes;
+};
+
+/* Where a channel is in a variable; -1 in an empty lane. */
+static inline num in_variable(struct pack pack, num channels, num c)
+{
+    const num lane = c % pack.lanes;
+    return lane < pack.replicas ? lane * (channels / pack.lanes) + c / pack.lanes : -1;
+}
+
+/* The line y = scale * x + shift of every channel; that of an empty lane is zero. */
+static void lines(num channels, struct pack pack, const float *gamma, const float *beta, double epsilon,
+                  const double *mean, const double *variance, float *rate, float *scale, float *shift)
 {
     for (num c = 0; c < channels; c++) {
         const double inverse = 1 / sqrt(variance[c] + epsilon);
+        const num v = in_variable(pack, channels, c);
         rate[c] = inverse;
-        scale[c] = gamma[c] * inverse;
-        shift[c] = beta[c] - mean[c] * gamma[c] * inverse;
+        scale[c] = v < 0 ? 0 : gamma[v] * inverse;
+        shift[c] = v < 0 ? 0 : beta[v] - mean[c] * gamma[v] * inverse;
     }
 }
 
@@ -101,30 +128,40 @@ static void follow(const float *x, num images, num height, num width, num channe
 }
 
 /* In training. Also gives the batch's mean and unbiased variance; `saved` are 4 rows for `normalise_back`. */
-void normalise(const float *x, num images, num height, num width, num channels, int pool, const float *gamma,
-               const float *beta, double epsilon, float *batch_mean, float *batch_variance, float *saved, float *y)
+void normalise(const float *x, num images, num height, num width, num channels, num replicas, num lanes, int pool,
+               const float *gamma, const float *beta, double epsilon, float *batch_mean, float *batch_variance,
+               float *saved, float *y)
 {
+    const struct pack pack = {replicas, lanes};
     const num places = images * height * width;
     double mean[channels], variance[channels];
     float *rate = saved + channels, *scale = rate + channels, *shift = scale + channels;
     statistics(x, places, channels, mean, variance);
-    lines(channels, gamma, beta, epsilon, mean, variance, rate, scale, shift);
+    lines(channels, pack, gamma, beta, epsilon, mean, variance, rate, scale, shift);
     for (num c = 0; c < channels; c++) {
-        batch_mean[c] = saved[c] = mean[c];
-        batch_variance[c] = variance[c] * places / (places - 1);
+        const num v = in_variable(pack, channels, c);
+        saved[c] = mean[c];
+        if (v >= 0) {
+            batch_mean[v] = mean[c];
+            batch_variance[v] = variance[c] * places / (places > 1 ? places - 1 : 1);
+        }
     }
     follow(x, images, height, width, channels, pool, scale, shift, y);
 }
 
 /* In evaluation, with the moving statistics. */
-void normalise_fixed(const float *x, num images, num height, num width, num channels, int pool, const float *gamma,
-                     const float *beta, double epsilon, const float *mean, const float *variance, float *y)
+void normalise_fixed(const float *x, num images, num height, num width, num channels, num replicas, num lanes,
+                     int pool, const float *gamma, const float *beta, double epsilon, const float *mean,
+                     const float *variance, float *y)
 {
+    const struct pack pack = {replicas, lanes};
     double means[channels], variances[channels];
     float rate[channels], scale[channels], shift[channels];
-    for (num c = 0; c < channels; c++)
-        means[c] = mean[c], variances[c] = variance[c];
-    lines(channels, gamma, beta, epsilon, means, variances, rate, scale, shift);
+    for (num c = 0; c < channels; c++) {
+        const num v = in_variable(pack, channels, c);
+        means[c] = v < 0 ? 0 : mean[v], variances[c] = v < 0 ? 1 : variance[v];
+    }
+    lines(channels, pack, gamma, beta, epsilon, means, variances, rate, scale, shift);
     follow(x, images, height, width, channels, pool, scale, shift, y);
 }
 
@@ -148,9 +185,11 @@ static inline struct window look(const float *x, num channels, num row, vec scal
 }
 
 /* The slopes at x, gamma and beta from those at y. */
-void normalise_back(const float *x, const float *slope, num images, num height, num width, num channels, int pool,
-                    const float *saved, float *for_x, float *for_gamma, float *for_beta)
+void normalise_back(const float *x, const float *slope, num images, num height, num width, num channels,
+                    num replicas, num lanes, int pool, const float *saved, float *for_x, float *for_gamma,
+                    float *for_beta)
 {
+    const struct pack pack = {replicas, lanes};
     const num places = images * height * width, row = width * channels;
     const float *mean = saved, *rate = mean + channels, *scale = rate + channels, *shift = scale + channels;
     double sums[channels], products[channels];
@@ -185,8 +224,9 @@ void normalise_back(const float *x, const float *slope, num images, num height, 
     float tilt[channels], level[channels];
     for (num c = 0; c < channels; c++) {
         const double steep = products[c] * rate[c] * rate[c] / places;
-        for_beta[c] = sums[c];
-        for_gamma[c] = products[c] * rate[c];
+        const num v = in_variable(pack, channels, c);
+        if (v >= 0)
+            for_beta[v] = sums[c], for_gamma[v] = products[c] * rate[c];
         tilt[c] = -scale[c] * steep;
         level[c] = scale[c] * (mean[c] * steep - sums[c] / places);
     }
@@ -455,22 +495,15 @@ static inline __attribute__((always_inline)) void product_back(const float *left
             call(1);                                                                                                  \
     }
 
-/* Room for what is in the basis, kept from call to call so that it stays in the cache. */
+/* Room for what is in the basis. */
 struct room {
     float *kernel, *inputs, *outputs, *padded;
 };
 
 static int take_room(num height, num width, num inputs, num outputs, num group, struct room *found)
 {
-    static _Thread_local float *kept;
-    static _Thread_local num size;
     const num kernel = POINTS * inputs * outputs, few = POINTS * (TILES + ROWS);
-    const num needed = kernel + few * (inputs + outputs) + group * (height + 2) * (width + 2) * inputs;
-    if (needed > size) {
-        free(kept);
-        kept = malloc(needed * sizeof *kept);
-        size = kept ? needed : 0;
-    }
+    float *kept = keep(kernel + few * (inputs + outputs) + group * (height + 2) * (width + 2) * inputs);
     if (kept) {
         found->kernel = kept, found->inputs = kept + kernel;
         found->outputs = found->inputs + few * inputs, found->padded = found->outputs + few * outputs;
@@ -552,5 +585,160 @@ int convolve_back(const float *x, const float *slope, num images, num height, nu
     kernel_from_basis(room.kernel, inputs, outputs, for_kernel);
     for (num o = 0; o < outputs; o++)
         for_bias[o] = totals[o];
+    return 1;
+}
+
+/* ---- 3x3 convolutions of many small networks at once: the lanes of a vector are replicas ----
+
+   Tiny networks leave no channels to fill a vector with. Replicas do it instead: every number of the plain sum is a
+   vector of them, and no replica sees another. Outputs come in fours.
+*/
+
+enum { QUAD = 4 };
+
+/* Kernels (replicas * outputs, inputs, 3, 3) as (9, inputs, outputs, lanes); turned around, (9, outputs, inputs,
+   lanes). Empty lanes are zero. */
+static void kernel_lanes(const float *kernel, struct pack pack, num inputs, num outputs, int turn, float *to)
+{
+    const num each = 9 * inputs * outputs;
+    for (num o = 0; o < outputs; o++)
+        for (num k = 0; k < inputs; k++)
+            for (num tap = 0; tap < 9; tap++, kernel++) {
+                const num at = turn ? ((8 - tap) * outputs + o) * inputs + k : (tap * inputs + k) * outputs + o;
+                for (num r = 0; r < pack.lanes; r++)
+                    to[at * pack.lanes + r] = r < pack.replicas ? kernel[r * each] : 0;
+            }
+}
+
+/* 4 outputs at one place of one image, or of two, for a vector of lanes. */
+static inline __attribute__((always_inline)) void place_lanes(const float *x, const float *kernel, const float *bias,
+                                                              num row, num column, num height, num width, num inputs,
+                                                              num outputs, num lanes, const int images, float *y)
+{
+    const num image = height * width;
+    vec sum[QUAD][2];
+    for (int q = 0; q < QUAD; q++)
+        for (int i = 0; i < images; i++)
+            sum[q][i] = load(bias + q * lanes);
+    for (num r = row > 0 ? row - 1 : 0; r < least(row + 2, height); r++)
+        for (num c = column > 0 ? column - 1 : 0; c < least(column + 2, width); c++) {
+            const float *at = x + (r * width + c) * inputs * lanes;
+            const float *by = kernel + (3 * (r - row + 1) + c - column + 1) * inputs * outputs * lanes;
+            for (num k = 0; k < inputs; k++, at += lanes, by += outputs * lanes) {
+                const vec first = load(at), second = images > 1 ? load(at + image * inputs * lanes) : first;
+                for (int q = 0; q < QUAD; q++) {
+                    const vec v = load(by + q * lanes);
+                    MULTIPLY_ADD(sum[q][0], first, v);
+                    if (images > 1)
+                        MULTIPLY_ADD(sum[q][1], second, v);
+                }
+            }
+        }
+    for (int q = 0; q < QUAD; q++)
+        for (int i = 0; i < images; i++)
+            store(y + (i * image + row * width + column) * outputs * lanes + q * lanes, sum[q][i]);
+}
+
+/* Like `convolve`, for x (images, height, width, inputs, lanes) and kernels (replicas * outputs, inputs, 3, 3). */
+int convolve_lanes(const float *x, const float *kernel, const float *bias, num images, num height, num width,
+                   num inputs, num outputs, num replicas, num lanes, int turn, float *y)
+{
+    const struct pack pack = {replicas, lanes};
+    float *kernels = keep((9 * inputs + 1) * outputs * lanes), *biases = kernels + 9 * inputs * outputs * lanes;
+    if (!kernels)
+        return 0;
+    if (turn)
+        kernel_lanes(kernel, pack, outputs, inputs, 1, kernels);
+    else
+        kernel_lanes(kernel, pack, inputs, outputs, 0, kernels);
+    for (num c = 0; c < outputs * lanes; c++) {
+        const num v = bias ? in_variable(pack, outputs * lanes, c) : -1;
+        biases[c] = v < 0 ? 0 : bias[v];
+    }
+    for (num n = 0; n < images; n += 2, x += 2 * height * width * inputs * lanes, y += 2 * height * width * outputs * lanes)
+        for (num lane = 0; lane < lanes; lane += LANES)
+            for (num o = 0; o < outputs; o += QUAD)
+                for (num row = 0; row < height; row++)
+                    for (num column = 0; column < width; column++) {
+                        const num at = o * lanes + lane;
+                        if (n + 1 < images)
+                            place_lanes(x + lane, kernels + at, biases + at, row, column, height, width, inputs,
+                                        outputs, lanes, 2, y + at);
+                        else
+                            place_lanes(x + lane, kernels + at, biases + at, row, column, height, width, inputs,
+                                        outputs, lanes, 1, y + at);
+                    }
+    return 1;
+}
+
+/* Sums over all places that a tap reaches: 1 or 2 inputs x 4 outputs, for a vector of lanes. */
+static inline __attribute__((always_inline)) void tap_lanes(const float *x, const float *slope, num down, num right,
+                                                            num images, num height, num width, num inputs,
+                                                            num outputs, num lanes, const int wide, float *to)
+{
+    vec sum[QUAD][2] = {{{0}}};
+    for (num n = 0; n < images; n++)
+        for (num row = down < 0 ? 1 : 0; row < height - (down > 0); row++) {
+            const num start = right < 0 ? 1 : 0, end = width - (right > 0), line = n * height + row;
+            const float *at = x + ((line + down) * width + start + right) * inputs * lanes;
+            const float *by = slope + (line * width + start) * outputs * lanes;
+            for (num column = start; column < end; column++, at += inputs * lanes, by += outputs * lanes) {
+                const vec first = load(at), second = wide > 1 ? load(at + lanes) : first;
+                for (int q = 0; q < QUAD; q++) {
+                    const vec v = load(by + q * lanes);
+                    MULTIPLY_ADD(sum[q][0], first, v);
+                    if (wide > 1)
+                        MULTIPLY_ADD(sum[q][1], second, v);
+                }
+            }
+        }
+    for (int i = 0; i < wide; i++)
+        for (int q = 0; q < QUAD; q++) {
+            float *place = to + (i * outputs + q) * lanes;
+            store(place, load(place) + sum[q][i]);
+        }
+}
+
+/* Like `convolve_back`: for_kernel (replicas * outputs, inputs, 3, 3). */
+int convolve_lanes_back(const float *x, const float *slope, num images, num height, num width, num inputs,
+                        num outputs, num replicas, num lanes, float *for_kernel, float *for_bias)
+{
+    const struct pack pack = {replicas, lanes};
+    float *sums = keep(9 * inputs * outputs * lanes);
+    if (!sums)
+        return 0;
+    memset(sums, 0, 9 * inputs * outputs * lanes * sizeof *sums);
+    const num places = height * width, group = places < CHUNK ? CHUNK / places : 1; /* stays in the cache */
+    for (num n = 0; n < images; n += group) {
+        const num few = least(group, images - n);
+        for (num lane = 0; lane < lanes; lane += LANES)
+            for (num o = 0; o < outputs; o += QUAD)
+                for (num k = 0; k < inputs; k += 2)
+                    for (num tap = 0; tap < 9; tap++) {
+                        float *to = sums + ((tap * inputs + k) * outputs + o) * lanes + lane;
+                        const float *at = x + (n * places * inputs + k) * lanes + lane;
+                        const float *by = slope + (n * places * outputs + o) * lanes + lane;
+                        const num down = tap / 3 - 1, right = tap % 3 - 1;
+                        if (k + 1 < inputs)
+                            tap_lanes(at, by, down, right, few, height, width, inputs, outputs, lanes, 2, to);
+                        else
+                            tap_lanes(at, by, down, right, few, height, width, inputs, outputs, lanes, 1, to);
+                    }
+    }
+    for (num o = 0; o < outputs; o++)
+        for (num k = 0; k < inputs; k++)
+            for (num tap = 0; tap < 9; tap++, for_kernel++)
+                for (num r = 0; r < replicas; r++)
+                    for_kernel[r * 9 * inputs * outputs] = sums[((tap * inputs + k) * outputs + o) * lanes + r];
+    for (num c = 0; c < outputs * lanes; c += LANES) {
+        vec sum = {0};
+        for (num n = 0; n < images * height * width; n++)
+            sum += load(slope + n * outputs * lanes + c);
+        for (num i = 0; i < LANES; i++) {
+            const num v = in_variable(pack, outputs * lanes, c + i);
+            if (v >= 0)
+                for_bias[v] = sum[i];
+        }
+    }
     return 1;
 }

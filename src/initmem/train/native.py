@@ -15,9 +15,10 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from initmem.data.cifar10 import cache_dir
@@ -29,13 +30,30 @@ LANES = 8  # channels come in vectors
 
 _POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _IMAGES = [_NUMBER] * 4  # images, height, width, channels
+_PACK = [_NUMBER] * 2  # replicas, lanes
 _ARGUMENTS = {
-    "normalise": [_POINTER, *_IMAGES, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
-    "normalise_fixed": [_POINTER, *_IMAGES, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
-    "normalise_back": [_POINTER, _POINTER, *_IMAGES, _FLAG, *[_POINTER] * 4],
+    "normalise": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
+    "normalise_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
+    "normalise_back": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 4],
     "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER],
     "convolve_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
+    "convolve_lanes": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],
+    "convolve_lanes_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
 }
+
+
+class Lanes(NamedTuple):
+    """Replicas side by side, each in a lane of vectors; the last lanes may be empty.
+
+    Images are (batch, channel * lane, h, w) then, in memory (batch, h, w, channel, lane). Variables stay as
+    they are in any pack, replica by replica.
+    """
+
+    replicas: int
+    lanes: int
+
+
+ALONE = Lanes(1, 1)
 
 
 @cache
@@ -102,30 +120,46 @@ def _suits(x: Tensor) -> bool:
 
 def normalises(x: Tensor, *, pool: bool) -> bool:
     """Whether `normalise` can be had."""
-    n, channels, height, width = x.shape
+    _, channels, height, width = x.shape
     even = height % 2 == width % 2 == 0
-    return channels % LANES == 0 and n * height * width > 1 and (even or not pool) and _suits(x)
+    return channels % LANES == 0 and (even or not pool) and _suits(x)
 
 
 def normalise(
-    x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, epsilon: float, *, pool: bool
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    epsilon: float,
+    *,
+    pool: bool,
+    lanes: Lanes = ALONE,
 ) -> Tensor:
     """Batch normalization, 2x2 max pooling where asked, ReLU.
 
     Leaves the batch's mean and unbiased variance in the two buffers.
     """
-    found: Tensor = _Normalise.apply(x, gamma, beta, mean, variance, epsilon, pool)
+    found: Tensor = _Normalise.apply(x, gamma, beta, mean, variance, epsilon, pool, lanes)
     return found
 
 
 def normalise_fixed(
-    x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, epsilon: float, *, pool: bool
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    epsilon: float,
+    *,
+    pool: bool,
+    lanes: Lanes = ALONE,
 ) -> Tensor:
     """The same with given statistics, without gradients."""
     n, channels, height, width = x.shape
     y = _output(x, pool=pool)
     _code().normalise_fixed(
-        x.data_ptr(), n, height, width, channels, pool, gamma.data_ptr(), beta.data_ptr(), epsilon,
+        x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(), epsilon,
         mean.data_ptr(), variance.data_ptr(), y.data_ptr(),
     )  # fmt: skip
     return y
@@ -142,15 +176,16 @@ class _Normalise(torch.autograd.Function):
         variance: Tensor,
         epsilon: float,
         pool: bool,
+        lanes: Lanes,
     ) -> Tensor:
         n, channels, height, width = x.shape
         y, saved = _output(x, pool=pool), torch.empty(4, channels)
         _code().normalise(
-            x.data_ptr(), n, height, width, channels, pool, gamma.data_ptr(), beta.data_ptr(), epsilon,
-            mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
+            x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(),
+            epsilon, mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
         )  # fmt: skip
         ctx.save_for_backward(x, saved)
-        ctx.pool = pool
+        ctx.pool, ctx.lanes = pool, lanes
         return y
 
     @staticmethod
@@ -158,12 +193,13 @@ class _Normalise(torch.autograd.Function):
         x, saved = ctx.saved_tensors
         n, channels, height, width = x.shape
         slope = slope.contiguous(memory_format=torch.channels_last)
-        for_x, for_gamma, for_beta = torch.empty_like(x), torch.empty(channels), torch.empty(channels)
+        in_all = channels // ctx.lanes.lanes * ctx.lanes.replicas
+        for_x, for_gamma, for_beta = torch.empty_like(x), torch.empty(in_all), torch.empty(in_all)
         _code().normalise_back(
-            x.data_ptr(), slope.data_ptr(), n, height, width, channels, ctx.pool, saved.data_ptr(),
-            for_x.data_ptr(), for_gamma.data_ptr(), for_beta.data_ptr(),
+            x.data_ptr(), slope.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
+            saved.data_ptr(), for_x.data_ptr(), for_gamma.data_ptr(), for_beta.data_ptr(),
         )  # fmt: skip
-        return for_x, for_gamma, for_beta, None, None, None, None
+        return for_x, for_gamma, for_beta, None, None, None, None, None
 
 
 def convolves(x: Tensor, kernel: Tensor) -> bool:
@@ -212,6 +248,74 @@ def _convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, outputs: int, *, 
     done = _code().convolve(
         x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr(), n, height, width, inputs,
         outputs, turn, y.data_ptr(),
+    )  # fmt: skip
+    if not done:
+        raise MemoryError
+    return y
+
+
+def lanes_for(replicas: int) -> Lanes:
+    """As few lanes as hold so many replicas."""
+    return Lanes(replicas, -(-replicas // LANES) * LANES)
+
+
+def into_lanes(x: Tensor, channels: int, lanes: Lanes) -> Tensor:
+    """Bring (batch, replica * channel, h, w), or shared (batch, channel, h, w), into lanes."""
+    if x.shape[1] == channels:
+        found = x.permute(0, 2, 3, 1).unsqueeze(-1).expand(*x.shape[:1], *x.shape[2:], channels, lanes.lanes)
+    else:
+        found = x.unflatten(1, (lanes.replicas, channels)).permute(0, 3, 4, 2, 1)
+        found = F.pad(found, (0, lanes.lanes - lanes.replicas))
+    return found.contiguous().flatten(3).permute(0, 3, 1, 2)
+
+
+def out_of_lanes(x: Tensor, lanes: Lanes) -> Tensor:
+    """Bring (batch, channel * lane) back to (batch, replica * channel)."""
+    found: Tensor = x.unflatten(1, (-1, lanes.lanes))[..., : lanes.replicas]
+    return found.transpose(1, 2).flatten(1)
+
+
+def convolve_lanes(x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes) -> Tensor:
+    """A 3x3 convolution with padding of images in lanes; outputs come in fours."""
+    found: Tensor = _LanesConvolution.apply(x, kernel, bias, lanes)
+    return found
+
+
+class _LanesConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes) -> Tensor:
+        ctx.save_for_backward(x, kernel)
+        ctx.lanes = lanes
+        return _convolved_lanes(x, kernel, bias, len(kernel) // lanes.replicas, lanes, turn=False)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        x, kernel = ctx.saved_tensors
+        lanes = ctx.lanes
+        inputs, outputs = kernel.shape[1], len(kernel) // lanes.replicas
+        slope = slope.contiguous(memory_format=torch.channels_last)
+        for_x = None
+        if ctx.needs_input_grad[0]:
+            for_x = _convolved_lanes(slope, kernel, None, inputs, lanes, turn=True)
+        for_kernel, for_bias = torch.empty_like(kernel), torch.empty(len(kernel))
+        n, _, height, width = x.shape
+        done = _code().convolve_lanes_back(
+            x.data_ptr(), slope.data_ptr(), n, height, width, inputs, outputs, *lanes,
+            for_kernel.data_ptr(), for_bias.data_ptr(),
+        )  # fmt: skip
+        if not done:
+            raise MemoryError
+        return for_x, for_kernel, for_bias, None
+
+
+def _convolved_lanes(
+    x: Tensor, kernel: Tensor, bias: Tensor | None, outputs: int, lanes: Lanes, *, turn: bool
+) -> Tensor:
+    n, channels, height, width = x.shape
+    y = torch.empty((n, outputs * lanes.lanes, height, width), memory_format=torch.channels_last)
+    done = _code().convolve_lanes(
+        x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr(), n, height, width,
+        channels // lanes.lanes, outputs, *lanes, turn, y.data_ptr(),
     )  # fmt: skip
     if not done:
         raise MemoryError

@@ -17,11 +17,12 @@ from initmem.record import CLOCKS, COLUMNS, RunRecord, Status, summarise
 from initmem.schedule import epoch_rates, updates_per_epoch
 from initmem.seeds import generator
 from initmem.study import Run
+from initmem.train import native
 from initmem.train.augment import flip_crop_draws
 from initmem.train.batches import Images
 from initmem.train.init import initialise
 from initmem.train.layers import BatchNorm, absorb_statistics, by_replica
-from initmem.train.models import build
+from initmem.train.models import ResNet9, build
 from initmem.train.optimizers import optimizer_for
 from initmem.train.requirements import Precision
 
@@ -71,6 +72,8 @@ class Pack:
         initialise(self.network, self.runs)
         if self.replicas == 1:  # grouped convolutions are faster in the default layout
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        elif isinstance(self.network, ResNet9) and self.network.fits_lanes and self._has_lanes(dtype):
+            self.network.use_lanes(native.lanes_for(self.replicas))
         self.kernels = self.network.kernels()
         self.norms = [m for m in self.network.modules() if isinstance(m, BatchNorm)]
         self.parameters = list(self.network.parameters())
@@ -163,6 +166,17 @@ class Pack:
         self.history = [{name: list(meta["history"][name]) for name in COLUMNS} for meta in metas]
         self.norm_init = [meta["norm_init"] for meta in metas]
         self.status = [meta["status"] for meta in metas]
+
+    def _has_lanes(self, dtype: torch.dtype) -> bool:
+        """Whether replicas can be trained in lanes, and fill at least half of them."""
+        return (
+            self.device.type == "cpu"
+            and dtype == torch.float32
+            and self.precision != "amp"
+            and torch.get_num_threads() == 1
+            and native.library() is not None
+            and 2 * self.replicas >= native.lanes_for(self.replicas).lanes
+        )
 
     def _logits(self, x: Tensor) -> Tensor:
         """Logits of shape (batch, replica, class); losses and updates are always in full precision."""
