@@ -1,45 +1,21 @@
-"""Layers in C, for one network on one core: what PyTorch's library does in many passes, done in a few.
+"""Layers in C, for one core: what PyTorch's library does in many passes, done in a few.
 
-`native.c` is compiled for this processor when it is first needed, which takes a second, and kept in the cache
+The code is compiled for this processor when it is first needed, which takes a second, and kept in the cache
 directory. Where there is no C compiler, and with INITMEM_NATIVE=0, the library does all the work.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from initmem.data.cifar10 import cache_dir
-from initmem.files import write_atomic
+from initmem.train.native.build import library as library
 
-SOURCE = Path(__file__).with_name("native.c")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
-LANES = 8  # channels come in vectors
-
-_POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
-_IMAGES = [_NUMBER] * 4  # images, height, width, channels
-_PACK = [_NUMBER] * 2  # replicas, lanes
-_ARGUMENTS = {
-    "normalise": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
-    "normalise_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
-    "normalise_back": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 4],
-    "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER],
-    "convolve_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
-    "convolve_lanes": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],
-    "convolve_lanes_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
-}
+LANES = 8  # channels, or replicas, come in vectors
 
 
 class Lanes(NamedTuple):
@@ -54,56 +30,6 @@ class Lanes(NamedTuple):
 
 
 ALONE = Lanes(1, 1)
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """The compiled code; None where it cannot be had."""
-    if os.environ.get("INITMEM_NATIVE") == "0":
-        return None
-    try:
-        found = _load()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(found, name)
-        function.argtypes, function.restype = arguments, _FLAG if name.startswith("convolve") else None
-    return found
-
-
-def _load() -> ctypes.CDLL:
-    """From the cache, where an earlier process left it, or compiled now."""
-    code = SOURCE.read_bytes()
-    identity = b"\0".join([code, " ".join(FLAGS).encode(), _processor().encode()])
-    kept = cache_dir() / f"native-{hashlib.sha256(identity).hexdigest()[:16]}.so"
-    if kept.exists():
-        try:
-            return ctypes.CDLL(str(kept))
-        except OSError:
-            pass  # broken: made anew
-    compiler = next(filter(None, map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])), None)
-    if compiler is None:
-        raise FileNotFoundError("no C compiler")
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "native.so"
-        subprocess.run(
-            [compiler, str(SOURCE), *FLAGS, "-o", str(made)], check=True, capture_output=True, timeout=60
-        )
-        try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(kept, made.read_bytes())
-        except OSError:  # it cannot be kept; a library that is loaded needs no file
-            return ctypes.CDLL(str(made))
-    return ctypes.CDLL(str(kept))
-
-
-def _processor() -> str:
-    """What the code is compiled for."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
 def _suits(x: Tensor) -> bool:

@@ -1,0 +1,85 @@
+"""Compile the layers in C for this processor, once, and load them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from initmem.data.cifar10 import cache_dir
+from initmem.files import write_atomic
+
+SOURCES = ("normalise.c", "winograd.c", "lanes.c")
+HEADER = "vectors.h"
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
+
+_POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
+_IMAGES = [_NUMBER] * 4  # images, height, width, channels
+_PACK = [_NUMBER] * 2  # replicas, lanes
+_ARGUMENTS = {
+    "normalise": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
+    "normalise_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
+    "normalise_back": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 4],
+    "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER],
+    "convolve_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
+    "convolve_lanes": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],
+    "convolve_lanes_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
+}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled code; None where it cannot be had."""
+    if os.environ.get("INITMEM_NATIVE") == "0":
+        return None
+    try:
+        found = _load()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, _FLAG if name.startswith("convolve") else None
+    return found
+
+
+def _load() -> ctypes.CDLL:
+    """From the cache, where an earlier process left it, or compiled now."""
+    here = Path(__file__).parent
+    code = [(here / name).read_bytes() for name in (HEADER, *SOURCES)]
+    identity = b"\0".join([*code, " ".join(FLAGS).encode(), _processor().encode()])
+    kept = cache_dir() / f"native-{hashlib.sha256(identity).hexdigest()[:16]}.so"
+    if kept.exists():
+        try:
+            return ctypes.CDLL(str(kept))
+        except OSError:
+            pass  # broken: made anew
+    compiler = next(filter(None, map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])), None)
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "native.so"
+        sources = [str(here / name) for name in SOURCES]
+        subprocess.run(
+            [compiler, *sources, *FLAGS, "-o", str(made)], check=True, capture_output=True, timeout=60
+        )
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(kept, made.read_bytes())
+        except OSError:  # it cannot be kept; a library that is loaded needs no file
+            return ctypes.CDLL(str(made))
+    return ctypes.CDLL(str(kept))
+
+
+def _processor() -> str:
+    """What the code is compiled for."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
