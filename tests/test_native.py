@@ -71,6 +71,22 @@ def test_normalization_and_its_gradients(n, channels, side, pool):
     assert off(layer.batch_variance, flat.var(1)) < 1e-6
 
 
+def test_another_default_type_changes_nothing():
+    """New tensors are of the type of the images, whatever a user's process prefers."""
+    x, layer = images(2, 8, 4), Conv(1, 8, 8).to(memory_format=torch.channels_last)
+    torch.nn.init.normal_(layer.kernel)
+    norm = BatchNorm(1, 8)
+    before = norm.then_relu(layer(x), pool=True)
+    torch.set_default_dtype(torch.float64)
+    try:
+        after = norm.then_relu(layer(x), pool=True)
+        (slope,) = torch.autograd.grad(after.sum(), layer.kernel)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert after.dtype == slope.dtype == torch.float32
+    assert torch.equal(before, after)
+
+
 def test_variance_far_from_zero_keeps_its_digits():
     x = (images(4, 8, 8) * 0.1 + 1000).requires_grad_()
     layer = BatchNorm(1, 8)

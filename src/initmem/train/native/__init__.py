@@ -105,7 +105,7 @@ class _Normalise(torch.autograd.Function):
         lanes: Lanes,
     ) -> Tensor:
         n, channels, height, width = x.shape
-        y, saved = _output(x, pool=pool), torch.empty(4, channels)
+        y, saved = _output(x, pool=pool), x.new_empty(4, channels)
         _code().normalise(
             x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(),
             epsilon, mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
@@ -120,7 +120,7 @@ class _Normalise(torch.autograd.Function):
         n, channels, height, width = x.shape
         slope = slope.contiguous(memory_format=torch.channels_last)
         in_all = channels // ctx.lanes.lanes * ctx.lanes.replicas
-        for_x, for_gamma, for_beta = torch.empty_like(x), torch.empty(in_all), torch.empty(in_all)
+        for_x, for_gamma, for_beta = torch.empty_like(x), x.new_empty(in_all), x.new_empty(in_all)
         _code().normalise_back(
             x.data_ptr(), slope.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
             saved.data_ptr(), for_x.data_ptr(), for_gamma.data_ptr(), for_beta.data_ptr(),
@@ -158,7 +158,7 @@ class _Convolution(torch.autograd.Function):
         n, inputs, height, width = x.shape
         slope = slope.contiguous(memory_format=torch.channels_last)
         for_x = _convolved(slope, kernel, None, inputs, turn=True) if ctx.needs_input_grad[0] else None
-        for_kernel, for_bias = torch.empty_like(kernel), torch.empty(len(kernel))
+        for_kernel, for_bias = torch.empty_like(kernel), x.new_empty(len(kernel))
         done = _code().convolve_back(
             x.data_ptr(), slope.data_ptr(), n, height, width, inputs, len(kernel),
             for_kernel.data_ptr(), for_bias.data_ptr(),
@@ -170,7 +170,7 @@ class _Convolution(torch.autograd.Function):
 
 def _convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, outputs: int, *, turn: bool) -> Tensor:
     n, inputs, height, width = x.shape
-    y = torch.empty((n, outputs, height, width), memory_format=torch.channels_last)
+    y = x.new_empty(n, height, width, outputs).permute(0, 3, 1, 2)
     done = _code().convolve(
         x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr(), n, height, width, inputs,
         outputs, turn, y.data_ptr(),
@@ -223,7 +223,7 @@ class _LanesConvolution(torch.autograd.Function):
         for_x = None
         if ctx.needs_input_grad[0]:
             for_x = _convolved_lanes(slope, kernel, None, inputs, lanes, turn=True)
-        for_kernel, for_bias = torch.empty_like(kernel), torch.empty(len(kernel))
+        for_kernel, for_bias = torch.empty_like(kernel), x.new_empty(len(kernel))
         n, _, height, width = x.shape
         done = _code().convolve_lanes_back(
             x.data_ptr(), slope.data_ptr(), n, height, width, inputs, outputs, *lanes,
@@ -238,7 +238,7 @@ def _convolved_lanes(
     x: Tensor, kernel: Tensor, bias: Tensor | None, outputs: int, lanes: Lanes, *, turn: bool
 ) -> Tensor:
     n, channels, height, width = x.shape
-    y = torch.empty((n, outputs * lanes.lanes, height, width), memory_format=torch.channels_last)
+    y = x.new_empty(n, height, width, outputs * lanes.lanes).permute(0, 3, 1, 2)
     done = _code().convolve_lanes(
         x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr(), n, height, width,
         channels // lanes.lanes, outputs, *lanes, turn, y.data_ptr(),
@@ -251,7 +251,7 @@ def _convolved_lanes(
 def _output(x: Tensor, *, pool: bool) -> Tensor:
     n, channels, height, width = x.shape
     shape = (n, channels, height // 2, width // 2) if pool else x.shape
-    return torch.empty(shape, memory_format=torch.channels_last)
+    return torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
 
 
 def _code() -> ctypes.CDLL:
