@@ -21,8 +21,8 @@ from initmem.study import Run
 from initmem.train.pack import Pack
 
 KINDS = {
-    "convolutions": ("mkldnn_convolution",),
-    "their gradients": ("convolution_backward", "_ConvolutionBackward"),
+    "gradients of convolutions": ("convolution_backward", "ConvolutionBackward"),  # first: part of the name
+    "convolutions": ("mkldnn_convolution", "_Convolution", "_LanesConvolution"),
     "matrix products": ("aten::mm", "aten::bmm", "aten::addmm"),
     "normalization": ("batch_norm", "layer_norm", "_Normalise"),  # in C: with pooling and ReLU
     "ReLU": ("clamp_min", "threshold_backward", "relu"),
