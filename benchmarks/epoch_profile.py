@@ -22,7 +22,7 @@ from initmem.train.pack import Pack
 
 KINDS = {
     "gradients of convolutions": ("convolution_backward", "ConvolutionBackward"),  # first: part of the name
-    "convolutions": ("mkldnn_convolution", "_Convolution", "_LanesConvolution"),
+    "convolutions": ("mkldnn_convolution", "_Convolution"),
     "matrix products": ("aten::mm", "aten::bmm", "aten::addmm"),
     "normalization": ("batch_norm", "layer_norm", "_Normalise"),  # in C: with pooling and ReLU
     "ReLU": ("clamp_min", "threshold_backward", "relu"),

@@ -51,3 +51,12 @@ def _alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
+
+
+def processor_lines(*names: str) -> list[str]:
+    """What Linux says of its processors, line by line; nothing elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.startswith(names)]

@@ -94,20 +94,18 @@ def compare(
     for _ in range(rounds):
         seconds, found.pack = time_initmem(workload)
         found.seconds = min(found.seconds, seconds)
-        rate = workload.runs * run_flops(workload.recipe, workload.sizes) / found.seconds
-        found.share = rate / limit
         tell(f"{workload.name}: initmem {seconds:.1f} s, pack {found.pack}")
         for peer, timed in found.peers.items():
             for setting in settings(peer):
-                name = str(setting)
                 if not _may_count(setting, timed):
                     continue
                 spent = time_peer(peer, workload, setting)
                 if spent is None:
                     tell(f"{workload.name}: {peer}, {setting}: does not run here")
                     continue
-                timed[name] = min(spent, timed.get(name, math.inf))
+                timed[str(setting)] = min(spent, timed.get(str(setting), math.inf))
                 tell(f"{workload.name}: {peer}, {setting}: {spent:.1f} s")
+    found.share = workload.runs * run_flops(workload.recipe, workload.sizes) / found.seconds / limit
     return found
 
 

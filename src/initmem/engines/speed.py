@@ -127,7 +127,8 @@ class PackSizes:
         from initmem.train.loop import hardware
 
         device = torch.device(self._speed.device)
-        layers = "layers in C" if native.library() else "layers of the library"
+        in_c = device.type == "cpu" and native.library() is not None  # by workers, of one thread each
+        layers = "layers in C" if in_c else "layers of the library"
         batch = min(recipe.batch_size, shape.n_train)
         network = f"{recipe.model} w{recipe.width} {recipe.norm} {recipe.optimizer}"
         images = "x".join(map(str, shape.shape))

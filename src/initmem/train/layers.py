@@ -156,15 +156,12 @@ class BatchNorm(Norm):
 
     def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool) -> Tensor:
         """The same for images in lanes."""
-        line = self.gamma, self.beta
         if not self.training:
-            return native.normalise_fixed(
-                x, *line, self.moving_mean, self.moving_variance, NORM_EPSILON, pool=pool, lanes=lanes
-            )
+            line = native.Line(self.gamma, self.beta, self.moving_mean, self.moving_variance)
+            return native.normalise_fixed(x, line, NORM_EPSILON, pool=pool, lanes=lanes)
         self.count = x.numel() // x.shape[1]
-        return native.normalise(
-            x, *line, self.batch_mean, self.batch_variance, NORM_EPSILON, pool=pool, lanes=lanes
-        )
+        line = native.Line(self.gamma, self.beta, self.batch_mean, self.batch_variance)
+        return native.normalise(x, line, NORM_EPSILON, pool=pool, lanes=lanes)
 
 
 @torch.no_grad()
@@ -222,6 +219,6 @@ class ConvNormRelu(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
         if self.lanes is not None and isinstance(self.norm, BatchNorm):
-            y = native.convolve_lanes(x, self.conv.kernel, self.conv.bias, self.lanes)
+            y = native.convolve(x, self.conv.kernel, self.conv.bias, self.lanes)
             return self.norm.in_lanes(y, self.lanes, pool=self.pool)
         return self.norm.then_relu(self.conv(x), pool=self.pool)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from initmem import __version__
 from initmem.data import Dataset
+from initmem.processes import processor_lines
 from initmem.record import RunRecord
 from initmem.study import Run
 from initmem.train import native
@@ -53,7 +53,7 @@ def provenance(pack: Pack, seconds: float) -> dict[str, Any]:
         "hardware": hardware(pack.device),
         "precision": pack.precision,
         "threads": torch.get_num_threads(),
-        "native": native.library() is not None,
+        "native": native.ready(pack.device, pack.parameters[0].dtype),
         "pack": pack.replicas,
         "seconds": round(seconds, 3),
     }
@@ -63,9 +63,5 @@ def hardware(device: torch.device) -> str:
     """The name of the processor that a device is."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        with Path("/proc/cpuinfo").open() as stream:
-            names = [line.partition(":")[2].strip() for line in stream if line.startswith("model name")]
-    except OSError:
-        names = []
+    names = [line.partition(":")[2].strip() for line in processor_lines("model name")]
     return names[0] if names else platform.processor() or platform.machine()

@@ -170,11 +170,8 @@ class Pack:
     def _has_lanes(self, dtype: torch.dtype) -> bool:
         """Whether replicas can be trained in lanes, and fill at least half of them."""
         return (
-            self.device.type == "cpu"
-            and dtype == torch.float32
+            native.ready(self.device, dtype)
             and self.precision != "amp"
-            and torch.get_num_threads() == 1
-            and native.library() is not None
             and 2 * self.replicas >= native.lanes_for(self.replicas).lanes
         )
 

@@ -32,15 +32,22 @@ class Lanes(NamedTuple):
 ALONE = Lanes(1, 1)
 
 
+def ready(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the code can be had, and is written for this."""
+    return (
+        device.type == "cpu"
+        and dtype == torch.float32
+        and torch.get_num_threads() == 1  # the library may have more
+        and library() is not None
+    )
+
+
 def _suits(x: Tensor) -> bool:
     """Whether a batch is what the code is written for: (batch, channel, h, w), channels last."""
     return (
-        x.device.type == "cpu"
-        and x.dtype == torch.float32
+        x.is_contiguous(memory_format=torch.channels_last)
         and not torch.is_autocast_enabled("cpu")
-        and torch.get_num_threads() == 1  # the library may have more
-        and x.is_contiguous(memory_format=torch.channels_last)
-        and library() is not None
+        and ready(x.device, x.dtype)
     )
 
 
@@ -51,42 +58,29 @@ def normalises(x: Tensor, *, pool: bool) -> bool:
     return channels % LANES == 0 and (even or not pool) and _suits(x)
 
 
-def normalise(
-    x: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    epsilon: float,
-    *,
-    pool: bool,
-    lanes: Lanes = ALONE,
-) -> Tensor:
-    """Batch normalization, 2x2 max pooling where asked, ReLU.
+class Line(NamedTuple):
+    """What normalization needs to know of every channel. In training it leaves the batch's mean and unbiased
+    variance in the last two; in evaluation it takes them as given."""
 
-    Leaves the batch's mean and unbiased variance in the two buffers.
-    """
-    found: Tensor = _Normalise.apply(x, gamma, beta, mean, variance, epsilon, pool, lanes)
+    gamma: Tensor
+    beta: Tensor
+    mean: Tensor
+    variance: Tensor
+
+
+def normalise(x: Tensor, line: Line, epsilon: float, *, pool: bool, lanes: Lanes = ALONE) -> Tensor:
+    """Batch normalization, 2x2 max pooling where asked, ReLU."""
+    found: Tensor = _Normalise.apply(x, *line, epsilon, pool, lanes)
     return found
 
 
-def normalise_fixed(
-    x: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    epsilon: float,
-    *,
-    pool: bool,
-    lanes: Lanes = ALONE,
-) -> Tensor:
+def normalise_fixed(x: Tensor, line: Line, epsilon: float, *, pool: bool, lanes: Lanes = ALONE) -> Tensor:
     """The same with given statistics, without gradients."""
     n, channels, height, width = x.shape
     y = _output(x, pool=pool)
     _code().normalise_fixed(
-        x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(), epsilon,
-        mean.data_ptr(), variance.data_ptr(), y.data_ptr(),
+        x.data_ptr(), n, height, width, channels, *lanes, pool, line.gamma.data_ptr(), line.beta.data_ptr(),
+        epsilon, line.mean.data_ptr(), line.variance.data_ptr(), y.data_ptr(),
     )  # fmt: skip
     return y
 
@@ -140,44 +134,60 @@ def convolves(x: Tensor, kernel: Tensor) -> bool:
     )
 
 
-def convolve(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """A 3x3 convolution with padding."""
-    found: Tensor = _Convolution.apply(x, kernel, bias)
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes = ALONE) -> Tensor:
+    """A 3x3 convolution with padding: of one network by Winograd's way, of many in lanes as the plain sum.
+
+    In lanes outputs come in fours, and kernels are contiguous.
+    """
+    found: Tensor = _Convolution.apply(x, kernel, bias, lanes)
     return found
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes) -> Tensor:
         ctx.save_for_backward(x, kernel)
-        return _convolved(x, kernel, bias, len(kernel), turn=False)
+        ctx.lanes = lanes
+        return _convolved(x, kernel, bias, len(kernel) // lanes.replicas, lanes, turn=False)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         x, kernel = ctx.saved_tensors
-        n, inputs, height, width = x.shape
+        lanes = ctx.lanes
+        inputs, outputs = kernel.shape[1], len(kernel) // lanes.replicas
         slope = slope.contiguous(memory_format=torch.channels_last)
-        for_x = _convolved(slope, kernel, None, inputs, turn=True) if ctx.needs_input_grad[0] else None
+        for_x = None
+        if ctx.needs_input_grad[0]:
+            for_x = _convolved(slope, kernel, None, inputs, lanes, turn=True)
         for_kernel, for_bias = torch.empty_like(kernel), x.new_empty(len(kernel))
-        done = _code().convolve_back(
-            x.data_ptr(), slope.data_ptr(), n, height, width, inputs, len(kernel),
-            for_kernel.data_ptr(), for_bias.data_ptr(),
+        n, _, height, width = x.shape
+        _in_room(
+            "convolve_back", lanes, (x.data_ptr(), slope.data_ptr(), n, height, width, inputs, outputs),
+            (for_kernel.data_ptr(), for_bias.data_ptr()),
         )  # fmt: skip
-        if not done:
-            raise MemoryError
-        return for_x, for_kernel, for_bias
+        return for_x, for_kernel, for_bias, None
 
 
-def _convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, outputs: int, *, turn: bool) -> Tensor:
-    n, inputs, height, width = x.shape
-    y = x.new_empty(n, height, width, outputs).permute(0, 3, 1, 2)
-    done = _code().convolve(
-        x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr(), n, height, width, inputs,
-        outputs, turn, y.data_ptr(),
-    )  # fmt: skip
+def _convolved(
+    x: Tensor, kernel: Tensor, bias: Tensor | None, outputs: int, lanes: Lanes, *, turn: bool
+) -> Tensor:
+    n, channels, height, width = x.shape
+    y = x.new_empty(n, height, width, outputs * lanes.lanes).permute(0, 3, 1, 2)
+    pointers = x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr()
+    sizes = n, height, width, channels // lanes.lanes, outputs
+    _in_room("convolve", lanes, (*pointers, *sizes), (turn, y.data_ptr()))
+    return y
+
+
+def _in_room(name: str, lanes: Lanes, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
+    """Call what takes room of its own, of one network or, between its arguments, of a pack in lanes."""
+    code = _code()
+    if lanes == ALONE:
+        done = getattr(code, name)(*before, *after)
+    else:
+        done = getattr(code, f"lanes_{name}")(*before, *lanes, *after)
     if not done:
         raise MemoryError
-    return y
 
 
 def lanes_for(replicas: int) -> Lanes:
@@ -199,53 +209,6 @@ def out_of_lanes(x: Tensor, lanes: Lanes) -> Tensor:
     """Bring (batch, channel * lane) back to (batch, replica * channel)."""
     found: Tensor = x.unflatten(1, (-1, lanes.lanes))[..., : lanes.replicas]
     return found.transpose(1, 2).flatten(1)
-
-
-def convolve_lanes(x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes) -> Tensor:
-    """A 3x3 convolution with padding of images in lanes; outputs come in fours."""
-    found: Tensor = _LanesConvolution.apply(x, kernel, bias, lanes)
-    return found
-
-
-class _LanesConvolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes) -> Tensor:
-        ctx.save_for_backward(x, kernel)
-        ctx.lanes = lanes
-        return _convolved_lanes(x, kernel, bias, len(kernel) // lanes.replicas, lanes, turn=False)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
-        x, kernel = ctx.saved_tensors
-        lanes = ctx.lanes
-        inputs, outputs = kernel.shape[1], len(kernel) // lanes.replicas
-        slope = slope.contiguous(memory_format=torch.channels_last)
-        for_x = None
-        if ctx.needs_input_grad[0]:
-            for_x = _convolved_lanes(slope, kernel, None, inputs, lanes, turn=True)
-        for_kernel, for_bias = torch.empty_like(kernel), x.new_empty(len(kernel))
-        n, _, height, width = x.shape
-        done = _code().convolve_lanes_back(
-            x.data_ptr(), slope.data_ptr(), n, height, width, inputs, outputs, *lanes,
-            for_kernel.data_ptr(), for_bias.data_ptr(),
-        )  # fmt: skip
-        if not done:
-            raise MemoryError
-        return for_x, for_kernel, for_bias, None
-
-
-def _convolved_lanes(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, outputs: int, lanes: Lanes, *, turn: bool
-) -> Tensor:
-    n, channels, height, width = x.shape
-    y = x.new_empty(n, height, width, outputs * lanes.lanes).permute(0, 3, 1, 2)
-    done = _code().convolve_lanes(
-        x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr(), n, height, width,
-        channels // lanes.lanes, outputs, *lanes, turn, y.data_ptr(),
-    )  # fmt: skip
-    if not done:
-        raise MemoryError
-    return y
 
 
 def _output(x: Tensor, *, pool: bool) -> Tensor:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from initmem.data.cifar10 import cache_dir
 from initmem.files import write_atomic
+from initmem.processes import processor_lines
 
 SOURCES = ("normalise.c", "winograd.c", "lanes.c")
 HEADER = "vectors.h"
@@ -28,8 +29,8 @@ _ARGUMENTS = {
     "normalise_back": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 4],
     "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER],
     "convolve_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
-    "convolve_lanes": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],
-    "convolve_lanes_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
+    "lanes_convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],
+    "lanes_convolve_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
 }
 
 
@@ -44,7 +45,7 @@ def library() -> ctypes.CDLL | None:
         return None
     for name, arguments in _ARGUMENTS.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = arguments, _FLAG if name.startswith("convolve") else None
+        function.argtypes, function.restype = arguments, _FLAG if "convolve" in name else None
     return found
 
 
@@ -78,8 +79,4 @@ def _load() -> ctypes.CDLL:
 
 def _processor() -> str:
     """What the code is compiled for."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    return "\n".join(sorted(set(processor_lines("model name", "flags", "Features")))) or platform.machine()

@@ -21,6 +21,18 @@ static void kernel_lanes(const float *kernel, struct pack pack, num inputs, num 
             }
 }
 
+/* Add a vector, or two, times those of 4 outputs. */
+static inline __attribute__((always_inline)) void multiply_quad(vec sum[QUAD][2], vec first, vec second,
+                                                                const float *by, num lanes, const int two)
+{
+    for (int q = 0; q < QUAD; q++) {
+        const vec v = load(by + q * lanes);
+        MULTIPLY_ADD(sum[q][0], first, v);
+        if (two)
+            MULTIPLY_ADD(sum[q][1], second, v);
+    }
+}
+
 /* 4 outputs at one place of one image, or of two, for a vector of lanes. */
 static inline __attribute__((always_inline)) void place_lanes(const float *x, const float *kernel, const float *bias,
                                                               num row, num column, num height, num width, num inputs,
@@ -37,12 +49,7 @@ static inline __attribute__((always_inline)) void place_lanes(const float *x, co
             const float *by = kernel + (3 * (r - row + 1) + c - column + 1) * inputs * outputs * lanes;
             for (num k = 0; k < inputs; k++, at += lanes, by += outputs * lanes) {
                 const vec first = load(at), second = images > 1 ? load(at + image * inputs * lanes) : first;
-                for (int q = 0; q < QUAD; q++) {
-                    const vec v = load(by + q * lanes);
-                    MULTIPLY_ADD(sum[q][0], first, v);
-                    if (images > 1)
-                        MULTIPLY_ADD(sum[q][1], second, v);
-                }
+                multiply_quad(sum, first, second, by, lanes, images > 1);
             }
         }
     for (int q = 0; q < QUAD; q++)
@@ -51,7 +58,7 @@ static inline __attribute__((always_inline)) void place_lanes(const float *x, co
 }
 
 /* Like `convolve`, for x (images, height, width, inputs, lanes) and kernels (replicas * outputs, inputs, 3, 3). */
-int convolve_lanes(const float *x, const float *kernel, const float *bias, num images, num height, num width,
+int lanes_convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width,
                    num inputs, num outputs, num replicas, num lanes, int turn, float *y)
 {
     const struct pack pack = {replicas, lanes};
@@ -95,12 +102,7 @@ static inline __attribute__((always_inline)) void tap_lanes(const float *x, cons
             const float *by = slope + (line * width + start) * outputs * lanes;
             for (num column = start; column < end; column++, at += inputs * lanes, by += outputs * lanes) {
                 const vec first = load(at), second = wide > 1 ? load(at + lanes) : first;
-                for (int q = 0; q < QUAD; q++) {
-                    const vec v = load(by + q * lanes);
-                    MULTIPLY_ADD(sum[q][0], first, v);
-                    if (wide > 1)
-                        MULTIPLY_ADD(sum[q][1], second, v);
-                }
+                multiply_quad(sum, first, second, by, lanes, wide > 1);
             }
         }
     for (int i = 0; i < wide; i++)
@@ -111,7 +113,7 @@ static inline __attribute__((always_inline)) void tap_lanes(const float *x, cons
 }
 
 /* Like `convolve_back`: for_kernel (replicas * outputs, inputs, 3, 3). */
-int convolve_lanes_back(const float *x, const float *slope, num images, num height, num width, num inputs,
+int lanes_convolve_back(const float *x, const float *slope, num images, num height, num width, num inputs,
                         num outputs, num replicas, num lanes, float *for_kernel, float *for_bias)
 {
     const struct pack pack = {replicas, lanes};

@@ -140,33 +140,24 @@ static inline num corner(const struct tiles *t, num tile)
     return tile / each * t->image + within / t->columns * 4 * t->edge + within % t->columns * 4 * t->channels;
 }
 
+/* Tiles in the basis, (36, few, channels): 6x6 places of padded images, or the slopes at 4x4 outputs. */
+static void into_basis(const float *x, const struct tiles *t, int slopes, num first, num few, float *to)
+{
+    const num edge = t->edge, channels = t->channels;
+    for (num n = 0; n < few; n++)
+        for (num c = 0; c < channels; c += LANES) {
+            const float *at = x + corner(t, first + n) + c;
+            float *place = to + n * channels + c;
 #define GET(i, j) load(at + i * edge + j * channels)
 #define PUT(i, j, v) store(place + (6 * i + j) * few * channels, v)
-/* Tiles of padded images in the basis: (36, few, channels). */
-static void image_basis(const float *padded, const struct tiles *t, num first, num few, float *to)
-{
-    const num edge = t->edge, channels = t->channels;
-    for (num n = 0; n < few; n++)
-        for (num c = 0; c < channels; c += LANES) {
-            const float *at = padded + corner(t, first + n) + c;
-            float *place = to + n * channels + c;
-            BOTH_AXES(image_axis, 6, 6, GET, PUT);
-        }
-}
-
-/* The same of slopes at the outputs. */
-static void slope_basis(const float *slope, const struct tiles *t, num first, num few, float *to)
-{
-    const num edge = t->edge, channels = t->channels;
-    for (num n = 0; n < few; n++)
-        for (num c = 0; c < channels; c += LANES) {
-            const float *at = slope + corner(t, first + n) + c;
-            float *place = to + n * channels + c;
-            BOTH_AXES(output_back, 4, 6, GET, PUT);
-        }
-}
+            if (slopes)
+                BOTH_AXES(output_back, 4, 6, GET, PUT);
+            else
+                BOTH_AXES(image_axis, 6, 6, GET, PUT);
 #undef GET
 #undef PUT
+        }
+}
 
 /* Outputs (36, few, channels) from the basis back to images. */
 static void outputs_from_basis(const float *from, const struct tiles *t, num first, num few, const float *bias, float *y)
@@ -279,7 +270,7 @@ int convolve(const float *x, const float *kernel, const float *bias, num images,
         for (num first = 0; first < tiles; first += TILES) {
             /* What is beyond the last tile is whatever is there: nobody looks at it. */
             const num few = least(TILES, tiles - first), whole = (few + ROWS - 1) / ROWS * ROWS;
-            image_basis(room.padded, &from, first, few, room.inputs);
+            into_basis(room.padded, &from, 0, first, few, room.inputs);
             for (num p = 0; p < POINTS; p++) {
 #define CALL(across)                                                                                                  \
     product(room.inputs + p * few * inputs, room.kernel + p * inputs * outputs + o, whole, inputs, outputs, across,   \
@@ -318,8 +309,8 @@ int convolve_back(const float *x, const float *slope, num images, num height, nu
         }
         for (num first = 0; first < tiles; first += TILES) {
             const num few = least(TILES, tiles - first);
-            image_basis(room.padded, &from, first, few, room.inputs);
-            slope_basis(slopes, &at, first, few, room.outputs);
+            into_basis(room.padded, &from, 0, first, few, room.inputs);
+            into_basis(slopes, &at, 1, first, few, room.outputs);
             for (num p = 0; p < POINTS; p++) {
 #define CALL(across)                                                                                                  \
     product_back(room.inputs + p * few * inputs, room.outputs + p * few * outputs + o, few, inputs, outputs, across,  \
