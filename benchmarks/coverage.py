@@ -5,6 +5,7 @@ or growing threefold from the smallest to the largest; a level of half a noise s
 a seed. A sigma is the noise of one run at the noisiest scale.
 
     python benchmarks/coverage.py [--studies N] [--scales N ...] [--seeds N ...] [--memories SIGMAS ...]
+    python benchmarks/coverage.py --differences      # the same for two recipes compared
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import time
 import numpy as np
 
 from initmem.measures import statistics
+from initmem.measures.difference import compare
 from initmem.measures.memory import judge
 
 MEMORIES = (0.0, 1.0, 2.0, 5.0, 15.0)
+PAIRS = ((0.0, 0.0), (1.0, 1.0), (5.0, 5.0), (15.0, 15.0), (0.0, 5.0), (5.0, 10.0), (15.0, 30.0), (30.0, 0.0))
 SHAPES = ("line", "step")  # memory spread evenly over scales, or at one scale alone
 
 
@@ -57,17 +60,53 @@ def simulate(scales: int, seeds: int, unequal: bool, memory: float, shape: str, 
     }
 
 
+def simulate_pair(
+    scales: int, seeds: int, unequal: bool, memories: tuple[float, float], studies: int, rng
+) -> dict:
+    """Rates over simulated pairs of recipes; with unequal noise the second recipe is twice as noisy, too."""
+    sizes = np.linspace(1 / 3, 1, scales) if unequal else np.ones(scales)
+    louder = 2.0 if unequal else 1.0
+    covered = sure = 0
+    for _ in range(studies):
+        shared = 0.5 * rng.standard_normal((seeds, 1))
+        before, after = (
+            np.linspace(0, memory, scales) + factor * sizes * rng.standard_normal((seeds, scales)) + shared
+            for memory, factor in zip(memories, (1.0, louder), strict=True)
+        )
+        found = compare(before, after, rng=rng)
+        covered += found.low <= memories[1] - memories[0] <= found.high
+        sure += found.sure
+    return {
+        "scales": scales,
+        "seeds": seeds,
+        "noise": "growing" if unequal else "equal",
+        "memories": memories,
+        "coverage": covered / studies,
+        "sure": sure / studies,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=500, help="simulated studies per row")
     parser.add_argument("--scales", type=int, nargs="+", default=[2, 5, 25])
     parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5, 10])
     parser.add_argument("--memories", type=float, nargs="+", default=MEMORIES, help="in sigmas")
+    parser.add_argument("--differences", action="store_true", help="of the memories of two recipes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     statistics.DRAWS = 1000  # enough for rates; the product draws 4000
     started = time.perf_counter()
     rng = np.random.default_rng(0)
+    if options.differences:
+        rows = [
+            simulate_pair(scales, seeds, unequal, pair, options.studies, rng)
+            for scales, seeds, unequal in itertools.product(options.scales, options.seeds, (False, True))
+            for pair in PAIRS
+        ]
+        print("\n".join(map(json.dumps, rows)))
+        print(f"{options.studies} studies per row, {time.perf_counter() - started:.0f} s")
+        return
     rows = [
         simulate(scales, seeds, unequal, memory, shape, options.studies, rng)
         for scales, seeds, unequal in itertools.product(options.scales, options.seeds, (False, True))

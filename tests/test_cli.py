@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +33,15 @@ def said(*arguments: object) -> object:
 
 @pytest.fixture
 def filled(tmp_path: Path, tiny_study: Study) -> Path:
-    store = Store.create(tmp_path / "store")
-    store.add_study(tiny_study)
+    return fill(tmp_path / "store", tiny_study, slope=0.1)
+
+
+def fill(path: Path, study: Study, slope: float) -> Path:
+    """A store of a study whose test accuracy falls with the scale."""
+    store = Store.create(path)
+    store.add_study(study)
     rng = np.random.default_rng(0)
-    store.commit([fake_record(r, 0.9 - 0.1 * r.scale + rng.normal(0, 0.003)) for r in tiny_study.all_runs()])
+    store.commit([fake_record(r, 0.9 - slope * r.scale + rng.normal(0, 0.003)) for r in study.all_runs()])
     return store.path
 
 
@@ -123,12 +129,28 @@ def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: P
     assert said("report", store, "--json")["report"] == str(store / "report.html")
 
 
-@pytest.mark.parametrize("what", ["beta", "half-life", "radial", "interpolation", "repair"])
+@pytest.mark.parametrize("what", ["beta", "half-life", "forecast", "radial", "interpolation", "repair"])
 def test_other_measures(filled: Path, what: str) -> None:
     rows = said("measure", filled, "--what", what, "--json")
     assert rows
     assert "recipe" in rows[0]
     assert initmem("measure", filled, "--what", what).returncode == 0
+
+
+def test_several_stores_are_measured_as_one(filled: Path, tiny_study: Study, tmp_path: Path) -> None:
+    """A run that two of them hold counts once; recipes of different stores are compared."""
+    copy = tmp_path / "copy.initmem"
+    assert initmem("archive", filled, "-o", copy).returncode == 0
+    (alone,) = said("measure", filled, "--json")
+    assert said("measure", filled, copy, "--json") == [alone]
+    penalised = tiny_study.recipes[0].model_copy(update={"l2": 0.01})
+    other = fill(tmp_path / "other", replace(tiny_study, recipes=(penalised,)), slope=0.02)
+    assert len(said("measure", filled, other, "--json")) == 2
+    (row,) = said("measure", filled, other, "--what", "difference", "--json")
+    assert (row["field"], row["n_scales"], row["n_seeds"]) == ("l2", 3, 2)
+    assert row["after"] < row["before"]
+    assert "of 2 recipes" in initmem("measure", filled, other, "--what", "forecast").stdout
+    assert_refused(initmem("measure", filled, tmp_path / "nowhere"), "nowhere")
 
 
 def test_an_unknown_measure_names_what_there_is(filled: Path) -> None:

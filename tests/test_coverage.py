@@ -11,7 +11,7 @@ import pytest
 from initmem.measures import statistics
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from coverage import simulate
+from coverage import simulate, simulate_pair
 
 STUDIES = 120
 
@@ -47,3 +47,19 @@ def test_a_careless_interval_would_be_seen(monkeypatch) -> None:
     monkeypatch.setattr(statistics, "spread", careless)
     row = simulate(5, 3, False, 1.0, "line", STUDIES, np.random.default_rng(0))
     assert row["coverage"] < 0.8
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize(("scales", "seeds"), [(2, 3), (5, 3), (5, 10)])
+def test_differences_between_recipes_are_sure_where_there_is_one(
+    scales: int, seeds: int, unequal: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    slack = 3 * np.sqrt(0.05 * 0.95 / STUDIES)
+    for memory in (0.0, 5.0):
+        same = simulate_pair(scales, seeds, unequal, (memory, memory), STUDIES, rng)
+        assert same["sure"] <= 0.05 + slack
+        assert same["coverage"] >= 0.95 - slack
+    apart = simulate_pair(scales, seeds, unequal, (30.0, 0.0), STUDIES, rng)
+    assert apart["sure"] >= 0.9
+    assert apart["coverage"] >= 0.95 - slack

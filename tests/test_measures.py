@@ -1,4 +1,4 @@
-"""Radial memory, interpolation, chaos and the split of seed variance, on planted records."""
+"""Radial memory, interpolation, chaos, seed variance, differences and forecasts, on planted records."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import planted
 from conftest import fake_record
+from initmem.data import sizes
 from initmem.measures.chaos import chaos_floor, seed_variance
+from initmem.measures.clocks import totals
 from initmem.measures.design import curves, plain
+from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.interpolation import median_interpolation, survival
 from initmem.measures.memory import memory
 from initmem.measures.radial import radial_memory
+from initmem.present.measured import REMARKS, rows_of
 from initmem.recipe import Recipe
 from initmem.study import POKE, Run, Study
 
@@ -142,3 +147,71 @@ def test_more_seeds_for_one_recipe() -> None:
     assert len(more.runs(RECIPE)) == 10
     assert [run.seed for run in more.runs(adam)[::5]] == [0, 42, 1, 2, 3]
     assert Study.from_json(more.to_json()) == more
+
+
+def planted_memory(recipe: Recipe, memory: float, *, seeds: int = 5, scales=SCALES, noise: float = 0.002):
+    """Test accuracy falls by `memory` from the first to the last scale."""
+    rng = np.random.default_rng(int(1000 * memory) + recipe.batch_size)
+    return [
+        fake_record(Run(recipe, s, k), 0.8 - memory * i / (len(scales) - 1) + noise * rng.normal())
+        for k in range(seeds)
+        for i, s in enumerate(scales)
+    ]
+
+
+def test_a_difference_of_memories_has_an_interval_that_holds_the_truth() -> None:
+    much, little = planted_memory(RECIPE, 0.2), planted_memory(Recipe(dataset="digits", l2=0.01), 0.05)
+    found = difference(much, little)
+    assert found.low < -15 < found.high < 0
+    assert found.sure
+    assert (found.n_scales, found.n_seeds) == (5, 5)
+    back = difference(little, much)
+    assert (back.low, back.high) == pytest.approx((-found.high, -found.low), abs=0.1)
+    same = difference(much, planted_memory(Recipe(dataset="digits", batch_size=16), 0.2))
+    assert same.low < 0 < same.high
+    assert not same.sure
+
+
+def test_a_difference_is_taken_over_shared_scales_and_seeds() -> None:
+    whole = planted_memory(RECIPE, 0.2)
+    part = planted_memory(Recipe(dataset="digits", l2=0.01), 0.05, seeds=3, scales=SCALES[:3])
+    found = difference(whole, part)
+    assert (found.n_scales, found.n_seeds) == (3, 3)
+    assert found.before == pytest.approx(10, abs=0.5)  # of 20 points, half the way
+    assert difference(whole, part[:3]) is None  # one seed
+    assert difference(whole, [r for r in part if r.run.scale == SCALES[0]]) is None
+
+
+def test_controlled_pairs_differ_in_one_field() -> None:
+    recipes = planted.grid(optimizer=["sgd", "adamw"], batch_size=[16, 32], l2=[0.0, 0.1])
+    pairs = controlled_pairs(recipes)
+    assert len(pairs) == 3 * 4  # the edges of a cube; adamw's own weight decay is no change beside it
+    assert {field for _, _, field in pairs} == {"optimizer", "batch_size", "l2"}
+    for one, other, field in pairs:
+        assert one.model_copy(update={field: getattr(other, field)}).changes()[field] == getattr(other, field)
+
+
+def test_the_forecast_is_compared_with_what_came() -> None:
+    """Planted: the clocks of the records stand at half the horizon when the predictor was selected."""
+    keeps = Recipe(dataset="digits", epochs=6)
+    loses = Recipe(dataset="digits", epochs=6, learning_rate=1.0, l2=0.1, momentum=0.5, optimizer="momentum")
+    untold = [replace(record, history={}) for record in planted_memory(keeps, 0.2)]
+    records = untold + planted_memory(loses, 0.2)
+    kept, lost = rows_of("forecast", records)
+    first, second = totals(loses, sizes(loses).n_train)
+    assert (kept["forecast"], kept["verdict"], kept["horizon"]) == ("remembers", "remembers", "held")
+    assert (lost["forecast"], lost["horizon"]) == ("forgets", "did not hold")
+    assert lost["at_horizon"] == pytest.approx(0.1 * first / 0.5)
+    assert kept["when_selected"] is None and kept["selected"] is None  # no clock was recorded
+    half = {"clock_adaptive": [first / 2, first], "clock_sgd": [second / 256, second / 128]}
+    lived = [
+        replace(
+            r,
+            summary=replace(r.summary, epochs=2, tau_best=1),
+            history={name: np.array(column) for name, column in half.items()},
+        )
+        for r in planted_memory(loses, 0.2)
+    ]
+    (row,) = rows_of("forecast", lived)
+    assert row["when_selected"] == pytest.approx(row["at_horizon"] / 2)
+    assert REMARKS["forecast"]([kept, lost]).count("held for 1 of 2 recipes") == 1

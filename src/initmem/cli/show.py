@@ -51,11 +51,15 @@ def status(
 
 @app.command()
 def measure(
-    store: StoreArgument,
+    stores: Annotated[
+        list[Path],
+        typer.Argument(help="Directories that `initmem run` wrote, or archives; several count as one."),
+    ],
     what: Annotated[
         str,
         typer.Option(
-            help="memory, beta, half-life, collapse, radial, interpolation, repair, chaos or seeds."
+            help="memory, difference, beta, half-life, collapse, forecast, radial, interpolation, repair, "
+            "chaos or seeds."
         ),
     ] = "memory",
     metric: Annotated[
@@ -67,12 +71,12 @@ def measure(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure every recipe in a store: its memory, or one of the other measures."""
+    """Measure every recipe in a store, or in several: its memory, or one of the other measures."""
     from initmem.measures.memory import default_metric, memory_table
     from initmem.present import tables
-    from initmem.present.measured import rows_of
+    from initmem.present.measured import REMARKS, rows_of
 
-    records, studies = _opened(store)
+    records, studies = _opened(*stores)
     order = [recipe for study in studies for recipe in study.recipes]
     if what == "memory":
         chosen = metric or default_metric(records)
@@ -90,6 +94,8 @@ def measure(
     console().print(tables.plain_table(short, what))
     if not rows:
         print("nothing to measure: the store has no runs of the kind that this needs")
+    elif what in REMARKS:
+        print(REMARKS[what](rows))
 
 
 @app.command()
@@ -194,11 +200,13 @@ def table(
         print(f"table {row['table']}: {row['file']}{_missing(row['missing'])}")
 
 
-def _opened(store: Path) -> tuple[list[RunRecord], list[Study]]:
+def _opened(*stores: Path) -> tuple[list[RunRecord], list[Study]]:
+    """Records and studies of all of them; a run that several hold counts once."""
     from initmem.results import open_results
 
-    opened = open_results(store)
-    return opened.records(), opened.studies()
+    opened = [open_results(store) for store in stores]
+    records = {record.id: record for results in opened for record in results.records()}
+    return list(records.values()), [study for results in opened for study in results.studies()]
 
 
 def _chosen(name: str, names: tuple[str, ...]) -> tuple[str, ...]:

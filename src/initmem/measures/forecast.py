@@ -13,13 +13,19 @@ Momentum makes of eta the rate eta / (1 - momentum), in the sgd clock as in the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from initmem.measures.clocks import totals
+from initmem.measures.design import plain
+from initmem.measures.memory import Verdict
 from initmem.recipe import Recipe
+from initmem.record import RunRecord
 
 Forecast = Literal["remembers", "forgets", "unclear"]
+Checked = Literal["held", "did not hold", "cannot tell"]
 
 ADAPTIVE = ("adam", "adamw", "muon", "muon-conv")
 
@@ -56,6 +62,22 @@ class Advice(NamedTuple):
 def effective_clocks(recipe: Recipe, n_train: int) -> dict[str, float]:
     """The clocks that can erase this recipe's memory, at the horizon."""
     first, second = totals(recipe, n_train)
+    return _effective(recipe, first, second)
+
+
+def lived_clocks(recipe: Recipe, records: Sequence[RunRecord]) -> dict[str, float]:
+    """The same clocks at the epoch whose predictor was returned, medians over its runs; {}: none recorded."""
+    runs = [record for record in plain(records) if record.summary.tau_best]
+    ends = [(r.metric("clock_adaptive"), r.metric("clock_sgd")) for r in runs]
+    known = np.array([end for end in ends if None not in end], dtype=float).reshape(-1, 2)
+    if not len(known):
+        return {}
+    first, second = np.median(known, axis=0)
+    return _effective(recipe, float(first), recipe.batch_size * float(second))
+
+
+def _effective(recipe: Recipe, first: float, second: float) -> dict[str, float]:
+    """From the sums of eta and of eta^2 over the updates that were made."""
     inertia = recipe.momentum if recipe.optimizer == "momentum" else 0.0
     found = {"l2": recipe.l2 * first / (1 - inertia)}
     if recipe.optimizer in ADAPTIVE:
@@ -65,7 +87,11 @@ def effective_clocks(recipe: Recipe, n_train: int) -> dict[str, float]:
 
 def forecast(recipe: Recipe, n_train: int) -> Outlook:
     """Say from the clocks alone whether a recipe will forget."""
-    values = effective_clocks(recipe, n_train)
+    return outlook(effective_clocks(recipe, n_train))
+
+
+def outlook(values: Mapping[str, float]) -> Outlook:
+    """What clocks of these values foretell."""
     ahead = max(values, key=lambda name: values[name] / THRESHOLDS[name].forgets)
     value, limits = values[ahead], THRESHOLDS[ahead]
     if value >= limits.forgets:
@@ -73,6 +99,13 @@ def forecast(recipe: Recipe, n_train: int) -> Outlook:
     else:
         said = "remembers" if value < limits.remembers else "unclear"
     return Outlook(said, ahead, value, limits.forgets)
+
+
+def checked(said: Forecast, verdict: Verdict) -> Checked:
+    """Whether a forecast came true."""
+    if said == "unclear" or verdict == "undetermined":
+        return "cannot tell"
+    return "held" if said == verdict else "did not hold"
 
 
 def advise(recipe: Recipe, n_train: int) -> list[Advice]:

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from initmem.data import sizes
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.collapse import collapse
 from initmem.measures.design import by_recipe, plain
+from initmem.measures.difference import controlled_pairs, difference
+from initmem.measures.forecast import checked, forecast, lived_clocks, outlook
 from initmem.measures.interpolation import median_interpolation
-from initmem.measures.memory import unit_of
+from initmem.measures.memory import memory, unit_of
 from initmem.measures.radial import radial_memory
 from initmem.recipe import Recipe, labels
 from initmem.record import RunRecord
@@ -94,6 +97,59 @@ def families(groups: Groups) -> dict[str, list[list[RunRecord]]]:
     return dict(zip(labels(list(several)), several.values(), strict=True))
 
 
+def _difference(groups: Groups, metric: str | None) -> list[Row]:
+    """Pairs of recipes that differ in one field alone."""
+    named = {records[0].run.recipe: (label, records) for label, records in groups.items()}
+    rows: list[Row] = []
+    for one, other, field in controlled_pairs(list(named)):
+        (before, first), (after, second) = named[one], named[other]
+        found = difference(first, second, metric or "test_accuracy")
+        if found is not None:
+            row = {"field": field, "from": before, "to": after} | found._asdict()
+            rows.append(row | {"sure": "yes" if found.sure else "no"})
+    return rows
+
+
+def _forecast(groups: Groups, metric: str | None) -> list[Row]:
+    """What the clocks foretold, at the horizon and when the predictor was selected, and what came."""
+    rows = []
+    for label, records in groups.items():
+        recipe = records[0].run.recipe
+        if recipe.pipeline is not None or recipe.model == "linear":
+            continue  # the thresholds are those of the bundled image networks
+        came = memory(records, metric or "test_accuracy", label=label)
+        planned, lived = forecast(recipe, sizes(recipe).n_train), lived_clocks(recipe, records)
+        late = outlook(lived).forecast if lived else None
+        rows.append(
+            {
+                "recipe": label,
+                "clock": planned.clock,
+                "needed": planned.needed,
+                "at_horizon": planned.value,
+                "forecast": planned.forecast,
+                "when_selected": lived.get(planned.clock),
+                "forecast_then": late,
+                "memory": came.memory,
+                "verdict": came.verdict,
+                "horizon": checked(planned.forecast, came.verdict),
+                "selected": checked(late, came.verdict) if late else None,
+            }
+        )
+    return rows
+
+
+def _hits(rows: Sequence[Row]) -> str:
+    """How often the forecast held, where that can be told."""
+    said = []
+    for when in ("horizon", "selected"):
+        told = [row[when] for row in rows if row[when] in ("held", "did not hold")]
+        said.append(f"by the clocks {WHEN[when]} it held for {told.count('held')} of {len(told)} recipes")
+    return f"the forecast, where it can be told: {'; '.join(said)} ({len(rows)} recipes in all)"
+
+
+WHEN = {"horizon": "at the horizon", "selected": "when the predictor was selected"}
+
+
 def _radial(groups: Groups, metric: str | None) -> list[Row]:
     found = ((label, radial_memory(records)) for label, records in groups.items())
     return [{"recipe": label} | radial._asdict() for label, radial in found if radial is not None]
@@ -154,10 +210,15 @@ def _number(value: float) -> float | None:
 MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
     "beta": _beta,
     "half-life": _half_life,
+    "difference": _difference,
     "collapse": _collapse,
+    "forecast": _forecast,
     "radial": _radial,
     "interpolation": _interpolation,
     "repair": _repair,
     "chaos": _chaos,
     "seeds": _seeds,
 }
+
+# What is said below the table of a measure.
+REMARKS: dict[str, Callable[[Sequence[Row]], str]] = {"forecast": _hits}

@@ -9,18 +9,12 @@ from initmem.data import sizes
 from initmem.errors import InitmemError
 from initmem.measures.beta import HalfLife
 from initmem.measures.clocks import clocks as clocks_of
+from initmem.measures.forecast import checked
 from initmem.present.advice import Row, advice_row
 from initmem.present.page.content import Content
 from initmem.present.page.table import Cell, Column, Table, number, runs_of, significant
 from initmem.recipe import Recipe
 from initmem.record import CLOCKS
-
-AGREES = {
-    ("remembers", "remembers"): "held",
-    ("forgets", "forgets"): "held",
-    ("remembers", "forgets"): "did not hold",
-    ("forgets", "remembers"): "did not hold",
-}
 
 
 def forecast_table(content: Content) -> Table:
@@ -52,16 +46,16 @@ def _forecast(content: Content, recipe: Recipe) -> list[Cell]:
     except InitmemError as error:
         empty = [Cell()] * 5
         return [name, *empty, _verdict(measured), Cell(), Cell(f"no forecast: {error}", style="remark")]
-    selected = facts.clocks.get(row["clock"]) if facts else None
+    lived = facts.lived.get(row["clock"]) if facts else None
     return [
         name,
         Cell(row["forecast"], style=row["forecast"]),
         Cell(row["clock"]),
         significant(row["value"]),
         significant(row["needed"]),
-        significant(selected),
+        significant(lived),
         _verdict(measured),
-        Cell(AGREES.get((row["forecast"], measured or ""), "cannot tell" if measured else "")),
+        Cell(checked(row["forecast"], measured) if measured else ""),
         Cell(row["advice"], style="remark"),
     ]
 

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse
 from initmem.measures.design import plain
+from initmem.measures.forecast import lived_clocks
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import Memory, default_metric, memory, own_metrics, profile
 from initmem.present.curves import Curve, curve
 from initmem.present.figures.plotdata import by_scale
 from initmem.recipe import Recipe
-from initmem.record import CLOCKS, RunRecord
+from initmem.record import RunRecord
 
 SEEDS_SHOWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # where the estimate is shown as seeds come in
 
@@ -98,10 +99,9 @@ class Facts:
         return {scale: 100 * float(np.mean(values)) for scale, values in found.items() if values}
 
     @cached_property
-    def clocks(self) -> dict[str, float]:
-        """The clocks when the predictor was selected, medians over runs."""
-        found = {name: _values(self._kept, f"clock_{name}") for name in CLOCKS}
-        return {name: float(np.median(values)) for name, values in found.items() if values}
+    def lived(self) -> dict[str, float]:
+        """The clocks of the forecast when the predictor was selected, medians over runs."""
+        return lived_clocks(self.recipe, self._kept)
 
     @cached_property
     def beta(self) -> BetaCurve:
