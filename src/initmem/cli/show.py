@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +17,8 @@ from initmem.errors import ConfigError, allowed
 if TYPE_CHECKING:
     from initmem.record import RunRecord
     from initmem.study import Study
+
+MISSING_SHOWN = 3
 
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="File, or with `all` a directory.")]
 Reference = Annotated[bool, typer.Option(help="Show the paper's values beside what was measured.")]
@@ -185,7 +188,7 @@ def table(
         return
     rows = []
     for one, item in made.items():
-        row: dict[str, object] = {"table": one, "missing": item.missing}
+        row: dict[str, Any] = {"table": one, "missing": item.missing}
         if output is None:
             row["text"] = item.render("csv")
         else:
@@ -229,5 +232,9 @@ def _path(output: Path | None, default: str, *, several: bool) -> Path:
     return output or Path(default)
 
 
-def _missing(names: object) -> str:
-    return f" (missing: {'; '.join(map(str, names))})" if isinstance(names, list) and names else ""
+def _missing(names: Sequence[str]) -> str:
+    """The first of what is missing: half a grid would fill the screen."""
+    if not names:
+        return ""
+    rest = f"; and {len(names) - MISSING_SHOWN} more, see --json" if len(names) > MISSING_SHOWN else ""
+    return f" (missing: {'; '.join(names[:MISSING_SHOWN])}{rest})"

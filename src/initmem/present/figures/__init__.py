@@ -66,7 +66,7 @@ def plot_data(
     if not records:
         raise StoreError("no finished run yet (initmem run makes them)")
     if name == SCALE:
-        return plain.plot(records)
+        return plain.plot(records, studies)
     known = bundled(records)
     if not known:
         raise StoreError(f"figure {name}: only runs of training code of your own here ({allowed([SCALE])})")

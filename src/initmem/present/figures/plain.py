@@ -11,11 +11,13 @@ from initmem.present.figures import styles, words
 from initmem.present.figures.panels import draw_panels
 from initmem.present.figures.plotdata import Entry, Line, Panel, PanelPlot, Style
 from initmem.record import RunRecord
+from initmem.study import Study
 
 
-def plot(records: Sequence[RunRecord], metric: str | None = None) -> PanelPlot:
-    """A metric against scale; the usual one unless given."""
-    return _panel_plot(scale_plot(records, metric or default_metric(records)))
+def plot(records: Sequence[RunRecord], studies: Sequence[Study]) -> PanelPlot:
+    """The usual metric against scale, recipes as the studies list them."""
+    order = [recipe for study in studies for recipe in study.recipes]
+    return _panel_plot(scale_plot(records, default_metric(records), order=order))
 
 
 def draw_scale_plot(plot: ScalePlot, path: Path) -> None:
