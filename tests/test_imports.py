@@ -56,6 +56,18 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_how_far_a_store_is_can_be_said_without_numpy() -> None:
+    """It is asked often, and NumPy takes as long to load as all the rest."""
+    results = Path(__file__).parents[1] / "docs" / "results" / "main-grid-mini.initmem"
+    script = (
+        "import sys; from initmem.present.status import store_status; "
+        "from initmem.results import open_results; "
+        f"assert store_status(open_results({str(results)!r}))['studies'][0]['done']; "
+        "assert not {'torch', 'numpy', 'scipy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_every_public_name_is_there() -> None:
     for name in initmem.__all__:
         assert getattr(initmem, name) is not None

@@ -21,16 +21,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from initmem.errors import InitmemError, StoreError, allowed
 from initmem.files import write_atomic
 from initmem.record import History, RunRecord, StoredHistory, encode, head_of, join, parse_json, split
 from initmem.store import Flight, Store
 from initmem.study import Study
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FORMAT = 1
 MAGIC = b"initmem archive %d\n"
@@ -205,6 +206,8 @@ class Archive:
     @cached_property
     def _values(self) -> NDArray[np.float64]:
         """All histories, unpacked when the first of them is looked at."""
+        import numpy as np
+
         try:
             values = np.frombuffer(self._unpacked("history"), dtype="<f8").astype(np.float64, copy=False)
         except OSError as error:

@@ -7,14 +7,16 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, StoreError
 from initmem.study import Run
+
+if TYPE_CHECKING:  # to say how far a store is takes no history, and then not a quarter of a second for NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 SCHEMA = 1
 LARGEST_RECORD = 64 << 20  # bytes: a hundred thousand epochs
@@ -36,10 +38,10 @@ COLUMNS = (
     "seconds",  # this run's share of the pack's wall time
 )
 
-History = Mapping[str, NDArray[np.float64]]
+History: TypeAlias = "Mapping[str, NDArray[np.float64]]"
 
 
-class StoredHistory(Mapping[str, NDArray[np.float64]]):
+class StoredHistory(Mapping[str, "NDArray[np.float64]"]):
     """A history that stays where it is kept until somebody looks at it."""
 
     __slots__ = ("_columns", "_load")
@@ -132,7 +134,7 @@ class RunRecord:
             and self.finals == other.finals
             and self.history.keys() == other.history.keys()
             and all(
-                np.array_equal(column, other.history[name])
+                column.tolist() == other.history[name].tolist()
                 for name, column in self.history.items()
                 if name != "seconds"
             )
@@ -162,7 +164,7 @@ def summarise(
         )
     best, interp = _selected(history, epochs), None
     if "train_accuracy" in history:
-        reached = np.flatnonzero(history["train_accuracy"] >= INTERPOLATION)
+        (reached,) = (history["train_accuracy"] >= INTERPOLATION).nonzero()
         interp = int(reached[0]) if len(reached) else None
 
     def at(name: str, epoch: int | None) -> float | None:
@@ -189,8 +191,8 @@ def summarise(
 def _selected(history: History, epochs: int) -> int:
     """The epoch of the returned predictor, counted from 0: by validation, or else the last one."""
     if "val_loss" in history:
-        return int(np.argmin(history["val_loss"]))
-    return int(np.argmax(history["val_accuracy"])) if "val_accuracy" in history else epochs - 1
+        return int(history["val_loss"].argmin())
+    return int(history["val_accuracy"].argmax()) if "val_accuracy" in history else epochs - 1
 
 
 def failed(run: Run, error: str, provenance: Mapping[str, Any]) -> RunRecord:
@@ -311,6 +313,8 @@ def _numbers(content: Mapping[str, Any]) -> dict[str, float]:
 
 def parse_history(text: bytes, epochs: int) -> History:
     """Read the history that `split` left as bytes."""
+    import numpy as np
+
     try:
         columns = orjson.loads(text)
         history = {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}

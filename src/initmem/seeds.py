@@ -7,9 +7,10 @@ role never moves another role's stream.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 Role = Literal["init", "order", "augment"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -17,5 +18,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 def generator(seed: int, role: Role, index: int = 0) -> np.random.Generator:
     """Return the generator of one role of one seed; `index` is the epoch for per-epoch draws."""
+    import numpy as np
+
     # spawn_key keeps (role, index) apart from the entropy, so no two addresses share a stream.
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(ROLES.index(role), index)))

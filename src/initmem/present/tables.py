@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
-from initmem.measures.memory import Memory
+if TYPE_CHECKING:
+    from initmem.measures.memory import Memory
 
 COLOURS = {"remembers": "yellow", "forgets": "green", "undetermined": "dim"}
 
