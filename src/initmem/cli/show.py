@@ -72,6 +72,10 @@ def measure(
         float | None,
         typer.Option(min=0, help="Spread that counts as forgotten.", show_default="2 pp for accuracies"),
     ] = None,
+    scales: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Only these, as in 0.1,1,2.5: spreads compare over equal scales."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure every recipe in a store, or in several: its memory, or one of the other measures."""
@@ -80,6 +84,8 @@ def measure(
     from initmem.present.measured import REMARKS, rows_of
 
     records, studies = _opened(*stores)
+    if scales is not None:
+        records = _at_scales(records, scales)
     order = [recipe for study in studies for recipe in study.recipes]
     if what == "memory":
         chosen = metric or default_metric(records)
@@ -210,6 +216,17 @@ def _opened(*stores: Path) -> tuple[list[RunRecord], list[Study]]:
     opened = [open_results(store) for store in stores]
     records = {record.id: record for results in opened for record in results.records()}
     return list(records.values()), [study for results in opened for study in results.studies()]
+
+
+def _at_scales(records: list[RunRecord], text: str) -> list[RunRecord]:
+    there = sorted({record.run.scale for record in records})
+    try:
+        wanted = {float(part) for part in text.split(",")}
+    except ValueError:
+        raise ConfigError(f"scales = {text!r} ({allowed(there)}, with commas)") from None
+    if missing := sorted(wanted - set(there)):
+        raise ConfigError(f"scales = {missing} ({allowed(there)})")
+    return [record for record in records if record.run.scale in wanted]
 
 
 def _chosen(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
