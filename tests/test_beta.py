@@ -128,6 +128,15 @@ def test_the_collapse_score_finds_the_planted_clock(axis: str, noise: float) -> 
         assert all(score.score < 0 for score in found.scores if score.axis != "epochs")
 
 
+def test_a_clock_on_which_curves_never_meet_has_no_score() -> None:
+    fading = 0.1 / np.arange(1.0, 61)
+    found = collapse([planted(recipe_of(b), fading) for b in (4, 1024)])  # 65,536 times apart, over 60 epochs
+    scores = {score.axis: score for score in found.scores}
+    assert scores["sgd"] == ("sgd", None, None, None, None, 0.0)
+    assert scores["epochs"].disagreement == pytest.approx(0, abs=1e-9)
+    assert found.winner == "epochs"
+
+
 def test_disagreement_is_in_decades() -> None:
     x = [np.arange(1.0, 11)] * 2
     found = disagreement([np.full(10, 0.1), np.full(10, 0.01)], x, [1e-9, 1e-9])

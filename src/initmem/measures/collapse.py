@@ -18,13 +18,15 @@ SMALLEST = 1e-6  # |beta| below this is zero for all practical purposes
 
 
 class ClockScore(NamedTuple):
-    """How well curves agree against one axis."""
+    """How well curves agree against one axis. None: no two of them are ever at the same place on it."""
 
     axis: str  # "epochs" or a clock
-    disagreement: float  # root mean square distance between curves, in decades of |beta|
-    score: float  # 1: curves collapse against this axis; 0: no better than epochs; -1: epochs are right
-    low: float
-    high: float
+    disagreement: float | None  # root mean square distance between curves, in decades of |beta|
+    score: (
+        float | None
+    )  # 1: curves collapse on this axis; 0: no better than epochs; -1: epochs are right
+    low: float | None
+    high: float | None
     wins: float  # share of resampled studies in which this axis has the least disagreement
 
 
@@ -55,13 +57,15 @@ def collapse(
     best = np.argmin(table, axis=0)
     scores = []
     for i, name in enumerate(names):
+        if not np.isfinite(observed[name]):
+            scores.append(ClockScore(name, None, None, None, None, 0.0))
+            continue
         low, high = np.quantile(_score(table[i], table[0]), [0.025, 0.975])
         point = float(_score(np.array(observed[name]), np.array(observed["epochs"])))
         # Resampling adds noise, and noise adds disagreement: the point can lie beyond the drawn scores.
         limits = min(float(low), point), max(float(high), point)
         scores.append(ClockScore(name, observed[name], point, *limits, float((best == i).mean())))
-    winner = min(scores, key=lambda score: score.disagreement).axis
-    return Collapse(scores, winner, len(curves))
+    return Collapse(scores, min(observed, key=observed.__getitem__), len(curves))
 
 
 def disagreement(betas: Sequence[Array], axis: Sequence[Array], floors: Sequence[float]) -> float:
@@ -81,7 +85,7 @@ def disagreement(betas: Sequence[Array], axis: Sequence[Array], floors: Sequence
     n = np.isfinite(table).sum(axis=0)
     several = n >= 2
     if not several.any():
-        return float("inf")  # curves that never meet cannot agree
+        return float("inf")  # curves that never meet say nothing
     columns = table[:, several]
     spread = np.nanvar(columns, axis=0, ddof=1)
     return float(np.sqrt(spread.mean()))

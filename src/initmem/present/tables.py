@@ -64,6 +64,10 @@ def plain_table(rows: Sequence[Mapping[str, object]], title: str = "") -> Table:
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -12,7 +12,7 @@ from initmem.measures.clocks import clocks as clocks_of
 from initmem.measures.forecast import checked
 from initmem.present.advice import Row, advice_row
 from initmem.present.page.content import Content
-from initmem.present.page.table import Cell, Column, Table, number, runs_of, significant
+from initmem.present.page.table import Cell, Column, Table, interval, number, runs_of, significant
 from initmem.recipe import Recipe
 from initmem.record import CLOCKS
 
@@ -119,7 +119,11 @@ def collapse_table(content: Content) -> Table | None:
     columns = [
         Column("recipes", "text"),
         Column("axis", "text"),
-        Column("score", about="1: the curves collapse; 0: no better than epochs; -1: epochs are right"),
+        Column(
+            "score",
+            about="1: the curves collapse; 0: no better than epochs; -1: epochs are right; "
+            "empty: the curves are never at the same place",
+        ),
         Column("95% interval"),
         Column("disagreement", about="decades of |β|, root mean square"),
         Column("wins", about="share of resampled studies in which this axis is the best"),
@@ -130,7 +134,7 @@ def collapse_table(content: Content) -> Table | None:
             Cell(name, style="name"),
             Cell(score.axis),
             number(score.score, ".2f"),
-            Cell(f"{score.low:.2f} to {score.high:.2f}", score.high - score.low),
+            interval(score.low, score.high, ".2f"),
             number(score.disagreement, ".2f"),
             Cell(f"{100 * score.wins:.0f}%", score.wins),
             Cell("best" if score.axis == found.winner else ""),

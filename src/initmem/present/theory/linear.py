@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,7 +64,8 @@ class Family(NamedTuple):
 
     def apart(self, axis: str) -> float:
         """The distance between batch sizes against an axis, in decades of the slope."""
-        return next(score.disagreement for score in self.collapse.scores if score.axis == axis)
+        found = next(score.disagreement for score in self.collapse.scores if score.axis == axis)
+        return math.inf if found is None else found
 
 
 def linear_view(seed: int) -> list[Family]:
