@@ -234,6 +234,7 @@ def _share(places: Sequence[tuple[Axes, Panel | SpreadPanel]]) -> None:
         if isinstance(panel, SpreadPanel):
             groups.setdefault(("x", ""), []).append(axes)
         elif has_values(panel):
+            groups.setdefault(("x", panel.x_title + axes.get_xscale()), []).append(axes)
             groups.setdefault(("y", panel.y_title + axes.get_yscale()), []).append(axes)
     for (side, _), group in groups.items():
         limits = [axes.get_xlim() if side == "x" else axes.get_ylim() for axes in group]
