@@ -16,7 +16,7 @@ from initmem.measures.design import by_recipe, plain
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.forecast import checked, forecast, lived_clocks, outlook
 from initmem.measures.interpolation import median_interpolation
-from initmem.measures.memory import memory, unit_of
+from initmem.measures.memory import default_metric, memory, unit_of
 from initmem.measures.radial import radial_memory
 from initmem.recipe import Recipe, labels
 from initmem.record import RunRecord
@@ -103,7 +103,7 @@ def _difference(groups: Groups, metric: str | None) -> list[Row]:
     rows: list[Row] = []
     for one, other, field in controlled_pairs(list(named)):
         (before, first), (after, second) = named[one], named[other]
-        found = difference(first, second, metric or "test_accuracy")
+        found = difference(first, second, metric or default_metric(first))
         if found is not None:
             row = {"field": field, "from": before, "to": after} | found._asdict()
             rows.append(row | {"sure": found.sure})
@@ -117,7 +117,7 @@ def _forecast(groups: Groups, metric: str | None) -> list[Row]:
         recipe = records[0].run.recipe
         if recipe.pipeline is not None or recipe.model == "linear":
             continue  # the thresholds are those of the bundled image networks
-        came = memory(records, metric or "test_accuracy", label=label)
+        came = memory(records, metric or default_metric(records), label=label)
         planned, lived = forecast(recipe, sizes(recipe).n_train), lived_clocks(recipe, records)
         late = outlook(lived).forecast if lived else None
         rows.append(
