@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 import initmem
 from conftest import fake_record
@@ -128,3 +130,21 @@ def _typed(words: list[str], capsys) -> str:
         app(words[1:])
     assert not ended.value.code
     return capsys.readouterr().out
+
+
+def test_the_page_of_results_is_what_its_commands_print_and_draw(tmp_path: Path, monkeypatch) -> None:
+    """No number on it but from a command; its pictures come out of a fresh folder the same."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from build_results import refreshed
+
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    (tmp_path / "docs" / "results").symlink_to(ROOT / "docs" / "results")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "results.md").read_text("utf-8")
+    assert refreshed(page) == page
+    drawn = sorted((tmp_path / "docs" / "images").iterdir())
+    assert drawn
+    for picture in drawn:
+        kept = ROOT / "docs" / "images" / picture.name
+        assert f"](images/{picture.name})" in page
+        assert np.abs(imread(picture) - imread(kept)).max() < 0.02, picture.name
