@@ -74,7 +74,7 @@ def console(stderr: bool = False) -> Console:
     from rich.console import Console
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, width=None if terminal else 160)
+    return Console(stderr=stderr, highlight=False, width=None if terminal else 500)
 
 
 @app.callback(invoke_without_command=True)

@@ -22,9 +22,7 @@ class ClockScore(NamedTuple):
 
     axis: str  # "epochs" or a clock
     disagreement: float | None  # root mean square distance between curves, in decades of |beta|
-    score: (
-        float | None
-    )  # 1: curves collapse on this axis; 0: no better than epochs; -1: epochs are right
+    score: float | None  # 1: curves collapse on this axis; 0: no better than epochs; -1: epochs are right
     low: float | None
     high: float | None
     wins: float  # share of resampled studies in which this axis has the least disagreement
