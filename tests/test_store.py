@@ -17,6 +17,7 @@ from initmem import checkpoints
 from initmem import record as record_module
 from initmem import store as store_module
 from initmem.errors import StoreError
+from initmem.files import write_once
 from initmem.record import RunRecord, decode, encode, failed
 from initmem.store import Store
 from initmem.study import Run, Study
@@ -329,3 +330,25 @@ def test_a_record_has_no_business_to_be_that_large(runs: list[Run], monkeypatch)
     monkeypatch.setattr(record_module, "LARGEST_RECORD", len(data) - 1)
     with pytest.raises(StoreError, match="allowed: up to"):
         decode(data)
+
+
+def test_a_record_may_be_cleared_up_after_by_another_process(tmp_path: Path, monkeypatch) -> None:
+    """Whoever sees a record removes all else from its folder, be its writer done with its own file or not."""
+    path, link = tmp_path / "record.json", os.link
+
+    def seen_at_once(source, target) -> None:
+        link(source, target)
+        source.unlink()
+
+    def beaten(source, target) -> None:
+        target.write_bytes(b"theirs")
+        source.unlink()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", seen_at_once)
+    write_once(path, b"ours")
+    assert path.read_bytes() == b"ours"
+    path.unlink()
+    monkeypatch.setattr(os, "link", beaten)
+    write_once(path, b"ours")
+    assert path.read_bytes() == b"theirs"

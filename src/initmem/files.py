@@ -7,7 +7,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from initmem.errors import FullDisk, StoreError
@@ -25,9 +25,14 @@ def write_atomic(path: Path, data: bytes) -> None:
 def write_once(path: Path, data: bytes) -> None:
     """Write a file like `write_atomic`, unless there is one already."""
     with _written(path, data) as written:
-        with suppress(FileExistsError):
+        try:
             os.link(written, path)
-        written.unlink()
+        except FileExistsError:
+            pass
+        except FileNotFoundError:  # who was quicker has cleared the folder
+            if not path.exists():
+                raise
+        written.unlink(missing_ok=True)
 
 
 @contextmanager
