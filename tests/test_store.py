@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,6 @@ from initmem import checkpoints
 from initmem import record as record_module
 from initmem import store as store_module
 from initmem.errors import StoreError
-from initmem.files import write_once
 from initmem.record import RunRecord, decode, encode, failed
 from initmem.store import Store
 from initmem.study import Run, Study
@@ -332,23 +332,26 @@ def test_a_record_has_no_business_to_be_that_large(runs: list[Run], monkeypatch)
         decode(data)
 
 
-def test_a_record_may_be_cleared_up_after_by_another_process(tmp_path: Path, monkeypatch) -> None:
-    """Whoever sees a record removes all else from its folder, be its writer done with its own file or not."""
-    path, link = tmp_path / "record.json", os.link
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_clears_up_leaves_alone_what_others_are_writing(
+    store: Store, runs: list[Run], monkeypatch, when: str
+) -> None:
+    """Another process commits a run, and clears its folder, just when this one names its claim or record."""
+    link, other, record = os.link, Store(store.path), fake_record(runs[0], 0.5)
 
-    def seen_at_once(source, target) -> None:
+    def meanwhile(source: Path, target: Path, deed: Callable[[], None]) -> None:
+        monkeypatch.setattr(os, "link", link)
+        if when == "before":
+            deed()
         link(source, target)
-        source.unlink()
+        if when == "after":
+            deed()
 
-    def beaten(source, target) -> None:
-        target.write_bytes(b"theirs")
-        source.unlink()
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", seen_at_once)
-    write_once(path, b"ours")
-    assert path.read_bytes() == b"ours"
-    path.unlink()
-    monkeypatch.setattr(os, "link", beaten)
-    write_once(path, b"ours")
-    assert path.read_bytes() == b"theirs"
+    monkeypatch.setattr(os, "link", partial(meanwhile, deed=lambda: other.commit([record])))
+    assert store.claim(runs[:1]) == []  # it is done, and claimed no more
+    assert other.claim(runs[1:2]) == runs[1:2]
+    second = fake_record(runs[1], 0.6)
+    monkeypatch.setattr(os, "link", partial(meanwhile, deed=other.recover))
+    other.commit([second])
+    assert {r.id: r.summary.test_accuracy for r in store.records()} == {record.id: 0.5, second.id: 0.6}
+    assert [path.name for path in store.path.glob("runs/*/*")] == ["record.json"] * 2

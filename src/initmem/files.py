@@ -7,7 +7,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from initmem.errors import FullDisk, StoreError
@@ -25,14 +25,9 @@ def write_atomic(path: Path, data: bytes) -> None:
 def write_once(path: Path, data: bytes) -> None:
     """Write a file like `write_atomic`, unless there is one already."""
     with _written(path, data) as written:
-        try:
+        with suppress(FileExistsError):
             os.link(written, path)
-        except FileExistsError:
-            pass
-        except FileNotFoundError:  # who was quicker has cleared the folder
-            if not path.exists():
-                raise
-        written.unlink(missing_ok=True)
+        written.unlink()
 
 
 @contextmanager

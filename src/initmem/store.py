@@ -42,7 +42,7 @@ from initmem import checkpoints, faults
 from initmem.claims import Claim, Sight, look, new_claim
 from initmem.errors import InitmemError, StoreError
 from initmem.faults import Cause, Fault
-from initmem.files import explained, read_bounded, sweep, write_atomic, write_once
+from initmem.files import explained, read_bounded, sweep, temporary, write_atomic, write_once
 from initmem.index import RUN_ID, Index
 from initmem.record import LARGEST_RECORD, RunRecord, decode, encode
 from initmem.study import Run, Study
@@ -282,7 +282,7 @@ class Store:
     def _claim_one(self, run: Run, content: bytes, heir_of: str) -> str | None:
         """Claim one run: None when it is in other hands, else the token of the dead claim it had, if any."""
         path = self._folder(run) / "claim.json"
-        written = path.with_name(f".claim.{uuid.uuid4().hex}.tmp")
+        written = temporary(path)
         written.write_bytes(content)
         try:
             os.link(written, path)  # exclusive, and whole at once: nobody ever reads half a claim
@@ -511,10 +511,11 @@ class Store:
 
 
 def _clear(folder: Path) -> None:
-    """Remove whatever lies beside a record."""
+    """Remove whatever lies beside a record, but for what a living process is about to give its name."""
     for path in folder.iterdir():
-        if path.name != "record.json" and not path.is_dir():
+        if path.name != "record.json" and path.suffix != ".tmp" and not path.is_dir():
             path.unlink(missing_ok=True)
+    sweep(folder)
 
 
 def _row(line: bytes) -> dict[str, float]:
