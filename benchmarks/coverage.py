@@ -26,9 +26,14 @@ PAIRS = ((0.0, 0.0), (1.0, 1.0), (5.0, 5.0), (15.0, 15.0), (0.0, 5.0), (5.0, 10.
 SHAPES = ("line", "step")  # memory spread evenly over scales, or at one scale alone
 
 
+def noise_sizes(scales: int, unequal: bool) -> np.ndarray:
+    """The noise at every scale."""
+    return np.linspace(1 / 3, 1, scales) if unequal else np.ones(scales)
+
+
 def simulate(scales: int, seeds: int, unequal: bool, memory: float, shape: str, studies: int, rng) -> dict:
     """Rates over simulated studies of one kind."""
-    sizes = np.linspace(1 / 3, 1, scales) if unequal else np.ones(scales)
+    sizes = noise_sizes(scales, unequal)
     if shape == "line":
         profile = np.linspace(0, memory, scales)
     else:
@@ -64,7 +69,7 @@ def simulate_pair(
     scales: int, seeds: int, unequal: bool, memories: tuple[float, float], studies: int, rng
 ) -> dict:
     """Rates over simulated pairs of recipes; with unequal noise the second recipe is twice as noisy, too."""
-    sizes = np.linspace(1 / 3, 1, scales) if unequal else np.ones(scales)
+    sizes = noise_sizes(scales, unequal)
     louder = 2.0 if unequal else 1.0
     covered = sure = 0
     for _ in range(studies):
@@ -98,34 +103,45 @@ def main() -> None:
     statistics.DRAWS = 1000  # enough for rates; the product draws 4000
     started = time.perf_counter()
     rng = np.random.default_rng(0)
+    designs = itertools.product(options.scales, options.seeds, (False, True))
     if options.differences:
+        line = pair_line
+        rows = [simulate_pair(*design, pair, options.studies, rng) for design in designs for pair in PAIRS]
+    else:
+        line = memory_line
         rows = [
-            simulate_pair(scales, seeds, unequal, pair, options.studies, rng)
-            for scales, seeds, unequal in itertools.product(options.scales, options.seeds, (False, True))
-            for pair in PAIRS
+            simulate(scales, seeds, unequal, memory, shape, options.studies, rng)
+            for scales, seeds, unequal in designs
+            for memory, shape in itertools.product(options.memories, SHAPES)
+            if memory > 0 or shape == "line"
+            if scales > 2 or shape == "line"  # with two scales the shapes are the same
         ]
-        print("\n".join(map(json.dumps, rows)))
-        print(f"{options.studies} studies per row, {time.perf_counter() - started:.0f} s")
-        return
-    rows = [
-        simulate(scales, seeds, unequal, memory, shape, options.studies, rng)
-        for scales, seeds, unequal in itertools.product(options.scales, options.seeds, (False, True))
-        for memory, shape in itertools.product(options.memories, SHAPES)
-        if memory > 0 or shape == "line"
-        if scales > 2 or shape == "line"  # with two scales the shapes are the same
-    ]
     if options.json:
         print(json.dumps(rows, indent=1))
         return
-    print("scales seeds noise   memory shape coverage remembers   bias  width  upper")
-    for r in rows:
-        print(
-            f"{r['scales']:6d} {r['seeds']:5d} {r['noise']:8} {r['memory']:6.0f} {r['shape']:5} "
-            f"{100 * r['coverage']:7.1f}% {100 * r['remembers']:8.1f}% {r['bias']:+6.2f} "
-            f"{r['width']:6.2f} {r['upper']:6.2f}"
-        )
+    print("\n".join(map(line, rows)))
     print(f"{options.studies} studies per row, {time.perf_counter() - started:.0f} s")
     print("memory, bias, width and median upper limit in sigma")
+
+
+def memory_line(r: dict) -> str:
+    return (
+        f"{_design(r)} memory {r['memory']:2.0f} {r['shape']}: coverage {100 * r['coverage']:5.1f}%, "
+        f"remembers {100 * r['remembers']:5.1f}%, bias {r['bias']:+6.2f}, "
+        f"width {r['width']:6.2f}, upper {r['upper']:6.2f}"
+    )
+
+
+def pair_line(r: dict) -> str:
+    before, after = r["memories"]
+    return (
+        f"{_design(r)} memories {before:2.0f} and {after:2.0f}: "
+        f"coverage {100 * r['coverage']:5.1f}%, sure {100 * r['sure']:5.1f}%"
+    )
+
+
+def _design(r: dict) -> str:
+    return f"{r['scales']:2d} scales, {r['seeds']:2d} seeds, {r['noise']:7} noise,"
 
 
 if __name__ == "__main__":

@@ -199,6 +199,11 @@ class Study:
         return cls.from_json(content)
 
 
+def recipes_of(studies: Iterable[Study]) -> list[Recipe]:
+    """The recipes that studies ask for, as they list them, each once."""
+    return list(dict.fromkeys(recipe for study in studies for recipe in study.recipes))
+
+
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

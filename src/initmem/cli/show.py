@@ -82,11 +82,12 @@ def measure(
     from initmem.measures.memory import default_metric, memory_table
     from initmem.present import tables
     from initmem.present.measured import REMARKS, rows_of
+    from initmem.study import recipes_of
 
     records, studies = _opened(*stores)
     if scales is not None:
         records = _at_scales(records, scales)
-    order = [recipe for study in studies for recipe in study.recipes]
+    order = recipes_of(studies)
     if what == "memory":
         chosen = metric or default_metric(records)
         memories = memory_table(records, chosen, order=order, tolerance=tolerance)
@@ -251,7 +252,7 @@ def _path(output: Path | None, default: str, *, several: bool) -> Path:
 
 def _missing(names: Sequence[str]) -> str:
     """The first of what is missing: half a grid would fill the screen."""
-    if not names:
-        return ""
-    rest = f"; and {len(names) - MISSING_SHOWN} more, see --json" if len(names) > MISSING_SHOWN else ""
-    return f" (missing: {'; '.join(names[:MISSING_SHOWN])}{rest})"
+    from initmem.present.figures.words import first_of
+
+    hint = ", see --json" if len(names) > MISSING_SHOWN else ""
+    return f" (missing: {first_of(names, MISSING_SHOWN)}{hint})" if names else ""

@@ -16,6 +16,7 @@ from initmem.measures.design import by_recipe
 from initmem.recipe import labels
 from initmem.record import RunRecord
 from initmem.results import Results
+from initmem.study import recipes_of
 
 Value = str | int | float | bool
 T = TypeVar("T")
@@ -34,7 +35,7 @@ def named_runs(results: Results) -> tuple[list[NamedRun], list[str]]:
     """All runs, recipe by recipe, and what is wrong with the damaged records."""
     records, damaged = results.survey()
     studies = results.studies()
-    groups = by_recipe(records, [recipe for study in studies for recipe in study.recipes])
+    groups = by_recipe(records, recipes_of(studies))
     asked = {f"{study.name} {study.effort}": {run.id for run in study.all_runs()} for study in studies}
     found = [
         NamedRun(

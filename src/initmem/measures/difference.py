@@ -39,8 +39,8 @@ class Difference(NamedTuple):
 def controlled_pairs(recipes: Sequence[Recipe]) -> list[tuple[Recipe, Recipe, str]]:
     """Pairs that differ in one field alone, with that field."""
     found = []
-    for one, other in combinations(recipes, 2):
-        first, second = one.changes(), other.changes()
+    changes = [(recipe, recipe.changes()) for recipe in recipes]
+    for (one, first), (other, second) in combinations(changes, 2):
         fields = [name for name in {**first, **second} if first.get(name) != second.get(name)]
         if len(fields) == 1:
             found.append((one, other, fields[0]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.results import Results
-from initmem.study import Study
+from initmem.study import Study, recipes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +30,4 @@ class Survey:
 
     def order(self) -> list[Recipe]:
         """Recipes as the studies list them, each once."""
-        return list(dict.fromkeys(recipe for study in self.studies for recipe in study.recipes))
+        return recipes_of(self.studies)

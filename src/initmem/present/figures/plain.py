@@ -11,13 +11,12 @@ from initmem.present.figures import styles, words
 from initmem.present.figures.panels import draw_panels
 from initmem.present.figures.plotdata import Entry, Line, Panel, PanelPlot, Style
 from initmem.record import RunRecord
-from initmem.study import Study
+from initmem.study import Study, recipes_of
 
 
 def plot(records: Sequence[RunRecord], studies: Sequence[Study]) -> PanelPlot:
     """The usual metric against scale, recipes as the studies list them."""
-    order = [recipe for study in studies for recipe in study.recipes]
-    return _panel_plot(scale_plot(records, default_metric(records), order=order))
+    return _panel_plot(scale_plot(records, default_metric(records), order=recipes_of(studies)))
 
 
 def draw_scale_plot(plot: ScalePlot, path: Path) -> None:

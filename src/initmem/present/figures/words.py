@@ -102,6 +102,11 @@ def caption(head: str, parts: Sequence[str], missing: Sequence[str], notes: Sequ
     """Sentences in a row, the missing cells last."""
     sentences = [head, *(part for part in parts if part), *notes]
     if missing:
-        rest = f"; and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        sentences.append(f"Hatched: no runs. Missing: {'; '.join(missing[:NAMED])}{rest}")
+        sentences.append(f"Hatched: no runs. Missing: {first_of(missing, NAMED)}")
     return ". ".join(sentences) + "."
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """So many names at most, and how many more there are."""
+    rest = f"; and {len(names) - most} more" if len(names) > most else ""
+    return "; ".join(names[:most]) + rest

@@ -10,7 +10,7 @@ from initmem.present.figures.view import View
 from initmem.present.papertables.table import Cell, Column, PaperTable, measured
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
-from initmem.study import Study
+from initmem.study import Study, recipes_of
 
 FIELDS = ("optimizer", "batch_size")
 BATCHES = (16, 32, 64, 128, 256)
@@ -23,8 +23,7 @@ def settings(
     records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
 ) -> PaperTable:
     """Table 1: every distinct setting of an optimizer, from the recipes that were run or asked for."""
-    recipes = dict.fromkeys(recipe for study in studies for recipe in study.recipes)
-    recipes |= dict.fromkeys(record.run.recipe for record in records)
+    recipes = dict.fromkeys([*recipes_of(studies), *(record.run.recipe for record in records)])
     rows: dict[tuple[Cell, ...], set[int]] = {}
     for recipe in recipes:
         rows.setdefault(_settings(recipe), set()).add(recipe.batch_size)
