@@ -17,16 +17,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from initmem.present import figures, papertables
 from numpy.typing import NDArray
 
-from initmem.measures.clocks import Clocks, clocks
+from initmem.clocks import Clocks, clocks
 from initmem.measures.memory import memory_table
-from initmem.present import figures, papertables
-from initmem.present.measured import MEASURES, rows_of
+from initmem.measures.rows import MEASURES, rows_of
 from initmem.recipe import Recipe
-from initmem.record import RunRecord, summarise
-from initmem.store import Store
-from initmem.study import Run, Study, load_study
+from initmem.store.record import RunRecord, summarise
+from initmem.store.store import Store
+from initmem.study import Run, Study
+from initmem.study_file import load_study
 
 Array = NDArray[np.float64]
 

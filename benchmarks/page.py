@@ -22,10 +22,10 @@ from typing import Any
 from full_store import planted
 from playwright.sync_api import Browser, sync_playwright
 
-from initmem.present.board.server import Board
-from initmem.present.report import write_report
-from initmem.store import Store
-from initmem.study import load_study
+from initmem.report.board.server import Board
+from initmem.report.report import write_report
+from initmem.store.store import Store
+from initmem.study_file import load_study
 
 PAINT = """() => new Promise((done) => {
   const look = () => performance.getEntriesByName("first-contentful-paint")[0];

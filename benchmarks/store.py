@@ -19,9 +19,10 @@ from pathlib import Path
 
 from full_store import planted
 
-from initmem.record import encode
-from initmem.store import Store
-from initmem.study import Study, load_study
+from initmem.store.record import encode
+from initmem.store.store import Store
+from initmem.study import Study
+from initmem.study_file import load_study
 
 
 def plant(path: Path, studies: list[Study]) -> None:

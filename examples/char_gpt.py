@@ -58,7 +58,7 @@ def train(init, tracker):
     model = init.apply(GPT(), mode="rescale")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     tracker.attach(model, optimizer, BATCH)
-    for _ in range(init.recipe.epochs):
+    for _ in range(init.recipe["epochs"]):
         for _ in range(STEPS):
             loss = loss_of(model, TRAIN, torch.randint(len(TRAIN) - CONTEXT, (BATCH,)))
             optimizer.zero_grad()
@@ -69,7 +69,7 @@ def train(init, tracker):
 
 if __name__ == "__main__":
     quick = "--quick" in sys.argv
-    result = initmem.measure(
+    result = initmem.run(
         train,
         scales=[0.5, 2.0] if quick else [0.25, 0.5, 1.0, 2.0, 4.0],
         seeds=range(2 if quick else 4),

@@ -46,7 +46,7 @@ def train(init, tracker):
     model = init.apply(VisionTransformer())
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     tracker.attach(model, optimizer, batch)
-    for _ in range(init.recipe.epochs):
+    for _ in range(init.recipe["epochs"]):
         for index in torch.randperm(len(TRAIN[0])).split(batch):
             loss = cross_entropy(model(TRAIN[0][index]), TRAIN[1][index])
             optimizer.zero_grad()
@@ -59,7 +59,7 @@ def train(init, tracker):
 
 if __name__ == "__main__":
     quick = "--quick" in sys.argv
-    result = initmem.measure(
+    result = initmem.run(
         train,
         scales=[0.1, 1.0] if quick else [0.1, 0.5, 1.0, 1.8, 2.5],
         seeds=range(2 if quick else 4),

@@ -32,12 +32,12 @@ def accuracy(model, pairs):
 def train(init, tracker):
     model = nn.Sequential(nn.Linear(2 * P, 128, bias=False), nn.ReLU(), nn.Linear(128, P, bias=False))
     init.apply(model)
-    decay = init.recipe.weight_decay
+    decay = init.recipe["weight_decay"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=decay)
     tracker.attach(model, optimizer, batch_size=len(SEEN))
     updates = 0
     generalised = None
-    for _ in range(init.recipe.epochs):
+    for _ in range(init.recipe["epochs"]):
         for _ in range(EPOCH):
             loss = cross_entropy(model(X[SEEN]), Y[SEEN])
             optimizer.zero_grad()
@@ -54,7 +54,7 @@ def train(init, tracker):
 if __name__ == "__main__":
     quick = "--quick" in sys.argv
     for decay in (0.0, 1.0):
-        result = initmem.measure(
+        result = initmem.run(
             train,
             scales=[0.5, 4.0] if quick else [0.5, 1.0, 2.0, 4.0, 8.0],
             seeds=range(2 if quick else 4),

@@ -14,7 +14,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 import initmem
-from initmem.integrations.keras import KerasTracker
+from initmem.pipeline.keras import KerasTracker
 
 BATCH = 16
 
@@ -28,14 +28,14 @@ def train(init, tracker):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05), loss, metrics=["accuracy"])
     watch = KerasTracker(tracker, BATCH)  # the second
-    epochs = init.recipe.epochs
+    epochs = init.recipe["epochs"]
     model.fit(x, y, batch_size=BATCH, epochs=epochs, validation_split=0.25, verbose=0, callbacks=[watch])
     return {"test_accuracy": model.evaluate(x_test, y_test, verbose=0, return_dict=True)["accuracy"]}
 
 
 if __name__ == "__main__":
     quick = "--quick" in sys.argv
-    result = initmem.measure(
+    result = initmem.run(
         train,
         scales=[0.1, 2.5] if quick else [0.1, 0.5, 1.0, 1.8, 2.5],
         seeds=range(2 if quick else 5),

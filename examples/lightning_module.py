@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import initmem
-from initmem.integrations.lightning import LightningTracker
+from initmem.pipeline.lightning import LightningTracker
 
 
 class Classifier(pl.LightningModule):
@@ -59,7 +59,7 @@ def train(init, tracker):
     training, validation, test = loaders()
     module = init.apply(Classifier())  # the first line
     trainer = pl.Trainer(
-        max_epochs=init.recipe.epochs,
+        max_epochs=init.recipe["epochs"],
         callbacks=[LightningTracker(tracker)],  # the second
         accelerator="cpu",
         enable_progress_bar=False,
@@ -73,7 +73,7 @@ def train(init, tracker):
 
 if __name__ == "__main__":
     quick = "--quick" in sys.argv
-    result = initmem.measure(
+    result = initmem.run(
         train,
         scales=[0.1, 2.5] if quick else [0.1, 0.5, 1.0, 1.8, 2.5],
         seeds=range(2 if quick else 5),

@@ -38,7 +38,7 @@ def train(init, tracker):
     weights = [init.kernel(2, HIDDEN, fan_in=2), init.bias(HIDDEN)]
     weights += [init.kernel(HIDDEN, fan_in=HIDDEN), init.bias()]
     tracker.attach(batch_size=BATCH)
-    for epoch in range(init.recipe.epochs):
+    for epoch in range(init.recipe["epochs"]):
         for index in init.generator("order", epoch).permutation(len(x)).reshape(-1, BATCH):
             hidden, p = forward(weights, x[index])
             error = (p - y[index]) / BATCH
@@ -53,7 +53,7 @@ def train(init, tracker):
 
 if __name__ == "__main__":
     quick = "--quick" in sys.argv
-    result = initmem.measure(
+    result = initmem.run(
         train,
         scales=[0.1, 1.0] if quick else [0.1, 0.5, 1.0, 1.8, 2.5],
         seeds=range(2 if quick else 5),

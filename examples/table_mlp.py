@@ -35,9 +35,9 @@ def train(init, tracker):
     batch = 32
     model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     init.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=init.recipe.learning_rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=init.recipe["learning_rate"])
     tracker.attach(model, optimizer, batch)
-    for _ in range(init.recipe.epochs):
+    for _ in range(init.recipe["epochs"]):
         for index in torch.randperm(len(training[0])).split(batch):
             loss = cross_entropy(model(training[0][index]), training[1][index])
             optimizer.zero_grad()
@@ -50,7 +50,7 @@ def train(init, tracker):
 
 if __name__ == "__main__":
     quick = "--quick" in sys.argv
-    result = initmem.measure(
+    result = initmem.run(
         train,
         scales=[0.1, 2.5] if quick else [0.1, 0.5, 1.0, 1.8, 2.5],
         seeds=range(2 if quick else 8),

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils import logging
 
 import initmem
-from initmem.integrations.transformers import TransformersTracker
+from initmem.pipeline.transformers import TransformersTracker
 
 CODES = {"(": 1, ")": 2, "[": 3, "]": 4}
 LENGTH = 8
@@ -52,7 +52,7 @@ def train(init, tracker):
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, num_train_epochs=init.recipe.epochs, per_device_train_batch_size=32, learning_rate=2e-3,
+            folder, num_train_epochs=init.recipe["epochs"], per_device_train_batch_size=32, learning_rate=2e-3,
             eval_strategy="epoch", save_strategy="no", logging_strategy="no", report_to="none",
             disable_tqdm=True, use_cpu=True, seed=init.seed,
         )  # fmt: skip
@@ -71,7 +71,7 @@ def train(init, tracker):
 
 if __name__ == "__main__":
     quick = "--quick" in sys.argv
-    result = initmem.measure(
+    result = initmem.run(
         train,
         scales=[0.5, 2.0] if quick else [0.25, 0.5, 1.0, 2.0],
         seeds=range(2 if quick else 4),

@@ -23,8 +23,8 @@ from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
-from initmem.record import RunRecord
-from initmem.store import Store
+from initmem.store.record import RunRecord
+from initmem.store.store import Store
 from initmem.study import Run, Study
 
 TESTS = Path(__file__).parent

@@ -15,7 +15,7 @@ import torch
 
 from initmem.cli import main
 from initmem.recipe import Recipe
-from initmem.record import COLUMNS, RunRecord, summarise
+from initmem.store.record import COLUMNS, RunRecord, summarise
 from initmem.study import Run, Study
 
 torch.set_num_threads(1)

@@ -31,13 +31,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from initmem import store as store_module
 from initmem.engines import worker as worker_module
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.recipe import Recipe
-from initmem.store import Store
+from initmem.store import store as store_module
+from initmem.store.store import Store
 from initmem.study import Run, Study
 
 RECIPE = Recipe(

@@ -36,17 +36,18 @@ from safetensors.torch import save
 import test_cifar10 as cifar
 from conftest import fake_record
 from faultlab import memory_folder
-from initmem import checkpoints
-from initmem.archive import Archive, pack
-from initmem.claims import look, new_claim
 from initmem.data import cifar10_sources as sources
 from initmem.data import load, sizes
 from initmem.errors import InitmemError
-from initmem.faults import Fault, to_line
 from initmem.recipe import Recipe
-from initmem.record import decode, encode, failed
-from initmem.store import Store
-from initmem.study import Run, Study, bundled, load_study
+from initmem.store import checkpoints
+from initmem.store.archive import Archive, pack
+from initmem.store.claims import look, new_claim
+from initmem.store.faults import Fault, to_line
+from initmem.store.record import decode, encode, failed
+from initmem.store.store import Store
+from initmem.study import Run, Study
+from initmem.study_file import bundled, load_study
 
 ROOM = 1 << 30  # bytes that reading a small file may take at most
 SECONDS = 5  # for one input

@@ -115,7 +115,7 @@ class Peer:
 
     def _optimizer(self, updates: int):
         r = self.recipe
-        rate = keras.optimizers.schedules.CosineDecay(r.learning_rate, updates, alpha=r.floor)
+        rate = keras.optimizers.schedules.CosineDecay(r.learning_rate, updates, alpha=r.lr_floor)
         if r.schedule == "constant":
             rate = r.learning_rate
         decay = r.weight_decay or None

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from initmem.recipe import Recipe
-from initmem.record import COLUMNS, RunRecord, summarise
+from initmem.store.record import COLUMNS, RunRecord, summarise
 from initmem.study import Run, Study
 
 SCALES, SEEDS = (0.1, 0.5, 1.0, 1.8, 2.5), (0, 1, 2)

@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from initmem.errors import ConfigError, ModelError
-from initmem.integrations.init import Init, UntouchedWarning
-from initmem.integrations.keras import KerasTracker
-from initmem.integrations.names import metric_names
-from initmem.integrations.tracker import Tracker
+from initmem.pipeline.init import Init, UntouchedWarning
+from initmem.pipeline.keras import KerasTracker
+from initmem.pipeline.metric_names import metric_names
+from initmem.pipeline.tracker import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other
 
@@ -85,7 +85,7 @@ QUIET = {
 def fitted(tracker: Tracker, tmp_path, *, loaders=None, **options):
     import lightning.pytorch as pl
 
-    from initmem.integrations.lightning import LightningTracker
+    from initmem.pipeline.lightning import LightningTracker
 
     data = DataLoader(TensorDataset(X, Y), batch_size=BATCH)
     module = Init(1.5, 2).apply(lightning_module())
@@ -135,7 +135,7 @@ def test_lightning_needs_to_know_the_batch(tmp_path) -> None:
 def test_lightning_goes_on_from_a_checkpoint(tmp_path) -> None:
     import lightning.pytorch as pl
 
-    from initmem.integrations.lightning import LightningTracker
+    from initmem.pipeline.lightning import LightningTracker
 
     whole, first, second = Tracker(), Tracker(), Tracker()
     fitted(whole, tmp_path)
@@ -164,7 +164,7 @@ def bert():
 def test_transformers(tmp_path) -> None:
     from transformers import Trainer, TrainingArguments
 
-    from initmem.integrations.transformers import TransformersTracker
+    from initmem.pipeline.transformers import TransformersTracker
 
     tokens = torch.randint(1, 20, (32, 5), generator=torch.Generator().manual_seed(0))
     data = [{"input_ids": row, "labels": int(row[0] > 10)} for row in tokens]
@@ -305,7 +305,7 @@ def test_the_layers_of_keras_are_known() -> None:
     assert {row["role"] for row in rows} == {"kernel", "bias", "norm"}
     before = model.get_layer("conv").kernel.numpy()
     bias = model.get_layer("conv").bias.numpy()
-    Init(2.0, 0, probe="conv").apply(model, mode="rescale")
+    Init(2.0, 0, scaled="conv").apply(model, mode="rescale")
     np.testing.assert_allclose(model.get_layer("conv").kernel.numpy(), 2 * before)
     np.testing.assert_allclose(model.get_layer("conv").bias.numpy(), bias)
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from conftest import fake_record
-from initmem import archive as archive_module
-from initmem.archive import Archive, pack, restore, write_archive
 from initmem.errors import InitmemError, StoreError
-from initmem.record import RunRecord, Summary, failed
-from initmem.results import open_results
-from initmem.store import Store
+from initmem.store import archive as archive_module
+from initmem.store.archive import Archive, pack, restore, write_archive
+from initmem.store.record import RunRecord, Summary, failed
+from initmem.store.results import open_results
+from initmem.store.store import Store
 from initmem.study import Run, Study
 
 

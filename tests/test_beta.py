@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from initmem.clocks import clocks
 from initmem.measures.beta import beta_curve, half_life, half_lives
-from initmem.measures.clocks import clocks
 from initmem.measures.collapse import collapse, disagreement
 from initmem.recipe import Recipe
-from initmem.record import COLUMNS, RunRecord, summarise
+from initmem.store.record import COLUMNS, RunRecord, summarise
 from initmem.study import Run
 
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)

@@ -19,18 +19,18 @@ import pytest
 
 import planted
 from conftest import fake_record
-from initmem.archive import write_archive
 from initmem.errors import ConfigError
-from initmem.present.board import budget, watch
-from initmem.present.board.budget import Budget
-from initmem.present.board.live import asked_runs, live
-from initmem.present.board.server import Board, is_loopback
-from initmem.present.page import html
-from initmem.present.page.content import Content
-from initmem.present.survey import Survey
-from initmem.record import failed
-from initmem.results import open_results
-from initmem.store import Claim, Flight, Store
+from initmem.report import html
+from initmem.report.board import budget, watch
+from initmem.report.board.budget import Budget
+from initmem.report.board.live import asked_runs, live
+from initmem.report.board.server import Board, is_loopback
+from initmem.report.content import Content
+from initmem.store.archive import write_archive
+from initmem.store.record import failed
+from initmem.store.results import open_results
+from initmem.store.store import Claim, Flight, Store
+from initmem.store.survey import Survey
 from initmem.study import Study
 
 IMAGE = "<img src=x onerror=alert(1)>"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conftest import fake_record
-from initmem.store import Store
+from initmem.store.store import Store
 from initmem.study import Study
 
 
@@ -193,7 +193,7 @@ def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
     ]
     found = said(*options)
     (row,) = said("measure", store, "--json")
-    # Plain runs and poked twins of five seeds, and the two runs per role of the split.
+    # Plain runs and perturbed replicates of five seeds, and the two runs per role of the split.
     assert row["n_seeds"] == 5
     assert found["trained"] == found["completed"] == 5 * 2 * 2 + 2 * 2
     again = said(*options)

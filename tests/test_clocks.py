@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from initmem.measures.clocks import clocks
+from initmem.clocks import clocks
 from initmem.recipe import Recipe
 
 N = 40_000
@@ -28,7 +28,7 @@ def test_the_papers_figures(fields, clock: str, expected: float) -> None:
 
 def test_cosine_sums_have_closed_forms() -> None:
     """With c_k = cos(pi k / K): sum c_k = 1 and sum c_k^2 = K / 2 over k < K."""
-    recipe = Recipe(learning_rate=0.3, floor=0.05, batch_size=100, epochs=7, l2=0.02)
+    recipe = Recipe(learning_rate=0.3, lr_floor=0.05, batch_size=100, epochs=7, l2=0.02)
     k = 7 * math.ceil(1030 / 100)
     level, swing = 0.3 * (1 + 0.05) / 2, 0.3 * (1 - 0.05) / 2
     found = clocks(recipe, 1030).at_end()

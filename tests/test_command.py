@@ -16,9 +16,9 @@ from torch import nn
 
 import initmem
 from initmem.errors import ConfigError
-from initmem.integrations.command import CommandTrainer, ProgramError, Reader, name_of, parse, study_of
+from initmem.pipeline.command import CommandTrainer, ProgramError, Reader, name_of, parse, study_of
 from initmem.recipe import Recipe
-from initmem.store import Store
+from initmem.store.store import Store
 from initmem.study import Run
 
 PYTHON = sys.executable

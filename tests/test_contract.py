@@ -10,8 +10,8 @@ from clusters import STUDY, RayCluster, assert_same, packs, put_through_contract
 from faultlab import residue
 from initmem.engines.named import engine_named
 from initmem.errors import ConfigError
-from initmem.record import RunRecord
-from initmem.store import Store
+from initmem.store.record import RunRecord
+from initmem.store.store import Store
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from initmem.engines.settings import Settings
 from initmem.engines.speed import PackSizes
 from initmem.errors import ConfigError
 from initmem.recipe import Recipe
-from initmem.store import Store
+from initmem.store.store import Store
 from initmem.study import Study
 
 

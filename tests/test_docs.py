@@ -16,8 +16,9 @@ from matplotlib.image import imread
 import initmem
 from conftest import fake_record
 from initmem.cli import app
-from initmem.store import Store
-from initmem.study import Study, load_study
+from initmem.store.store import Store
+from initmem.study import Study
+from initmem.study_file import load_study
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -57,7 +58,7 @@ def test_the_readme_study_loads(tmp_path: Path) -> None:
 
 
 def test_the_probes_do_what_their_page_says(tmp_path: Path, capsys) -> None:
-    page = ROOT / "docs" / "probes.md"
+    page = ROOT / "docs" / "scaled.md"
     (code,), (text,) = blocks(page, "python"), blocks(page, "toml")
     exec(compile(code, page.name, "exec"), {})
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]

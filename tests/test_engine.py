@@ -19,11 +19,12 @@ from initmem.engines.local import LocalEngine
 from initmem.engines.packing import pack_size, packs
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
-from initmem.faults import MOST_LOSSES
 from initmem.recipe import Recipe
-from initmem.record import RunRecord
-from initmem.store import Store
-from initmem.study import Study, load_study
+from initmem.store.faults import MOST_LOSSES
+from initmem.store.record import RunRecord
+from initmem.store.store import Store
+from initmem.study import Study
+from initmem.study_file import load_study
 
 STUDY = """
 scales = [0.5, 1.0, 2.0]
@@ -147,7 +148,7 @@ from pathlib import Path
 from initmem.engines.local import LocalEngine
 from initmem.engines.bundled import train_bundled
 from initmem.engines.settings import Settings
-from initmem.integrations.pipeline import Sent
+from initmem.pipeline.run import Sent
 
 def deadly(runs, on_epoch):
     marker = Path(sys.argv[2]) / "crashes"
@@ -159,8 +160,9 @@ def deadly(runs, on_epoch):
 
 if __name__ == "__main__":
     from initmem.engines.packing import packs
-    from initmem.store import Store
-    from initmem.study import Run, load_study
+    from initmem.store.store import Store
+    from initmem.study import Run
+    from initmem.study_file import load_study
     from initmem.data import sizes
     study = load_study(sys.argv[1])
     store = Store.create(sys.argv[2])

@@ -16,7 +16,7 @@ import pytest
 
 import initmem
 from initmem.cli import app
-from initmem.store import Store
+from initmem.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other
 
@@ -49,8 +49,8 @@ def test_an_example_ends_with_a_verdict_and_its_meaning(name: str, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--quick"])
     # In worker processes it would take longer: each imports everything again.
-    here = functools.partial(initmem.measure, engine="inline", progress=False)
-    monkeypatch.setattr(initmem, "measure", here)
+    here = functools.partial(initmem.run, engine="inline", progress=False)
+    monkeypatch.setattr(initmem, "run", here)
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
 
     # No notes follow: nothing failed, and no parameter was left as it is.

@@ -13,14 +13,14 @@ import polars as pl
 import pytest
 
 from conftest import fake_record
-from initmem.archive import write_archive
 from initmem.errors import ConfigError
 from initmem.export import export
 from initmem.export.rows import plain_names
 from initmem.recipe import Recipe
-from initmem.record import COLUMNS, RunRecord, failed
-from initmem.results import open_results
-from initmem.store import Store
+from initmem.store.archive import write_archive
+from initmem.store.record import COLUMNS, RunRecord, failed
+from initmem.store.results import open_results
+from initmem.store.store import Store
 from initmem.study import Run, Study
 
 OWN = "own score, of mine"
@@ -117,7 +117,7 @@ def test_tensorboard_reads_what_was_written(store: Store, records: list[RunRecor
     assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == written
     for record in records:
         run = record.run
-        folder = f"scale={run.scale}_seed={run.seed}" + ("_init=3_poke=1.001" if run.pins else "")
+        folder = f"scale={run.scale}_seed={run.seed}" + ("_init=3_perturbation=1.001" if run.pins else "")
         (recipe,) = place.glob("mine*" if run.pins else "sgd*")
         found = EventAccumulator(str(recipe / folder), size_guidance={"scalars": 0, "tensors": 0})
         found.Reload()

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from initmem.present import figures
 
 import planted
-from initmem.present import figures
-from initmem.present.figures import select, sensitivity
-from initmem.present.figures.plotdata import common_grid, log_limits
-from initmem.record import RunRecord, failed
+from initmem.paper.figures import select, sensitivity
+from initmem.plots.plotdata import common_grid, log_limits
+from initmem.store.record import RunRecord, failed
 from initmem.study import Run
 from planted import accuracies, recipe, without
 
@@ -74,9 +74,9 @@ def test_a_batch_size_that_is_wanted_stands_there_without_runs_beside_those_that
     assert not [text for text in plot.missing if text.startswith("muon-conv")]  # nobody asked for that one
 
 
-def test_failed_runs_and_poked_twins_are_not_drawn() -> None:
+def test_failed_runs_and_perturbed_replicates_are_not_drawn() -> None:
     lost = FULL[0]
-    twins = [planted.record(replace(r.run, poke=1.001)) for r in FULL]
+    twins = [planted.record(replace(r.run, perturbation=1.001)) for r in FULL]
     broken = [failed(lost.run, "Traceback", {}), *FULL[1:], *twins]
     plot = figures.plot_data("1", broken, [MAIN])
     assert plot.missing == ["sgd b16: 2 of 3 seeds at σ = 0.1"]

@@ -7,10 +7,10 @@ from matplotlib.text import Text
 
 import planted
 from initmem.errors import ConfigError, StoreError
-from initmem.present import figures
-from initmem.present.curves import scale_plot
-from initmem.present.figures import canvas, words
-from initmem.present.reference import WORDS, find, references
+from initmem.paper import figures
+from initmem.paper.figures import canvas, words
+from initmem.paper.reference import WORDS, find, references
+from initmem.plots.curves import scale_plot
 from initmem.recipe import Recipe
 from planted import recipe, without
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from initmem.measures.clocks import clocks, totals
+from initmem.clocks import clocks, horizon_sums
 from initmem.measures.forecast import THRESHOLDS, advise, effective_clocks, forecast
 from initmem.recipe import Recipe
 
@@ -36,7 +36,8 @@ def test_the_forecast_agrees_with_what_the_paper_saw(fields, spread: float) -> N
 @pytest.mark.parametrize("fields", [{}, {"schedule": "constant"}, {"epochs": 1, "batch_size": 50_000}])
 def test_totals_are_the_clocks_at_the_horizon(fields) -> None:
     recipe = Recipe.parse(fields)
-    first, second = totals(recipe, N)
+    sums = horizon_sums(recipe, N)
+    first, second = sums.eta, sums.eta2
     end = clocks(recipe, N).at_end()
     assert first == pytest.approx(end["adaptive"], rel=1e-9)
     assert second / recipe.batch_size == pytest.approx(end["sgd"], rel=1e-9)

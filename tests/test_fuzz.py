@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from initmem import study as study_module
+from initmem import study_file as study_module
 from initmem.data import load
 from initmem.errors import ConfigError, DataError, StoreError
-from initmem.files import read_bounded
 from initmem.recipe import Recipe
-from initmem.study import load_study
+from initmem.store.files import read_bounded
+from initmem.study_file import load_study
 
 FUZZING = Path(__file__).with_name("fuzzing.py")
 

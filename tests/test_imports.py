@@ -13,17 +13,19 @@ import initmem
 
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
-    {"errors", "seeds", "processes"},
-    {"recipe", "files", "claims", "faults", "checkpoints"},
-    {"study", "schedule"},
-    {"record"},
-    {"data", "index"},
-    {"train", "store", "measures", "theory"},
-    {"archive"},
-    {"results"},
+    {"errors", "seeds"},
+    {"recipe"},
+    {"clocks"},
+    {"study"},
+    {"study_file", "store"},
+    {"data"},
+    {"measures"},
+    {"train", "plots"},
+    {"theory"},
     {"engines"},
-    {"present", "bench", "export"},
-    {"integrations"},
+    {"paper"},
+    {"report"},
+    {"pipeline", "bench", "export"},
     {"cli"},
     {"__main__"},
 )
@@ -60,8 +62,8 @@ def test_how_far_a_store_is_can_be_said_without_numpy() -> None:
     """It is asked often, and NumPy takes as long to load as all the rest."""
     results = Path(__file__).parents[1] / "docs" / "results" / "main-grid-mini.initmem"
     script = (
-        "import sys; from initmem.present.status import store_status; "
-        "from initmem.results import open_results; "
+        "import sys; from initmem.store.status import store_status; "
+        "from initmem.store.results import open_results; "
         f"assert store_status(open_results({str(results)!r}))['studies'][0]['done']; "
         "assert not {'torch', 'numpy', 'scipy'} & set(sys.modules)"
     )

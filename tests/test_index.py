@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from conftest import fake_record
-from initmem import store as store_module
 from initmem.errors import StoreError
 from initmem.recipe import Recipe
-from initmem.record import RunRecord, Summary, decode, encode, failed, split
-from initmem.store import Store
+from initmem.store import store as store_module
+from initmem.store.record import RunRecord, Summary, decode, encode, failed, split
+from initmem.store.store import Store
 from initmem.study import Run, Study
 
 

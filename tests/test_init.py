@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from initmem.errors import ConfigError, ModelError
-from initmem.integrations.init import Init, UntouchedWarning
+from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.recipe import Recipe
 from initmem.seeds import generator
 from initmem.study import Run
@@ -64,8 +64,8 @@ def test_bundled_networks_and_torch_ones_get_the_same_numbers() -> None:
 
     recipe = Recipe.parse({"model": "mlp", "width": 5, "bias_std": 0.3})
     bundled = build("mlp", replicas=1, shape=(3, 2, 2), classes=3, width=5, norm="batch")
-    initialise(bundled, [Run(recipe, 0.7, 11, poke=2.0)])
-    twin = Init.of(Run(recipe, 0.7, 11, poke=2.0)).apply(Twin())
+    initialise(bundled, [Run(recipe, 0.7, 11, perturbation=2.0)])
+    twin = Init.of(Run(recipe, 0.7, 11, perturbation=2.0)).apply(Twin())
     for layer, linear in zip(bundled.layers(), (twin.a, twin.b, twin.c), strict=True):
         assert torch.equal(layer.kernel, linear.weight)
         assert torch.equal(layer.bias, linear.bias)

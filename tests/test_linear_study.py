@@ -7,21 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from initmem.clocks import clocks
 from initmem.data import load, sizes
 from initmem.engines.packing import packs
 from initmem.engines.plan import plan
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, DataError
-from initmem.measures.clocks import clocks
 from initmem.measures.collapse import collapse
 from initmem.measures.memory import memory
 from initmem.recipe import Recipe
-from initmem.record import COLUMNS, RunRecord, decode, encode
-from initmem.store import Store
-from initmem.study import Run, Study, load_study
+from initmem.store.record import COLUMNS, RunRecord, decode, encode
+from initmem.store.store import Store
+from initmem.study import Run, Study
+from initmem.study_file import load_study
 from initmem.theory.ensemble import linear_task, squared_norm, trajectories
-from initmem.theory.records import train_linear
+from initmem.theory.lab import train_linear
 from initmem.train.flops import flops_per_image
 
 LINEAR = {"model": "linear", "dataset": "linear"}

@@ -10,17 +10,17 @@ from scipy import stats
 
 import planted
 from conftest import fake_record
+from initmem.clocks import horizon_sums
 from initmem.data import sizes
 from initmem.measures.chaos import chaos_floor, seed_variance
-from initmem.measures.clocks import totals
 from initmem.measures.design import curves, plain
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.interpolation import median_interpolation, survival
 from initmem.measures.memory import memory
 from initmem.measures.radial import radial_memory
-from initmem.present.measured import REMARKS, rows_of
+from initmem.measures.rows import REMARKS, rows_of
 from initmem.recipe import Recipe
-from initmem.study import POKE, Run, Study
+from initmem.study import PERTURBATION, Run, Study
 
 RECIPE = Recipe(dataset="digits")
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)
@@ -78,25 +78,25 @@ def test_runs_that_never_interpolate_count_as_late() -> None:
     assert median_interpolation(early).median == 11.0
 
 
-def twins(study: Study, drift: float):
+def perturbed_replicates(study: Study, drift: float):
     rng = np.random.default_rng(2)
     base = {(s, k): 0.8 + 0.01 * rng.normal() for s in study.scales for k in study.seeds}
     return [
-        fake_record(run, base[run.scale, run.seed] + (drift * rng.normal() if run.poke != 1 else 0))
+        fake_record(run, base[run.scale, run.seed] + (drift * rng.normal() if run.perturbation != 1 else 0))
         for run in study.all_runs()
     ]
 
 
-def test_the_chaos_floor_is_what_twins_differ_by() -> None:
-    study = Study("s", "", "full", "", (RECIPE,), SCALES, tuple(range(40)), poke=POKE)
+def test_the_chaos_floor_is_what_perturbed_replicates_differ_by() -> None:
+    study = Study("s", "", "full", "", (RECIPE,), SCALES, tuple(range(40)), perturbation=PERTURBATION)
     assert len(study.all_runs()) == 2 * 200
-    found = chaos_floor(twins(study, drift=0.02))
-    # Only one of the twins drifted here, so a run's own share is the drift over the root of two.
+    found = chaos_floor(perturbed_replicates(study, drift=0.02))
+    # Only one of each pair drifted here, so a run's own share is the drift over the root of two.
     assert found.deviation == pytest.approx(2 / np.sqrt(2), rel=0.15)
     assert found.n_pairs == 200
     assert found.floor == pytest.approx(2.326 * found.deviation / np.sqrt(40), rel=0.05)
-    assert chaos_floor(twins(study, drift=0.0)).deviation == 0
-    assert chaos_floor([r for r in twins(study, 0.1) if r.run.poke == 1]) is None
+    assert chaos_floor(perturbed_replicates(study, drift=0.0)).deviation == 0
+    assert chaos_floor([r for r in perturbed_replicates(study, 0.1) if r.run.perturbation == 1]) is None
 
 
 def test_seed_variance_is_split_by_role() -> None:
@@ -119,10 +119,12 @@ def test_seed_variance_is_split_by_role() -> None:
     assert rows["augment"].share == pytest.approx(0, abs=1e-9)
 
 
-def test_poked_and_split_runs_do_not_enter_the_memory() -> None:
-    study = Study("s", "", "full", "", (RECIPE,), SCALES, (0, 1, 2), poke=POKE, split=("init",))
+def test_perturbed_and_split_runs_do_not_enter_the_memory() -> None:
+    study = Study(
+        "s", "", "full", "", (RECIPE,), SCALES, (0, 1, 2), perturbation=PERTURBATION, split=("init",)
+    )
     records = [
-        fake_record(run, 0.5 if run.poke == 1 and not run.pins else 0.1 * run.scale)
+        fake_record(run, 0.5 if run.perturbation == 1 and not run.pins else 0.1 * run.scale)
         for run in study.all_runs()
     ]
     assert len(plain(records)) == 15
@@ -198,7 +200,8 @@ def test_the_forecast_is_compared_with_what_came() -> None:
     untold = [replace(record, history={}) for record in planted_memory(keeps, 0.2)]
     records = untold + planted_memory(loses, 0.2)
     kept, lost = rows_of("forecast", records)
-    first, second = totals(loses, sizes(loses).n_train)
+    sums = horizon_sums(loses, sizes(loses).n_train)
+    first, second = sums.eta, sums.eta2
     assert (kept["forecast"], kept["verdict"], kept["horizon"]) == ("remembers", "remembers", "held")
     assert (lost["forecast"], lost["horizon"]) == ("forgets", "did not hold")
     assert lost["at_horizon"] == pytest.approx(0.1 * first / 0.5)

@@ -16,12 +16,12 @@ import pytest
 
 import planted
 from conftest import fake_record
-from initmem.present.board import watch
-from initmem.present.board.server import Board
-from initmem.present.report import write_report
 from initmem.recipe import Recipe
-from initmem.record import failed
-from initmem.store import Store
+from initmem.report.board import watch
+from initmem.report.board.server import Board
+from initmem.report.report import write_report
+from initmem.store.record import failed
+from initmem.store.store import Store
 from initmem.study import Study
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 import pytest
+from initmem.present import papertables
 
 import planted
 from initmem.errors import ConfigError, StoreError
-from initmem.present import papertables
-from initmem.present.papertables.render import latex_escape
-from initmem.present.papertables.table import Column, Measured, Number, PaperTable, measured
-from initmem.record import RunRecord
+from initmem.paper.tables.render import latex_escape
+from initmem.paper.tables.table import Column, Measured, Number, PaperTable, measured
+from initmem.store.record import RunRecord
 from planted import accuracies, recipe
 
 ALL = planted.everything()

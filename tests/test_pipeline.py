@@ -23,15 +23,16 @@ from initmem.cli import app
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, DataError, StoreError
-from initmem.integrations import pipeline
-from initmem.integrations.pipeline import PipelineTrainer, Sent, engine_for
+from initmem.pipeline import run as pipeline
+from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
 from initmem.recipe import Recipe, labels
-from initmem.record import decode, encode
-from initmem.store import Store
-from initmem.study import Run, own_study
+from initmem.store.record import decode, encode
+from initmem.store.store import Store
+from initmem.study import Run
+from initmem.study_file import own_study
 
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)
-measure = functools.partial(initmem.measure, engine="inline", progress=False)
+run = functools.partial(initmem.run, engine="inline", progress=False)
 
 
 def noise(init: initmem.Init, size: float = 0.003) -> float:
@@ -48,7 +49,7 @@ def planted(slope: float, init: initmem.Init, tracker: initmem.Tracker) -> None:
 
 
 def test_planted_memory_comes_back_within_its_interval(tmp_path: Path) -> None:
-    result = measure(functools.partial(planted, 0.05), SCALES, range(8), tmp_path, name="planted")
+    result = run(functools.partial(planted, 0.05), SCALES, range(8), tmp_path, name="planted")
     memory = result.memory("test_accuracy")
     assert memory.low <= 100 * 0.05 * (2.5 - 0.1) <= memory.high
     assert memory.high - memory.low < 2
@@ -65,19 +66,19 @@ def test_what_an_unsettled_verdict_means(tmp_path: Path) -> None:
     def train(init, tracker):
         tracker.end_epoch(test_accuracy=0.5 + 0.05 * init.generator().standard_normal() * (init.scale - 1.5))
 
-    assert measure(train, [1.0, 2.0], [0, 1, 2], tmp_path).explain().endswith("that settles nothing yet.")
-    one = measure(train, [1.0, 2.0], [0], tmp_path).explain()
+    assert run(train, [1.0, 2.0], [0, 1, 2], tmp_path).explain().endswith("that settles nothing yet.")
+    one = run(train, [1.0, 2.0], [0], tmp_path).explain()
     assert "One seed tells nothing about noise" in one
 
 
 def test_a_pipeline_that_ignores_the_scale_forgets(tmp_path: Path) -> None:
-    result = measure(functools.partial(planted, 0.0), SCALES, range(8), tmp_path)
+    result = run(functools.partial(planted, 0.0), SCALES, range(8), tmp_path)
     assert result.verdict == "forgets"
     assert result.study.name == "planted"  # the name of the function within
 
 
 def test_the_slope_over_epochs_and_the_tables(tmp_path: Path) -> None:
-    result = measure(functools.partial(planted, 0.05), SCALES, range(4), tmp_path)
+    result = run(functools.partial(planted, 0.05), SCALES, range(4), tmp_path)
     np.testing.assert_allclose(result.beta().beta, -0.05, atol=0.005)
     frame, history = result.frame, result.history
     assert frame.height == 20 and history.height == 60
@@ -109,7 +110,7 @@ def trained(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
 
 
 def test_final_metrics_stand_beside_the_history(tmp_path: Path) -> None:
-    result = measure(trained, (0.5, 2.0), range(3), tmp_path)
+    result = run(trained, (0.5, 2.0), range(3), tmp_path)
     record = result.records[0]
     assert record.summary.test_accuracy == 0.25
     assert dict(record.finals) == {"sharpness": 3.5}
@@ -126,10 +127,10 @@ def test_runs_are_seeded_and_the_global_generators_are_put_back(tmp_path: Path) 
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    first = measure(trained, [1.0], [0, 1], tmp_path / "a")
+    first = run(trained, [1.0], [0, 1], tmp_path / "a")
     assert torch.equal(torch.rand(3), expected)
     random.seed(99)
-    again = measure(trained, [1.0], [1, 0], tmp_path / "b")
+    again = run(trained, [1.0], [1, 0], tmp_path / "b")
     by_seed = {record.run.seed: record for record in again.records}
     assert all(record.same_result(by_seed[record.run.seed]) for record in first.records)
     assert not np.array_equal(*(record.history["val_loss"] for record in first.records))
@@ -145,14 +146,14 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
         tracker.end_epoch(test_accuracy=0.5)
 
     with pytest.raises(KeyboardInterrupt):
-        measure(train, [1.0, 2.0], [0, 1], tmp_path)
+        run(train, [1.0, 2.0], [0, 1], tmp_path)
     assert Store(tmp_path).in_flight() == []
-    result = measure(train, [1.0, 2.0], [0, 1], tmp_path)
+    result = run(train, [1.0, 2.0], [0, 1], tmp_path)
     assert calls == [(1.0, 0), (2.0, 0), (1.0, 1), (1.0, 1), (2.0, 1)]
     assert len(result.records) == 4
-    measure(train, [1.0, 2.0], [0, 1, 2], tmp_path)  # more seeds only add
+    run(train, [1.0, 2.0], [0, 1, 2], tmp_path)  # more seeds only add
     assert calls[5:] == [(1.0, 2), (2.0, 2)]
-    measure(train, [1.0, 2.0], [0], tmp_path, name="other")
+    run(train, [1.0, 2.0], [0], tmp_path, name="other")
     assert len(calls) == 9
 
 
@@ -164,13 +165,13 @@ def test_a_failure_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:
             raise ZeroDivisionError("too large")
         tracker.end_epoch(test_accuracy=0.5)
 
-    result = measure(train, [1.0, 2.0], [0, 1, 2], tmp_path)
+    result = run(train, [1.0, 2.0], [0, 1, 2], tmp_path)
     assert list(result.failures) == [(2.0, 1)]
     assert "ZeroDivisionError: too large" in result.failures[2.0, 1]
     assert result.memory().n_seeds == 2
     assert "1 of 6 runs failed, the first (scale 2, seed 1) with ZeroDivisionError: too large" in str(result)
     broken[0] = False
-    assert not measure(train, [1.0, 2.0], [0, 1, 2], tmp_path, retry_failed=True).failures
+    assert not run(train, [1.0, 2.0], [0, 1, 2], tmp_path, retry_failed=True).failures
 
 
 def test_divergence_is_a_result(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_divergence_is_a_result(tmp_path: Path) -> None:
         tracker.end_epoch(val_loss=1.0, test_accuracy=0.5)
         tracker.end_epoch(val_loss=math.inf, test_accuracy=0.1)
 
-    result = measure(train, [1.0], [0], tmp_path)
+    result = run(train, [1.0], [0], tmp_path)
     assert result.records[0].status == "diverged"
     assert result.records[0].summary.test_accuracy == 0.5
     assert "1 of 1 runs diverged" in result.notes[0]
@@ -201,7 +202,7 @@ def test_the_selected_epoch_is_that_of_the_best_validation_there_is(tmp_path: Pa
 
     expected = {by_accuracy: (2, 0.5), by_loss: (1, 0.1), by_nothing: (3, 0.3)}
     for train, (epoch, accuracy) in expected.items():
-        (record,) = measure(train, [1.0], [0], tmp_path).records
+        (record,) = run(train, [1.0], [0], tmp_path).records
         assert (record.summary.tau_best, record.summary.test_accuracy) == (epoch, accuracy)
 
 
@@ -218,16 +219,16 @@ def test_what_looks_wrong_is_said(tmp_path: Path) -> None:
     def second(init, tracker):
         tracker.end_epoch(loss=1.0)
 
-    notes = measure(first, [1.0], [0], tmp_path, name="same").notes
+    notes = run(first, [1.0], [0], tmp_path, name="same").notes
     assert notes == ["init.apply left as they are: gain (`kernels` says what to redraw)"]
-    notes = measure(second, [1.0], [0, 1], tmp_path, name="same").notes
+    notes = run(second, [1.0], [0, 1], tmp_path, name="same").notes
     assert "1 of 2 runs" in notes[1] and "before the code was changed" in notes[1]
-    (note,) = measure(second, [1.0], [0], tmp_path / "new").notes
+    (note,) = run(second, [1.0], [0], tmp_path / "new").notes
     assert note.startswith("the training code never asked for the scale")
 
 
 def test_training_code_that_says_nothing_fails(tmp_path: Path) -> None:
-    result = measure(lambda init, tracker: init.scale, [1.0], [0], tmp_path)
+    result = run(lambda init, tracker: init.scale, [1.0], [0], tmp_path)
     with pytest.raises(StoreError, match="1 of 1 runs failed"):
         result.memory()
     assert "nothing measured" in str(result)
@@ -278,15 +279,15 @@ def test_only_its_own_code_can_run_it(tmp_path: Path) -> None:
 )
 def test_mistakes_are_explained(tmp_path: Path, how: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        initmem.measure(**{"train": trained, "store": tmp_path / "store", "progress": False} | how)
+        initmem.run(**{"train": trained, "store": tmp_path / "store", "progress": False} | how)
     assert str(caught.value).startswith(words)
 
 
-def test_poked_twins_and_split_seeds(tmp_path: Path) -> None:
-    result = measure(trained, [1.0], [0, 1], tmp_path, chaos=True, split=["init", "order"])
+def test_perturbed_replicates_and_split_seeds(tmp_path: Path) -> None:
+    result = run(trained, [1.0], [0, 1], tmp_path, chaos=True, split=["init", "order"])
     by_run = {r.run: r.summary.norm_init for r in result.records}
-    plain, poked = (by_run[run] for run in by_run if run.seed == 0 and not run.pins)
-    assert plain != poked and plain == pytest.approx(poked, rel=1e-3)
+    plain, perturbed = (by_run[run] for run in by_run if run.seed == 0 and not run.pins)
+    assert plain != perturbed and plain == pytest.approx(perturbed, rel=1e-3)
     init_varied, order_varied = (by_run[run] for run in by_run if run.pins)
     assert init_varied == by_run[Run(result.recipe, 1.0, 1)]
     assert order_varied == plain
@@ -298,7 +299,7 @@ def test_poked_twins_and_split_seeds(tmp_path: Path) -> None:
 
 def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = str(tmp_path / "store")
-    measure(functools.partial(planted, 0.05), SCALES, range(3), store)
+    run(functools.partial(planted, 0.05), SCALES, range(3), store)
 
     def said(*words: str) -> str:
         app(list(words), standalone_mode=False)
@@ -329,7 +330,7 @@ def test_the_usual_metric_is_what_there_is(tmp_path: Path) -> None:
     def train(init, tracker):
         tracker.end_epoch(perplexity=10 * init.scale)
 
-    result = measure(train, [1.0, 2.0], [0, 1], tmp_path)
+    result = run(train, [1.0, 2.0], [0, 1], tmp_path)
     assert result.memory().metric == "perplexity"
     assert result.memory().memory == 10
     assert "perplexity 10, undetermined" not in str(result)
@@ -350,7 +351,7 @@ def train(init, tracker):
         raise OSError("no space")
     tracker.end_epoch(test_accuracy=offset + 0.1 * init.scale + 0.001 * sum(seen))
 
-result = initmem.measure(train, scales=[1.0, 2.0], seeds=range(3), store="runs", workers=1)
+result = initmem.run(train, scales=[1.0, 2.0], seeds=range(3), store="runs", workers=1)
 print(len(result.records), result.memory("test_accuracy"))
 """
 
@@ -380,7 +381,7 @@ def test_what_cannot_travel_is_trained_here(tmp_path: Path, capsys: pytest.Captu
         with lock:
             tracker.end_epoch(test_accuracy=0.5)
 
-    result = initmem.measure(train, [1.0], [0], tmp_path)
+    result = initmem.run(train, [1.0], [0], tmp_path)
     assert len(result.records) == 1 and not result.failures
     assert "cannot be sent to other processes (cannot pickle '_thread.lock'" in capsys.readouterr().err
     assert isinstance(engine_for("local", PipelineTrainer(trained, ""), 2), LocalEngine)

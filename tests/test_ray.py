@@ -12,8 +12,8 @@ import pytest
 
 from clusters import STUDY, STUDY_FILE, RayCluster, assert_same, environment, wait_for
 from faultlab import residue
-from initmem.record import RunRecord
-from initmem.store import Store
+from initmem.store.record import RunRecord
+from initmem.store.store import Store
 
 
 def start(folder: Path, cluster: RayCluster, *options: str) -> subprocess.Popen[str]:

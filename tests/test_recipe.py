@@ -9,7 +9,7 @@ from initmem.recipe import Recipe, labels
 def test_defaults_are_the_main_grid() -> None:
     recipe = Recipe()
     assert (recipe.dataset, recipe.model, recipe.width) == ("cifar10", "resnet9", 64)
-    assert (recipe.optimizer, recipe.learning_rate, recipe.floor) == ("sgd", 1e-3, 0.01)
+    assert (recipe.optimizer, recipe.learning_rate, recipe.lr_floor) == ("sgd", 1e-3, 0.01)
     assert (recipe.batch_size, recipe.epochs, recipe.bias_std) == (128, 300, 0.2)
     assert recipe.changes() == {}
 

@@ -15,21 +15,21 @@ import pytest
 import planted
 from conftest import fake_record
 from initmem.errors import StoreError
-from initmem.integrations.result import Result
 from initmem.measures.memory import Memory, memory_table
-from initmem.present.curves import scale_plot
-from initmem.present.page import charts, html
-from initmem.present.page.audit import run_rows, which
-from initmem.present.page.content import Content
-from initmem.present.page.facts import Kept
-from initmem.present.page.paper import paper_table
-from initmem.present.page.verdicts import headline
-from initmem.present.report import render, write_report
-from initmem.present.survey import Survey
-from initmem.present.verdict import verdict_html
+from initmem.pipeline.result import Result
+from initmem.plots.curves import scale_plot
 from initmem.recipe import Recipe
-from initmem.record import RunRecord, Summary, failed
-from initmem.store import Store
+from initmem.report import charts, html
+from initmem.report.audit import run_rows, which
+from initmem.report.content import Content
+from initmem.report.notebook import verdict_html
+from initmem.report.paper import paper_table
+from initmem.report.recipe_stats import Kept
+from initmem.report.report import render, write_report
+from initmem.report.verdicts import headline
+from initmem.store.record import RunRecord, Summary, failed
+from initmem.store.store import Store
+from initmem.store.survey import Survey
 from initmem.study import Run, Study
 
 IMAGE = "<img src=x onerror=alert(1)>"
@@ -299,7 +299,7 @@ def test_a_damaged_record_is_named(store: Store) -> None:
 def test_missing_runs_in_words(tiny) -> None:
     runs = [Run(tiny, scale, seed) for scale in (0.5, 2.0) for seed in (1, 2)] + [Run(tiny, 1.0, 2)]
     assert which(runs) == "σ 0.5, 2: seeds 1, 2; σ 1: seeds 2"
-    assert which([Run(tiny, 1.0, 2, poke=1.001)]) == "1 poked or with a seed role of their own"
+    assert which([Run(tiny, 1.0, 2, perturbation=1.001)]) == "1 perturbed or with a seed role of their own"
 
 
 def test_the_report_holds_every_run(store: Store) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from clusters import STUDY_FILE, assert_same, environment, wait_for
 from faultlab import residue
-from initmem.record import RunRecord
-from initmem.store import Store
+from initmem.store.record import RunRecord
+from initmem.store.store import Store
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "slurm"
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from conftest import fake_record
-from initmem import checkpoints
-from initmem import record as record_module
-from initmem import store as store_module
 from initmem.errors import StoreError
-from initmem.record import RunRecord, decode, encode, failed
-from initmem.store import Store
+from initmem.store import checkpoints
+from initmem.store import record as record_module
+from initmem.store import store as store_module
+from initmem.store.record import RunRecord, decode, encode, failed
+from initmem.store.store import Store
 from initmem.study import Run, Study
 
 

@@ -11,8 +11,8 @@ from initmem.engines.packing import packs
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.recipe import Recipe
-from initmem.store import Store
-from initmem.study import bundled, load_study
+from initmem.store.store import Store
+from initmem.study_file import bundled, load_study
 
 
 @pytest.mark.parametrize("name", bundled())

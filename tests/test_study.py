@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from initmem import study as studies
+from initmem import study_file as studies
 from initmem.errors import ConfigError
 from initmem.recipe import Recipe
-from initmem.study import Run, Study, load_study
+from initmem.study import Run, Study
+from initmem.study_file import load_study
 
 
 def write(folder: Path, text: str) -> str:

@@ -88,8 +88,8 @@ def test_each_seed_role_moves_only_its_own():
     assert not np.allclose(gradients[0], gradients[2])
 
 
-def test_a_poke_moves_one_weight():
-    v, u = ensemble._initial([Run(recipe(), 1.0, 0), Run(recipe(), 1.0, 0, poke=1.5)], 4)
+def test_a_perturbation_moves_one_weight():
+    v, u = ensemble._initial([Run(recipe(), 1.0, 0), Run(recipe(), 1.0, 0, perturbation=1.5)], 4)
     assert v[1, 0, 0] == 1.5 * v[0, 0, 0]
     assert np.array_equal(v[0].ravel()[1:], v[1].ravel()[1:])
     assert np.array_equal(u[0], u[1])
@@ -110,7 +110,7 @@ def test_optimizers_take_their_settings_from_the_recipe():
 
 
 def test_a_schedule_reaches_every_update():
-    cosine = recipe(schedule="cosine", batch_size=128, epochs=3, floor=0.1)
+    cosine = recipe(schedule="cosine", batch_size=128, epochs=3, lr_floor=0.1)
     k = np.arange(12)
     expected = 0.01 * (0.1 + 0.9 * (1 + np.cos(np.pi * k / 12)) / 2)
     np.testing.assert_allclose(ensemble.all_rates(cosine, 512), expected)

@@ -18,11 +18,12 @@ from initmem.cli import main
 from initmem.engines.local import LocalEngine
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
-from initmem.present.theory import ENTRIES, linear, show
-from initmem.store import Store
-from initmem.study import Run, load_study
+from initmem.store.store import Store
+from initmem.study import Run
+from initmem.study_file import load_study
 from initmem.theory import diagonal, figure9, resetting
-from initmem.theory.records import train_linear
+from initmem.theory.lab import train_linear
+from initmem.theory.pictures import ENTRIES, linear, show
 
 DOCS = Path(__file__).parent.parent / "docs"
 

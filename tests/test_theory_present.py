@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from initmem.present import theory
 
 from initmem.cli import main
 from initmem.errors import ConfigError
-from initmem.present import theory
-from initmem.present.theory import ENTRIES, linear, show
 from initmem.recipe import Recipe
-from initmem.study import load_study
+from initmem.study_file import load_study
 from initmem.theory import diagonal, exponents, figure9, propositions
+from initmem.theory.pictures import ENTRIES, linear, show
 
 NAMES = ["propositions", "exponents", "fig9", "diagonal", "resetting", "linear"]
 

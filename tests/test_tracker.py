@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from initmem.clocks import clocks
 from initmem.errors import ConfigError
-from initmem.integrations.init import Init
-from initmem.integrations.tracker import Tracker
-from initmem.measures.clocks import clocks
+from initmem.pipeline.init import Init
+from initmem.pipeline.tracker import Tracker
 from initmem.recipe import Recipe
 
 EPOCHS, PER_EPOCH, BATCH = 3, 40, 16
@@ -65,7 +65,7 @@ def test_cosine_is_the_closed_form_of_the_recipe() -> None:
     recipe = Recipe.parse(
         {"learning_rate": 0.02, "epochs": EPOCHS, "batch_size": BATCH, "l2": 0.003, "optimizer": "momentum"}
     )
-    floor = recipe.floor
+    floor = recipe.lr_floor
     tracker = trained(
         lambda model: sgd(model, momentum=0.9, weight_decay=2 * recipe.l2),
         lambda optimizer: lr_scheduler.LambdaLR(

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from initmem.clocks import clocks, epoch_rates
 from initmem.data import load
 from initmem.errors import ModelError
-from initmem.measures.clocks import clocks
 from initmem.recipe import Recipe
-from initmem.record import COLUMNS, RunRecord
-from initmem.schedule import epoch_rates
+from initmem.store.record import COLUMNS, RunRecord
 from initmem.study import Run
 from initmem.train.init import initialise
 from initmem.train.layers import by_replica

@@ -11,40 +11,40 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from initmem.clocks import clocks as clocks
     from initmem.errors import InitmemError as InitmemError
-    from initmem.integrations.init import Init as Init
-    from initmem.integrations.pipeline import measure as measure
-    from initmem.integrations.result import Result as Result
-    from initmem.integrations.tracker import Tracker as Tracker
-    from initmem.measures.clocks import clocks as clocks
     from initmem.measures.memory import Memory as Memory
     from initmem.measures.memory import memory as memory
     from initmem.measures.memory import memory_table as memory_table
+    from initmem.pipeline.init import Init as Init
+    from initmem.pipeline.result import Result as Result
+    from initmem.pipeline.run import run as run
+    from initmem.pipeline.tracker import Tracker as Tracker
     from initmem.recipe import Recipe as Recipe
-    from initmem.record import RunRecord as RunRecord
-    from initmem.results import open_results as open_results
-    from initmem.store import Store as Store
+    from initmem.store.record import RunRecord as RunRecord
+    from initmem.store.results import open_results as open_results
+    from initmem.store.store import Store as Store
     from initmem.study import Run as Run
     from initmem.study import Study as Study
-    from initmem.study import load_study as load_study
+    from initmem.study_file import load_study as load_study
 
 _HOMES = {
-    "Init": "initmem.integrations.init",
+    "Init": "initmem.pipeline.init",
     "InitmemError": "initmem.errors",
     "Memory": "initmem.measures.memory",
     "Recipe": "initmem.recipe",
-    "Result": "initmem.integrations.result",
+    "Result": "initmem.pipeline.result",
     "Run": "initmem.study",
-    "RunRecord": "initmem.record",
-    "Store": "initmem.store",
+    "RunRecord": "initmem.store.record",
+    "Store": "initmem.store.store",
     "Study": "initmem.study",
-    "Tracker": "initmem.integrations.tracker",
-    "clocks": "initmem.measures.clocks",
-    "load_study": "initmem.study",
-    "measure": "initmem.integrations.pipeline",
+    "Tracker": "initmem.pipeline.tracker",
+    "clocks": "initmem.clocks",
+    "load_study": "initmem.study_file",
     "memory": "initmem.measures.memory",
     "memory_table": "initmem.measures.memory",
-    "open_results": "initmem.results",
+    "open_results": "initmem.store.results",
+    "run": "initmem.pipeline.run",
 }
 __all__ = [*_HOMES, "__version__"]
 

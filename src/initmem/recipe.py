@@ -1,4 +1,8 @@
-"""A recipe: everything that defines one training procedure, except initialization scale and seed."""
+"""A recipe: everything that defines one training procedure, except initialization scale and seed.
+
+There are two kinds. A `Recipe` describes a bundled network: every field has a value. A `PipelineRecipe` names
+user code and holds what was declared about it, and nothing else: what was not declared is not known.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,20 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from initmem.errors import ConfigError, allowed
 
-ImageModel = Literal["resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp"]
-Model = Literal[ImageModel, "linear"]
+Model = Literal["resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp"]
 Norm = Literal["batch", "layer"]
 Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
 OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "muon", "muon-conv"]
 
-MODELS: tuple[ImageModel, ...] = get_args(ImageModel)
-NAMED_DATASETS = ("digits", "cifar10", "synthetic")  # of images
+MODELS: tuple[Model, ...] = get_args(Model)
+NAMED_DATASETS = ("digits", "cifar10", "synthetic")
 
 DEFAULT_WIDTH: dict[str, int] = {
     "resnet9": 64,
@@ -28,7 +32,6 @@ DEFAULT_WIDTH: dict[str, int] = {
     "resnet56": 16,
     "resnet110": 16,
     "mlp": 256,
-    "linear": 4,
 }
 DEFAULT_DECAY = {"adamw": 1e-4, "muon": 1e-4, "muon-conv": 1e-4}
 DEFAULT_MOMENTUM = {"muon": 0.95, "muon-conv": 0.95}
@@ -37,10 +40,11 @@ DEFAULT_MOMENTUM = {"muon": 0.95, "muon-conv": 0.95}
 SHORT = {"learning_rate": "lr", "batch_size": "b", "weight_decay": "wd", "width": "w"}
 BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augment", "distribution")
 
-# What a linear network can be trained with, and the fields that have nothing to act on there.
-LINEAR_OPTIMIZERS = ("sgd", "momentum", "adam")
-PROBES = ("distribution", "probe", "layer_scales", "width_scaling")
-NOT_LINEAR = ("train_size", "norm", "weight_decay", "augment", "patience", "bias_std", *PROBES)
+# How weights are drawn; `Init` takes these of user code, too.
+INITIALIZATION = ("bias_std", "distribution", "scaled", "layer_scales", "width_scaling")
+# Fields that were renamed after the first records were written. Ids are still made of the old names, and
+# old files are read, so that no run changes its id.
+OLD_NAMES = {"lr_floor": "floor", "scaled": "probe"}
 
 
 class Recipe(BaseModel):
@@ -48,15 +52,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    pipeline: str | None = Field(
-        None,
-        min_length=1,
-        max_length=100,
-        description="name of training code of your own; the other fields say what is known about it",
-    )
-    dataset: str = Field(
-        "cifar10", description="digits, cifar10, synthetic[:NxCxHxW], a .npz file, or linear"
-    )
+    dataset: str = Field("cifar10", description="digits, cifar10, synthetic[:NxCxHxW] or a .npz file")
     data_sha256: str | None = Field(
         None, description="digest of a .npz dataset, filled in when a study is read"
     )
@@ -67,7 +63,7 @@ class Recipe(BaseModel):
     optimizer: OptimizerName = Field("sgd", description="update rule")
     learning_rate: float = Field(1e-3, gt=0, description="initial learning rate")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="learning-rate schedule")
-    floor: float = Field(0.01, ge=0, le=1, description="final fraction of the cosine schedule")
+    lr_floor: float = Field(0.01, ge=0, le=1, description="final fraction of the cosine schedule")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum; default 0.95 for muon")
     beta1: float = Field(0.9, ge=0, lt=1, description="first-moment decay of the Adam family")
     beta2: float = Field(0.999, ge=0, lt=1, description="second-moment decay of the Adam family")
@@ -80,7 +76,7 @@ class Recipe(BaseModel):
     patience: int | None = Field(None, ge=1, description="early stop on validation loss after n epochs")
     bias_std: float = Field(0.2, ge=0, description="standard deviation of the initial biases")
     distribution: Distribution = Field("normal", description="of the initial kernels")
-    probe: str = Field(
+    scaled: str = Field(
         "kernels", description="what the scale multiplies: kernels, biases, output, patterns of layer names"
     )
     layer_scales: str = Field(
@@ -103,13 +99,13 @@ class Recipe(BaseModel):
     @field_validator("dataset")
     @classmethod
     def _known_dataset(cls, name: str) -> str:
-        if name.endswith(".npz") or name == "linear" or name.split(":")[0] in NAMED_DATASETS:
+        if name.endswith(".npz") or name.split(":")[0] in NAMED_DATASETS:
             return name
-        raise ValueError(allowed([*NAMED_DATASETS, "synthetic:NxCxHxW", "a path ending in .npz", "linear"]))
+        raise ValueError(allowed([*NAMED_DATASETS, "synthetic:NxCxHxW", "a path ending in .npz"]))
 
-    @field_validator("probe")
+    @field_validator("scaled")
     @classmethod
-    def _some_probe(cls, text: str) -> str:
+    def _some_variables(cls, text: str) -> str:
         if not selectors(text):
             raise ValueError(allowed(["kernels", "biases", "output", "patterns of layer names"]))
         return text
@@ -124,17 +120,6 @@ class Recipe(BaseModel):
     def fixed_scales(self) -> dict[str, float]:
         """`layer_scales` as factors by selector."""
         return _fixed_scales(self.layer_scales)
-
-    @model_validator(mode="after")
-    def _linear_with_linear(self) -> Recipe:
-        """A linear network is trained on the linear task, by what has a meaning for it."""
-        if (self.model == "linear") != (self.dataset == "linear"):
-            raise ValueError(
-                f"model = {self.model!r} with dataset = {self.dataset!r} (allowed: linear with linear)"
-            )
-        if self.model == "linear" and (wrong := _not_linear(self)):
-            raise ValueError("; ".join(wrong))
-        return self
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Recipe:
@@ -156,16 +141,153 @@ class Recipe(BaseModel):
     @property
     def id(self) -> str:
         """A content hash: equal recipes have equal ids on every machine."""
-        return content_id(self.changes())
+        return content_id(self.hashed())
 
-    def known(self) -> dict[str, Any]:
-        """All fields; those of training code of a user's own are None unless they were said."""
-        said = self.model_dump() if self.pipeline is None else self.changes()
-        return {name: said.get(name) for name in type(self).model_fields}
+    def hashed(self) -> dict[str, Any]:
+        """The changes under the names that ids are made of."""
+        return {OLD_NAMES.get(name, name): value for name, value in self.changes().items()}
+
+    def settings(self) -> dict[str, Any]:
+        """All that is known about the procedure, by name."""
+        return self.model_dump()
+
+    def get(self, name: str) -> Any:
+        """One setting; None where there is no such field."""
+        return getattr(self, name, None)
+
+    def replace(self, **changes: Any) -> Recipe:
+        """The same recipe with some fields changed."""
+        return self.model_copy(update=changes)
 
     def label(self, fields: Iterable[str]) -> str:
-        """Return a short human name made of the given fields."""
+        """A short name made of the given fields."""
         return " ".join(_short(name, getattr(self, name)) for name in fields)
+
+    def informative(self, fields: Sequence[str]) -> list[str]:
+        """Of some fields those worth a place in a label: no zero penalty, no default that follows."""
+        derived = derived_defaults(self.model, self.optimizer)
+        silent = {name for name, value in derived.items() if getattr(self, name) == value} - {"width"}
+        silent |= {name for name in ("l2", "patience", "train_size") if not getattr(self, name)}
+        if self.augment == "none":
+            silent.add("augment")
+        return [name for name in fields if name not in silent and name in type(self).model_fields]
+
+
+Value: TypeAlias = "str | bool | int | float | tuple[Value, ...]"
+# Settings that mean for user code what they mean for bundled networks: clocks and forecasts read them.
+POSITIVE = ("learning_rate",)
+NOT_NEGATIVE = ("l2", "weight_decay", "momentum", "beta1", "beta2")
+WHOLE = ("batch_size", "epochs", "width", "train_size", "patience")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRecipe:
+    """A training procedure of user code: its name, and what was declared about it, in order of names."""
+
+    pipeline: str
+    declared: tuple[tuple[str, Value], ...] = ()
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> PipelineRecipe:
+        """Build a recipe; every bad value is reported at once."""
+        given = {str(name): value for name, value in values.items() if value is not None}
+        name = given.pop("pipeline", None)
+        wrong = [text for key, value in given.items() if (text := _bad_setting(key, value))]
+        if not isinstance(name, str) or not 0 < len(name) <= 100:
+            wrong.insert(0, f"pipeline = {name!r} (allowed: a name of 1 to 100 characters)")
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+        Recipe.parse({key: value for key, value in given.items() if key in INITIALIZATION})
+        return cls(str(name), tuple((key, _frozen(given[key])) for key in sorted(given)))
+
+    @property
+    def id(self) -> str:
+        """A content hash: equal recipes have equal ids on every machine."""
+        return content_id(self.hashed())
+
+    def hashed(self) -> dict[str, Any]:
+        """What ids are made of."""
+        return self.changes()
+
+    def changes(self) -> dict[str, Any]:
+        """The name and everything that was declared: the identity of the recipe."""
+        return {"pipeline": self.pipeline} | {name: _plain(value) for name, value in self.declared}
+
+    def settings(self) -> dict[str, Any]:
+        """All that is known about the procedure, by name."""
+        return self.changes()
+
+    def get(self, name: str) -> Any:
+        """One setting; None where it was not declared."""
+        return self.changes().get(name)
+
+    def replace(self, **changes: Any) -> PipelineRecipe:
+        """The same recipe with some settings changed; None takes one away."""
+        return PipelineRecipe.parse(self.changes() | changes)
+
+    def initialization(self) -> Recipe:
+        """How weights are drawn, in the fields of a bundled network's recipe."""
+        return Recipe.parse({name: value for name, value in self.changes().items() if name in INITIALIZATION})
+
+    def label(self, fields: Iterable[str]) -> str:
+        """A short name made of the given settings."""
+        values = self.changes()
+        return " ".join(_short(name, values[name]) for name in fields if name in values)
+
+    def informative(self, fields: Sequence[str]) -> list[str]:
+        """Of some settings those that were declared, after the name."""
+        values = self.changes()
+        return ["pipeline", *(name for name in fields if name in values and name != "pipeline")]
+
+
+AnyRecipe: TypeAlias = Recipe | PipelineRecipe
+
+
+def parse_recipe(values: Mapping[str, Any]) -> AnyRecipe:
+    """A recipe of either kind: one that names a pipeline is user code's."""
+    return PipelineRecipe.parse(values) if values.get("pipeline") is not None else Recipe.parse(values)
+
+
+def network_of(recipe: AnyRecipe) -> Recipe:
+    """The recipe of a bundled network; what asks for one cannot do with user code."""
+    if isinstance(recipe, PipelineRecipe):
+        raise ConfigError(
+            f"pipeline = {recipe.pipeline!r}: its data and network are known to its own code alone "
+            "(allowed here: bundled networks; initmem.run and `initmem run --command` train pipelines)"
+        )
+    return recipe
+
+
+def stored_recipe(values: Mapping[str, Any]) -> AnyRecipe:
+    """A recipe from a file of a store, which may be older than the names of today."""
+    new_names = {old: new for new, old in OLD_NAMES.items()} if values.get("pipeline") is None else {}
+    return parse_recipe({new_names.get(name, name): value for name, value in values.items()})
+
+
+def _bad_setting(name: str, value: object) -> str:
+    """What is wrong with a declared value; empty if nothing is."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not name or len(name) > 100:
+        return f"recipe setting {name!r} (allowed: a name of 1 to 100 characters)"
+    if name in WHOLE and not (type(value) is int and value >= 1):
+        return f"{name} = {value!r} (allowed: a whole number from 1)"
+    if name in POSITIVE and not (number and value > 0):  # type: ignore[operator]
+        return f"{name} = {value!r} (allowed: a number above 0)"
+    if name in NOT_NEGATIVE and not (number and value >= 0):  # type: ignore[operator]
+        return f"{name} = {value!r} (allowed: a number from 0)"
+    if isinstance(value, list | tuple):
+        return next((text for item in value if (text := _bad_setting(f"{name}[]", item))), "")
+    if not (number or isinstance(value, str | bool)):
+        return f"{name} = {value!r} (allowed: finite numbers, strings, booleans, and lists of them)"
+    return ""
+
+
+def _frozen(value: Any) -> Value:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _plain(value: Value) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def selectors(text: str) -> list[str]:
@@ -195,51 +317,26 @@ def derived_defaults(model: object, optimizer: object) -> dict[str, Any]:
     }
 
 
-def _not_linear(recipe: Recipe) -> list[str]:
-    """What a recipe of a linear network asks for in vain, one phrase per field."""
-    found = []
-    if recipe.optimizer not in LINEAR_OPTIMIZERS:
-        found.append(f"optimizer = {recipe.optimizer!r} ({allowed(LINEAR_OPTIMIZERS)}, with model linear)")
-    for name in NOT_LINEAR:
-        value, default = getattr(recipe, name), Recipe.model_fields[name].default
-        if value != default and not (name == "weight_decay" and recipe.optimizer in DEFAULT_DECAY):
-            found.append(f"{name} = {value!r} ({allowed([default])}, with model linear)")
-    return found
-
-
 def content_id(content: Mapping[str, Any]) -> str:
     """Hash plain values to 16 hexadecimal digits, independent of the order of keys."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def labels(recipes: Sequence[Recipe]) -> list[str]:
+def labels(recipes: Sequence[AnyRecipe]) -> list[str]:
     """Name recipes by the optimizer and whatever else tells them apart."""
-    dumps = [recipe.model_dump(exclude={"data_sha256"}) for recipe in recipes]
+    known = [recipe.settings() for recipe in recipes]
+    fields = dict.fromkeys(name for settings in known for name in settings if name != "data_sha256")
     varying = [
         name
-        for name in (dumps[0] if dumps else {})
-        if name == "optimizer" or len({str(dump[name]) for dump in dumps}) > 1
+        for name in fields
+        if name == "optimizer" or len({str(settings.get(name)) for settings in known}) > 1
     ]
     ordered = sorted(varying, key=lambda name: name != "optimizer")  # stable: optimizer first
-    named = [recipe.label(_informative(recipe, ordered)) for recipe in recipes]
+    named = [recipe.label(recipe.informative(ordered)) for recipe in recipes]
     if len(set(named)) == len(named):
         return named
     return [f"{name} {recipe.id[:6]}" for name, recipe in zip(named, recipes, strict=True)]
-
-
-def _informative(recipe: Recipe, fields: Sequence[str]) -> list[str]:
-    """Drop fields that say nothing about this recipe: a zero penalty, a default that follows."""
-    if recipe.pipeline is not None:  # of a user's own code only what was said about it is known
-        said = recipe.changes()
-        return ["pipeline", *(name for name in fields if name in said and name != "pipeline")]
-    derived = derived_defaults(recipe.model, recipe.optimizer)
-    silent = {name for name, value in derived.items() if getattr(recipe, name) == value}
-    silent = silent - {"width"} | {"pipeline"}
-    silent |= {name for name in ("l2", "patience", "train_size") if not getattr(recipe, name)}
-    if recipe.augment == "none":
-        silent.add("augment")
-    return [name for name in fields if name not in silent]
 
 
 def _short(name: str, value: object) -> str:
@@ -251,18 +348,18 @@ def _short(name: str, value: object) -> str:
     return f"{SHORT.get(name, name)}={text}"
 
 
-def problems(error: ValidationError) -> list[str]:
-    """Turn pydantic's findings into one phrase per bad field."""
-    return [_phrase(item) for item in error.errors()]
+def problems(error: ValidationError, model: type[BaseModel] | None = None) -> list[str]:
+    """Turn pydantic's findings into one phrase per bad field of a model; of a `Recipe` unless given."""
+    return [_phrase(item, model or Recipe) for item in error.errors()]
 
 
-def _phrase(item: Any) -> str:
+def _phrase(item: Any, model: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in item["loc"])
     value = item.get("input")
     if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, Recipe.model_fields, n=1)
+        near = difflib.get_close_matches(name, model.model_fields, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        return f"unknown field {name} = {value!r} ({hint}{allowed(sorted(Recipe.model_fields))})"
+        return f"unknown field {name} = {value!r} ({hint}{allowed(sorted(model.model_fields))})"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
     if not name:  # of the recipe as a whole: the message names the fields itself
         return str(message)

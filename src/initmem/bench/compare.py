@@ -22,7 +22,7 @@ from initmem.engines.devices import cores
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import packs
 from initmem.engines.speed import PackSizes, run_flops
-from initmem.store import Store
+from initmem.store.store import Store
 
 Tell = Callable[[str], None]
 

@@ -14,13 +14,11 @@ from initmem.cli.base import AsJson, Effort, Settings, StudyArgument, Workers, a
 @app.command(name="studies")
 def list_studies(as_json: AsJson = False) -> None:
     """List the bundled studies and their efforts, with their cost."""
-    from initmem import study as studies
-    from initmem.data import sizes
+    from initmem import study_file as studies
     from initmem.engines.devices import cores
-    from initmem.engines.plan import rough_hours
-    from initmem.engines.speed import run_flops
-    from initmem.present.progress import duration
-    from initmem.present.tables import plain_table
+    from initmem.engines.plan import rough_hours, study_flops
+    from initmem.engines.progress import duration
+    from initmem.plots.terminal import plain_table
 
     found = [
         (studies.load_study(name, effort), about)
@@ -36,7 +34,7 @@ def list_studies(as_json: AsJson = False) -> None:
             "scales": len(study.scales),
             "seeds": len(study.seeds),
             "runs": len(study.all_runs()),
-            "flops": sum(run_flops(r, sizes(r)) * len(study.runs(r)) for r in study.recipes),
+            "flops": study_flops(study),
             "hours_here": estimate,
             "about": about,
         }
@@ -55,7 +53,7 @@ def list_studies(as_json: AsJson = False) -> None:
 @app.command()
 def models(as_json: AsJson = False) -> None:
     """List the networks with their numbers of variables, for CIFAR-10 input."""
-    from initmem.present.tables import plain_table
+    from initmem.plots.terminal import plain_table
     from initmem.train.models import catalogue
 
     rows = catalogue()
@@ -75,18 +73,18 @@ def clocks(
     as_json: AsJson = False,
 ) -> None:
     """Print the clocks of a study's recipes, or of one recipe, before any run."""
-    from initmem import study as studies
+    from initmem import study_file as studies
+    from initmem.clocks import clocks as clocks_of
     from initmem.data import sizes
-    from initmem.measures.clocks import clocks as clocks_of
-    from initmem.present.tables import plain_table
-    from initmem.recipe import labels
+    from initmem.plots.terminal import plain_table
+    from initmem.recipe import labels, network_of
 
     if study is None:
         recipes = [studies.single(settings or ())]
     else:
         recipes = list(studies.load_study(study, effort, settings or ()).recipes)
     rows = [
-        {"recipe": label} | clocks_of(recipe, sizes(recipe).n_train).at_end()
+        {"recipe": label} | clocks_of(network_of(recipe), sizes(recipe).n_train).at_end()
         for label, recipe in zip(labels(recipes), recipes, strict=True)
     ]
     if as_json:
@@ -108,12 +106,12 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what a study costs before it is run: runs, operations, disk, hours here and elsewhere."""
-    from initmem import study as studies
+    from initmem import study_file as studies
     from initmem.engines.devices import cores
     from initmem.engines.plan import plan as plan_of
     from initmem.engines.plan import simulate
-    from initmem.present.progress import duration
-    from initmem.present.tables import plain_table
+    from initmem.engines.progress import duration
+    from initmem.plots.terminal import plain_table
 
     asked = studies.load_study(study, effort, settings or ())
     found = plan_of(asked, workers=workers or cores(), accelerator=accelerator, utilisation=utilisation)
@@ -151,8 +149,8 @@ def theory(
     as_json: AsJson = False,
 ) -> None:
     """Show a part of the linear theory: why initialization is remembered, and what erases it."""
-    from initmem.present.tables import plain_table
-    from initmem.present.theory import show
+    from initmem.plots.terminal import plain_table
+    from initmem.theory.pictures import show
 
     shown = show(name, seed=seed, output=output)
     if as_json:

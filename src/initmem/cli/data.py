@@ -19,7 +19,7 @@ def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the datasets and where they are."""
     from initmem.data import sizes
     from initmem.data.cifar10 import cache_dir, is_cached
-    from initmem.present.tables import plain_table
+    from initmem.plots.terminal import plain_table
     from initmem.recipe import NAMED_DATASETS, Recipe
 
     place = {"digits": "comes with scikit-learn", "synthetic": "made on the spot"}
@@ -47,8 +47,8 @@ def get_data(
 ) -> None:
     """Fetch a dataset, verify it and keep it as a plain array file."""
     from initmem.data.cifar10 import fetch
+    from initmem.engines.progress import transfer
     from initmem.errors import DataError
-    from initmem.present.progress import transfer
 
     if name != "cifar10":
         raise DataError(f"dataset {name!r} needs no fetching (allowed: cifar10)")

@@ -23,8 +23,8 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Write the studies and records of a store to one compact file, which can be shown like a store."""
-    from initmem.archive import SUFFIX, of_study, write_archive
-    from initmem.results import open_results
+    from initmem.store.archive import SUFFIX, of_study, write_archive
+    from initmem.store.results import open_results
 
     opened = open_results(store)
     place = output or store.resolve().with_name(store.resolve().name + SUFFIX)
@@ -52,9 +52,9 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Make a store of archives, so that their studies can be continued; what it has already stays."""
-    from initmem.archive import Archive
-    from initmem.archive import restore as restored
-    from initmem.store import Store
+    from initmem.store.archive import Archive
+    from initmem.store.archive import restore as restored
+    from initmem.store.store import Store
 
     opened = [Archive(path) for path in archives]
     place = Store.create(store)
@@ -85,7 +85,7 @@ def export(
 ) -> None:
     """Write all runs for another tool: as tables, for TensorBoard, or to MLflow."""
     from initmem.export import export as exported
-    from initmem.results import open_results
+    from initmem.store.results import open_results
 
     done = exported(open_results(store), to, output)
     if as_json:

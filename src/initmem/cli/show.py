@@ -15,7 +15,7 @@ from initmem.cli.base import AsJson, StoreArgument, app, console, print_json
 from initmem.errors import ConfigError, allowed
 
 if TYPE_CHECKING:
-    from initmem.record import RunRecord
+    from initmem.store.record import RunRecord
     from initmem.study import Study
 
 MISSING_SHOWN = 3
@@ -33,9 +33,9 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Say how far the studies in a store are."""
-    from initmem.present.status import store_status
-    from initmem.present.tables import plain_table
-    from initmem.results import open_results
+    from initmem.plots.terminal import plain_table
+    from initmem.store.results import open_results
+    from initmem.store.status import store_status
 
     opened = open_results(store)
     broken = opened.verify() if verify else []
@@ -80,8 +80,8 @@ def measure(
 ) -> None:
     """Measure every recipe in a store, or in several: its memory, or one of the other measures."""
     from initmem.measures.memory import default_metric, memory_table
-    from initmem.present import tables
-    from initmem.present.measured import REMARKS, rows_of
+    from initmem.measures.rows import REMARKS, rows_of
+    from initmem.plots import terminal as tables
     from initmem.study import recipes_of
 
     records, studies = _opened(*stores)
@@ -111,8 +111,8 @@ def measure(
 @app.command()
 def report(store: StoreArgument, output: Output = None, as_json: AsJson = False) -> None:
     """Write one self-contained HTML page about a store; it opens offline."""
-    from initmem.present.report import write_report
-    from initmem.results import open_results
+    from initmem.report.report import write_report
+    from initmem.store.results import open_results
 
     beside = store / "report.html" if store.is_dir() else store.with_suffix(".html")
     place = write_report(open_results(store), output or beside)
@@ -133,8 +133,8 @@ def board(
     as_json: AsJson = False,
 ) -> None:
     """Serve the report live while a study runs: progress, curves, failures, memory as seeds come in."""
-    from initmem.present.board.server import Board
-    from initmem.results import open_results
+    from initmem.report.board.server import Board
+    from initmem.store.results import open_results
 
     served = Board(open_results(store), host=host, port=port, token=token)
     if as_json:
@@ -157,7 +157,7 @@ def figure(
     as_json: AsJson = False,
 ) -> None:
     """Draw a figure of the paper from a store, as .pdf, .png or .svg; missing runs are named."""
-    from initmem.present import figures
+    from initmem.paper import figures
 
     records, studies = _opened(store)
     wanted = figures.available(records) if name == "all" else (name,)
@@ -184,8 +184,8 @@ def table(
     as_json: AsJson = False,
 ) -> None:
     """Make a table of the paper from a store, as .txt, .md, .tex or .csv; missing runs are named."""
-    from initmem.files import write_atomic
-    from initmem.present import papertables
+    from initmem.paper import tables as papertables
+    from initmem.store.files import write_atomic
 
     records, studies = _opened(store)
     wanted = _chosen(name, papertables.NAMES)
@@ -212,7 +212,7 @@ def table(
 
 def _opened(*stores: Path) -> tuple[list[RunRecord], list[Study]]:
     """Records and studies of all of them; a run that several hold counts once."""
-    from initmem.results import open_results
+    from initmem.store.results import open_results
 
     opened = [open_results(store) for store in stores]
     records = {record.id: record for results in opened for record in results.records()}
@@ -252,7 +252,7 @@ def _path(output: Path | None, default: str, *, several: bool) -> Path:
 
 def _missing(names: Sequence[str]) -> str:
     """The first of what is missing: half a grid would fill the screen."""
-    from initmem.present.figures.words import first_of
+    from initmem.plots.captions import first_of
 
     hint = ", see --json" if len(names) > MISSING_SHOWN else ""
     return f" (missing: {first_of(names, MISSING_SHOWN)}{hint})" if names else ""

@@ -93,28 +93,33 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train every run of a study that is not in the store yet. Ctrl-C stops; the same command goes on."""
-    from initmem import study as studies
+    from initmem import study_file as studies
     from initmem.engines.execute import check, execute, execute_until
     from initmem.engines.named import engine_named
+    from initmem.engines.progress import duration
     from initmem.engines.settings import Settings as EngineSettings
+    from initmem.engines.settings import Trainer
     from initmem.measures.memory import default_metric, memory_table
-    from initmem.present import tables
-    from initmem.present.progress import duration
-    from initmem.store import Store
+    from initmem.pipeline.bundled import bundled_pipeline
+    from initmem.plots import terminal as tables
+    from initmem.store.store import Store
 
     if data_dir is not None:
         os.environ["INITMEM_DATA"] = str(data_dir)  # the workers look there too
     limit = None if timeout is None else seconds(timeout)
-    trainer = None
+    trainer: Trainer | None = None
     if command is not None:
-        from initmem.integrations.command import study_of
+        from initmem.pipeline.command import study_of
 
         asked, trainer = study_of(command, name, study, effort, settings or ())
     elif study is None:
         raise ConfigError("nothing to run (allowed: a study, or --command)")
     else:
         asked = studies.load_study(study, effort, settings or ())
-        check(asked)
+        if (bundled := bundled_pipeline(asked)) is not None:
+            trainer, pack = bundled.trainer, pack or bundled.pack
+        else:
+            check(asked)
     chosen = engine_named(
         engine,
         workers=workers,
@@ -168,9 +173,9 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Forecast from the clocks alone which recipes forget, and say the least change that should make them."""
-    from initmem import study as studies
-    from initmem.present.advice import advice_rows, advised_study, verdicts
-    from initmem.present.tables import plain_table
+    from initmem import study_file as studies
+    from initmem.measures.advice import advice_rows, advised_study, verdicts
+    from initmem.plots.terminal import plain_table
 
     asked = studies.load_study(study, effort, settings or ())
     rows = advice_rows(asked)
@@ -189,7 +194,7 @@ def _trained(study: Study, store: Path | None, workers: int | None) -> list[Any]
     """Run a study and return its records."""
     from initmem.engines.execute import check, execute
     from initmem.engines.local import LocalEngine
-    from initmem.store import Store
+    from initmem.store.store import Store
 
     check(study)
     place = store or Path("runs") / f"{study.name}-{study.effort}"
@@ -226,7 +231,7 @@ def introduce(study: Study, place: Path) -> None:
 @contextmanager
 def display() -> Iterator[Callable[[Workload], Listener]]:
     """A live display for as many sessions as come; a polite kill ends like Ctrl-C."""
-    from initmem.present.progress import watching
+    from initmem.engines.progress import watching
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with watching(sys.stderr) as watch:

@@ -14,24 +14,21 @@ from numpy.typing import NDArray
 from initmem.data.cifar10 import is_cached, load_cifar10
 from initmem.data.dataset import Dataset, Part, Sizes, split, split_three
 from initmem.errors import DataError
-from initmem.recipe import Recipe
+from initmem.recipe import AnyRecipe, network_of
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
 SYNTHETIC_CLASSES = 10
 DIGITS = Sizes(1078, 359, 360, 1, 8, 8, 10)
-LINEAR = Sizes(512, 256, 256, 1, 1, 4, 4)  # vectors of 4 features, 4 outputs
 NPZ_KEYS = "x and y, or x_train, y_train, x_test and y_test"
 NPZ_NAMES = (("x_train", "y_train", "x_test", "y_test"), ("x", "y"))
 LARGEST_ARRAY = 1 << 35  # bytes
 MOST_CLASSES = 100_000
 
 
-def load(recipe: Recipe) -> Dataset:
+def load(recipe: AnyRecipe) -> Dataset:
     """Load the dataset that a recipe trains on."""
-    _refuse_pipeline(recipe)
+    recipe = network_of(recipe)
     kind = recipe.dataset.split(":")[0]
-    if kind == "linear":
-        raise DataError("dataset = 'linear' holds no images (initmem.theory.ensemble.linear_task draws it)")
     if recipe.dataset.endswith(".npz"):
         found = _npz(Path(recipe.dataset))
     elif kind == "digits":
@@ -47,9 +44,9 @@ def load(recipe: Recipe) -> Dataset:
     return found.limited(recipe.train_size)
 
 
-def sizes(recipe: Recipe) -> Sizes:
+def sizes(recipe: AnyRecipe) -> Sizes:
     """The sizes of a recipe's dataset; only a user's file has to be read for it."""
-    _refuse_pipeline(recipe)
+    recipe = network_of(recipe)
     kind = recipe.dataset.split(":")[0]
     if recipe.dataset.endswith(".npz"):
         data = _npz(Path(recipe.dataset))
@@ -59,7 +56,7 @@ def sizes(recipe: Recipe) -> Sizes:
         found = Sizes(*split_three(n), channels, height, width, SYNTHETIC_CLASSES)
     else:
         cifar10 = Sizes(40_000, 10_000, 10_000, 3, 32, 32, 10)
-        found = {"digits": DIGITS, "cifar10": cifar10, "linear": LINEAR}[kind]
+        found = {"digits": DIGITS, "cifar10": cifar10}[kind]
     return found._replace(n_train=min(found.n_train, recipe.train_size or found.n_train))
 
 
@@ -77,21 +74,13 @@ def synthetic_shape(name: str) -> tuple[int, int, int, int]:
     return n, channels, height, width
 
 
-def check(recipe: Recipe) -> None:
+def check(recipe: AnyRecipe) -> None:
     """Find out cheaply whether a recipe's dataset is to be had."""
-    _refuse_pipeline(recipe)
+    recipe = network_of(recipe)
     if recipe.dataset.endswith(".npz"):
         load(recipe)
     elif recipe.dataset == "cifar10" and not is_cached():
         load_cifar10()  # says which command to type
-
-
-def _refuse_pipeline(recipe: Recipe) -> None:
-    if recipe.pipeline is not None:
-        raise DataError(
-            f"pipeline = {recipe.pipeline!r}: its data is known to its own code alone "
-            "(run it with initmem.measure or `initmem run --command`)"
-        )
 
 
 def _digits() -> Dataset:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-import torch
-
 from initmem.data import Dataset, load
 from initmem.recipe import Recipe
-from initmem.record import RunRecord
+from initmem.store.record import RunRecord
 from initmem.study import Run
-from initmem.theory.records import train_linear
-from initmem.train.loop import hardware, train_pack
+from initmem.train.loop import train_pack
 from initmem.train.pack import Checkpoint, Pack
 from initmem.train.requirements import Precision
 
@@ -26,9 +23,6 @@ def train_bundled(
     on_epoch: Callable[[Pack], None] | None = None,
 ) -> list[RunRecord]:
     """Train by what the recipe's network asks for."""
-    if runs[0].recipe.model == "linear":  # seconds of work at the most: no checkpoint is worth it
-        processor = hardware(torch.device("cpu"))
-        return [record.noted(hardware=processor) for record in train_linear(runs)]
     data = dataset(runs[0].recipe)
     return train_pack(runs, data, device=device, precision=precision, resume=resume, on_epoch=on_epoch)
 

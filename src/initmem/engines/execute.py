@@ -15,8 +15,8 @@ from initmem.engines.packing import cost, pack_size, packs
 from initmem.engines.settings import Engine, Listener
 from initmem.engines.speed import PackSizes
 from initmem.measures.memory import memory
-from initmem.recipe import Recipe
-from initmem.store import Store
+from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, network_of
+from initmem.store.store import Store
 from initmem.study import Run, Study
 from initmem.train.requirements import check_input
 
@@ -85,7 +85,7 @@ def execute(
             packs=len(cut),
             workers=min(engine.workers, len(cut)),
             costs={run.id: costs[run.recipe] for run in left},
-            epochs={run.id: run.recipe.known()["epochs"] or 1 for run in left},
+            epochs={run.id: run.recipe.get("epochs") or 1 for run in left},
         )
     )
     finished = engine.run(store, cut, listen)
@@ -106,12 +106,18 @@ def execute(
 
 def _cut(
     study: Study, left: Sequence[Run], engine: Engine, *, size: int | None
-) -> tuple[list[list[Run]], dict[Recipe, float]]:
+) -> tuple[list[list[Run]], dict[AnyRecipe, float]]:
     """The packs of a study, and the relative cost of a run of each recipe."""
-    if any(recipe.pipeline is not None for recipe in study.recipes):  # one by one, at a cost nobody knows
-        return [[run] for run in study.all_runs()], dict.fromkeys(study.recipes, 1.0)
-    shapes = [sizes(recipe) for recipe in study.recipes]
-    costs = {recipe: cost(recipe, shape) for recipe, shape in zip(study.recipes, shapes, strict=True)}
+    if any(isinstance(recipe, PipelineRecipe) for recipe in study.recipes):
+        # One by one unless the pipeline can train several at once, at a cost that only its own code knows.
+        groups = [study.runs(recipe) for recipe in study.recipes]
+        cut = [runs[i : i + (size or 1)] for runs in groups for i in range(0, len(runs), size or 1)]
+        return cut, dict.fromkeys(study.recipes, 1.0)
+    recipes = [network_of(recipe) for recipe in study.recipes]
+    shapes = [sizes(recipe) for recipe in recipes]
+    costs: dict[AnyRecipe, float] = {
+        recipe: cost(recipe, shape) for recipe, shape in zip(recipes, shapes, strict=True)
+    }
     unfinished, measured = {run.recipe for run in left}, PackSizes(engine.settings.device)
 
     def choose(recipe: Recipe, shape: Sizes) -> int:
@@ -146,7 +152,7 @@ def execute_until(
             study = study.with_more_seeds(recipe, count)
 
 
-def _seeds_to_add(study: Study, store: Store, width: float, max_seeds: int) -> dict[Recipe, int]:
+def _seeds_to_add(study: Study, store: Store, width: float, max_seeds: int) -> dict[AnyRecipe, int]:
     """How many seeds more each recipe needs; the width falls about as one over the root of their number."""
     found = {}
     known = {record.id: record for record in store.records()}
@@ -178,22 +184,22 @@ def with_known_seeds(study: Study, store: Store) -> Study:
 
 def check(study: Study) -> None:
     """Find a user's mistake before anything is written or started."""
-    for recipe in study.recipes:
+    for recipe in map(network_of, study.recipes):
         check_data(recipe)
         shape = sizes(recipe)
         check_input(recipe.model, shape.shape, recipe.augment)
-        _check_probe(recipe, shape)
+        _check_scaled(recipe, shape)
 
 
-def _check_probe(recipe: Recipe, shape: Sizes) -> None:
+def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
     """Whether the layers that a recipe names are there; a network without memory is built to see."""
-    if recipe.probe == "kernels" and not recipe.layer_scales:
+    if recipe.scaled == "kernels" and not recipe.layer_scales:
         return
     import torch
 
     from initmem.train.init import layout
     from initmem.train.models import build
-    from initmem.train.probes import factors
+    from initmem.train.scaled import factors
 
     with torch.device("meta"):
         network = build(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from initmem.engines.settings import Listener, Settings
 from initmem.engines.worker import Worker
-from initmem.store import Store
+from initmem.store.store import Store
 from initmem.study import Run
 
 

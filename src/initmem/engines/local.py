@@ -19,7 +19,7 @@ from typing import Any
 from initmem.engines.devices import places
 from initmem.engines.settings import Listener, Settings
 from initmem.errors import InitmemError
-from initmem.store import Store
+from initmem.store.store import Store
 from initmem.study import Run
 
 MOST_CRASHES = 3  # of workers that have not claimed anything yet

@@ -8,20 +8,17 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from initmem.data import Sizes
-from initmem.recipe import Recipe
+from initmem.recipe import Recipe, network_of
 from initmem.study import Run, Study
 
 # Up to this many multiplications per layer and update, a replica alone leaves the processor waiting for
 # the next call; measured on two EPYC cores, ResNet-9, 8x8 against 32x32 images.
 WORTH_PACKING = 80_000
 LARGEST_PACK = 10
-LARGEST_LINEAR_PACK = 100  # a linear network is next to nothing beside the calls that move it
 
 
 def pack_size(recipe: Recipe, sizes: Sizes) -> int:
     """A guess, without a measurement, of how many replicas of a recipe to train as one network."""
-    if recipe.model == "linear":
-        return LARGEST_LINEAR_PACK
     work = sizes.height * sizes.width * recipe.width * min(recipe.batch_size, sizes.n_train)
     return max(1, min(LARGEST_PACK, WORTH_PACKING // work))
 
@@ -36,7 +33,7 @@ def packs(
 ) -> list[list[Run]]:
     """Cut every recipe's runs into packs of even size, the most work first."""
     found: list[tuple[float, list[Run]]] = []
-    for recipe, shape in zip(study.recipes, sizes, strict=True):
+    for recipe, shape in zip(map(network_of, study.recipes), sizes, strict=True):
         runs = study.runs(recipe)
         limit = size or choose(recipe, shape)
         count = math.ceil(len(runs) / limit)

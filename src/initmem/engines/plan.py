@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from initmem.clocks import clocks, updates_per_epoch
 from initmem.data import sizes
 from initmem.engines.packing import pack_size, packs
 from initmem.engines.speed import PackSizes, Speedometer, run_flops
 from initmem.errors import ConfigError, allowed
-from initmem.measures.clocks import clocks
-from initmem.recipe import Recipe
-from initmem.record import COLUMNS, RunRecord, encode, summarise
-from initmem.schedule import updates_per_epoch
+from initmem.recipe import Recipe, network_of
+from initmem.store.record import COLUMNS, RunRecord, encode, summarise
 from initmem.study import Run, Study
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
@@ -69,13 +68,14 @@ def plan(
     utilisation: float = UTILISATION,
 ) -> Plan:
     """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
-    shapes = [sizes(recipe) for recipe in study.recipes]
+    recipes = [network_of(recipe) for recipe in study.recipes]
+    shapes = [sizes(recipe) for recipe in recipes]
     chosen = PackSizes().choose if calibrated else pack_size
     cut = packs(study, shapes, size=None, workers=workers, choose=chosen)
-    pack_of = {recipe: max(len(p) for p in cut if p[0].recipe == recipe) for recipe in study.recipes}
+    pack_of = {recipe: max(len(p) for p in cut if p[0].recipe == recipe) for recipe in recipes}
     speed = Speedometer()
     rows = []
-    for recipe, shape, label in zip(study.recipes, shapes, study.labels(), strict=True):
+    for recipe, shape, label in zip(recipes, shapes, study.labels(), strict=True):
         runs = len(study.runs(recipe))
         flops = runs * run_flops(recipe, shape)
         rate = speed.measure(recipe, shape, pack_of[recipe]) if calibrated else None
@@ -103,7 +103,7 @@ def plan(
         cells=len(study.recipes) * len(study.scales),
         updates=sum(row.updates * row.runs for row in rows),
         flops=total,
-        disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),
+        disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, recipes, strict=True)),
         workers=workers,
         hours_here=sum(hours) if calibrated else None,
         accelerator=accelerator,
@@ -153,7 +153,7 @@ def simulate(
     durations = sorted(
         (
             run_flops(recipe, sizes(recipe)) / rate / 3600
-            for recipe in study.recipes
+            for recipe in map(network_of, study.recipes)
             for _ in study.runs(recipe)
         ),
         reverse=True,
@@ -191,9 +191,14 @@ def rough_hours(studies: Sequence[Study], workers: int) -> list[float]:
     rate = 0.5 * matmul_rate()
     found = []
     for study in studies:
-        flops = sum(run_flops(r, sizes(r)) * len(study.runs(r)) for r in study.recipes)
-        found.append(flops / rate / workers / 3600)
+        found.append(study_flops(study) / rate / workers / 3600)
     return found
+
+
+def study_flops(study: Study) -> float:
+    """Operations of all runs of a study; what a pipeline computes only its own code knows: 0."""
+    networks = [recipe for recipe in study.recipes if isinstance(recipe, Recipe)]
+    return float(sum(run_flops(r, sizes(r)) * len(study.runs(r)) for r in networks))
 
 
 def matmul_rate(side: int = 768) -> float:

@@ -27,10 +27,10 @@ from initmem.engines.training import company as name_of
 from initmem.engines.watch import StopSign, Watch
 from initmem.engines.worker import Worker, heartbeat, make_ready, team
 from initmem.errors import ConfigError, InitmemError, StoreError
-from initmem.faults import Cause, counted
-from initmem.files import explained, temporary
-from initmem.record import decode, encode, failed
-from initmem.store import Store
+from initmem.store.faults import Cause, counted
+from initmem.store.files import explained, temporary
+from initmem.store.record import decode, encode, failed
+from initmem.store.store import Store
 from initmem.study import Run
 
 RETRIES = 20  # by Ray, of a task whose process or machine was lost; the store gives a bad run up before

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from initmem.record import RunRecord
-from initmem.store import Store
+from initmem.store.record import RunRecord
+from initmem.store.store import Store
 from initmem.study import Run
 from initmem.train.requirements import Precision
 

@@ -19,7 +19,7 @@ from initmem.engines.local import LocalEngine
 from initmem.engines.settings import Listener, Settings
 from initmem.engines.watch import StopSign, Watch
 from initmem.errors import ConfigError, InitmemError
-from initmem.store import Store
+from initmem.store.store import Store
 from initmem.study import Run
 
 ARRAY = 4  # jobs, unless told otherwise

@@ -11,11 +11,10 @@ import numpy as np
 from initmem.data import Dataset, Part, Sizes
 from initmem.data.cifar10 import cache_dir
 from initmem.engines.devices import is_here
-from initmem.engines.packing import LARGEST_LINEAR_PACK, pack_size
-from initmem.files import write_atomic
+from initmem.engines.packing import pack_size
 from initmem.recipe import Recipe
+from initmem.store.files import write_atomic
 from initmem.study import Run
-from initmem.theory.records import train_linear
 from initmem.train.flops import Flops, flops_per_image
 
 LONGEST_STEP = 1e10  # operations per timed step: a fraction of a second on one core
@@ -61,10 +60,6 @@ class Speedometer:
         changes = {"batch_size": batch, "epochs": 2, "patience": None, "train_size": None}
         small = recipe.model_copy(update=changes)
         runs = [Run(small, 1.0, seed) for seed in range(pack)]
-        if recipe.model == "linear":
-            started = time.perf_counter()
-            train_linear(runs)
-            return pack * run_flops(small, shape) / (time.perf_counter() - started)
         data = _noise(shape, n_train=2 * batch, n_val=batch)
         trial = Pack(runs, data, device=self.device)
         trial.train_epoch()
@@ -101,8 +96,6 @@ class PackSizes:
 
     def choose(self, recipe: Recipe, shape: Sizes) -> int:
         """How many replicas of a recipe to train as one network."""
-        if recipe.model == "linear":
-            return LARGEST_LINEAR_PACK
         if not is_here(self._speed.device):  # it is elsewhere, in a cluster
             return pack_size(recipe, shape)
         key = self._key(recipe, shape)

@@ -27,10 +27,10 @@ from typing import Any
 from initmem.engines.bundled import train_bundled
 from initmem.engines.settings import Settings
 from initmem.errors import FullDisk, InitmemError, StoreError
-from initmem.faults import Cause, Fault, cause_of, counted
 from initmem.recipe import content_id
-from initmem.record import RunRecord, failed
-from initmem.store import Store
+from initmem.store.faults import Cause, Fault, cause_of, counted
+from initmem.store.record import RunRecord, failed
+from initmem.store.store import Store
 from initmem.study import Run
 from initmem.train.pack import Checkpoint, Pack
 
@@ -167,7 +167,7 @@ class _Try:
         self.still_alive()
         self.store.append_history(run, row, fresh=run not in self.begun)
         self.begun.add(run)
-        if run.recipe.known()["epochs"]:
+        if run.recipe.get("epochs"):
             self.training.report("epoch", ([run.id], int(row["epoch"])))
         if self.training.should_stop():
             raise Interrupted

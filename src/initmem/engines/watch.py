@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable
 
 from initmem.engines.settings import Listener
-from initmem.files import explained
-from initmem.store import Store
+from initmem.store.files import explained
+from initmem.store.store import Store
 from initmem.study import Run
 
 BREATH = 10  # looking takes at most one part in so many of the time

@@ -16,9 +16,9 @@ import torch
 from initmem.engines.settings import Settings
 from initmem.engines.training import ClaimLost, Interrupted, Report, Training, company
 from initmem.errors import FullDisk, StoreError
-from initmem.faults import LOSSES, counted, next_pack
-from initmem.record import RunRecord, failed
-from initmem.store import EXPIRY, Store
+from initmem.store.faults import LOSSES, counted, next_pack
+from initmem.store.record import RunRecord, failed
+from initmem.store.store import EXPIRY, Store
 from initmem.study import Run
 
 PAUSE = 1.0  # seconds between two looks at packs that others have

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from initmem.errors import ConfigError, allowed
 from initmem.export.rows import NamedRun, named_runs
-from initmem.results import Results
+from initmem.store.results import Results
 
 
 class Exported(NamedTuple):

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from initmem.errors import ConfigError
 from initmem.measures.design import by_recipe
 from initmem.recipe import labels
-from initmem.record import RunRecord
-from initmem.results import Results
+from initmem.store.record import RunRecord
+from initmem.store.results import Results
 from initmem.study import recipes_of
 
 Value = str | int | float | bool
@@ -50,14 +50,15 @@ def named_runs(results: Results) -> tuple[list[NamedRun], list[str]]:
 def _name(record: RunRecord) -> str:
     run = record.run
     parts = [f"scale={run.scale!r}", f"seed={run.seed}", *(f"{role}={seed}" for role, seed in run.pins)]
-    return " ".join(parts + ([f"poke={run.poke:g}"] if run.poke != 1.0 else []))
+    return " ".join(parts + ([f"perturbation={run.perturbation:g}"] if run.perturbation != 1.0 else []))
 
 
 def settings(record: RunRecord) -> dict[str, Value | None]:
     """What defines a run: the fields of its recipe, then where it stands in the study."""
     run = record.run
     pins = {f"seed_{role}": seed for role, seed in run.pins}
-    return run.recipe.known() | {"scale": run.scale, "seed": run.seed} | pins | {"poke": run.poke}
+    settings = run.recipe.settings() | {"scale": run.scale, "seed": run.seed}
+    return settings | pins | {"perturbation": run.perturbation}
 
 
 def summary(record: RunRecord) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from initmem.errors import ConfigError
 from initmem.export.rows import NamedRun, known, needs, plain_names, provenance, settings, spent, summary
-from initmem.record import RunRecord
+from initmem.store.record import RunRecord
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export tells nobody but its reader
 try:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.clocks import CLOCKS
 from initmem.measures.design import curves
 from initmem.measures.statistics import student
-from initmem.record import CLOCKS, RunRecord
+from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
 DRAWS = 400  # of seeds, for the interval of a half-life

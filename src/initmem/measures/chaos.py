@@ -11,16 +11,16 @@ import numpy as np
 
 from initmem.measures.design import plain
 from initmem.measures.memory import unit_of
-from initmem.record import RunRecord
 from initmem.seeds import ROLES, Role
+from initmem.store.record import RunRecord
 
 
 class Chaos(NamedTuple):
-    """How far runs drift apart when one weight is poked; in the metric's display unit."""
+    """How far runs drift apart when one weight is perturbed; in the metric's display unit."""
 
     metric: str
     deviation: float  # standard deviation of a run that chaos alone explains
-    largest: float  # largest difference between twins
+    largest: float  # largest difference between a run and its perturbed replicate
     floor: float  # the spread over scales that chaos alone would show, at this number of scales and seeds
     n_pairs: int
 
@@ -39,10 +39,14 @@ class RoleVariance(NamedTuple):
 def chaos_floor(
     records: Sequence[RunRecord], metric: str = "test_accuracy", *, seed: int = 0
 ) -> Chaos | None:
-    """Compare every poked run with its unpoked twin; None where there are no twins."""
+    """Compare every perturbed replicate with its run; None where there are none."""
     factor, _ = unit_of(metric)
     values = {record.run: record.metric(metric) for record in records}
-    pairs = [(value, values.get(replace(run, poke=1.0))) for run, value in values.items() if run.poke != 1.0]
+    pairs = [
+        (value, values.get(replace(run, perturbation=1.0)))
+        for run, value in values.items()
+        if run.perturbation != 1.0
+    ]
     known = [factor * (a - b) for a, b in pairs if a is not None and b is not None]
     if not known:
         return None
@@ -104,7 +108,7 @@ def _first_seed(records: Sequence[RunRecord]) -> int | None:
 
 def _varied_role(record: RunRecord) -> Role | None:
     pins = record.run.pins
-    single = len(pins) == 1 and record.run.poke == 1.0 and pins[0][1] != record.run.seed
+    single = len(pins) == 1 and record.run.perturbation == 1.0 and pins[0][1] != record.run.seed
     return pins[0][0] if single else None
 
 

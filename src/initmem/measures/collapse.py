@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.clocks import CLOCKS
 from initmem.measures.beta import BetaCurve, beta_curve, resampled_beta
-from initmem.record import CLOCKS, RunRecord
+from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
 GRID = 200  # places on an axis where curves are compared

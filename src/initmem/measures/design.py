@@ -8,37 +8,39 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.recipe import Recipe
-from initmem.record import RunRecord
+from initmem.recipe import AnyRecipe, Recipe
+from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
 
 
-def by_recipe(records: Iterable[RunRecord], order: Sequence[Recipe] = ()) -> dict[Recipe, list[RunRecord]]:
+def by_recipe(
+    records: Iterable[RunRecord], order: Sequence[AnyRecipe] = ()
+) -> dict[AnyRecipe, list[RunRecord]]:
     """Group records: recipes in the given order, each once, then as they first appear."""
-    groups: dict[Recipe, list[RunRecord]] = {recipe: [] for recipe in order}
+    groups: dict[AnyRecipe, list[RunRecord]] = {recipe: [] for recipe in order}
     for record in records:
         groups.setdefault(record.run.recipe, []).append(record)
     return {recipe: group for recipe, group in groups.items() if group}
 
 
 def plain(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs of the main design: not poked, and with the pins that most of them share.
+    """The runs of the main design: not perturbed, and with the pins that most of them share.
 
-    A study may hold poked twins and runs that vary one seed role at a time; they serve other measures and
-    would count some seeds twice here.
+    A study may hold perturbed replicates and runs that vary one seed role at a time; they serve other
+    measures and would count some seeds twice here.
     """
-    unpoked = [record for record in records if record.run.poke == 1.0]
-    if not unpoked:
+    unperturbed = [record for record in records if record.run.perturbation == 1.0]
+    if not unperturbed:
         return []
-    counts = Counter(record.run.pins for record in unpoked)
+    counts = Counter(record.run.pins for record in unperturbed)
     usual = min(counts, key=lambda pins: (-counts[pins], len(pins)))
-    return [record for record in unpoked if record.run.pins == usual]
+    return [record for record in unperturbed if record.run.pins == usual]
 
 
 def bundled(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Without the runs of training code of a user's own: of its optimizer and so on nothing is known."""
-    return [record for record in records if record.run.recipe.pipeline is None]
+    return [record for record in records if isinstance(record.run.recipe, Recipe)]
 
 
 def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Array]:

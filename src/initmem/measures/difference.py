@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from initmem.measures.memory import profile
 from initmem.measures.statistics import spread
-from initmem.recipe import Recipe
-from initmem.record import RunRecord
+from initmem.recipe import AnyRecipe
+from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ class Difference(NamedTuple):
         return not self.low <= 0 <= self.high
 
 
-def controlled_pairs(recipes: Sequence[Recipe]) -> list[tuple[Recipe, Recipe, str]]:
+def controlled_pairs(recipes: Sequence[AnyRecipe]) -> list[tuple[AnyRecipe, AnyRecipe, str]]:
     """Pairs that differ in one field alone, with that field."""
     found = []
     changes = [(recipe, recipe.changes()) for recipe in recipes]

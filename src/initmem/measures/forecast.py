@@ -6,8 +6,6 @@ spread of 2 points, interpolated between its settings:
 - l2: 17.4 points at 0.47, below 1 at 2.4, 0.3 at 4.7; the standard recipe, 0.0, stands at 16.
 - adaptive: 5.3 points at 24, 4.3 at 47, 1.6 at 379.
 - sgd: 22.8 points at 0.018, about 10 at 1.8, 4.5 at 180; what it takes to reach 2 is extrapolated.
-
-Momentum makes of eta the rate eta / (1 - momentum), in the sgd clock as in the l2 clock.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from initmem.measures.clocks import totals
+from initmem.clocks import RateSums, horizon_sums, step_momentum
 from initmem.measures.design import plain
 from initmem.measures.memory import Verdict
 from initmem.recipe import Recipe
-from initmem.record import RunRecord
+from initmem.store.record import RunRecord
 
 Forecast = Literal["remembers", "forgets", "unclear"]
 Checked = Literal["held", "did not hold", "cannot tell"]
@@ -61,8 +59,7 @@ class Advice(NamedTuple):
 
 def effective_clocks(recipe: Recipe, n_train: int) -> dict[str, float]:
     """The clocks that can erase this recipe's memory, at the horizon."""
-    first, second = totals(recipe, n_train)
-    return _effective(recipe, first, second)
+    return _effective(recipe, horizon_sums(recipe, n_train))
 
 
 def lived_clocks(recipe: Recipe, records: Sequence[RunRecord]) -> dict[str, float]:
@@ -72,17 +69,17 @@ def lived_clocks(recipe: Recipe, records: Sequence[RunRecord]) -> dict[str, floa
     known = np.array([end for end in ends if None not in end], dtype=float).reshape(-1, 2)
     if not len(known):
         return {}
-    first, second = np.median(known, axis=0)
-    return _effective(recipe, float(first), recipe.batch_size * float(second))
+    eta, eta2 = np.median(known, axis=0)
+    return _effective(recipe, RateSums.of_recipe(recipe, float(eta), recipe.batch_size * float(eta2)))
 
 
-def _effective(recipe: Recipe, first: float, second: float) -> dict[str, float]:
-    """From the sums of eta and of eta^2 over the updates that were made."""
-    inertia = recipe.momentum if recipe.optimizer == "momentum" else 0.0
-    found = {"l2": recipe.l2 * first / (1 - inertia)}
+def _effective(recipe: Recipe, sums: RateSums[float]) -> dict[str, float]:
+    """Momentum makes of eta the rate eta / (1 - momentum), in the sgd clock as in the l2 clock."""
+    ticks = sums.clocks(recipe.batch_size)
+    effective = {"l2": ticks["l2"] / (1 - step_momentum(recipe))}
     if recipe.optimizer in ADAPTIVE:
-        return found | {"adaptive": first}
-    return found | {"sgd": second / recipe.batch_size / (1 - inertia) ** 2}
+        return effective | {"adaptive": ticks["adaptive"]}
+    return effective | {"sgd": ticks["momentum"]}
 
 
 def forecast(recipe: Recipe, n_train: int) -> Outlook:

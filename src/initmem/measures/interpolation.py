@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.design import plain
-from initmem.record import RunRecord
+from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
 

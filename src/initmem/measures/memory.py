@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from initmem.errors import ConfigError, allowed
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.statistics import Spread, seeds_needed, spread
-from initmem.recipe import Recipe, labels
-from initmem.record import COLUMNS, SUMMARY_FIELDS, RunRecord
+from initmem.recipe import AnyRecipe, PipelineRecipe, labels
+from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
 
 Verdict = Literal["remembers", "forgets", "undetermined"]
 
@@ -26,7 +26,7 @@ METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS]))
 class Profile:
     """The values of one metric for one recipe, shape (seed, scale): only seeds that have every scale."""
 
-    recipe: Recipe
+    recipe: AnyRecipe
     metric: str
     scales: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -103,7 +103,10 @@ def unit_of(metric: str) -> tuple[float, str]:
 def own_metrics(records: Sequence[RunRecord]) -> list[str]:
     """What a user's own training code recorded under names of its own."""
     found = dict.fromkeys(
-        name for record in records if record.run.recipe.pipeline for name in (*record.history, *record.finals)
+        name
+        for record in records
+        if isinstance(record.run.recipe, PipelineRecipe)
+        for name in (*record.history, *record.finals)
     )
     return [name for name in found if name not in METRICS]
 
@@ -151,7 +154,7 @@ def memory(
     arranged = profile(records, metric)
     _, unit = unit_of(metric)
     recipe = arranged.recipe
-    name = label or recipe.pipeline or recipe.label(["optimizer", "learning_rate"])
+    name = label or recipe.label(recipe.informative(["optimizer", "learning_rate"]))
     n_seeds, n_scales = arranged.values.shape
     nothing = Spread(None, None, None, None, None, None, None)
     found = spread(arranged.values, rng=np.random.default_rng(seed)) if n_seeds else nothing
@@ -174,7 +177,7 @@ def memory_table(
     records: Sequence[RunRecord],
     metric: str = "test_accuracy",
     *,
-    order: Sequence[Recipe] = (),
+    order: Sequence[AnyRecipe] = (),
     tolerance: float | None = None,
 ) -> list[Memory]:
     """The memory of every recipe, in the given order, then as they come."""

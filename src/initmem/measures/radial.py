@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from initmem.measures.design import plain
 from initmem.measures.statistics import student
-from initmem.record import RunRecord
+from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """Ensembles of linear networks: the smallest complete experiment on initialization memory.
 
-A run whose recipe says `model = "linear"` is a two-factor network W = U V, trained on one noisy
+A run of the pipeline `linear` is a two-factor network W = U V, trained on one noisy
 linear task. The networks of all scales and seeds of a recipe move at once. At the end they compute
 nearly the same function; what the scale leaves behind is their imbalance, seen in the norm of the
 weights, and in the accuracy once the weights are perturbed, which large weights do not survive.
@@ -23,17 +23,48 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from initmem.recipe import Recipe
-from initmem.schedule import epoch_rates
+from initmem.clocks import epoch_rates
+from initmem.errors import ConfigError
+from initmem.recipe import PipelineRecipe, Recipe, problems
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.theory._arrays import Array, Factors, matrix_sum, require
 from initmem.theory.descent import Adam, GradientDescent, HeavyBall, Rule, descend
 from initmem.theory.linear import Path, product, random_network
 from initmem.theory.losses import Estimate
+
+
+class LinearSettings(BaseModel):
+    """What defines the training of a linear network; names and defaults are those of a `Recipe`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    width: int = Field(4, ge=1)
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    learning_rate: float = Field(1e-3, gt=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+    lr_floor: float = Field(0.01, ge=0, le=1)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-7, gt=0)
+    l2: float = Field(0.0, ge=0)
+    batch_size: int = Field(128, ge=1)
+    epochs: int = Field(300, ge=1)
+
+    @classmethod
+    def of(cls, recipe: PipelineRecipe | Recipe) -> LinearSettings:
+        """The settings that a recipe of the pipeline `linear` declares; every bad one is reported at once."""
+        declared = {name: value for name, value in recipe.changes().items() if name != "pipeline"}
+        try:
+            return cls.model_validate(declared)
+        except ValidationError as error:
+            raise ConfigError("pipeline linear: " + "; ".join(problems(error, cls))) from None
 
 
 @dataclass(frozen=True)
@@ -89,8 +120,8 @@ def trajectories(
     Its factors are (epoch, run, ...). A seed draws the same standard normals at every scale, and
     each epoch is a fresh permutation of the samples, as for any other network.
     """
-    recipe = runs[0].recipe
-    require(all(run.recipe == recipe for run in runs), "runs: allowed: those of one recipe")
+    recipe = LinearSettings.of(runs[0].recipe)
+    require(all(run.recipe == runs[0].recipe for run in runs), "runs: allowed: those of one recipe")
     rates = all_rates(recipe, len(task.x))
     return descend(
         _initial(runs, task.x.shape[1]),
@@ -124,7 +155,7 @@ def evaluate(
     return matrix_sum((found - outputs) ** 2) / (2 * len(inputs)), right.mean(axis=-1)
 
 
-def all_rates(recipe: Recipe, samples: int) -> Array:
+def all_rates(recipe: LinearSettings, samples: int) -> Array:
     """The learning rate of every update of a run, (update,)."""
     return np.concatenate([epoch_rates(recipe, samples, e) for e in range(1, recipe.epochs + 1)])
 
@@ -135,7 +166,7 @@ def squared_norm(factors: Factors) -> Array:
     return lower + upper
 
 
-def _rule(recipe: Recipe) -> Rule:
+def _rule(recipe: LinearSettings) -> Rule:
     match recipe.optimizer:
         case "momentum":
             return HeavyBall(recipe.momentum)
@@ -147,12 +178,12 @@ def _rule(recipe: Recipe) -> Rule:
 
 def _initial(runs: Sequence[Run], features: int) -> Factors:
     """The factors of every run, (run, width, feature) and (run, feature, width)."""
-    dims = (features, runs[0].recipe.width, features)
+    dims = (features, LinearSettings.of(runs[0].recipe).width, features)
     drawn = [
         random_network(dims, rng=generator(run.seed_of("init"), "init"), scale=run.scale) for run in runs
     ]
     lower, upper = (np.stack(layer) for layer in zip(*drawn, strict=True))
-    lower[:, 0, 0] *= [run.poke for run in runs]
+    lower[:, 0, 0] *= [run.perturbation for run in runs]
     return lower, upper
 
 
@@ -163,7 +194,7 @@ def _minibatches(runs: Sequence[Run], task: Task) -> Estimate:
     are taken for a whole epoch at once, and for one run of all that share their order.
     """
     n = len(task.x)
-    starts = np.arange(0, n, runs[0].recipe.batch_size)
+    starts = np.arange(0, n, LinearSettings.of(runs[0].recipe).batch_size)
     counts = np.diff(starts, append=n)[:, None, None]
     outer = [side[:, :, None] * task.x[:, None, :] for side in (task.x, task.y)]
     seeds, which = np.unique([run.seed_of("order") for run in runs], return_inverse=True)
@@ -177,7 +208,7 @@ def _minibatches(runs: Sequence[Run], task: Task) -> Estimate:
     def estimate(k: int, w: Array) -> Array:
         epoch, update = divmod(k, len(starts))
         inputs, outputs = means(epoch + 1)  # (update, run, feature, feature)
-        slope: Array = w @ inputs[update] - outputs[update]
-        return slope
+        grad_output: Array = w @ inputs[update] - outputs[update]
+        return grad_output
 
     return estimate

@@ -22,9 +22,8 @@ def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
     """Count one image through the network of a recipe."""
     if recipe.model.startswith("resnet9"):
         layers = _resnet9(recipe.width, shape, classes)
-    elif recipe.model in ("mlp", "linear"):
-        hidden = [recipe.width] * (2 if recipe.model == "mlp" else 1)
-        layers = [2 * a * b for a, b in pairwise([math.prod(shape), *hidden, classes])]
+    elif recipe.model == "mlp":
+        layers = [2 * a * b for a, b in pairwise([math.prod(shape), recipe.width, recipe.width, classes])]
     else:
         layers = _deep(recipe.width, shape, classes, n={"resnet56": 9, "resnet110": 18}[recipe.model])
     forward = sum(layers)

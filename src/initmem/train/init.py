@@ -9,26 +9,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from initmem.recipe import network_of
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.layers import Layer, by_replica
 from initmem.train.models import Network
-from initmem.train.probes import Layout, deviations, draw
+from initmem.train.scaled import Layout, deviations, draw
 
 
 @torch.no_grad()
 def initialise(network: Network, runs: Sequence[Run]) -> None:
     """Draw the variables of every replica. One seed gives the same standard normals at every scale."""
     for replica, run in enumerate(runs):
-        rng = generator(run.seed_of("init"), "init")
-        sizes = deviations(run.recipe, run.scale, layout(network))
+        rng, recipe = generator(run.seed_of("init"), "init"), network_of(run.recipe)
+        sizes = deviations(recipe, run.scale, layout(network))
         for path, layer in named_layers(network):
             kernel = by_replica(layer.kernel, network.replicas)[replica]
             bias = by_replica(layer.bias, network.replicas)[replica]
-            _fill(kernel, draw(rng, kernel.shape, run.recipe.distribution), sizes[f"{path}.kernel"])
+            _fill(kernel, draw(rng, kernel.shape, recipe.distribution), sizes[f"{path}.kernel"])
             _fill(bias, draw(rng, bias.shape), sizes[f"{path}.bias"])
         first = by_replica(network.layers()[0].kernel, network.replicas)[replica]
-        first.view(-1)[0] *= run.poke
+        first.view(-1)[0] *= run.perturbation
 
 
 def named_layers(network: Network) -> list[tuple[str, Layer]]:
@@ -37,7 +38,7 @@ def named_layers(network: Network) -> list[tuple[str, Layer]]:
 
 
 def layout(network: Network) -> Layout:
-    """The variables of a network, for probes to choose from."""
+    """The variables of a network, for `scaled` to choose from."""
     layers = named_layers(network)
     return Layout(
         fan_ins={(f"{path}.kernel",): float(layer.fan_in) for path, layer in layers},

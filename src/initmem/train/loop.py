@@ -11,8 +11,8 @@ import torch
 
 from initmem import __version__
 from initmem.data import Dataset
-from initmem.processes import processor_lines
-from initmem.record import RunRecord
+from initmem.store.processes import processor_lines
+from initmem.store.record import RunRecord
 from initmem.study import Run
 from initmem.train import native
 from initmem.train.pack import Checkpoint, Pack

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from initmem.clocks import CLOCKS, RateSums, epoch_rates, updates_per_epoch
 from initmem.data import Dataset
-from initmem.record import CLOCKS, COLUMNS, RunRecord, Status, summarise
-from initmem.schedule import epoch_rates, updates_per_epoch
+from initmem.recipe import network_of
 from initmem.seeds import generator
+from initmem.store.record import COLUMNS, RunRecord, Status, summarise
 from initmem.study import Run
 from initmem.train import native
 from initmem.train.augment import flip_crop_draws
@@ -53,7 +54,7 @@ class Pack:
         dtype: torch.dtype = torch.float32,
         precision: Precision = "float32",
     ) -> None:
-        self.runs, self.recipe = list(runs), runs[0].recipe
+        self.runs, self.recipe = list(runs), network_of(runs[0].recipe)
         if any(run.recipe != self.recipe for run in runs):
             raise ValueError("the replicas of a pack must share one recipe")
         self.replicas, self.classes = len(self.runs), data.classes
@@ -218,13 +219,9 @@ class Pack:
         cross_entropy, accuracy = self._evaluate(self.val)
         squares = self._kernel_squares()
         objective = cross_entropy + self.recipe.l2 * squares
-        recipe, corrected = self.recipe, rates / (1 - self._inertia())
-        ticks = {
-            "sgd": float((rates**2).sum()) / recipe.batch_size,
-            "l2": recipe.l2 * float(rates.sum()),
-            "adaptive": float(rates.sum()),
-            "momentum": float((corrected**2).sum()) / recipe.batch_size,
-        }
+        recipe = self.recipe
+        sums = RateSums.of_recipe(recipe, float(rates.sum()), float((rates**2).sum()))
+        ticks = sums.clocks(recipe.batch_size)
         seconds = (time.perf_counter() - started) / self.replicas
         measured = {
             "train_loss": train_loss.tolist(),
@@ -256,9 +253,6 @@ class Pack:
                 self.status[r] = "completed"
         self._keep_best(improved)
         self.epoch = epoch
-
-    def _inertia(self) -> float:
-        return self.recipe.momentum if self.recipe.optimizer == "momentum" else 0.0
 
     def _out_of_patience(self, rows: Rows) -> bool:
         losses, patience = rows["val_loss"], self.recipe.patience

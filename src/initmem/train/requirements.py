@@ -8,7 +8,7 @@ from initmem.errors import ModelError
 
 Precision = Literal["float32", "tf32", "amp"]  # amp: layers in bfloat16
 
-LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1, "linear": 1}
+LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1}
 
 
 def check_input(model: str, shape: tuple[int, int, int], augment: str = "none") -> None:

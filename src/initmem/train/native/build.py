@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 
 from initmem.data.cifar10 import cache_dir
-from initmem.files import write_atomic
-from initmem.processes import processor_lines
+from initmem.store.files import write_atomic
+from initmem.store.processes import processor_lines
 
 SOURCES = ("normalise.c", "winograd.c", "lanes.c")
 HEADER = "vectors.h"

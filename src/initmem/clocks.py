@@ -1,0 +1,136 @@
+"""Learning-rate schedules and the clocks of training: the only definition, used wherever either is needed.
+
+A clock is a sum over updates k with learning rate eta_k, batch size b, penalty l2 and momentum mu:
+
+    sgd        (1/b) sum eta_k^2               minibatch noise of finite steps
+    l2         l2 sum eta_k                    explicit norm control
+    adaptive   sum eta_k                       movement of preconditioned steps
+    momentum   (1/b) sum (eta_k / (1 - mu))^2  the sgd clock at the rate that momentum makes of eta_k
+    angular    sum eta_k / ||W_k||^2           measured while training: it needs the kernels
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:  # the names of the clocks are asked for where NumPy would take too long to load
+    import numpy as np
+    from numpy.typing import NDArray
+
+CLOCKS = ("sgd", "l2", "adaptive", "momentum", "angular")
+
+T = TypeVar("T", float, "NDArray[np.float64]")
+
+
+class Schedule(Protocol):
+    """The settings that fix the learning rate of every update: a `Recipe` has them, and the linear lab."""
+
+    @property
+    def optimizer(self) -> str: ...  # noqa: D102
+    @property
+    def learning_rate(self) -> float: ...  # noqa: D102
+    @property
+    def schedule(self) -> str: ...  # noqa: D102
+    @property
+    def lr_floor(self) -> float: ...  # noqa: D102
+    @property
+    def momentum(self) -> float: ...  # noqa: D102
+    @property
+    def l2(self) -> float: ...  # noqa: D102
+    @property
+    def batch_size(self) -> int: ...  # noqa: D102
+    @property
+    def epochs(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class RateSums(Generic[T]):
+    """Sums over updates, each a number or an array of partial sums; every clock but the angular follows."""
+
+    eta: T  # sum of eta
+    eta2: T  # sum of eta^2
+    corrected: T  # sum of (eta / (1 - momentum))^2
+    decay: T  # sum of l2 * eta
+
+    @classmethod
+    def of(cls, eta: T, eta2: T, *, momentum: float, l2: float) -> RateSums[T]:
+        """Sums of updates that share momentum and penalty."""
+        return cls(eta, eta2, eta2 / (1 - momentum) ** 2, l2 * eta)
+
+    @classmethod
+    def of_recipe(cls, recipe: Schedule, eta: T, eta2: T) -> RateSums[T]:
+        """Sums of a recipe's updates."""
+        return cls.of(eta, eta2, momentum=step_momentum(recipe), l2=recipe.l2)
+
+    def clocks(self, batch_size: int) -> dict[str, T]:
+        """The clocks by name."""
+        return {
+            "sgd": self.eta2 / batch_size,
+            "l2": self.decay,
+            "adaptive": self.eta,
+            "momentum": self.corrected / batch_size,
+        }
+
+
+class Clocks(NamedTuple):
+    """Cumulative clocks at the end of every epoch, each of shape (epoch,)."""
+
+    updates: NDArray[np.int64]
+    sgd: NDArray[np.float64]
+    l2: NDArray[np.float64]
+    adaptive: NDArray[np.float64]
+    momentum: NDArray[np.float64]
+
+    def at_end(self) -> dict[str, float]:
+        """The clocks at the horizon, by name."""
+        return {name: column[-1].item() for name, column in self._asdict().items()}
+
+
+def clocks(recipe: Schedule, n_train: int) -> Clocks:
+    """All clocks of a recipe trained on n_train examples, exact over its schedule, before any run."""
+    import numpy as np
+
+    per_epoch = updates_per_epoch(recipe, n_train)
+    rates = [epoch_rates(recipe, n_train, epoch) for epoch in range(1, recipe.epochs + 1)]
+    eta = np.cumsum([each.sum() for each in rates])
+    eta2 = np.cumsum([np.square(each).sum() for each in rates])
+    ticks = RateSums.of_recipe(recipe, eta, eta2).clocks(recipe.batch_size)
+    return Clocks(updates=np.arange(1, recipe.epochs + 1) * per_epoch, **ticks)
+
+
+def horizon_sums(recipe: Schedule, n_train: int) -> RateSums[float]:
+    """The sums over a whole run in closed form.
+
+    With c_k = cos(pi k / K) over k < K: sum c_k = 1, and sum c_k^2 = K / 2 (for K = 1: 1).
+    """
+    k = recipe.epochs * updates_per_epoch(recipe, n_train)
+    if recipe.schedule == "constant":
+        return RateSums.of_recipe(recipe, recipe.learning_rate * k, recipe.learning_rate**2 * k)
+    level = recipe.learning_rate * (1 + recipe.lr_floor) / 2
+    swing = recipe.learning_rate * (1 - recipe.lr_floor) / 2
+    eta2 = level**2 * k + 2 * level * swing + swing**2 * max(k / 2, 1.0)
+    return RateSums.of_recipe(recipe, level * k + swing, eta2)
+
+
+def updates_per_epoch(recipe: Schedule, n_train: int) -> int:
+    """The last, smaller batch of an epoch is kept."""
+    return math.ceil(n_train / recipe.batch_size)
+
+
+def epoch_rates(recipe: Schedule, n_train: int, epoch: int) -> NDArray[np.float64]:
+    """Learning rates of the updates of one epoch (counted from 1), shape (update,)."""
+    import numpy as np
+
+    per_epoch = updates_per_epoch(recipe, n_train)
+    if recipe.schedule == "constant":
+        return np.full(per_epoch, recipe.learning_rate)
+    k = np.arange((epoch - 1) * per_epoch, epoch * per_epoch)
+    wave = (1 + np.cos(np.pi * k / (recipe.epochs * per_epoch))) / 2
+    return np.asarray(recipe.learning_rate * (recipe.lr_floor + (1 - recipe.lr_floor) * wave))
+
+
+def step_momentum(recipe: Schedule) -> float:
+    """The momentum that lengthens the steps of a recipe: heavy ball's; Adam and Muon divide theirs out."""
+    return recipe.momentum if recipe.optimizer == "momentum" else 0.0

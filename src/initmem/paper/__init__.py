@@ -1,0 +1,1 @@
+"""The paper: its studies, figures, tables and published values."""

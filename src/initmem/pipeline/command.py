@@ -1,0 +1,240 @@
+"""Any program that writes JSON lines joins in: `initmem run --command "python train.py --scale {scale} ..."`.
+
+The program is started once for every run, with the placeholders of its arguments filled in: `{scale}`,
+`{seed}`, `{history}` (the file it writes), `{run}` (the id of the run) and every setting that is declared,
+such as `{learning_rate}`. A literal brace is doubled. No shell is involved.
+
+To the history it appends one line per epoch, an object of numbers with the same names in every line, and at
+the end, if it likes, one line `{"final": {...}}` with metrics of the predictor it returns:
+
+    {"val_loss": 0.71, "val_accuracy": 0.72, "test_accuracy": 0.70}
+    {"val_loss": 0.55, "val_accuracy": 0.81, "test_accuracy": 0.79}
+    {"final": {"calibration": 0.03}}
+
+In Python, `initmem.Tracker(out=path)` writes these lines, with kernel norm and clocks in them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from initmem.errors import ConfigError, allowed
+from initmem.pipeline.records import own_record
+from initmem.pipeline.tracker import Row, Tracker
+from initmem.store.record import RunRecord
+from initmem.study import SCALES, SEEDS, Run, Study
+from initmem.study_file import load_study, override, own_study
+
+PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+GIVEN = ("scale", "seed", "history", "run")
+NEEDED = ("scale", "history")
+TAIL = 4000  # characters of what a failed program said last
+LOOK_EVERY = 0.2  # seconds between two looks at what a program has written
+PATIENCE = 5.0  # seconds that a program has to end after it was asked to
+
+OnEpoch = Callable[[Run, Row], None]
+
+
+class ProgramError(Exception):
+    """A program failed, or wrote what cannot be read: a fault of its run, not of the study."""
+
+
+def parse(command: str, *, n_seeds: int = 1, declared: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Split a command into arguments, and find mistakes in it before anything is run."""
+    try:
+        parts = tuple(shlex.split(command))
+    except ValueError as error:
+        raise ConfigError(f"command = {command!r} ({error})") from None
+    if not parts:
+        raise ConfigError("command = '' (allowed: a program and its arguments)")
+    used = {name for part in parts for name in PLACEHOLDER.findall(part) if name}
+    known = [*GIVEN, *(used if declared is None else declared)]
+    for name in sorted(used - set(known)):
+        braces = "{" + name + "}"
+        raise ConfigError(
+            f"command: {braces} ({allowed(known)}; --set {name}=... declares it; a literal brace is doubled)"
+        )
+    needed = [*NEEDED, *(["seed"] if n_seeds > 1 else [])]
+    for name in needed:
+        if name not in used:
+            raise ConfigError(f"command = {command!r}: no {{{name}}} in it (needed: {', '.join(needed)})")
+    if shutil.which(parts[0]) is None:
+        raise ConfigError(f"command: no program {parts[0]!r}")
+    return parts
+
+
+def name_of(parts: Sequence[str]) -> str:
+    """A name for what a command runs: its script, or its program."""
+    for part in parts:
+        if part.endswith(".py") and "{" not in part:
+            return Path(part).stem
+    return Path(parts[0]).name
+
+
+@dataclass(frozen=True, slots=True)
+class CommandTrainer:
+    """Trains runs by starting a program."""
+
+    parts: tuple[str, ...]
+
+    def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
+        """Train runs, one after the other."""
+        return [self._one(run, on_epoch) for run in runs]
+
+    def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="initmem-") as folder:
+            history, said = Path(folder) / "history.jsonl", Path(folder) / "stderr"
+            arguments = self.arguments(run, history)
+            reader = Reader(history, lambda row: on_epoch(run, row))
+            with said.open("wb") as errors:
+                code = _run(arguments, errors, reader.look)
+            if code != 0:
+                raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{_tail(said)}")
+            reader.look(at_end=True)
+        seconds = time.perf_counter() - started
+        return own_record(run, reader.tracker, seconds, command=shlex.join(self.parts), torch="not known")
+
+    def arguments(self, run: Run, history: Path) -> list[str]:
+        """The command with its placeholders filled in, each argument for itself."""
+        values: dict[str, Any] = run.recipe.settings()
+        values |= {"scale": run.scale, "seed": run.seed, "history": history, "run": run.id}
+
+        def filled(match: re.Match[str]) -> str:
+            return str(values[match[1]]) if match[1] else match[0][0]
+
+        return [PLACEHOLDER.sub(filled, part) for part in self.parts]
+
+
+class Reader:
+    """Follows the history that a program writes."""
+
+    def __init__(self, path: Path, on_epoch: Callable[[Row], None]) -> None:
+        self.path, self.tracker = path, Tracker(on_epoch=on_epoch)
+        self._read, self._line = 0, 0
+
+    def look(self, *, at_end: bool = False) -> None:
+        """Take in the lines that are complete; at the end the last one, too."""
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._read)
+                new = stream.read()
+        except FileNotFoundError:
+            new = b""
+        if not at_end:
+            new = new[: new.rfind(b"\n") + 1]
+        self._read += len(new)
+        for line in new.split(b"\n"):
+            self._line += 1
+            if line.strip():
+                self._take(line)
+        self._line -= 1  # what follows the last newline is the line to come
+        seen = self.tracker.history or self.tracker.finals or self.tracker.diverged
+        if at_end and not seen:
+            raise ProgramError("the program wrote nothing to {history}")
+
+    def _take(self, line: bytes) -> None:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            shown = line[:80].decode(errors="replace")
+            raise ProgramError(f"line {self._line} of the history is not JSON: {shown!r}") from None
+        if not isinstance(content, dict):
+            shown = f"line {self._line} of the history is {content!r}"
+            raise ProgramError(f"{shown} (allowed: an object of numbers)")
+        try:
+            if isinstance(content.get("final"), dict):
+                self.tracker.finish(**content["final"])
+            else:
+                self.tracker.add_row({name: value for name, value in content.items() if name != "epoch"})
+        except ConfigError as error:
+            raise ProgramError(f"line {self._line} of the history: {error}") from None
+
+
+def _run(arguments: Sequence[str], errors: Any, look: Callable[[], None]) -> int:
+    """Run a program to its end; if anything is raised meanwhile, end it."""
+    with subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        start_new_session=True,
+        preexec_fn=_die_with_worker if _prctl else None,
+    ) as program:
+        try:
+            while True:
+                try:
+                    return program.wait(LOOK_EVERY)
+                except subprocess.TimeoutExpired:
+                    look()
+        except BaseException:
+            _end(program)
+            raise
+
+
+def _end(program: subprocess.Popen[bytes]) -> None:
+    """Ask a program and its children to end; then make them."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(program.pid, how)
+            program.wait(PATIENCE)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+# Bound before any fork: the child may do next to nothing there.
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+
+def _die_with_worker() -> None:
+    """A killed worker takes its program with it (1: PR_SET_PDEATHSIG)."""
+    if _prctl is not None:
+        _prctl(1, signal.SIGTERM)
+
+
+def _tail(path: Path) -> str:
+    text = path.read_bytes()[-TAIL:].decode(errors="replace").strip()
+    return text or "it said nothing on stderr"
+
+
+def study_of(
+    command: str, name: str | None, study: str | None, effort: str | None, settings: Sequence[str]
+) -> tuple[Study, CommandTrainer]:
+    """The study that a command is asked to train: that of a file, or five scales and seeds of its own."""
+    called = name or name_of(parse(command))
+    if study is not None:
+        asked = load_study(study, effort, [*settings, f"pipeline={json.dumps(called)}"])
+        if asked.perturbation != 1.0 or asked.split or asked.pins:
+            raise ConfigError("chaos, split and pin are not for programs (allowed: initmem.run)")
+    else:
+        given = dict(map(override, settings))
+        scales, seeds = given.pop("scales", SCALES), given.pop("seeds", SEEDS)
+        asked = own_study(called, given, _listed(scales), _listed(seeds))
+    return asked, CommandTrainer(parse(command, n_seeds=len(asked.seeds), declared=_shared_settings(asked)))
+
+
+def _shared_settings(study: Study) -> list[str]:
+    """The settings that every recipe of a study declares: those that a command can ask for."""
+    known = [set(recipe.settings()) for recipe in study.recipes]
+    return sorted(set.intersection(*known))
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple | range) else [value]

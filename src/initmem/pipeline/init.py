@@ -1,0 +1,264 @@
+"""`Init`: the initialization of one run, for any model.
+
+    init = initmem.Init(scale=0.5, seed=0)     # inside `initmem.run` you are given one
+    model = init.apply(MyNet())                # redraws kernels and biases in place, returns the model
+    print(init.describe(model))                # what is drawn how, and what is left alone
+
+Kernels ~ N(0, scale^2 / fan_in), biases ~ N(0, bias_std^2) whatever the scale. For one seed the random
+numbers are the same at every scale and on every device; only their size changes. In `mode="rescale"` the
+kernels that the model has already are multiplied by the scale instead, and biases stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from initmem.errors import ConfigError, ModelError, allowed
+from initmem.pipeline.meta import materialise
+from initmem.pipeline.variables import Kernels, Variable, is_keras, variables
+from initmem.recipe import PipelineRecipe, Recipe
+from initmem.seeds import Role, generator
+from initmem.study import Run
+from initmem.train.scaled import Layout, deviations, draw, factors
+
+Array = NDArray[np.float64]
+Mode = Literal["redraw", "rescale"]
+Model = TypeVar("Model")
+
+
+class UntouchedWarning(UserWarning):
+    """`Init.apply` left parameters as they are that it has no rule for."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitTable:
+    """What `Init.apply` does to every parameter of a model. Print it."""
+
+    variables: tuple[Variable, ...]
+    deviations: tuple[float | None, ...]  # of what is drawn; in `rescale` the factor
+    mode: Mode
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row of plain values per parameter."""
+        size = "std" if self.mode == "redraw" else "factor"
+        return [
+            {
+                "parameter": v.name,
+                "shape": tuple(v.shape),
+                "role": v.role,
+                "fan_in": v.fan_in,
+                size: deviation,
+                "note": v.note,
+            }
+            for v, deviation in zip(self.variables, self.deviations, strict=True)
+        ]
+
+    def names(self, role: str) -> list[str]:
+        """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
+        return [v.name for v in self.variables if v.role == role]
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        lines = [list(rows[0])] if rows else []
+        lines += [[_cell(value) for value in row.values()] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+
+def _layout(found: Sequence[Variable]) -> Layout:
+    """The variables of a model, for `scaled` to choose from."""
+    names = {role: [(v.name, *v.also) for v in found if v.role == role] for role in ("kernel", "bias")}
+    fan_ins = [v.fan_in or 1.0 for v in found if v.role == "kernel"]
+    (output,) = [(v.name, *v.also) for v in found if v.is_output]
+    return Layout(dict(zip(names["kernel"], fan_ins, strict=True)), names["bias"], output)
+
+
+class Declared(dict[str, Any]):
+    """Settings of a pipeline by name; one that was not declared is an error that says so."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ConfigError(f"init.recipe[{name!r}]: not declared ({allowed(self) if self else 'nothing is'})")
+
+
+class Init:
+    """The initialization of one run: a scale and a seed. See the module for how to use it.
+
+    `scale` and `seed` are those of the run, `id` names the run (for files of your own), `recipe` holds what
+    `initmem.run` was told about the pipeline. Fields of a recipe ask for something else than one scale of
+    all kernels, as in `Init(0.5, 0, distribution="orthogonal", scaled="head*", layer_scales="output=0.1")`:
+    `scaled` says what the scale multiplies (`kernels`, `biases`, `output` or patterns of names), factors of
+    `layer_scales` stay fixed, and `width_scaling="mup"` draws the output kernel smaller by the root of its
+    fan-in.
+    """
+
+    def __init__(self, scale: float = 1.0, seed: int = 0, **recipe: Any) -> None:
+        self._begin(Run(PipelineRecipe.parse({"pipeline": "init", **recipe}), float(scale), seed))
+
+    @classmethod
+    def of(cls, run: Run) -> Init:
+        """The initialization of a run of a study."""
+        init = cls.__new__(cls)
+        init._begin(run)
+        return init
+
+    def _begin(self, run: Run) -> None:
+        self.run = run
+        recipe = run.recipe
+        self._drawing = recipe if isinstance(recipe, Recipe) else recipe.initialization()
+        self.tables: list[InitTable] = []  # of the models it was applied to
+        self._rng = generator(run.seed_of("init"), "init")
+        self._first = True  # no kernel drawn yet
+        self.used = False  # whether anybody asked for the scale
+
+    @property
+    def scale(self) -> float:
+        """The initialization scale of the run."""
+        self.used = True
+        return self.run.scale
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.run.seed
+
+    @property
+    def id(self) -> str:
+        """The id of the run: the same for the same question on every machine."""
+        return self.run.id
+
+    @property
+    def recipe(self) -> Declared:
+        """What was declared about the pipeline, by name: `init.recipe["learning_rate"]`."""
+        return Declared(self.run.recipe.settings())
+
+    def __repr__(self) -> str:
+        return f"Init(scale={self.run.scale:g}, seed={self.seed})"
+
+    def generator(self, role: Role = "order", index: int = 0) -> np.random.Generator:
+        """A NumPy generator of this run for `order` (of the data) or `augment`; `index` may be the epoch."""
+        return generator(self.run.seed_of(role), role, index)
+
+    def kernel(self, *shape: int, fan_in: float) -> Array:
+        """A kernel as a NumPy array, for code without a framework: each call draws the next one."""
+        if self._drawing.scaled != "kernels" or self._drawing.layer_scales:
+            raise ConfigError("plain arrays have no names to choose from (allowed: scaled = 'kernels')")
+        return self._kernel(shape) * (self.scale / math.sqrt(fan_in))
+
+    def bias(self, *shape: int) -> Array:
+        """A bias as a NumPy array: deviation `recipe.bias_std`, whatever the scale."""
+        return self._rng.standard_normal(shape) * self._drawing.bias_std
+
+    def describe(
+        self,
+        model: Any,
+        *,
+        mode: Mode = "redraw",
+        kernels: Kernels = None,
+        bias_std: float | None = None,
+    ) -> InitTable:
+        """What `apply` with the same arguments would do to every parameter; the model is not changed."""
+        if mode not in get_args(Mode):
+            raise ConfigError(f"mode = {mode!r} ({allowed(get_args(Mode))})")
+        _check_kind(model)
+        found = variables(model, kernels)
+        if not any(v.role in ("kernel", "stuck") for v in found):
+            names = ", ".join(v.name for v in found) or "it has none"
+            raise ModelError(
+                f"{type(model).__name__}: no kernel among its parameters ({names}; `kernels` says which)"
+            )
+        recipe = self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
+        sizes: dict[str, float] = {}
+        if any(v.role == "kernel" for v in found):
+            sizes = (deviations if mode == "redraw" else factors)(recipe, self.scale, _layout(found))
+        return InitTable(tuple(found), tuple(sizes.get(v.name) for v in found), mode)
+
+    def apply(
+        self,
+        model: Model,
+        *,
+        mode: Mode = "redraw",
+        kernels: Kernels = None,
+        bias_std: float | None = None,
+        device: str | torch.device | None = None,
+    ) -> Model:
+        """Initialise a model in place for this scale and seed, and return it.
+
+        mode: `redraw` draws kernels and biases anew; `rescale` multiplies the model's own kernels.
+        kernels: which parameters are kernels, where the usual rule does not know them: module types, patterns
+            of parameter names, or a function (name, parameter, module) -> fan-in, True or False.
+        bias_std: deviation of the biases; the recipe's (0.2) unless given.
+        device: where a model on the `meta` device is to live; the CPU unless given.
+
+        Norm layers and frozen parameters are left as they are. Parameters without a rule are left too, and a
+        warning names them; a kernel that cannot be set is an error.
+        """
+        _check_kind(model)
+        if isinstance(model, nn.Module) and not is_keras(model):
+            materialise(model, device)
+        table = self.describe(model, mode=mode, kernels=kernels, bias_std=bias_std)
+        _refuse_stuck(table)
+        for variable, deviation in zip(table.variables, table.deviations, strict=True):
+            if deviation is not None:
+                self._set(variable, deviation, mode)
+        self.tables.append(table)
+        if kernels is None:  # who chose the kernels knows what is left
+            _tell(table)
+        return model
+
+    def _set(self, variable: Variable, deviation: float, mode: Mode) -> None:
+        if mode == "rescale":
+            variable.place.rescale(deviation)
+        elif variable.role == "kernel":
+            variable.place.set(self._kernel(variable.shape) * deviation)
+        else:
+            variable.place.set(self._rng.standard_normal(variable.shape) * deviation)
+
+    def _kernel(self, shape: Sequence[int]) -> Array:
+        """The random numbers of one kernel: the same at every scale."""
+        drawn = draw(self._rng, shape, self._drawing.distribution)
+        if self._first:  # a perturbed replicate differs in one single weight
+            drawn.flat[0] *= self.run.perturbation
+            self._first = False
+        return drawn
+
+    def kernels(self) -> Iterator[Variable]:
+        """The kernels of all models it was applied to."""
+        for table in self.tables:
+            yield from (v for v in table.variables if v.role == "kernel")
+
+
+def _tell(table: InitTable) -> None:
+    others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
+    if others:
+        text = f"Init.apply left as they are: {', '.join(others)} (`kernels` says what to redraw)"
+        warnings.warn(text, UntouchedWarning, stacklevel=3)
+
+
+def _check_kind(model: object) -> None:
+    if not isinstance(model, nn.Module) and not is_keras(model):
+        kind = type(model).__name__
+        raise ModelError(f"a {kind} is no model of torch or Keras (Init.kernel draws plain arrays)")
+
+
+def _refuse_stuck(table: InitTable) -> None:
+    stuck = [f"{v.name}: {v.note}" for v in table.variables if v.role == "stuck"]
+    if stuck:
+        raise ModelError("cannot initialise " + "; ".join(stuck))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,208 @@
+"""`run`: ask of any training code whether it remembers its initialization.
+
+    def train(init, tracker):                   # your own pipeline, any framework
+        model = init.apply(MyNet())             # redraws kernels and biases for this scale and seed
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        tracker.attach(model, optimizer, batch_size=128)
+        for epoch in range(30):
+            ...
+            tracker.end_epoch(val_loss=..., val_accuracy=..., train_accuracy=..., test_accuracy=...)
+
+    result = initmem.run(train, scales=[0.1, 0.5, 1, 1.8, 2.5], seeds=range(5), store="runs")
+    print(result.memory("test_accuracy"))       # 12.3 pp [10.9, 13.8], floor 1.1, remembers
+
+`train` is called once for every scale and seed, in worker processes of one thread each. What it leaves in the
+store is what a bundled study leaves, so that `initmem status|measure|report runs` work as well. Called again,
+`run` trains only what is missing; a run that raised is in the store with its traceback.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from initmem.engines.execute import execute
+from initmem.engines.inline import InlineEngine
+from initmem.engines.named import engine_named
+from initmem.engines.progress import watching
+from initmem.engines.settings import Engine, Settings, Trainer
+from initmem.errors import ConfigError, allowed
+from initmem.pipeline.init import Init, UntouchedWarning
+from initmem.pipeline.records import own_record
+from initmem.pipeline.result import Result
+from initmem.pipeline.seeding import seeded
+from initmem.pipeline.tracker import Tracker
+from initmem.seeds import Role
+from initmem.store.record import RunRecord
+from initmem.store.store import Store
+from initmem.study import SCALES, SEEDS, Run
+from initmem.study_file import own_study
+
+Train = Callable[[Init, Tracker], object]
+EngineName = Literal["local", "inline", "ray", "slurm"]
+
+
+def run(
+    train: Train,
+    scales: Iterable[float] = SCALES,
+    seeds: Iterable[int] = SEEDS,
+    store: str | Path | None = None,
+    workers: int | None = None,
+    engine: EngineName = "local",
+    *,
+    name: str | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    chaos: bool = False,
+    split: Sequence[Role] = (),
+    retry_failed: bool = False,
+    progress: bool = True,
+) -> Result:
+    """Train from every scale and seed, and return what came out.
+
+    train: called as `train(init, tracker)`. It ends its epochs with `tracker.end_epoch(...)`, may return a
+        mapping of final metrics (`{"test_accuracy": 0.93}`: those of the predictor it returns), or both.
+        Before each call the global generators of Python, NumPy and torch are seeded with the run's seed.
+    scales, seeds: the grid. Five scales and five seeds unless given.
+    store: directory of the records; `runs/NAME` unless given.
+    workers: worker processes, each with one torch thread; one per core unless given.
+    engine: `local` (worker processes), `inline` (one run after the other in this process, as a debugger
+        wants it), `ray` (the cluster of $RAY_ADDRESS, or one made of this machine) or `slurm`. Training code
+        that cannot be sent to another process is run inline in place of local, with a word about it.
+    name: what the pipeline is called, in the store too; the name of the function unless given. With the
+        scale and the seed it makes the id of a run: give a new name when you change what is trained.
+    recipe: what else is known, in the fields of a Recipe: `{"optimizer": "adam", "batch_size": 128}`. It
+        tells pipelines of one name apart, in tables and figures too; `init.recipe` hands it to `train`.
+    chaos: give every run a replicate with one perturbed weight, for `initmem measure --what chaos`.
+    split: roles (`init`, `order`) whose seed is also varied alone, for `initmem measure --what seeds`.
+    retry_failed: train failed runs again.
+    progress: show a bar on stderr.
+    """
+    _check_function(train)
+    called = name or _name_of(train)
+    study = own_study(called, recipe or {}, scales, seeds, chaos=chaos, split=split)
+    opened = Store.create(store or Path("runs") / called)
+    trainer = PipelineTrainer(train, code=code_of(train))
+    chosen = engine_for(engine, trainer, workers)
+    with watching(sys.stderr if progress else None) as watch:
+        outcome = execute(study, opened, chosen, retry_failed=retry_failed, watch=watch)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    result = Result(opened, study, code=trainer.code)
+    for note in result.notes if progress else ():
+        print(f"initmem: {note}", file=sys.stderr)
+    return result
+
+
+def engine_for(name: str, trainer: Trainer, workers: int | None) -> Engine:
+    """The engine of a name, ready to train by a trainer."""
+    if name not in get_args(EngineName):
+        raise ConfigError(f"engine = {name!r} ({allowed(get_args(EngineName))})")
+    if name == "inline":
+        return InlineEngine(Settings(trainer=trainer))
+    try:
+        sent = Sent.pack(trainer)
+    except Exception as error:  # whatever a user's objects raise when they are pickled
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        problem = f"this training code cannot be sent to other processes ({reason})"
+        if name != "local":
+            raise ConfigError(f"engine = {name!r}: {problem}") from None
+        print(f"initmem: {problem}; its runs go one after the other in this one", file=sys.stderr)
+        return InlineEngine(Settings(trainer=trainer))
+    return engine_named(name, workers=workers, settings=Settings(trainer=sent))
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A trainer on its way to another process: also functions of a notebook or a script can travel so.
+
+    It is unpacked where a failure to do so is a failed run, with its traceback, not a dead worker.
+    """
+
+    packed: bytes
+
+    @classmethod
+    def pack(cls, trainer: Trainer) -> Sent:
+        """Pack a trainer; raises what pickling it raises."""
+        import cloudpickle
+
+        return cls(cloudpickle.dumps(trainer))
+
+    def __call__(self, runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) -> list[RunRecord]:
+        """Train runs."""
+        return _unpacked(self.packed)(runs, on_epoch)
+
+
+@functools.lru_cache(maxsize=1)
+def _unpacked(packed: bytes) -> Trainer:
+    import pickle
+
+    trainer: Trainer = pickle.loads(packed)
+    return trainer
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTrainer:
+    """Trains runs by a user's own function."""
+
+    train: Train
+    code: str  # digest of the function's source
+
+    def __call__(self, runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) -> list[RunRecord]:
+        """Train runs, one after the other."""
+        return [self._one(run, on_epoch) for run in runs]
+
+    def _one(self, run: Run, on_epoch: Callable[[Run, dict[str, float]], None]) -> RunRecord:
+        started = time.perf_counter()
+        init = Init.of(run)
+        tracker = Tracker(init, on_epoch=lambda row: on_epoch(run, row))
+        with seeded(run.seed_of("order")), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UntouchedWarning)  # the result says it once
+            returned = self.train(init, tracker)
+        tracker.detach()
+        if isinstance(returned, Mapping):
+            tracker.finish(**returned)
+        return own_record(
+            run,
+            tracker,
+            time.perf_counter() - started,
+            code=self.code,
+            untouched=[name for table in init.tables for name in table.names("other")],
+            scale_used=init.used,
+        )
+
+
+def _check_function(train: object) -> None:
+    if not callable(train):
+        raise ConfigError(f"train = {train!r} (allowed: a function of (init, tracker))")
+    try:
+        inspect.signature(train).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"train: {error} (allowed: a function of (init, tracker))") from None
+    except ValueError:
+        return  # some callables do not say what they take
+
+
+def code_of(train: object) -> str:
+    """A digest of the source of a function, to notice that it has changed."""
+    while isinstance(train, functools.partial):
+        train = train.func
+    try:
+        text = inspect.getsource(train)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        text = ""
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
+
+
+def _name_of(train: object) -> str:
+    while isinstance(train, functools.partial):
+        train = train.func
+    found = str(getattr(train, "__name__", type(train).__name__))
+    return "pipeline" if found == "<lambda>" else found

@@ -1,0 +1,225 @@
+"""`Tracker`: what a run of your own pipeline records, epoch by epoch.
+
+    tracker.attach(model, optimizer, batch_size=128)    # once, when both are there and nothing is trained yet
+    for epoch in range(30):
+        ...                                             # train as you always do
+        tracker.end_epoch(val_loss=..., val_accuracy=..., train_accuracy=..., test_accuracy=...)
+
+Any metrics will do; the ones named here have a meaning: the epoch of the least `val_loss` is the selected
+one (without it: that of the largest `val_accuracy`; without both: the last). An accuracy is a fraction from
+0 to 1. Kernel norm, learning rate and clocks are added. The clocks come from the optimizer's own step hook:
+they see the real rate of every parameter group under any scheduler, once per real update; passes that only
+accumulate gradients and steps that mixed precision skips do not count. Without torch, call
+`tracker.step(rate)` at every update.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from initmem.clocks import CLOCKS
+from initmem.errors import ConfigError, allowed
+from initmem.pipeline.init import Init
+from initmem.pipeline.update_clocks import NORM_EVERY, Meter, Optimizers
+from initmem.pipeline.variables import Kernels, Variable, kernel_variables, variables
+from initmem.store.record import SUMMARY_FIELDS
+
+Row = dict[str, float]
+OnEpoch = Callable[[Row], None]
+
+TESTED = ("test_accuracy", "test_loss")  # summary values that are given as metrics
+OWN = {"learning_rate", "seconds", "epoch", *(f"clock_{name}" for name in CLOCKS)}  # added to the metrics
+RESERVED = OWN | (set(SUMMARY_FIELDS) - set(TESTED))
+
+
+class Tracker:
+    """Records one run. See the module for how to use it; `initmem.run` hands you one.
+
+    On its own, `Tracker()` keeps its `history` in memory, `Tracker(out=path)` also appends it to a file, one
+    JSON line per epoch, as `initmem run --command` reads it; `state_dict` goes into your checkpoints.
+    """
+
+    def __init__(
+        self, init: Init | None = None, *, out: str | Path | None = None, on_epoch: OnEpoch | None = None
+    ) -> None:
+        self.finals: Row = {}  # metrics of the predictor that is returned
+        self.diverged = False  # a metric was not finite: the history ends before that epoch
+        self.norm_init: float | None = None
+        self._init, self._on_epoch, self._out = init, on_epoch, Path(out) if out else None
+        self._rows: list[Row] = []
+        self._given: set[str] = set()  # names of the metrics
+        self._meter = Meter()
+        self._clock = time.perf_counter()
+
+    def attach(
+        self,
+        model: Any = None,
+        optimizer: Optimizers | None = None,
+        batch_size: int = 1,
+        *,
+        accumulation: int = 1,
+        l2: float = 0.0,
+        kernels: Kernels = None,
+        norm_every: int = NORM_EVERY,
+    ) -> None:
+        """Watch a model and its optimizer (or optimizers). Call it before the first update.
+
+        batch_size: examples per forward and backward pass; with `accumulation` passes per update, the
+            clocks divide by their product. Over several devices: examples of all of them together.
+        l2: a penalty l2 * sum(W^2) that your loss contains. Weight decay of the optimizer is seen by itself:
+            a decay of d shrinks weights as a penalty of d / 2 does.
+        kernels: as in `Init.apply`; unless given, those that `init.apply` found in this model.
+        norm_every: updates between two looks at the kernels, which the angular clock needs.
+        """
+        if batch_size < 1 or accumulation < 1:
+            raise ConfigError(f"batch_size = {batch_size}, accumulation = {accumulation} (allowed: from 1)")
+        found = [] if model is None else self._kernels_of(model, kernels)
+        batch = batch_size * accumulation
+        self._meter.watch(found, optimizer, batch=batch, penalty=l2, every=norm_every)
+        if self.norm_init is None:
+            self.norm_init = self._meter.norm()
+        self._clock = time.perf_counter()
+
+    def step(self, learning_rate: float, *, momentum: float = 0.0) -> None:
+        """Count one update by hand, where there is no torch optimizer to watch."""
+        meter = self._meter
+        if not meter.groups:
+            meter.group(0).share = 1.0
+        meter.add([(meter.groups[0], float(learning_rate), momentum, meter.penalty)], leading=True)
+
+    def end_epoch(self, **metrics: Any) -> None:
+        """End an epoch with its metrics: numbers of any name, the same names in every epoch.
+
+        A metric that is not finite marks the run as diverged: its history ends before this epoch, and
+        `tracker.diverged` tells you that there is no use in going on.
+        """
+        row = checked_metrics(metrics)
+        self._check(row)
+        self._append(row | self._meter.columns())
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """End an epoch with a row that another tracker or program made: its own columns are among them."""
+        own = OWN | {"norm", "norm_init"}
+        known = {name: _number(name, value) for name, value in row.items() if name in own}
+        metrics = checked_metrics({name: value for name, value in row.items() if name not in known})
+        self._check(metrics)
+        start = known.pop("norm_init", None)
+        self.norm_init = start if self.norm_init is None else self.norm_init
+        self._append(metrics | known)
+
+    def finish(self, **metrics: Any) -> None:
+        """Metrics of the predictor that training returns, where they are not those of an epoch."""
+        given = checked_metrics(metrics)
+        self._write({"final": given})
+        self.finals |= {name: value for name, value in given.items() if math.isfinite(value)}
+        self.diverged = self.diverged or not all(map(math.isfinite, given.values()))
+
+    def detach(self) -> None:
+        """Take the hooks off the optimizers."""
+        self._meter.detach()
+
+    @property
+    def updates(self) -> int:
+        """How many updates there were."""
+        return self._meter.updates
+
+    @property
+    def history(self) -> dict[str, NDArray[np.float64]]:
+        """The metrics of every epoch so far, an array of shape (epoch,) per column."""
+        names = self._rows[0] if self._rows else {}
+        # A parameter group that joined later has no column of its own.
+        whole = [name for name in names if all(name in row for row in self._rows)]
+        return {name: np.array([row[name] for row in self._rows]) for name in whole}
+
+    def clocks(self) -> dict[str, float]:
+        """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
+        return self._meter.clocks()
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the watched kernels are."""
+        kernels = self._meter.kernels
+        return kernels[0].place.value().device if kernels else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values (JSON will do) from which `load_state_dict` goes on."""
+        return self._meter.state_dict() | {
+            "rows": [dict(row) for row in self._rows],
+            "metrics": sorted(self._given),
+            "norm_init": self.norm_init,
+            "diverged": self.diverged,
+            "finals": dict(self.finals),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; before or after `attach`."""
+        self._meter.load_state_dict(state)
+        self._rows, self._given = [dict(row) for row in state["rows"]], set(state["metrics"])
+        self.norm_init, self.diverged = state["norm_init"], bool(state["diverged"])
+        self.finals = dict(state["finals"])
+
+    def _append(self, row: Row) -> None:
+        row.setdefault("seconds", time.perf_counter() - self._clock)
+        self._clock = time.perf_counter()
+        if self.diverged:
+            return
+        self._write(row | ({} if self.norm_init is None else {"norm_init": self.norm_init}))
+        if not all(map(math.isfinite, row.values())):
+            self.diverged = True
+            return
+        self._rows.append(row)
+        if self._on_epoch is not None:
+            self._on_epoch({"epoch": float(len(self._rows))} | row)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._out is not None:
+            with self._out.open("a") as stream:
+                stream.write(json.dumps(line) + "\n")
+
+    def _kernels_of(self, model: Any, kernels: Kernels) -> list[Variable]:
+        if kernels is None and self._init is not None:
+            own = {id(p) for v in variables(model) for p in v.place.parameters}
+            known = [v for v in self._init.kernels() if any(id(p) in own for p in v.place.parameters)]
+            if known:
+                return known
+        return kernel_variables(model, kernels)
+
+    def _check(self, row: Row) -> None:
+        if "norm" in row and self._meter.kernels:
+            raise ConfigError("metric norm: initmem records that itself (choose another name)")
+        if not self._rows:
+            self._given = set(row)
+        changed = ", ".join(sorted(self._given ^ set(row)))
+        if changed:
+            epoch = len(self._rows) + 1
+            raise ConfigError(
+                f"epoch {epoch}: metric {changed} is not in every epoch ({allowed(self._given)})"
+            )
+
+
+def checked_metrics(given: Mapping[Any, Any]) -> Row:
+    """Metrics as plain numbers, under names that are free."""
+    row = {str(name): _number(str(name), value) for name, value in given.items()}
+    for name, value in row.items():
+        if name in RESERVED:
+            raise ConfigError(f"metric {name}: initmem records that itself (choose another name)")
+        if "accuracy" in name and not (math.isnan(value) or -1e-6 <= value <= 1 + 1e-6):
+            raise ConfigError(f"metric {name} = {value:g} (allowed: a fraction from 0 to 1)")
+    return row
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"metric {name} = {value!r} (allowed: a number)") from None

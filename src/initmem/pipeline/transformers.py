@@ -1,0 +1,91 @@
+"""A callback for the Trainer of Hugging Face transformers.
+
+    from transformers import Trainer, TrainingArguments
+    from initmem.pipeline.transformers import TransformersTracker
+
+    def train(init, tracker):
+        model = init.apply(AutoModelForSequenceClassification.from_config(config))
+        arguments = TrainingArguments("out", eval_strategy="epoch", num_train_epochs=3, report_to="none")
+        trainer = Trainer(model, arguments, ..., callbacks=[TransformersTracker(tracker)])
+        trainer.train()
+        trainer.evaluate(test_dataset, metric_key_prefix="test")
+
+Every evaluation while training ends an epoch of the tracker; `eval_accuracy` counts as `val_accuracy`. What
+is evaluated or predicted with the prefix `test` after training is that of the returned predictor. Without
+evaluation, an epoch ends with every logged training loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from initmem.pipeline.metric_names import metric_names
+from initmem.pipeline.tracker import Tracker
+
+SKIP = ("_runtime", "_per_second", "_preparation_time")
+
+
+class TransformersTracker(TrainerCallback):
+    """Tracks a `train`: metrics of every evaluation, kernel norm, and the clocks of every update."""
+
+    def __init__(self, tracker: Tracker, *, l2: float = 0.0) -> None:
+        self.tracker, self.l2 = tracker, l2
+        self._training = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Watch the model and its optimizer."""
+        self._training = True
+        self.tracker.attach(
+            kwargs["model"],
+            kwargs["optimizer"],
+            args.train_batch_size * args.world_size,
+            accumulation=args.gradient_accumulation_steps,
+            l2=self.l2,
+        )
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """End an epoch; after training, take the metrics of a test."""
+        if self._training:
+            self._end(control, kwargs["metrics"])
+        else:
+            self._finish(kwargs["metrics"])
+
+    def on_predict(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Take the metrics of a test."""
+        self._finish(metrics)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Without evaluation, training losses are all there is."""
+        if self._training and args.eval_strategy == "no" and "loss" in kwargs["logs"]:
+            self._end(control, {"train_loss": kwargs["logs"]["loss"]})
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Let go of the optimizer."""
+        self._training = False
+        self.tracker.detach()
+
+    def _end(self, control: TrainerControl, metrics: Mapping[str, Any]) -> None:
+        self.tracker.end_epoch(**metric_names(metrics, skip=SKIP))
+        control.should_training_stop = control.should_training_stop or self.tracker.diverged
+
+    def _finish(self, metrics: Mapping[str, Any]) -> None:
+        found = metric_names(metrics, skip=SKIP)
+        self.tracker.finish(**{name: value for name, value in found.items() if name.startswith("test_")})

@@ -1,0 +1,258 @@
+"""The clocks of training, counted at every update of the optimizers, and the norm of the kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from initmem.clocks import CLOCKS, RateSums
+from initmem.errors import ConfigError
+from initmem.pipeline.variables import Variable
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+# Updates between two looks at the kernels: well below 1% of a step, even where steps are short.
+NORM_EVERY = 64
+SUMS = ("rate", "first", "second", "corrected", "decay")
+
+
+class _Group:
+    """Sums over the updates of one parameter group."""
+
+    __slots__ = ("corrected", "decay", "first", "rate", "second", "share", "size", "whole")
+
+    def __init__(self) -> None:
+        self.size = self.whole = 0  # values of kernels in it, and values of any kind
+        self.share = 0.0  # of the kernels' values of all groups
+        self.rate = 0.0  # of the last update
+        self.first = self.second = 0.0  # sums of eta and eta^2
+        self.corrected = 0.0  # sum of (eta / (1 - momentum))^2
+        self.decay = 0.0  # sum of eta * penalty
+
+    def add(self, rate: float, momentum: float, penalty: float) -> None:
+        square = rate * rate
+        self.rate = rate
+        self.first += rate
+        self.second += square
+        self.corrected += square / (1.0 - momentum) ** 2 if momentum else square
+        self.decay += rate * penalty
+
+    def clocks(self, batch: int) -> dict[str, float]:
+        return RateSums(self.first, self.second, self.corrected, self.decay).clocks(batch)
+
+
+Update = list[tuple[_Group, float, float, float]]  # (group, rate, momentum, penalty)
+
+
+class _Step(NamedTuple):
+    """An update of which only the device knows yet whether it was skipped."""
+
+    skipped: Tensor
+    update: Update
+    leading: bool
+
+
+class Meter:
+    """Counts updates. What a device has still to compute is read at the end of an epoch, not waited for."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.kernels: list[Variable] = []
+        self.groups: list[_Group] = []
+        self.penalty = 0.0
+        self.waiting: list[_Step] = []
+        self._batch, self._every = 1, NORM_EVERY
+        self._hooks: list[Any] = []
+        self._angular = 0.0  # the angular clock up to the last look at the kernels
+        self._inverse = 0.0  # 1 / ||W||^2 at that look
+        self._since = 0.0  # sum of eta since then
+        self._window = 0  # updates since then
+        self._looks: list[tuple[float, int, Tensor]] = []  # (sum of eta, updates, ||W||^2), not read yet
+
+    def watch(
+        self,
+        kernels: Sequence[Variable],
+        optimizers: Optimizers | None,
+        *,
+        batch: int,
+        penalty: float,
+        every: int,
+    ) -> None:
+        """Count the updates of these optimizers from now on; `batch` examples stand behind each."""
+        self.detach()
+        self.kernels, self._batch, self.penalty, self._every = list(kernels), batch, penalty, max(1, every)
+        self._inverse = _inverse(self._norm_squared())
+        for group in self.groups:
+            group.size = 0
+        first = 0
+        for one in _optimizers(optimizers):
+            self._hooks.append(one.register_step_post_hook(_Hook(self, first, one)))
+            self.weigh([group["params"] for group in one.param_groups], first)
+            first += len(one.param_groups)
+
+    def detach(self) -> None:
+        """Take the hooks off the optimizers."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def norm(self) -> float | None:
+        """The Frobenius norm of all kernels; None: there are none to watch."""
+        return math.sqrt(float(self._norm_squared())) if self.kernels else None
+
+    def clocks(self) -> dict[str, float]:
+        """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
+        self._settle()
+        found = dict.fromkeys(CLOCKS, 0.0)
+        for group in self.groups:
+            for name, value in group.clocks(self._batch).items():
+                found[name] += group.share * value
+        return found | {"angular": self._angular}
+
+    def columns(self) -> dict[str, float]:
+        """What joins the metrics of an epoch; several parameter groups have columns of their own, too."""
+        ticks = self.clocks()
+        norm = self.norm()
+        row = {} if norm is None else {"norm": norm}
+        if self.updates:
+            row["learning_rate"] = sum(group.share * group.rate for group in self.groups)
+            row |= {f"clock_{name}": value for name, value in ticks.items()}
+        for index, group in enumerate(self.groups if len(self.groups) > 1 else ()):
+            row[f"group{index}_learning_rate"] = group.rate
+            own = group.clocks(self._batch)
+            row |= {f"group{index}_clock_{name}": value for name, value in own.items()}
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values from which `load_state_dict` goes on."""
+        self._settle()
+        return {
+            "groups": [{name: getattr(group, name) for name in SUMS} for group in self.groups],
+            "updates": self.updates,
+            "angular": self._angular,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; before or after `watch`."""
+        for index, sums in enumerate(state["groups"]):
+            group = self.group(index)
+            for name in SUMS:
+                setattr(group, name, float(sums[name]))
+        self.updates, self._angular = int(state["updates"]), float(state["angular"])
+        self._since, self._window, self._looks, self.waiting = 0.0, 0, [], []
+        self._inverse = _inverse(self._norm_squared())
+
+    def group(self, index: int) -> _Group:
+        """A parameter group by its number over all optimizers."""
+        while len(self.groups) <= index:
+            self.groups.append(_Group())
+        return self.groups[index]
+
+    def weigh(self, groups: Sequence[Sequence[Tensor]], first: int) -> None:
+        """Make room for parameter groups, and weigh all of them by the kernels that they hold."""
+        kernels = {id(p): p.numel() for v in self.kernels for p in v.place.parameters}
+        for index, parameters in enumerate(groups, start=first):
+            group = self.group(index)
+            group.size = sum(kernels.get(id(p), 0) for p in parameters)
+            group.whole = sum(p.numel() for p in parameters)
+        # Where no kernel is known again, as in optimizers of flattened parameters, all values count.
+        sizes = [group.size for group in self.groups]
+        sizes = sizes if any(sizes) else [group.whole for group in self.groups]
+        for group, size in zip(self.groups, sizes, strict=True):
+            group.share = size / (sum(sizes) or 1)
+
+    def add(self, update: Update, *, leading: bool) -> None:
+        """Count an update, and look at the kernels now and then: more often at first, when they move most."""
+        for group, rate, momentum, penalty in update:
+            group.add(rate, momentum, penalty)
+            self._since += group.share * rate
+        if not leading:  # of several optimizers, the first one counts
+            return
+        self.updates += 1
+        self._window += 1
+        k = self.updates
+        if self.kernels and (k % self._every == 0 or (k < self._every and k & (k - 1) == 0)):
+            self._look()
+
+    def _look(self) -> None:
+        """Note ||W||^2 without waiting for the device."""
+        self._looks.append((self._since, self._window, self._norm_squared()))
+        self._since, self._window = 0.0, 0
+
+    def _settle(self) -> None:
+        """Read what the device has computed meanwhile."""
+        if self.waiting:
+            skipped = torch.stack([step.skipped.reshape(()).cpu() for step in self.waiting]).tolist()
+            for was_skipped, step in zip(skipped, self.waiting, strict=True):
+                if not was_skipped:
+                    self.add(step.update, leading=step.leading)
+            self.waiting = []
+        if self.kernels and self._window:
+            self._look()
+        for since, window, square in self._looks:
+            inverse = _inverse(square)
+            # The norm before each update counts, taken to change evenly between two looks.
+            mean = self._inverse + (inverse - self._inverse) * (window - 1) / (2 * window)
+            self._angular += since * mean
+            self._inverse = inverse
+        self._looks = []
+
+    @torch.no_grad()
+    def _norm_squared(self) -> Tensor:
+        """The squared Frobenius norm of all kernels."""
+        if not self.kernels:
+            return torch.zeros(())
+        values = [kernel.place.value().detach() for kernel in self.kernels]
+        half = any(value.dtype in (torch.float16, torch.bfloat16) for value in values)
+        norms = torch._foreach_norm(values, 2, torch.float32) if half else torch._foreach_norm(values, 2)
+        place = norms[0].device
+        return torch.stack([norm.to(place) for norm in norms]).square().sum()
+
+
+class _Hook:
+    """Runs after every real step of one optimizer; made to be quick."""
+
+    def __init__(self, meter: Meter, first: int, optimizer: torch.optim.Optimizer) -> None:
+        self.meter, self.first = meter, first
+        # The momentum of Muon does not lengthen its steps.
+        self.inert = "muon" in type(optimizer).__name__.lower()
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+        meter, params = self.meter, optimizer.param_groups
+        if len(meter.groups) < self.first + len(params):  # a group was added while training
+            meter.weigh([group["params"] for group in params], self.first)
+        update = []
+        for index, group in enumerate(params, start=self.first):
+            momentum = 0.0 if self.inert else group.get("momentum", 0.0)
+            penalty = meter.penalty + group.get("weight_decay", 0.0) / 2
+            update.append((meter.groups[index], float(group["lr"]), momentum, penalty))
+        leading = self.first == 0
+        skipped = getattr(
+            optimizer, "found_inf", None
+        )  # fused steps under mixed precision skip on the device
+        if skipped is None:
+            meter.add(update, leading=leading)
+        else:
+            meter.waiting.append(_Step(skipped.clone(), update, leading))
+
+
+def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
+    several = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    found = []
+    for one in several:
+        inner = getattr(one, "optimizer", None)  # wrappers of other libraries carry the real one
+        real = inner if isinstance(inner, torch.optim.Optimizer) else one
+        if not isinstance(real, torch.optim.Optimizer):
+            raise ConfigError(
+                f"optimizer: a {type(one).__name__} (allowed: torch.optim.Optimizer; else Tracker.step)"
+            )
+        found.append(real)
+    return found
+
+
+def _inverse(square: Tensor) -> float:
+    return 1 / float(square) if float(square) else 0.0

@@ -1,0 +1,1 @@
+"""One model of plots and tables, and what draws them."""

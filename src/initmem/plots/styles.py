@@ -1,0 +1,71 @@
+"""Colours, markers and dashes: Okabe and Ito's palette, and never colour alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from initmem.plots.plotdata import Style
+
+VERMILLION, ORANGE, BLUE, SKY, GREEN, PURPLE = (
+    "#D55E00",
+    "#E69F00",
+    "#0072B2",
+    "#56B4E9",
+    "#009E73",
+    "#CC79A7",
+)
+BLACK, GREY = "#000000", "#7F7F7F"
+
+OPTIMIZERS = {
+    "sgd": Style(VERMILLION, "o", "-"),
+    "momentum": Style(ORANGE, "s", "--"),
+    "adam": Style(BLUE, "^", "-"),
+    "adamw": Style(SKY, "v", "--"),
+    "muon": Style(GREEN, "D", "-."),
+    "muon-conv": Style(PURPLE, "P", ":"),
+}
+MODELS = {
+    "resnet9": Style(BLUE, "o", "-"),
+    "resnet9-avgpool": Style(SKY, "s", "--"),
+    "resnet56": Style(ORANGE, "^", "-."),
+    "resnet110": Style(VERMILLION, "D", ":"),
+    "mlp": Style(PURPLE, "P", "-"),
+}
+NORMS = {
+    ("batch", "flip-crop"): Style(BLUE, "o", "-"),
+    ("layer", "flip-crop"): Style(ORANGE, "s", "-."),
+    ("batch", "none"): Style(GREY, "^", "--"),
+    ("layer", "none"): Style(PURPLE, "D", ":"),
+}
+PENALISED = Style(BLACK, "X", ":")  # sgd with a kernel penalty, beside the optimizers of the main grid
+ADAM = Style(BLACK, "*", "--")  # beside a sweep of SGD, whose colours mean learning rates
+LONG = Style(GREY, "X", ":")
+REFERENCE = Style(BLACK, "D", ":")
+
+# From dark to light, so that order shows in print too; markers tell them apart as well.
+SEQUENCE = ("#440154", "#3B528B", "#21918C", "#5EC962", "#C2A000", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":")
+
+
+def adam_beside_sgd(i: int) -> Style:
+    """Adam in a sweep of SGD: black, a marker for each of its settings."""
+    return ADAM._replace(marker=("*", "P", "X", "v")[i % 4])
+
+
+def in_order(values: Sequence[object]) -> dict[object, Style]:
+    """Styles for ordered values, such as batch sizes."""
+    return {
+        value: Style(SEQUENCE[i % len(SEQUENCE)], MARKERS[i % len(MARKERS)], DASHES[i % len(DASHES)])
+        for i, value in enumerate(values)
+    }
+
+
+def crossed(rates: Sequence[float], penalties: Sequence[float]) -> dict[tuple[float, float], Style]:
+    """Learning rate by colour, penalty by marker and dashes."""
+    colours = (VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY)
+    return {
+        (rate, penalty): Style(colours[i % len(colours)], MARKERS[j % len(MARKERS)], DASHES[j % len(DASHES)])
+        for i, rate in enumerate(rates)
+        for j, penalty in enumerate(penalties)
+    }

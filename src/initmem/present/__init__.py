@@ -1,1 +1,0 @@
-"""Presentation: plot data (pure) -> drawings, tables, report."""

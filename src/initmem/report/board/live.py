@@ -1,0 +1,199 @@
+"""What only a watcher wants to know: runs in flight, pace, time left."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from initmem.data import sizes
+from initmem.engines.packing import cost
+from initmem.engines.progress import duration
+from initmem.errors import InitmemError
+from initmem.recipe import AnyRecipe, network_of
+from initmem.report.audit import failures, place
+from initmem.report.content import Content
+from initmem.report.pictures import course
+from initmem.report.table import runs_of
+from initmem.store.store import EXPIRY, Flight
+from initmem.study import Run
+
+SHOWN = 24  # runs in flight shown one by one
+RECENT = 5  # epochs that tell the present pace
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast it goes. None: not known yet."""
+
+    workers: int
+    epochs_per_minute: float | None
+    runs_per_hour: float | None
+    seconds_left: float | None
+
+
+def asked_runs(content: Content) -> dict[str, Run]:
+    """Every run that was asked for, by id."""
+    return {run.id: run for study in content.survey.studies for run in study.all_runs()}
+
+
+def live(content: Content, asked: Mapping[str, Run], flights: Mapping[str, Flight]) -> dict[str, Any]:
+    """What the template of the live section needs."""
+    done = {record.id for record in content.survey.records}
+    training = {
+        run_id: flight for run_id, flight in flights.items() if run_id in asked and run_id not in done
+    }
+    total, finished = len(asked), sum(run_id in done for run_id in asked)
+    speed = pace(content, asked, training)
+    rows = [_row(content, asked[run_id], flight) for run_id, flight in training.items()]
+    rows.sort(key=lambda row: (row["silent"], row["recipe"], row["scale"], row["seed"]))
+    return {
+        "total": total,
+        "finished": finished,
+        "share": _share(content, asked, done, training),
+        "training": len(training),
+        "pace": speed,
+        "left": "" if speed.seconds_left is None else duration(speed.seconds_left),
+        "said": said(total, finished, len(training), speed),
+        "flights": rows[:SHOWN],
+        "more": max(0, len(rows) - SHOWN),
+        "recipes": _recipes(content, asked, done, training),
+        "failures": failures(content),
+    }
+
+
+def said(total: int, finished: int, training: int, speed: Pace) -> str:
+    """The state in one sentence."""
+    if not total:
+        return "Nothing has been asked of this store yet."
+    if finished == total:
+        return f"All {total:,} runs are done."
+    if not speed.workers:
+        silent = " Runs are claimed, but their workers give no sign of life." if training else ""
+        return f"{total - finished:,} runs are left, and no worker is at work.{silent}"
+    return f"{training:,} runs in training, {total - finished - training:,} waiting."
+
+
+def pace(content: Content, asked: Mapping[str, Run], training: Mapping[str, Flight]) -> Pace:
+    """From the seconds that epochs took: of those in flight the present pace, of all the time that is left.
+
+    A run's seconds are its share of its pack's, so that they add up to the time of one worker.
+    """
+    alive = {run_id: flight for run_id, flight in training.items() if flight.silence < EXPIRY}
+    workers = {(f.claim.host, f.claim.pid) for f in alive.values() if f.claim is not None}
+    recent = [row["seconds"] for f in alive.values() for row in f.rows[-RECENT:] if "seconds" in row]
+    per_epoch = sum(recent) / len(recent) if recent else None
+    rate = 60 * len(workers) / per_epoch if per_epoch and workers else None
+    lengths = [length for run_id in alive if (length := content.epochs(asked[run_id].recipe))]
+    hourly = rate * 60 * len(lengths) / sum(lengths) if rate and lengths else None
+    left = _work_left(content, asked, training)
+    seconds = None
+    if left and workers:  # shared by all workers; but what one has begun, it ends alone
+        own: defaultdict[tuple[str, int], float] = defaultdict(float)
+        for run_id, flight in alive.items():
+            if flight.claim is not None and run_id in left:
+                own[flight.claim.host, flight.claim.pid] += left[run_id]
+        seconds = max(sum(left.values()) / len(workers), *own.values())
+    return Pace(len(workers), rate, hourly, seconds)
+
+
+def _work_left(
+    content: Content, asked: Mapping[str, Run], training: Mapping[str, Flight]
+) -> dict[str, float]:
+    """Seconds of one worker per run that is not done; nothing as long as no epoch has been timed.
+
+    Recipes that have not begun are told from the others by their relative cost.
+    """
+    spent: dict[AnyRecipe, list[float]] = {}  # [seconds, epochs]
+    for recipe, records in content.groups.items():
+        for record in records:
+            origin = record.provenance
+            if record.status != "failed" and "seconds" in origin and record.summary.epochs:
+                share = float(origin["seconds"]) / float(origin.get("pack") or 1)
+                _add(spent, recipe, share, record.summary.epochs)
+    for run_id, flight in training.items():
+        seconds = sum(row.get("seconds", 0.0) for row in flight.rows)
+        _add(spent, asked[run_id].recipe, seconds, len(flight.rows))
+    known = {recipe: seconds / epochs for recipe, (seconds, epochs) in spent.items() if epochs}
+    if not known:
+        return {}
+    weights = {recipe: weight(recipe) for recipe in content.names}
+    unit = sum(known.values()) / sum(weights[recipe] for recipe in known)
+    done = {record.id for record in content.survey.records}
+    left = {}
+    for run_id, run in asked.items():
+        if run_id not in done:
+            behind = len(training[run_id].rows) if run_id in training else 0
+            one = known.get(run.recipe, unit * weights[run.recipe])
+            left[run_id] = one * max(0, (content.epochs(run.recipe) or 0) - behind)
+    return left
+
+
+def _add(spent: dict[AnyRecipe, list[float]], recipe: AnyRecipe, seconds: float, epochs: int) -> None:
+    so_far = spent.setdefault(recipe, [0.0, 0.0])
+    so_far[0] += seconds
+    so_far[1] += epochs
+
+
+def weight(recipe: AnyRecipe) -> float:
+    """The relative cost of one epoch; 1 where the data cannot be had here."""
+    try:
+        network = network_of(recipe)
+        return cost(network, sizes(network)) / network.epochs
+    except InitmemError:
+        return 1.0
+
+
+def _share(
+    content: Content, asked: Mapping[str, Run], done: set[str], training: Mapping[str, Flight]
+) -> float:
+    """Share of the epochs that are behind; a run of unknown length counts as one."""
+    lengths = {run_id: content.epochs(run.recipe) or 1 for run_id, run in asked.items()}
+    behind = sum(length for run_id, length in lengths.items() if run_id in done)
+    behind += sum(min(len(f.rows), lengths[run_id] - 1) for run_id, f in training.items())
+    return behind / sum(lengths.values()) if lengths else 0.0
+
+
+def _row(content: Content, run: Run, flight: Flight) -> dict[str, Any]:
+    epochs, rows = content.epochs(run.recipe), flight.rows
+    values = [float(row["val_accuracy"]) for row in rows if math.isfinite(row.get("val_accuracy", math.nan))]
+    claim = flight.claim
+    return {
+        "id": run.id,
+        "recipe": content.names.get(run.recipe, "unknown"),
+        "place": place(content, run),
+        "scale": run.scale,
+        "seed": run.seed,
+        "epoch": len(rows),
+        "epochs": epochs,
+        "picture": course(values, max(epochs or 0, len(values)), 0.0, 1.0) if values else Markup(""),
+        "val": 100 * values[-1] if values else None,
+        "train": 100 * rows[-1]["train_accuracy"] if rows and "train_accuracy" in rows[-1] else None,
+        "worker": f"{claim.host.partition(' ')[0]} {claim.pid}" if claim else "",
+        "attempt": flight.attempt,
+        "silent": flight.silence >= EXPIRY,
+        "silence": duration(flight.silence) if math.isfinite(flight.silence) else "",
+    }
+
+
+def _recipes(
+    content: Content, asked: Mapping[str, Run], done: set[str], training: Mapping[str, Flight]
+) -> Sequence[dict[str, Any]]:
+    """Progress per recipe."""
+    runs: dict[AnyRecipe, list[str]] = {}
+    for run_id, run in asked.items():
+        runs.setdefault(run.recipe, []).append(run_id)
+    return [
+        {
+            "name": content.names[recipe],
+            "href": runs_of(recipe.id),
+            "runs": len(ids),
+            "done": sum(run_id in done for run_id in ids),
+            "training": sum(run_id in training for run_id in ids),
+        }
+        for recipe, ids in runs.items()
+    ]

@@ -1,0 +1,226 @@
+"""Watch a store: read it again when it may have changed, and tell those who look which parts did.
+
+A board must not take the time of the training it shows: it looks the less often the longer a look takes,
+and not at all while nobody watches.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from markupsafe import Markup
+
+from initmem.report import html
+from initmem.report.audit import place, run_rows
+from initmem.report.board.budget import Budget
+from initmem.report.board.live import asked_runs, live
+from initmem.report.charts import numbers
+from initmem.report.content import Content
+from initmem.report.recipe_stats import Kept, fingerprint
+from initmem.store.results import Results
+from initmem.store.survey import Survey
+from initmem.study import Run
+
+TICK = 1.0  # seconds between two looks at the runs in flight, at least
+READ_EVERY = 5.0  # seconds between two readings of all records; sooner when a run was claimed or let go
+LOOK_SHARE, READ_SHARE, RENDER_SHARE = 0.05, 0.1, 0.1  # of one core, at most
+WAITING = html.Part("", Markup('<p class="lead">Reading the store …</p>'))
+
+
+class Watcher:
+    """The state of a board. One thread looks at the store; any number may ask and wait for changes."""
+
+    def __init__(self, store: Results) -> None:
+        self.store = store
+        self.content: Content | None = None
+        self._parts = {name: WAITING._replace(title=title) for name, title in titles().items()}
+        self._asked: dict[str, Run] = {}
+        self._kept = Kept()
+        self._seen: int | None = None  # what was read last, and what the sections show
+        self._rendered: int | None = None
+        self._in_flight: frozenset[str] = frozenset()
+        self._problem = self._said = ""
+        self._version = 0
+        self._change = threading.Condition()
+        self._watched, self._stop = threading.Event(), threading.Event()
+        self._eyes = 0
+        self._thread = threading.Thread(target=self._loop, name="watcher", daemon=True)
+
+    # -- for those who look -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to watch; the first look is taken at once."""
+        self._watched.set()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and everyone who waits."""
+        self._stop.set()
+        self._watched.set()
+        with self._change:
+            self._change.notify_all()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Say that somebody looks."""
+        with self._change:
+            self._eyes += 1
+            self._watched.set()
+        try:
+            yield
+        finally:
+            with self._change:
+                self._eyes -= 1
+
+    def parts(self) -> dict[str, html.Part]:
+        """The sections as they are now."""
+        with self._change:
+            return dict(self._parts)
+
+    def tags(self, after: int, timeout: float) -> tuple[int, dict[str, str]] | None:
+        """The version and the tag of every section, once newer than `after`; None when nothing changed."""
+        with self._change:
+            self._change.wait_for(lambda: self._version > after or self._stop.is_set(), timeout)
+            if self._stop.is_set() or self._version <= after:
+                return None
+            return self._version, {name: part.tag for name, part in self._parts.items()}
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the board is closing."""
+        return self._stop.is_set()
+
+    def first_look(self, patience: float) -> None:
+        """Wait a moment for the first verdicts, so that a small store is there from the start."""
+        with self._change:
+            self._change.wait_for(
+                lambda: self._parts["verdicts"].html != WAITING.html or self.stopped, patience
+            )
+
+    def runs(self, recipe_id: str) -> dict[str, Any] | None:
+        """The rows of the table of runs."""
+        content = self.content
+        for recipe, records in content.groups.items() if content else ():
+            if recipe.id == recipe_id:
+                return run_rows(content, records)  # type: ignore[arg-type]
+        return None
+
+    def run(self, run_id: str) -> dict[str, Any] | None:
+        """One run with its curves, finished or in flight; None where there is no such run."""
+        content = self.content
+        record = next((r for r in content.survey.records if r.id == run_id), None) if content else None
+        if record is not None:
+            columns = {name: column.tolist() for name, column in record.history.items()}
+            return self._shown(record.run, run_id, record.status, columns, record.error)
+        flight = self.store.flight(run_id)
+        if not flight.rows and flight.claim is None:
+            return None
+        names = flight.rows[0] if flight.rows else ()
+        rows = {name: [row.get(name) for row in flight.rows] for name in names if name != "epoch"}
+        return self._shown(self._asked.get(run_id), run_id, "training", rows, None)
+
+    def _shown(
+        self, run: Run | None, run_id: str, status: str, columns: Mapping[str, Any], error: str | None
+    ) -> dict[str, Any]:
+        where = place(self.content, run) if self.content and run else ""
+        history = {name: numbers(values) for name, values in columns.items()}
+        return {"id": run_id, "place": where, "status": status, "error": error, "history": history}
+
+    # -- the thread -------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        looking, reading, rendering = Budget(LOOK_SHARE, TICK), Budget(READ_SHARE, TICK), Budget(RENDER_SHARE)
+        claims, last_read = frozenset[str](), -math.inf
+        while not self._stop.is_set():
+            self._watched.wait()
+            try:
+                with looking.spending():
+                    self._in_flight = frozenset(self.store.in_flight())
+                if reading.due() and (self._in_flight != claims or time.monotonic() - last_read > READ_EVERY):
+                    with reading.spending():
+                        self._read()
+                    claims, last_read, self._problem = self._in_flight, time.monotonic(), ""
+                if self._rendered != self._seen and rendering.due():
+                    first = self._rendered is None
+                    with rendering.spending():
+                        self._render()
+                    if first:  # everything was new: that says nothing about the next time
+                        rendering = Budget(RENDER_SHARE)
+                with looking.spending():
+                    self._look()
+            except Exception as error:  # whatever it is, those who watch should see it, and it may pass
+                self._complain(error)
+            self._stop.wait(max(0.0, looking.rest()))
+            with self._change:
+                if not self._eyes and not self._stop.is_set():
+                    self._watched.clear()
+
+    def _read(self) -> None:
+        """Read what is new in the store."""
+        survey = Survey.of(self.store)
+        asked = tuple(json.dumps(study.to_json()) for study in survey.studies)
+        seen = hash((fingerprint(survey.records), tuple(survey.damaged), asked, survey.in_flight))
+        if seen != self._seen:
+            self._seen = seen
+            self.content = Content(survey, self._kept)
+            self._asked = asked_runs(self.content)
+
+    def _render(self) -> None:
+        """Work out and publish section by section, the quick ones first."""
+        content, seen = self.content, self._seen
+        if content is None:
+            return
+        for name, (title, data) in html.PARTS.items():
+            if self._stop.is_set():
+                return
+            self._look()  # some sections take their time
+            values = data(content)
+            inside = Markup("") if values is None else html.fragment(name, values)
+            self._publish(name, html.Part(title, inside))
+        self._rendered = seen
+
+    def _look(self) -> None:
+        """Publish what is going on now."""
+        if self.content is None and not self._problem:
+            return
+        values: dict[str, Any] = {"problem": self._problem, "total": None}
+        if self.content is not None:
+            flights = {run_id: self.store.flight(run_id) for run_id in sorted(self._in_flight)}
+            values |= live(self.content, self._asked, flights)
+        self._publish("live", html.Part("Now", html.fragment("live", values)))
+
+    def _complain(self, error: Exception) -> None:
+        """Say what is wrong: on the terminal once, to those who watch until a reading succeeds."""
+        self._problem = f"The store cannot be read: {error or type(error).__name__}"
+        if self._problem != self._said:
+            self._said = self._problem
+            print(f"initmem: {self._problem}", file=sys.stderr)
+        try:
+            self._look()
+        except Exception:  # then the problem alone is shown
+            only = html.fragment("live", {"problem": self._problem, "total": None})
+            self._publish("live", html.Part("Now", only))
+
+    def _publish(self, name: str, part: html.Part) -> None:
+        with self._change:
+            if self._parts[name].tag != part.tag:
+                self._parts[name] = part
+                self._version += 1
+                self._change.notify_all()
+
+
+def titles() -> dict[str, str]:
+    """Sections of the board in order: what is going on now, then those of the report."""
+    return {"live": "Now"} | {name: title for name, (title, _) in html.PARTS.items()}
+
+
+def to_json(value: Mapping[str, Any]) -> bytes:
+    """For the page's script."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()

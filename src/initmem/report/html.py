@@ -1,0 +1,171 @@
+"""From content to HTML. Every text goes through the templates, which escape it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
+
+from initmem import __version__
+from initmem.plots.curves import in_words
+from initmem.report import audit, charts, clocks, heat, paper
+from initmem.report.content import Content
+from initmem.report.verdicts import verdicts
+
+STYLES = ("pictures.css", "page.css")
+SCRIPTS = ("charts.js", "page.js")
+LIVE_SCRIPTS = (*SCRIPTS, "board.js")
+
+
+class Part(NamedTuple):
+    """A section of the page: its heading in the navigation, and its HTML."""
+
+    title: str
+    html: Markup
+
+    @property
+    def tag(self) -> str:
+        """Changes when the part does."""
+        return hashlib.sha256(self.html.encode()).hexdigest()[:16]
+
+
+def parts(content: Content) -> dict[str, Part]:
+    """All sections, in order; those that have nothing to show are left out."""
+    found = {}
+    for name, (title, data) in PARTS.items():
+        values = data(content)
+        if values is not None:
+            found[name] = Part(title, fragment(name, values))
+    return found
+
+
+def fragment(name: str, values: Mapping[str, Any]) -> Markup:
+    """The inside of one section."""
+    return Markup(environment().get_template(f"parts/{name}.html.j2").render(values))
+
+
+def whole_page(
+    title: str,
+    sections: Mapping[str, Part],
+    *,
+    scripts: tuple[str, ...],
+    inline: bool,
+    runs: Mapping[str, Any] | None = None,
+    note: str = "",
+) -> str:
+    """A page of sections: with everything inside, or with its style and scripts as files beside it."""
+    style = "".join(map(static, STYLES))
+    script = "".join(map(static, scripts))
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            title=title,
+            sections=sections,
+            policy=policy(style, script) if inline else "",
+            style=Markup(style) if inline else "",
+            script=Markup(script) if inline else "",
+            live=not inline,
+            styles=STYLES,
+            scripts=scripts,
+            runs=runs,
+            note=note,
+            version=__version__,
+        )
+    )
+
+
+def policy(style: str, script: str) -> str:
+    """A content-security policy for one file: nothing is fetched, nothing runs but what was put there."""
+    return (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+@cache
+def static(name: str) -> str:
+    """A file of the style sheet or the scripts."""
+    return (resources.files("initmem") / "report/static" / name).read_text("utf-8")
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The templates."""
+    loader = jinja2.PackageLoader("initmem", "report/templates")
+    made = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=loader)
+    made.policies["json.dumps_function"] = _compact
+    made.undefined = jinja2.StrictUndefined
+    return made
+
+
+def _compact(value: Any, **options: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _curves(content: Content) -> dict[str, Any] | None:
+    data = charts.curves(content.facts, content.names, content.facets) if content.facts else None
+    return {"data": data} if data and data["choices"] else None
+
+
+def _heat(content: Content) -> dict[str, Any] | None:
+    maps = heat.metric_maps(content, content.facets)
+    values = {"memory": heat.memory_maps(content), "maps": maps, "metric": in_words(content.metric)}
+    return values if maps else None
+
+
+def _slopes(content: Content) -> dict[str, Any] | None:
+    if not any(len(item.beta.beta) for item in content.facts.values()):
+        return None
+    data = charts.slopes(content.facts, content.names, content.family_facets)
+    tables = [clocks.half_life_table(content), clocks.collapse_table(content)]
+    return {"data": data, "half_lives": tables[0], "collapse": tables[1]}
+
+
+def _clocks(content: Content) -> dict[str, Any] | None:
+    tables = {"forecast": clocks.forecast_table(content), "clocks": clocks.clock_table(content)}
+    return tables if content.names else None
+
+
+def _paper(content: Content) -> dict[str, Any] | None:
+    table = paper.paper_table(content)
+    return {"table": table} if table else None
+
+
+def _runs(content: Content) -> dict[str, Any]:
+    return {
+        "progress": audit.progress_table(content),
+        "environments": audit.environment_table(content),
+        "mixtures": audit.mixtures(content),
+        "failures": audit.failures(content),
+        "diverged": audit.diverged_table(content),
+        "missing": audit.missing(content),
+        "damaged": content.survey.damaged,
+        "n_runs": len(content.survey.records),
+        "recipes": [
+            {"id": recipe.id, "label": content.names[recipe], "scales": sorted(item.runs)}
+            for recipe, item in content.facts.items()
+        ],
+    }
+
+
+PARTS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
+    "verdicts": ("Verdicts", verdicts),
+    "curves": ("Curves", _curves),
+    "heat": ("Heat maps", _heat),
+    "slopes": ("Forgetting", _slopes),
+    "clocks": ("Clocks", _clocks),
+    "paper": ("Paper", _paper),
+    "runs": ("Runs", _runs),
+}

@@ -1,0 +1,91 @@
+"""Published values beside what was measured, with the size of what was measured."""
+
+from __future__ import annotations
+
+import math
+
+from initmem.paper.reference import Reference, references
+from initmem.plots.captions import common
+from initmem.recipe import Recipe
+from initmem.report.content import Content
+from initmem.report.recipe_stats import Facts
+from initmem.report.table import Cell, Column, Table, runs_of
+
+QUANTITIES = {
+    "spread": "memory",
+    "test": "test accuracy",
+    "train": "train accuracy",
+    "gap": "difference between scales",
+    "beta": "|β|, last epoch",
+}
+
+
+def paper_table(content: Content) -> Table | None:
+    """A row per published value whose procedure was run here, at whatever size."""
+    columns = [
+        Column("recipe", "text"),
+        Column("quantity", "text"),
+        Column("paper"),
+        Column("measured here"),
+        Column("95% interval"),
+        Column("scales × seeds", "text"),
+        Column("effort", "text"),
+        Column("measured on", "text"),
+    ]
+    rows = [
+        _row(content, recipe, facts, item)
+        for recipe, facts in content.facts.items()
+        for item in references()
+        if isinstance(recipe, Recipe) and item.fits(recipe)
+    ]
+    return Table("paper-values", "Published and measured", columns, rows) if rows else None
+
+
+def _row(content: Content, recipe: Recipe, facts: Facts, item: Reference) -> list[Cell]:
+    study = content.study_of(recipe)
+    value, limits = _measured(facts, item)
+    where = "" if item.scale is None else f" at σ = {item.scale:g}"
+    unit = f" ({item.unit})" if item.unit in ("pp", "%") else ""
+    digits = 2 if item.quantity == "beta" else 1
+    shown = "" if limits is None else f"{limits[0]:.{digits}f} to {limits[1]:.{digits}f}"
+    return [
+        Cell(content.names[recipe], href=runs_of(recipe.id, item.scale), style="name"),
+        Cell(f"{QUANTITIES[item.quantity]}{where}{unit}"),
+        Cell(str(item), item.value),
+        Cell("not run" if value is None else f"{value:.{digits}f}", value),
+        Cell(shown, limits and limits[1] - limits[0]),
+        Cell(f"{facts.memory.n_scales} × {facts.memory.n_seeds}"),
+        Cell(study.effort if study else "unknown"),
+        Cell(common([recipe], ("learning_rate", "l2", "batch_size", "momentum")), style="remark"),
+    ]
+
+
+def _measured(facts: Facts, item: Reference) -> tuple[float | None, tuple[float, float] | None]:
+    """The same quantity from our records, with its interval."""
+    memory = facts.memory
+    match item.quantity:
+        case "spread" | "gap":
+            whole = memory.low is not None and memory.high is not None
+            return memory.memory, (memory.low, memory.high) if whole else None  # type: ignore[return-value]
+        case "test":
+            curve = facts.curve("test_accuracy")
+            if item.scale not in curve.scales:
+                return None, None
+            i = curve.scales.index(item.scale)
+            return curve.mean[i], curve.limits[i]
+        case "train":
+            values = list(facts.train.values())
+            return (sum(values) / len(values) if values else None), None
+        case _:
+            return _slope(facts)
+
+
+def _slope(facts: Facts) -> tuple[float | None, tuple[float, float] | None]:
+    from initmem.paper.figures.sensitivity import folded
+
+    if not len(facts.beta.beta):
+        return None, None
+    size, low, high = (column[-1] for column in folded(facts.beta))
+    if math.isnan(size):
+        return None, None
+    return size, None if math.isnan(low) else (low, high)

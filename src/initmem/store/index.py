@@ -1,0 +1,132 @@
+"""The index of a store: all of every record except its history, so that a large store opens at once.
+
+It is derived and never the truth: it can be deleted at any time, and one that is damaged or of another
+version counts as none. An entry holds as long as its record has the size and the time of change that it was
+read with; anything else is read again and its checksum verified. Records that could not be read are not in
+the index, so they are looked at every time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from initmem.errors import StoreError
+from initmem.store.record import History, RunRecord, StoredHistory, join, parse_history, split
+
+VERSION = 1
+RUN_ID = re.compile("[0-9a-f]{16}")
+
+Stamp = tuple[int, int]  # size in bytes, time of change in nanoseconds
+
+
+class Entry(NamedTuple):
+    """What is known of one record file."""
+
+    stamp: Stamp
+    sha256: str
+    head: Mapping[str, Any]
+    record: RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look at the store brought, by run id in a fixed order."""
+
+    records: dict[str, RunRecord]
+    damaged: dict[str, str]  # what is wrong with each
+    changed: bool  # whether the index has to be written again
+
+
+class Index:
+    """The entries of all readable records under a directory of runs."""
+
+    def __init__(self, path: Path, runs: Path) -> None:
+        self.path, self.runs = path, runs
+        self._entries: dict[str, Entry] | None = None  # None: not read yet
+
+    def refresh(self, *, verify: bool = False) -> Found:
+        """Look at every record file; read those that are new or changed, or all of them to `verify`."""
+        if verify:
+            self._entries = {}
+        known = self._read() if self._entries is None else self._entries
+        entries: dict[str, Entry] = {}
+        damaged: dict[str, str] = {}
+        for run_id in self._run_ids():
+            try:
+                stamp, entry = self._stamp(run_id), known.get(run_id)
+                entries[run_id] = entry if entry and entry.stamp == stamp else self._enter(run_id, stamp)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # not done yet, or moved aside by another process a moment ago
+            except (StoreError, OSError) as error:
+                damaged[run_id] = f"{self._file(run_id)}: {error}"
+        changed = verify or entries != known
+        self._entries = entries
+        return Found({run_id: entry.record for run_id, entry in entries.items()}, damaged, changed)
+
+    def encode(self) -> bytes:
+        """The content of the index file: a line with version and digest, then the entries."""
+        entries = {
+            run_id: [entry.stamp, entry.sha256, entry.head] for run_id, entry in (self._entries or {}).items()
+        }
+        body = json.dumps(entries, separators=(",", ":")).encode()
+        return _first_line(body) + body
+
+    def _read(self) -> dict[str, Entry]:
+        try:
+            first, _, body = self.path.read_bytes().partition(b"\n")
+            if first + b"\n" != _first_line(body):
+                return {}
+            content = json.loads(body)
+            return {
+                run_id: self._entry(run_id, (size, time), sha256, head)
+                for run_id, ((size, time), sha256, head) in content.items()
+            }
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError, StoreError):
+            return {}
+
+    def _run_ids(self) -> list[str]:
+        try:
+            return sorted(folder.name for folder in self.runs.iterdir() if RUN_ID.fullmatch(folder.name))
+        except FileNotFoundError:
+            return []
+
+    def _stamp(self, run_id: str) -> Stamp:
+        found = self._file(run_id).stat()
+        return found.st_size, found.st_mtime_ns
+
+    def _enter(self, run_id: str, stamp: Stamp) -> Entry:
+        """Read a record; its stamp was taken before, so that a change in between is seen next time."""
+        sha256, head, _ = split(self._file(run_id).read_bytes())
+        entry = self._entry(run_id, stamp, sha256, head)
+        if not entry.record.id == run_id == head.get("id"):
+            raise StoreError(f"holds run {entry.record.id}, under the id {head.get('id')!r}")
+        return entry
+
+    def _entry(self, run_id: str, stamp: Stamp, sha256: str, head: Mapping[str, Any]) -> Entry:
+        history = StoredHistory(partial(self._read_history, run_id, sha256))
+        return Entry(stamp, sha256, head, join(head, history))
+
+    def _read_history(self, run_id: str, sha256: str) -> History:
+        """The history of the very record that was indexed."""
+        file = self._file(run_id)
+        try:
+            encoded = split(file.read_bytes())
+            if encoded.sha256 != sha256:
+                raise StoreError("changed since the store was opened")
+            return parse_history(encoded.history, encoded.head["summary"]["epochs"])
+        except (StoreError, OSError) as error:
+            raise StoreError(f"{file}: {error}") from None
+
+    def _file(self, run_id: str) -> Path:
+        return self.runs / run_id / "record.json"
+
+
+def _first_line(body: bytes) -> bytes:
+    return json.dumps({"index": VERSION, "sha256": hashlib.sha256(body).hexdigest()}).encode() + b"\n"

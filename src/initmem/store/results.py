@@ -1,0 +1,45 @@
+"""One way to read results, whether they lie in a store or in an archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from initmem.store.archive import Archive
+from initmem.store.record import RunRecord
+from initmem.store.store import Flight, Store
+from initmem.study import Study
+
+
+class Results(Protocol):
+    """What everything that shows results asks for."""
+
+    @property
+    def path(self) -> Path:
+        """Where they lie."""
+
+    def studies(self) -> list[Study]:
+        """What was asked for."""
+
+    def survey(self) -> tuple[list[RunRecord], list[str]]:
+        """All records, and what is wrong with the damaged ones."""
+
+    def records(self) -> list[RunRecord]:
+        """All records, in a fixed order."""
+
+    def damaged(self) -> list[str]:
+        """What is wrong with each record that cannot be read."""
+
+    def in_flight(self) -> list[str]:
+        """Ids of the runs that are being trained now."""
+
+    def flight(self, run_id: str) -> Flight:
+        """How far a run is that is being trained now."""
+
+    def verify(self) -> list[str]:
+        """Check every record against its checksum; what is wrong with the damaged ones."""
+
+
+def open_results(path: str | Path) -> Results:
+    """Open a store, or an archive of one."""
+    return Archive(path) if Path(path).is_file() else Store(path)

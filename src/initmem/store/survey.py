@@ -1,0 +1,33 @@
+"""What a store holds at one moment: read once, shown everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from initmem.recipe import AnyRecipe
+from initmem.store.record import RunRecord
+from initmem.store.results import Results
+from initmem.study import Study, recipes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Records, what was asked for, what is being trained, and what cannot be read."""
+
+    records: Sequence[RunRecord]
+    damaged: Sequence[str]
+    studies: Sequence[Study]
+    in_flight: frozenset[str]  # ids of the runs that are claimed
+
+    @classmethod
+    def of(cls, store: Results) -> Survey:
+        """Read a store. Claims first: a run that ends meanwhile is then seen twice rather than not at all."""
+        in_flight = frozenset(store.in_flight())
+        records, damaged = store.survey()
+        done = {record.id for record in records}
+        return cls(records, damaged, store.studies(), in_flight - done)
+
+    def order(self) -> list[AnyRecipe]:
+        """Recipes as the studies list them, each once."""
+        return recipes_of(self.studies)

@@ -1,0 +1,230 @@
+"""Study files: read a bundled study or a TOML file of the user's, and multiply out its grid."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from operator import index
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from initmem.errors import ConfigError, allowed
+from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe, problems
+from initmem.seeds import ROLES, Role
+from initmem.study import PERTURBATION, Scales, Seeds, Study
+
+LARGEST_FILE = 1 << 20  # bytes of a study file
+LARGEST_GRID = 100_000  # recipes
+
+
+class _Part(BaseModel):
+    """What the top of a study file and each of its efforts may say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    about: str = ""
+    scales: Scales | None = None
+    seeds: Seeds | None = None
+    recipe: dict[str, Any] = {}
+    grid: list[dict[str, Any]] | None = None
+
+
+class _File(_Part):
+    name: str = ""
+    title: str = ""
+    effort: str = "full"
+    default_effort: str | None = None
+    pin: dict[Role, int] = {}
+    chaos: bool = False  # give every run a perturbed replicate
+    split: list[Role] = []
+    efforts: dict[str, _Part] = {}
+
+
+def bundled() -> list[str]:
+    """Names of the studies that come with the package."""
+    folder = resources.files("initmem") / "paper/studies"
+    return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def load_study(name: str, effort: str | None = None, overrides: Sequence[str] = ()) -> Study:
+    """Read a bundled study by name, or a study file by path."""
+    file = _read(name)
+    settings = [override(text) for text in overrides]
+    part, chosen = _choose(file, effort)
+    for key, value in settings:
+        part = _apply(part, key, value)
+    recipes = _expand(part)
+    return Study(
+        name=file.name or Path(name).stem,
+        title=file.title,
+        effort=chosen,
+        about=part.about,
+        recipes=tuple(recipes),
+        scales=tuple(dict.fromkeys(part.scales or [1.0])),
+        seeds=tuple(dict.fromkeys(part.seeds or [0])),
+        pins=tuple((role, file.pin[role]) for role in ROLES if role in file.pin),
+        perturbation=PERTURBATION if file.chaos else 1.0,
+        split=tuple(role for role in ROLES if role in file.split),
+    )
+
+
+def efforts(name: str) -> dict[str, str]:
+    """The efforts of a study and what each of them changes; the default one comes first."""
+    file = _read(name)
+    found = {file.effort: file.about} | {key: part.about for key, part in file.efforts.items()}
+    first = file.default_effort or file.effort
+    return {first: found[first]} | found
+
+
+def own_study(
+    name: str,
+    recipe: Mapping[str, Any],
+    scales: Iterable[float],
+    seeds: Iterable[int],
+    *,
+    chaos: bool = False,
+    split: Sequence[Role] = (),
+) -> Study:
+    """A study of user code: one recipe that bears its name."""
+    try:
+        part = _Part(scales=[float(scale) for scale in scales], seeds=[index(seed) for seed in seeds])
+    except ValidationError as error:
+        raise ConfigError("; ".join(problems(error))) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"scales or seeds: {error} (allowed: numbers, and whole numbers from 0)") from None
+    for role in split:
+        if role not in ROLES:
+            raise ConfigError(f"split = {role!r} ({allowed(ROLES)})")
+    return Study(
+        name=name,
+        title=f"{name}: your own training code",
+        effort="full",
+        about="",
+        recipes=(PipelineRecipe.parse({**recipe, "pipeline": name}),),
+        scales=tuple(dict.fromkeys(part.scales or [])),
+        seeds=tuple(dict.fromkeys(part.seeds or [])),
+        perturbation=PERTURBATION if chaos else 1.0,
+        split=tuple(role for role in ROLES if role in split),
+    )
+
+
+def single(overrides: Sequence[str]) -> AnyRecipe:
+    """One recipe from `key=value` texts alone."""
+    return _expand(_Part(recipe=dict(override(text) for text in overrides)))[0]
+
+
+def _read(name: str) -> _File:
+    text = _text(name)
+    try:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of numbers without end, lists in lists in lists
+        raise ConfigError(f"study {name}: not valid TOML: {error}") from None
+    found: list[str] = []
+    try:
+        return _File.model_validate(raw)
+    except ValidationError as error:
+        found = problems(error)
+    # Report the recipe's mistakes in the same breath, as far as it can be read at all.
+    try:
+        _expand(_Part(recipe=raw.get("recipe", {}), grid=raw.get("grid")))
+    except ConfigError as error:
+        found.append(str(error))
+    except ValidationError:
+        pass
+    raise ConfigError(f"study {name}: " + "; ".join(found))
+
+
+def _text(name: str) -> str:
+    if name in bundled():
+        return (resources.files("initmem") / "paper/studies" / f"{name}.toml").read_text("utf-8")
+    path = Path(name)
+    if path.suffix != ".toml" and not path.exists():
+        raise ConfigError(f"no study named {name!r} ({allowed(bundled())}, or the path of a .toml file)")
+    try:
+        if (size := path.stat().st_size) > LARGEST_FILE:
+            raise ConfigError(f"study file {name}: {size:,} bytes (allowed: up to {LARGEST_FILE:,})")
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:  # a name may not hold everything, and not everything is text
+        raise ConfigError(f"study file {name}: cannot be read: {error}") from None
+
+
+def _choose(file: _File, effort: str | None) -> tuple[_Part, str]:
+    """Lay the chosen effort over the top of the file."""
+    chosen = effort or file.default_effort or file.effort
+    if chosen == file.effort:
+        return file, chosen
+    if chosen not in file.efforts:
+        raise ConfigError(f"effort = {chosen!r} ({allowed([file.effort, *file.efforts])})")
+    over = file.efforts[chosen]
+    return _Part(
+        about=over.about,
+        scales=over.scales or file.scales,
+        seeds=over.seeds or file.seeds,
+        recipe=file.recipe | over.recipe,
+        grid=file.grid if over.grid is None else over.grid,
+    ), chosen
+
+
+def override(text: str) -> tuple[str, Any]:
+    """Read `key=value`."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise ConfigError(f"--set {text!r} (allowed: key=value)")
+    try:
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+    except (ValueError, RecursionError):
+        return key.strip(), value.strip()  # a bare word: optimizer=adam
+
+
+def _apply(part: _Part, key: str, value: Any) -> _Part:
+    """Set one value everywhere: for a recipe field that a grid varies, the override wins."""
+    if key in ("scales", "seeds"):
+        values = value if isinstance(value, list) else [value]
+        try:
+            return _Part.model_validate(part.model_dump(include=set(_Part.model_fields)) | {key: values})
+        except ValidationError as error:
+            raise ConfigError("; ".join(problems(error))) from None
+    grid = [{k: v for k, v in block.items() if k != key} for block in part.grid or []]
+    return part.model_copy(update={"recipe": part.recipe | {key: value}, "grid": grid or None})
+
+
+def _expand(part: _Part) -> list[AnyRecipe]:
+    """Multiply out the grid: in a block, every list is an axis; blocks add up; duplicates merge."""
+    found: dict[AnyRecipe, None] = {}
+    wrong: dict[str, None] = {}
+    for block in part.grid or [{}]:
+        fields = part.recipe | block
+        axes = [value if isinstance(value, list) else [value] for value in fields.values()]
+        if (size := math.prod(len(axis) for axis in axes)) > LARGEST_GRID:
+            raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
+        for values in itertools.product(*axes):
+            try:
+                recipe = parse_recipe(dict(zip(fields, values, strict=True)))
+                found[_with_digest(recipe)] = None
+            except ConfigError as error:
+                wrong |= dict.fromkeys(str(error).split("; "))
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    if not found:
+        raise ConfigError("the study has no recipe: an axis of its grid is an empty list")
+    return list(found)
+
+
+def _with_digest(recipe: AnyRecipe) -> AnyRecipe:
+    """A user's file is known by its content: a changed file makes new runs."""
+    if not isinstance(recipe, Recipe) or not recipe.dataset.endswith(".npz"):
+        return recipe
+    path = Path(recipe.dataset)
+    try:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"dataset = {recipe.dataset!r} ({reason})") from None
+    return recipe.model_copy(update={"data_sha256": digest, "dataset": str(path.resolve())})
