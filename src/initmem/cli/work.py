@@ -28,8 +28,8 @@ from initmem.errors import ConfigError
 from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
+    from initmem.engines.events import Listener
     from initmem.engines.execute import Workload
-    from initmem.engines.settings import Listener
     from initmem.study import Study
 
 Place = Annotated[

@@ -121,10 +121,6 @@ class RunRecord:
         best = self.summary.tau_best
         return float(self.history[name][best - 1]) if best and name in self.history else None
 
-    def noted(self, **more: Any) -> RunRecord:
-        """The same record with more said of where it comes from."""
-        return replace(self, provenance={**self.provenance, **more})
-
     def same_result(self, other: RunRecord) -> bool:
         """Whether two records hold the same outcome, whatever machine and time they took."""
         return (
