@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import trainers
+from initmem.engines import engine_named
 from initmem.engines.events import Event, Finished
-from initmem.engines.named import engine_named
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.errors import InitmemError

@@ -14,11 +14,11 @@ import pytest
 
 from clusters import assert_same, wait_for
 from initmem.data import sizes
-from initmem.engines.bundled import train_bundled
 from initmem.engines.events import Event, Finished
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import pack_size, packs
 from initmem.engines.settings import Settings
+from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.recipe import Recipe
 from initmem.store.faults import MOST_LOSSES
@@ -148,7 +148,7 @@ import os, sys
 from pathlib import Path
 from initmem.engines.events import Event, Finished
 from initmem.engines.local import LocalEngine
-from initmem.engines.bundled import train_bundled
+from initmem.engines.training import train_bundled
 from initmem.engines.settings import Settings
 from initmem.pipeline.run import Sent
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from initmem.engines.bundled import train_bundled
 from initmem.engines.events import Faulted
 from initmem.engines.settings import Settings, Trainer
+from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
 from initmem.recipe import Recipe

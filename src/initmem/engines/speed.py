@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from initmem.data import Dataset, Part, Sizes
-from initmem.data.cifar10 import cache_dir
+from initmem.data.cache import cache_dir
 from initmem.engines.devices import is_here
 from initmem.engines.packing import pack_size
 from initmem.engines.provenance import hardware

@@ -22,18 +22,22 @@ import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from initmem.engines.bundled import train_bundled
+from initmem.data import Dataset, load
 from initmem.engines.events import EpochEnded, Faulted, Listener
 from initmem.engines.provenance import environment, history, with_provenance
 from initmem.engines.settings import Settings
 from initmem.errors import FullDisk, InitmemError, StoreError
+from initmem.recipe import AnyRecipe
 from initmem.store.faults import Cause, cause_of
 from initmem.store.record import RunRecord, failed
 from initmem.store.store import Store
 from initmem.study import Run
+from initmem.train.loop import train_pack
 from initmem.train.pack import Checkpoint, Pack
+from initmem.train.requirements import Precision
 
 
 # Neither is an Exception: user code may catch those.
@@ -228,3 +232,22 @@ class Watchdog:
         """Say that training moves: the time begins anew."""
         if self.seconds is not None:
             faulthandler.dump_traceback_later(self.seconds, exit=True, file=self._stream)
+
+
+def train_bundled(
+    runs: Sequence[Run],
+    *,
+    device: str = "cpu",
+    precision: Precision = "float32",
+    resume: Sequence[Checkpoint] | None = None,
+    on_epoch: Callable[[Pack], None] | None = None,
+) -> list[RunRecord]:
+    """Train runs of one recipe of a bundled network."""
+    data = dataset(runs[0].recipe)
+    return train_pack(runs, data, device=device, precision=precision, resume=resume, on_epoch=on_epoch)
+
+
+@lru_cache(maxsize=2)
+def dataset(recipe: AnyRecipe) -> Dataset:
+    """Load a recipe's dataset; packs of one recipe tend to follow each other."""
+    return load(recipe)
