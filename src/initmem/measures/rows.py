@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.collapse import collapse
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.difference import controlled_pairs, difference
+from initmem.measures.failures import failures
 from initmem.measures.forecast import checked, forecast, lived_clocks, outlook
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import default_metric, memory, unit_of
+from initmem.measures.multiplicity import adjusted
 from initmem.measures.radial import radial_memory
 from initmem.recipe import AnyRecipe, PipelineRecipe, labels
 from initmem.store.record import RunRecord
@@ -105,8 +108,20 @@ def _difference(groups: Groups, metric: str | None) -> list[Row]:
         (before, first), (after, second) = named[one], named[other]
         found = difference(first, second, metric or default_metric(first))
         if found is not None:
-            row = {"field": field, "from": before, "to": after} | found._asdict()
-            rows.append(row | {"sure": found.sure})
+            row = {"field": field, "from": before, "to": after} | asdict(found)
+            rows.append(row | {"significant": found.significant})
+    qs = adjusted([row["p"] for row in rows])
+    return [row | {"q": q} for row, q in zip(rows, qs, strict=True)]
+
+
+def _failures(groups: Groups, metric: str | None) -> list[Row]:
+    """Runs that failed to train, scale by scale; p is the recipe's."""
+    rows = []
+    for label, records in groups.items():
+        counted = failures(records)
+        for rate in counted.rates if counted else ():
+            row = {"recipe": label} | rate._asdict() | {"p": counted.p if counted else None}
+            rows.append(row | {"counts_as_chance": counted.chance if counted else None})
     return rows
 
 
@@ -211,6 +226,7 @@ MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
     "beta": _beta,
     "half-life": _half_life,
     "difference": _difference,
+    "failures": _failures,
     "collapse": _collapse,
     "forecast": _forecast,
     "radial": _radial,
