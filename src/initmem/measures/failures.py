@@ -1,7 +1,7 @@
 """Runs that failed to train: how often, at which scale, and whether that depends on the scale.
 
-A run failed to train when it diverged, or when its predictor is no better than chance. Means over seeds hardly
-show it when one run in five fails at one scale, so the rate is tested on its own.
+A run failed to train when it diverged, or when its predictor is no better than chance. Means over seeds
+hardly show it when one run in five fails at one scale, so the rate is tested on its own.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ class Failures(NamedTuple):
     largest_difference: float  # between two scales: an upper limit at 97.5%
     chance: float | None  # accuracies up to this one count as chance; None: not known, diverged runs only
 
-    @property
-    def equal(self) -> bool:
-        """Whether nothing speaks against equal rates: no failure, or rates shown to be about equal."""
+    def equal(self, tolerance: float | None = None) -> bool:
+        """Whether rates are equal as far as one can tell: no failure was seen, or the rates differ by no more
+        than the tolerance. With a tolerance given, that has to be shown in any case."""
+        if self.failed == 0 and tolerance is None:
+            return True
         dependent = self.p is not None and self.p <= 0.05
-        return self.failed == 0 or (not dependent and self.largest_difference <= EQUAL_RATES)
+        limit = EQUAL_RATES if tolerance is None else tolerance
+        return not dependent and self.largest_difference <= limit
 
 
 def failures(records: Sequence[RunRecord]) -> Failures | None:

@@ -1,9 +1,9 @@
 """More than one look at the same study: how much of the level each look may spend.
 
 A test at 5% after five seeds, again after ten, and so on, reports a memory that is not there in far more than
-5% of all studies. With a schedule that is fixed beforehand every look gets a share of the level, by the spending
-function of Lan and DeMets that resembles Pocock's design, alpha log(1 + (e - 1) t) at the share t of the
-largest number of seeds. A look is tested at exactly what it spends, so that the sum bounds the error
+5% of all studies. With a schedule that is fixed beforehand every look gets a share of the level, by the
+spending function of Lan and DeMets that resembles Pocock's design: alpha log(1 + (e - 1) t) at the share t of
+the largest number of seeds. A look is tested at exactly what it spends, so that the sum bounds the error
 whatever the dependence between looks. Unplanned looks come on top: each has half the level of the one before,
 and the verdict says what all of them have spent.
 """
@@ -33,7 +33,7 @@ def schedule(seeds: int, most: int) -> tuple[int, ...]:
     """Numbers of seeds at which to look: from five, or what is there, doubling up to `most`."""
     looks = [max(seeds, min(FIRST_LOOK, most))]
     while looks[-1] < most:
-        looks.append(min(2 * looks[-1], most) if 3 * looks[-1] < 2 * most else most)
+        looks.append(2 * looks[-1] if 8 * looks[-1] <= 3 * most else most)  # no last step of a few seeds
     return tuple(looks)
 
 

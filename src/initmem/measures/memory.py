@@ -112,7 +112,8 @@ class Memory:
             case "forgets":
                 return (
                     f"The mean {self.metric} differs by at most {self._shown(self.high)} between any two "
-                    f"initialization scales, which is within the tolerance of {self._shown(self.tolerance)}."
+                    f"initialization scales, which is within the tolerance of {self._shown(self.tolerance)}. "
+                    f"Failure rates that differ by {100 * (self.failure_limit or 0):.0f}% are not excluded."
                 )
             case _ if self.floor is None:
                 return f"One seed says nothing about noise: the {self.metric} has a range of {shown}."
@@ -188,10 +189,15 @@ def memory(
     metric: str = "test_accuracy",
     *,
     tolerance: float | None = None,
+    failure_tolerance: float | None = None,
     label: str | None = None,
     look: Look | None = None,
 ) -> Memory:
-    """Measure the memory of one recipe from its records; `look` gives the level where there are several."""
+    """Measure the memory of one recipe from its records.
+
+    `tolerance` is the range that counts as forgotten; with `failure_tolerance`, `forgets` also asks that the
+    rates of failed runs differ by no more than that between scales. `look` gives the level of this look.
+    """
     arranged, look = profile(records, metric), look or Look()
     values, recipe = arranged.values, arranged.recipe
     _, unit = unit_of(metric)
@@ -200,7 +206,8 @@ def memory(
     known = spread(values, alpha=look.alpha, bound=bound) if n_seeds else Spread(*[None] * 6)
     limit = TOLERANCE_PP if tolerance is None and unit == "pp" else tolerance
     trained = failures(records)
-    verdict = judge(known.p, known.high, limit, alpha=look.alpha, failures=trained)
+    equal = trained is None or trained.equal(failure_tolerance)
+    verdict = judge(known.p, known.high, limit, alpha=look.alpha, equal_failures=equal)
     if not scale_used(records):
         verdict = "not applicable"
     open_ = verdict == "undetermined" and n_seeds > 0
@@ -245,7 +252,7 @@ def judge(
     tolerance: float | None,
     *,
     alpha: float = ALPHA,
-    failures: Failures | None = None,
+    equal_failures: bool = True,
 ) -> Verdict:
     """Equivalence first: a range within the tolerance is forgotten, however significant it may be.
 
@@ -253,7 +260,7 @@ def judge(
     not been shown to be equal.
     """
     if high is not None and tolerance is not None and high <= tolerance:
-        return "forgets" if failures is None or failures.equal else "undetermined"
+        return "forgets" if equal_failures else "undetermined"
     return "remembers" if p is not None and p <= alpha else "undetermined"
 
 
@@ -302,6 +309,7 @@ def memory_table(
     *,
     order: Sequence[AnyRecipe] = (),
     tolerance: float | None = None,
+    failure_tolerance: float | None = None,
     adjust: str = "bh",
     looks: Mapping[AnyRecipe, Look] | None = None,
 ) -> list[Memory]:
@@ -309,7 +317,14 @@ def memory_table(
     groups = by_recipe(records, order)
     return adjust_memories(
         [
-            memory(group, metric, tolerance=tolerance, label=label, look=(looks or {}).get(recipe))
+            memory(
+                group,
+                metric,
+                tolerance=tolerance,
+                failure_tolerance=failure_tolerance,
+                label=label,
+                look=(looks or {}).get(recipe),
+            )
             for (recipe, group), label in zip(groups.items(), labels(list(groups)), strict=True)
         ],
         adjust,

@@ -8,9 +8,9 @@ covariance S of the scales, taken relative to each seed's own mean (C S C with C
   distribution with v and v (n - 1) degrees of freedom, v = tr(CSC)^2 / tr((CSC)^2) (Box 1954, Greenhouse and
   Geisser 1959). For two scales this is exactly the paired t test. With few seeds the plug-in v is too small;
   `degrees_of_freedom` moves it towards the estimate of Huynh and Feldt as far as simulation shows to be safe.
-- Lower limit. A hypothetical profile u is rejected when |C (m - u)| exceeds a radius that does not depend on u.
-  So the profiles that are not rejected form a ball, and the smallest range in it is reached by clipping m to
-  a band. The limit is positive exactly when the test rejects.
+- Lower limit. A profile u is rejected when |C (m - u)| exceeds a radius, the same for all u. So the profiles
+  that are not rejected form a ball, and the smallest range in it is reached by clipping m to a band.
+  The limit is positive exactly when the test rejects.
 - Upper limit. The largest one-sided paired Student limit over all pairs of scales. One of these pairs is the
   true pair of extremes, whose own limit has the nominal level.
 - Estimate. The range of noisy means is biased upward, because the extreme scales are chosen by the data that
