@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from initmem.measures.bands import critical
+from initmem.measures.beta import half_life, half_life_limits
+from initmem.measures.collapse import fading, regress
 from initmem.measures.difference import compared_ranges
 from initmem.measures.failures import exact_p, rate_limits
 from initmem.measures.looks import levels, schedule
-from initmem.measures.statistics import spreads
+from initmem.measures.statistics import spreads, student
 
 Array = np.ndarray
 Rng = np.random.Generator
@@ -270,11 +273,101 @@ def failure_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
             }
 
 
+# -- curves ------------------------------------------------------------------------------------------------
+
+
+def curve_noise(kind: str, shape: tuple[int, int], rng: Rng) -> Array:
+    """Noise of the seeds' curves, (seed, epoch): new at every epoch, smooth over eight, or shared by all."""
+    if kind == "white":
+        return rng.standard_normal(shape)
+    if kind == "shared":
+        return np.repeat(rng.standard_normal((shape[0], 1)), shape[1], axis=1)
+    t = np.arange(shape[1])
+    covariance = np.exp(-((t[:, None] - t) ** 2) / (2 * 8**2)) + 1e-9 * np.eye(shape[1])
+    return rng.standard_normal(shape) @ np.linalg.cholesky(covariance).T
+
+
+def band_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """Whole curves of 60 epochs inside their limits; the half-life of exp(-t / 15) inside its interval."""
+    axis = np.arange(1.0, 61)
+    decay = np.exp(-axis / 15)
+    truth = half_life(decay, axis) or 0.0
+    studies = min(options.studies, 1000)
+    for kind in ("white", "smooth", "shared"):
+        for n in (3, 5, 10):
+            within = np.zeros(3)
+            for _ in range(studies):
+                noise = curve_noise(kind, (n, 60), rng)
+                t = np.abs(noise.mean(axis=0)) / (noise.std(axis=0, ddof=1) / np.sqrt(n))
+                own = decay + 0.05 * noise
+                low, high = half_life_limits(own.mean(axis=0), own, axis)
+                covered = low is not None and low <= truth and (high is None or truth <= high)
+                within += t.max() <= student(n - 1), t.max() <= critical(noise), covered
+            pointwise, simultaneous, covers = (within / studies).tolist()
+            yield {
+                "noise": kind,
+                "seeds": n,
+                "pointwise": pointwise,
+                "simultaneous": simultaneous,
+                "half_life_covers": covers,
+            }
+
+
+def simulate_collapse(
+    alpha: float,
+    batches: tuple[int, ...],
+    seeds: int,
+    studies: int,
+    rng: Rng,
+    *,
+    kind: str = "smooth",
+    claimed: float | None = None,
+) -> dict:
+    """|beta| = 0.15 / (1 + x) on the clock x of a planted alpha, 60 epochs at each batch size."""
+    truth = alpha if claimed is None else claimed
+    told = covered = 0
+    estimates = []
+    for _ in range(studies):
+        curves = []
+        for b in batches:
+            clock = 64 / b * np.arange(1.0, 61)
+            slopes_ = 0.15 / (1 + clock / 30 * (b / 64) ** -(alpha - 1))
+            noise = 0.003 * curve_noise(kind, (seeds, 60), rng)
+            curves.append(fading(np.log(clock), slopes_ + noise))
+        fitted, _ = regress(curves, np.log(np.array(batches, dtype=float))[:, None])
+        if fitted is not None:
+            ((value, low, high),) = fitted
+            told += 1
+            covered += low + 1 <= truth <= high + 1
+            estimates.append(value + 1)
+    return {
+        "alpha": alpha,
+        "batch_sizes": " ".join(map(str, batches)),
+        "noise": kind,
+        "seeds": seeds,
+        "cannot_tell": 1 - told / studies,
+        "covers": covered / told if told else float("nan"),
+        "estimate": float(np.mean(estimates)) if told else float("nan"),
+    }
+
+
+def collapse_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """Planted exponents, with batch sizes whose curves share levels of |beta| and with others."""
+    studies = min(options.studies, 300)
+    for batches in ((16, 32, 64, 128, 256), (16, 128), (4, 1024)):
+        for seeds in (3, 10):
+            for kind in ("white", "smooth"):
+                for alpha in (0.0, 0.5, 1.0, 2.0):
+                    yield simulate_collapse(alpha, batches, seeds, studies, rng, kind=kind)
+
+
 TABLES: dict[str, tuple[str, Callable[[argparse.Namespace, Rng], Iterator[dict]]]] = {
     "memory": ("Memory: the worst over scales, memories of 0 to 15 sigma and shapes", memory_rows),
     "differences": ("Difference of two memories", difference_rows),
     "looks": ("Several looks, stopping at the first that settles it", look_rows),
     "failures": ("Failures to train at one scale of five", failure_rows),
+    "curves": ("Whole curves inside pointwise and simultaneous limits; half-lives", band_rows),
+    "collapse": ("Exponent of the batch size", collapse_rows),
 }
 
 
@@ -312,7 +405,7 @@ SHARES = (
         "no_failure_seen",
         "excluded_rate",
     ),
-    *("pointwise", "simultaneous", "covers", "cannot_tell"),
+    *("pointwise", "simultaneous", "half_life_covers", "covers", "cannot_tell"),
 )
 
 

@@ -61,8 +61,8 @@ def measure(
     what: Annotated[
         str,
         typer.Option(
-            help="memory, difference, failures, beta, half-life, collapse, forecast, radial, interpolation, "
-            "repair, chaos or seeds."
+            help="memory, difference, failures, beta, half-life, collapse, exponents, forecast, radial, "
+            "interpolation, repair, chaos or seeds."
         ),
     ] = "memory",
     metric: Annotated[

@@ -12,7 +12,7 @@ from initmem.data import sizes
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.chaos import chaos_floor, seed_variance
-from initmem.measures.collapse import collapse
+from initmem.measures.collapse import collapse, product_clock
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
@@ -64,6 +64,8 @@ def _beta(groups: Groups, metric: str | None) -> list[Row]:
                     "beta": [_number(v) for v in curve.beta],
                     "low": [_number(v) for v in curve.low],
                     "high": [_number(v) for v in curve.high],
+                    "band_low": [_number(v) for v in curve.band_low],
+                    "band_high": [_number(v) for v in curve.band_high],
                     **{f"clock_{name}": ticks.tolist() for name, ticks in curve.clocks.items()},
                 },
             }
@@ -80,13 +82,31 @@ def _half_life(groups: Groups, metric: str | None) -> list[Row]:
 
 
 def _collapse(groups: Groups, metric: str | None) -> list[Row]:
-    """Families of recipes that differ in batch size alone."""
+    """The exponent alpha of the batch size, in families of recipes that differ in it alone."""
     rows = []
     for label, family in families(groups).items():
         found = collapse(family, metric or "val_accuracy")
-        for score in found.scores:
-            row = {"family": label} | score._asdict()
-            rows.append(row | {"winner": score.axis == found.winner, "n_curves": found.n_curves})
+        row = {"family": label} | {name: value for name, value in found._asdict().items() if name != "scores"}
+        axes = {fit.axis: fit.disagreement for fit in found.scores}
+        rows.append(row | {"reading": found.reading, "disagreement": axes})
+    return rows
+
+
+def _exponents(groups: Groups, metric: str | None) -> list[Row]:
+    """The exponents of a product clock, over the recipes of each optimizer."""
+    rows: list[Row] = []
+    optimizers: dict[str, list[list[RunRecord]]] = {}
+    for records in groups.values():
+        optimizers.setdefault(str(records[0].run.recipe.get("optimizer")), []).append(records)
+    for optimizer, members in optimizers.items():
+        exponents, n_levels = (
+            product_clock(members, metric or "val_accuracy") if len(members) > 1 else ([], 0)
+        )
+        about = {"n_curves": len(members), "n_levels": n_levels}
+        rows += [{"optimizer": optimizer} | item._asdict() | about for item in exponents]
+        if len(members) > 1 and not exponents:
+            empty = {"name": "cannot tell", "value": None, "low": None, "high": None}
+            rows.append({"optimizer": optimizer} | empty | about)
     return rows
 
 
@@ -228,6 +248,7 @@ MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
     "difference": _difference,
     "failures": _failures,
     "collapse": _collapse,
+    "exponents": _exponents,
     "forecast": _forecast,
     "radial": _radial,
     "interpolation": _interpolation,
