@@ -1,147 +1,425 @@
-"""How often the interval of a memory covers the truth, and how often verdicts are right.
+"""How often intervals cover the truth and verdicts are right, over simulated studies with a planted memory.
 
-Simulated studies with a planted memory: 2, 5 and 25 scales; 3, 5 and 10 seeds; noise equal at all scales,
-or growing threefold from the smallest to the largest; a level of half a noise sigma shared by all scales of
-a seed. A sigma is the noise of one run at the noisiest scale.
+    python benchmarks/coverage.py              # the memory, by family of noise
+    python benchmarks/coverage.py --all        # and differences, looks, failures, bands, half-lives, collapse
+    python benchmarks/coverage.py --studies 8000 --families normal smooth --seeds 3 5
 
-    python benchmarks/coverage.py [--studies N] [--scales N ...] [--seeds N ...] [--memories SIGMAS ...]
-    python benchmarks/coverage.py --differences      # the same for two recipes compared
+A sigma is the standard deviation of one run at the noisiest scale. Every rate comes from `--studies` studies
+per cell: with 2,000 of them a rate of 5% has a standard error of half a point.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from initmem.measures import statistics
-from initmem.measures.difference import compare
-from initmem.measures.memory import judge
+from initmem.measures.bands import critical
+from initmem.measures.beta import half_life, half_life_limits
+from initmem.measures.collapse import fading, regress
+from initmem.measures.difference import compared_ranges
+from initmem.measures.failures import exact_p, rate_limits
+from initmem.measures.looks import levels, schedule
+from initmem.measures.statistics import spreads, student
 
+Array = np.ndarray
+Rng = np.random.Generator
 MEMORIES = (0.0, 1.0, 2.0, 5.0, 15.0)
-PAIRS = ((0.0, 0.0), (1.0, 1.0), (5.0, 5.0), (15.0, 15.0), (0.0, 5.0), (5.0, 10.0), (15.0, 30.0), (30.0, 0.0))
-SHAPES = ("line", "step")  # memory spread evenly over scales, or at one scale alone
+SHAPES = (
+    "line",
+    "step",
+    "clusters",
+)  # spread evenly over scales; at one scale alone; two groups of equal scales
+PAIRS = ((0.0, 0.0), (1.0, 1.0), (5.0, 5.0), (15.0, 15.0), (0.0, 5.0), (5.0, 10.0), (15.0, 30.0))
 
 
-def noise_sizes(scales: int, unequal: bool) -> np.ndarray:
-    """The noise at every scale."""
-    return np.linspace(1 / 3, 1, scales) if unequal else np.ones(scales)
+# -- families of noise: draws of shape (study, seed, scale) around a profile of shape (scale,) -------------
 
 
-def simulate(scales: int, seeds: int, unequal: bool, memory: float, shape: str, studies: int, rng) -> dict:
+def normal(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    return profile + rng.standard_normal(shape)
+
+
+def growing(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    return profile + rng.standard_normal(shape) * np.linspace(1 / 3, 1, shape[2])
+
+
+def tenfold(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    return profile + rng.standard_normal(shape) * np.geomspace(0.1, 1, shape[2])
+
+
+def one_noisy(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    sizes = np.where(np.arange(shape[2]) == shape[2] - 1, 1.0, 0.1)
+    return profile + rng.standard_normal(shape) * sizes
+
+
+def skewed(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    return profile + 1 - rng.exponential(size=shape)
+
+
+def skewed_tenfold(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    return profile + (1 - rng.exponential(size=shape)) * np.geomspace(0.1, 1, shape[2])
+
+
+def heavy(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    return profile + rng.standard_t(3, size=shape) / np.sqrt(3)
+
+
+def shared(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    levels_ = 3 * rng.standard_normal((*shape[:2], 1))
+    return profile + rng.standard_normal(shape) + levels_
+
+
+def opposed(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    """Neighbouring scales at correlation -0.5."""
+    noise = rng.standard_normal((*shape[:2], shape[2] + 1))
+    return profile + (noise[..., 1:] - noise[..., :-1]) / np.sqrt(2)
+
+
+def slopes(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    """Every seed has a slope of its own over the scales."""
+    own = rng.standard_normal((*shape[:2], 1)) * np.linspace(-1, 1, shape[2])
+    return profile + 0.3 * rng.standard_normal(shape) + own
+
+
+def smooth(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    x = np.linspace(-1, 1, shape[2])
+    covariance = np.exp(-np.abs(x[:, None] - x) / 1.0)
+    return profile + rng.standard_normal(shape) @ np.linalg.cholesky(covariance).T
+
+
+def binomial(profile: Array, shape: tuple[int, int, int], rng: Rng, images: int = 500) -> Array:
+    """Accuracies on a small test set, in units of their own standard error at 90%."""
+    sigma = np.sqrt(0.9 * 0.1 / images)
+    return rng.binomial(images, 0.9 - sigma * (profile.max() - profile), size=shape) / images / sigma
+
+
+def ties(profile: Array, shape: tuple[int, int, int], rng: Rng) -> Array:
+    return np.round(profile + rng.standard_normal(shape))
+
+
+Family = Callable[[Array, tuple[int, int, int], Rng], Array]
+FAMILIES: dict[str, Family] = {
+    "normal": normal,
+    "growing threefold": growing,
+    "growing tenfold": tenfold,
+    "one noisy scale": one_noisy,
+    "skewed": skewed,
+    "skewed, tenfold": skewed_tenfold,
+    "heavy-tailed": heavy,
+    "correlated seeds": shared,
+    "opposed scales": opposed,
+    "seed slopes": slopes,
+    "smooth": smooth,
+    "binomial": binomial,
+    "ties": ties,
+}
+EXCEPTION = "skewed, tenfold"  # Student's test itself fails here with two scales
+
+
+def profile_of(shape: str, memory: float, scales: int) -> Array:
+    """The planted means."""
+    at = np.arange(scales)
+    relative = {
+        "line": at / (scales - 1),
+        "step": (at == scales - 1).astype(float),
+        "clusters": (at >= scales / 2).astype(float),
+    }
+    return memory * relative[shape]
+
+
+def simulate(
+    family: Family, scales: int, seeds: int, memory: float, shape: str, studies: int, rng: Rng
+) -> dict:
     """Rates over simulated studies of one kind."""
-    sizes = noise_sizes(scales, unequal)
-    if shape == "line":
-        profile = np.linspace(0, memory, scales)
-    else:
-        profile = np.where(np.arange(scales) == scales - 1, memory, 0.0)
-    above = below = remembered = 0
-    estimates, widths, highs = [], [], []
-    for _ in range(studies):
-        noise = sizes * rng.standard_normal((seeds, scales)) + 0.5 * rng.standard_normal((seeds, 1))
-        found = statistics.spread(profile + noise, rng=rng)
-        below += found.high < memory
-        above += found.low > memory
-        remembered += judge(found.p, found.high, None) == "remembers"
-        estimates.append(found.corrected)
-        widths.append(found.high - found.low)
-        highs.append(found.high)
+    found = spreads(family(profile_of(shape, memory, scales), (studies, seeds, scales), rng))
+    contradictions = ((found.low > 0) != (found.p <= 0.05)) | (found.low > found.high)
+    contradictions |= (found.corrected < found.low) | (found.corrected > found.high)
     return {
         "scales": scales,
         "seeds": seeds,
-        "noise": "growing" if unequal else "equal",
         "memory": memory,
         "shape": shape,
-        "coverage": 1 - (above + below) / studies,
-        "too_high": above / studies,
-        "too_low": below / studies,
-        "remembers": remembered / studies,
-        "bias": float(np.mean(estimates)) - memory,
-        "width": float(np.mean(widths)),
-        "upper": float(np.median(highs)),
+        "coverage": float(((found.low <= memory) & (memory <= found.high)).mean()),
+        "significant": float((found.p <= 0.05).mean()),
+        "contradictions": int(contradictions.sum()),
+        "bias": float((found.corrected.mean() - memory) * np.sqrt(seeds)),
+        "uncorrected": float((found.spread.mean() - memory) * np.sqrt(seeds)),
+        "upper": float(np.median(found.high)),
     }
+
+
+def memory_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """One row per family and number of seeds: the worst over scales, memories and shapes."""
+    for name in options.families:
+        for seeds in options.seeds:
+            cells = [
+                simulate(FAMILIES[name], scales, seeds, memory, shape, options.studies, rng)
+                for scales in options.scales
+                for memory in MEMORIES
+                for shape in SHAPES
+                if shape == "line" or (memory > 0 and scales > 2)
+            ]
+            power = simulate(FAMILIES[name], 5, seeds, 3.0, "line", options.studies, rng)
+            null = [cell for cell in cells if cell["memory"] == 0]
+            worst = min(cells, key=lambda cell: cell["coverage"])
+            yield {
+                "family": name,
+                "seeds": seeds,
+                "coverage": worst["coverage"],
+                "at": f"{worst['scales']} scales, {worst['memory']:g} {worst['shape']}",
+                "false_alarms": max(cell["significant"] for cell in null),
+                "power": power["significant"],
+                "bias": max((cell["bias"] for cell in cells), key=abs),
+                "uncorrected": max((cell["uncorrected"] for cell in cells), key=abs),
+                "contradictions": sum(cell["contradictions"] for cell in cells),
+            }
+
+
+# -- two recipes -------------------------------------------------------------------------------------------
 
 
 def simulate_pair(
-    scales: int, seeds: int, unequal: bool, memories: tuple[float, float], studies: int, rng
+    family: Family, scales: int, seeds: int, memories: tuple[float, float], studies: int, rng: Rng
 ) -> dict:
-    """Rates over simulated pairs of recipes; with unequal noise the second recipe is twice as noisy, too."""
-    sizes = noise_sizes(scales, unequal)
-    louder = 2.0 if unequal else 1.0
-    covered = sure = 0
-    for _ in range(studies):
-        shared = 0.5 * rng.standard_normal((seeds, 1))
-        before, after = (
-            np.linspace(0, memory, scales) + factor * sizes * rng.standard_normal((seeds, scales)) + shared
-            for memory, factor in zip(memories, (1.0, louder), strict=True)
-        )
-        found = compare(before, after, rng=rng)
-        covered += found.low <= memories[1] - memories[0] <= found.high
-        sure += found.sure
+    """Rates over pairs of recipes; the second is twice as noisy, and both share a level of each seed."""
+    level = 0.5 * rng.standard_normal((studies, seeds, 1))
+    one, other = (
+        size * family(profile_of("line", memory, scales) / size, (studies, seeds, scales), rng) + level
+        for memory, size in zip(memories, (1.0, 2.0), strict=True)
+    )
+    found = compared_ranges(one, other)
+    truth = memories[1] - memories[0]
     return {
         "scales": scales,
         "seeds": seeds,
-        "noise": "growing" if unequal else "equal",
         "memories": memories,
-        "coverage": covered / studies,
-        "sure": sure / studies,
+        "coverage": float(((found.low <= truth) & (truth <= found.high)).mean()),
+        "significant": float(((found.low > 0) | (found.high < 0)).mean()),
     }
+
+
+def difference_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """One row per design: worst coverage and false alarms over families, and power for 5 against 10 sigma."""
+    for scales in (2, 5, 25):
+        for seeds in (3, 5, 10):
+            cells = [
+                simulate_pair(FAMILIES[name], scales, seeds, pair, options.studies, rng)
+                for name in ("normal", "growing threefold", "seed slopes")
+                for pair in PAIRS
+            ]
+            same = [cell["significant"] for cell in cells if cell["memories"][0] == cell["memories"][1]]
+            apart = [cell["significant"] for cell in cells if cell["memories"] == (5.0, 10.0)]
+            yield {
+                "scales": scales,
+                "seeds": seeds,
+                "coverage": min(cell["coverage"] for cell in cells),
+                "false_alarms": max(same),
+                "found_5_vs_10": apart[0],
+            }
+
+
+# -- several looks -----------------------------------------------------------------------------------------
+
+
+def look_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """Stopping at the first look that gives the verdict: without memory, and with one of the tolerance."""
+    planned = schedule(5, 30)
+    for name in ("normal", "growing threefold", "seed slopes", "smooth"):
+        for scales in (2, 5):
+            remembers, forgets, careless = (np.zeros(options.studies, dtype=bool) for _ in range(3))
+            null = FAMILIES[name](np.zeros(scales), (options.studies, 30, scales), rng)
+            edge = FAMILIES[name](profile_of("line", 3.0, scales), (options.studies, 30, scales), rng)
+            for n, alpha in zip(planned, levels(planned), strict=True):
+                remembers |= spreads(null[:, :n], alpha=alpha).p <= alpha
+                forgets |= spreads(edge[:, :n], alpha=alpha).high < 3.0
+            for n in range(5, 31):
+                careless |= spreads(null[:, :n]).p <= 0.05
+            yield {
+                "family": name,
+                "scales": scales,
+                "looks": " ".join(map(str, planned)),
+                "remembers": float(remembers.mean()),
+                "forgets": float(forgets.mean()),
+                "remembers_without_plan": float(careless.mean()),
+            }
+
+
+# -- failures to train -------------------------------------------------------------------------------------
+
+
+def failure_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """Runs at chance at one of five scales; accuracies in points with a noise of 0.3, tolerance 2."""
+    for seeds in (3, 5, 10, 20):
+        for rate in (0.0, 0.2, 0.5):
+            values = 0.3 * rng.standard_normal((options.studies, seeds, 5))
+            failed = rng.random((options.studies, seeds)) < rate
+            values[:, :, 4] -= 70 * failed
+            high = spreads(values).high
+            counts = failed.sum(axis=1)
+            tested = np.array([exact_p([0] * 4 + [f], [seeds] * 5) if f else 1.0 for f in range(seeds + 1)])
+            means_alone = high <= 2
+            yield {
+                "seeds": seeds,
+                "rate": rate,
+                "rate_depends_on_scale": float((tested[counts] <= 0.05).mean()),
+                "forgets_by_means": float(means_alone.mean()),
+                "forgets": float((means_alone & (counts == 0)).mean()),
+                "no_failure_seen": float((counts == 0).mean()),
+                "excluded_rate": rate_limits(0, seeds)[1],
+            }
+
+
+# -- curves ------------------------------------------------------------------------------------------------
+
+
+def curve_noise(kind: str, shape: tuple[int, int], rng: Rng) -> Array:
+    """Noise of the seeds' curves, (seed, epoch): new at every epoch, smooth over eight, or shared by all."""
+    if kind == "white":
+        return rng.standard_normal(shape)
+    if kind == "shared":
+        return np.repeat(rng.standard_normal((shape[0], 1)), shape[1], axis=1)
+    t = np.arange(shape[1])
+    covariance = np.exp(-((t[:, None] - t) ** 2) / (2 * 8**2)) + 1e-9 * np.eye(shape[1])
+    return rng.standard_normal(shape) @ np.linalg.cholesky(covariance).T
+
+
+def band_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """Whole curves of 60 epochs inside their limits; the half-life of exp(-t / 15) inside its interval."""
+    axis = np.arange(1.0, 61)
+    decay = np.exp(-axis / 15)
+    truth = half_life(decay, axis) or 0.0
+    studies = min(options.studies, 1000)
+    for kind in ("white", "smooth", "shared"):
+        for n in (3, 5, 10):
+            within = np.zeros(3)
+            for _ in range(studies):
+                noise = curve_noise(kind, (n, 60), rng)
+                t = np.abs(noise.mean(axis=0)) / (noise.std(axis=0, ddof=1) / np.sqrt(n))
+                own = decay + 0.05 * noise
+                low, high = half_life_limits(own.mean(axis=0), own, axis)
+                covered = low is not None and low <= truth and (high is None or truth <= high)
+                within += t.max() <= student(n - 1), t.max() <= critical(noise), covered
+            pointwise, simultaneous, covers = (within / studies).tolist()
+            yield {
+                "noise": kind,
+                "seeds": n,
+                "pointwise": pointwise,
+                "simultaneous": simultaneous,
+                "half_life_covers": covers,
+            }
+
+
+def simulate_collapse(
+    alpha: float,
+    batches: tuple[int, ...],
+    seeds: int,
+    studies: int,
+    rng: Rng,
+    *,
+    kind: str = "smooth",
+    claimed: float | None = None,
+) -> dict:
+    """|beta| = 0.15 / (1 + x) on the clock x of a planted alpha, 60 epochs at each batch size."""
+    truth = alpha if claimed is None else claimed
+    told = covered = 0
+    estimates = []
+    for _ in range(studies):
+        curves = []
+        for b in batches:
+            clock = 64 / b * np.arange(1.0, 61)
+            slopes_ = 0.15 / (1 + clock / 30 * (b / 64) ** -(alpha - 1))
+            noise = 0.003 * curve_noise(kind, (seeds, 60), rng)
+            curves.append(fading(np.log(clock), slopes_ + noise))
+        fitted, _ = regress(curves, np.log(np.array(batches, dtype=float))[:, None])
+        if fitted is not None:
+            ((value, low, high),) = fitted
+            told += 1
+            covered += low + 1 <= truth <= high + 1
+            estimates.append(value + 1)
+    return {
+        "alpha": alpha,
+        "batch_sizes": " ".join(map(str, batches)),
+        "noise": kind,
+        "seeds": seeds,
+        "cannot_tell": 1 - told / studies,
+        "covers": covered / told if told else float("nan"),
+        "estimate": float(np.mean(estimates)) if told else float("nan"),
+    }
+
+
+def collapse_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """Planted exponents, with batch sizes whose curves share levels of |beta| and with others."""
+    studies = min(options.studies, 300)
+    for batches in ((16, 32, 64, 128, 256), (16, 128), (4, 1024)):
+        for seeds in (3, 10):
+            for kind in ("white", "smooth"):
+                for alpha in (0.0, 0.5, 1.0, 2.0):
+                    yield simulate_collapse(alpha, batches, seeds, studies, rng, kind=kind)
+
+
+TABLES: dict[str, tuple[str, Callable[[argparse.Namespace, Rng], Iterator[dict]]]] = {
+    "memory": ("Memory: the worst over scales, memories of 0 to 15 sigma and shapes", memory_rows),
+    "differences": ("Difference of two memories", difference_rows),
+    "looks": ("Several looks, stopping at the first that settles it", look_rows),
+    "failures": ("Failures to train at one scale of five", failure_rows),
+    "curves": ("Whole curves inside pointwise and simultaneous limits; half-lives", band_rows),
+    "collapse": ("Exponent of the batch size", collapse_rows),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--studies", type=int, default=500, help="simulated studies per row")
+    parser.add_argument("--studies", type=int, default=2000, help="simulated studies per cell")
     parser.add_argument("--scales", type=int, nargs="+", default=[2, 5, 25])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5, 10])
-    parser.add_argument("--memories", type=float, nargs="+", default=MEMORIES, help="in sigmas")
-    parser.add_argument("--differences", action="store_true", help="of the memories of two recipes")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5, 10, 30])
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=["memory"])
+    parser.add_argument("--all", action="store_true", help="every table")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    statistics.DRAWS = 1000  # enough for rates; the product draws 4000
     started = time.perf_counter()
-    rng = np.random.default_rng(0)
-    designs = itertools.product(options.scales, options.seeds, (False, True))
-    if options.differences:
-        line = pair_line
-        rows = [simulate_pair(*design, pair, options.studies, rng) for design in designs for pair in PAIRS]
-    else:
-        line = memory_line
-        rows = [
-            simulate(scales, seeds, unequal, memory, shape, options.studies, rng)
-            for scales, seeds, unequal in designs
-            for memory, shape in itertools.product(options.memories, SHAPES)
-            if memory > 0 or shape == "line"
-            if scales > 2 or shape == "line"  # with two scales the shapes are the same
-        ]
+    results = {}
+    for name in TABLES if options.all else options.tables:
+        title, rows = TABLES[name]
+        results[name] = list(rows(options, np.random.default_rng(0)))
+        if not options.json:
+            print(f"\n{title} ({options.studies} studies per cell)\n")
+            print("\n".join(table(results[name])), flush=True)
     if options.json:
-        print(json.dumps(rows, indent=1))
-        return
-    print("\n".join(map(line, rows)))
-    print(f"{options.studies} studies per row, {time.perf_counter() - started:.0f} s")
-    print("memory, bias, width and median upper limit in sigma")
+        print(json.dumps(results, indent=1))
+    else:
+        print(f"\n{time.perf_counter() - started:.0f} s")
 
 
-def memory_line(r: dict) -> str:
-    return (
-        f"{_design(r)} memory {r['memory']:2.0f} {r['shape']}: coverage {100 * r['coverage']:5.1f}%, "
-        f"remembers {100 * r['remembers']:5.1f}%, bias {r['bias']:+6.2f}, "
-        f"width {r['width']:6.2f}, upper {r['upper']:6.2f}"
-    )
+SHARES = (
+    *("coverage", "false_alarms", "power", "significant", "remembers", "forgets", "remembers_without_plan"),
+    *(
+        "found_5_vs_10",
+        "rate",
+        "rate_depends_on_scale",
+        "forgets_by_means",
+        "no_failure_seen",
+        "excluded_rate",
+    ),
+    *("pointwise", "simultaneous", "half_life_covers", "covers", "cannot_tell"),
+)
 
 
-def pair_line(r: dict) -> str:
-    before, after = r["memories"]
-    return (
-        f"{_design(r)} memories {before:2.0f} and {after:2.0f}: "
-        f"coverage {100 * r['coverage']:5.1f}%, sure {100 * r['sure']:5.1f}%"
-    )
+def table(rows: list[dict]) -> list[str]:
+    """Lines of a Markdown table."""
+    names = list(rows[0])
+    lines = ["| " + " | ".join(name.replace("_", " ") for name in names) + " |", "|" + "---|" * len(names)]
+    return lines + ["| " + " | ".join(_cell(name, row[name]) for name in names) + " |" for row in rows]
 
 
-def _design(r: dict) -> str:
-    return f"{r['scales']:2d} scales, {r['seeds']:2d} seeds, {r['noise']:7} noise,"
+def _cell(name: str, value: object) -> str:
+    if name in SHARES and isinstance(value, float):
+        return f"{100 * value:.1f}%"
+    return f"{value:+.2f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from initmem.clocks import clocks
-from initmem.measures.beta import beta_curve, half_life, half_lives
-from initmem.measures.collapse import collapse, disagreement
+from initmem.measures.bands import critical
+from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
+from initmem.measures.collapse import collapse, disagreement, product_clock
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord, summarise
 from initmem.study import Run
@@ -97,10 +102,10 @@ def test_half_life_of_an_exponential_is_known() -> None:
 BATCHES = (16, 32, 64, 128, 256)
 
 
-def family(axis: str, noise: float = 0.0, **fields):
+def family(axis: str, noise: float = 0.0, batches=BATCHES, **fields):
     """|beta| = f(axis), the same f at five batch sizes."""
     groups = []
-    for b in BATCHES:
+    for b in batches:
         recipe = recipe_of(b, **fields)
         times = clocks(recipe, 4096)
         x = np.arange(1.0, 61) if axis == "epochs" else getattr(times, axis)
@@ -111,35 +116,120 @@ def family(axis: str, noise: float = 0.0, **fields):
     return groups
 
 
-@pytest.mark.parametrize("axis", ["sgd", "adaptive", "epochs", "l2"])
-@pytest.mark.parametrize("noise", [0.0, 0.004])
-def test_the_collapse_score_finds_the_planted_clock(axis: str, noise: float) -> None:
-    found = collapse(family(axis, noise, **({"l2": 1e-2} if axis == "l2" else {})))
-    scores = {score.axis: score for score in found.scores}
-    # With the same eta and l2 everywhere, the l2 clock is the adaptive one in other units,
-    # and so is the angular one while norms stay as they are; likewise momentum for plain sgd.
-    winners = {"adaptive", "l2", "angular"} if axis in ("adaptive", "l2") else {"sgd", "momentum"}
-    assert found.winner in ({"epochs"} if axis == "epochs" else winners)
+@pytest.mark.parametrize(("axis", "alpha"), [("epochs", 0), ("adaptive", 1), ("l2", 1), ("sgd", 2)])
+def test_alpha_is_that_of_the_planted_clock(axis: str, alpha: float) -> None:
+    found = collapse(family(axis, 0.002, **({"l2": 1e-2} if axis == "l2" else {})))
+    assert found.low <= alpha <= found.high
+    assert found.high - found.low < 0.5
+    assert found.alpha == pytest.approx(alpha, abs=0.1)
+    named = {0: "epochs", 1: "sum of eta", 2: "SGD clock"}
+    assert found.reading == f"consistent with {named[alpha]}"
+    best = min(found.scores, key=lambda fit: fit.disagreement)
+    right = {"epochs": ("epochs",), "sgd": ("sgd", "momentum")}.get(axis, ("adaptive", "l2", "angular"))
+    assert best.axis in right
     assert found.n_curves == 5
-    if axis != "epochs":
-        assert scores[axis].score > (0.999 if noise == 0 else 0.9)
-        assert scores[axis].low <= scores[axis].score <= scores[axis].high
-    else:
-        assert all(score.score < 0 for score in found.scores if score.axis != "epochs")
 
 
-def test_a_clock_on_which_curves_never_meet_has_no_score() -> None:
-    fading = 0.1 / np.arange(1.0, 61)
-    found = collapse([planted(recipe_of(b), fading) for b in (4, 1024)])  # 65,536 times apart, over 60 epochs
-    scores = {score.axis: score for score in found.scores}
-    assert scores["sgd"] == ("sgd", None, None, None, None, 0.0)
-    assert scores["epochs"].disagreement == pytest.approx(0, abs=1e-9)
-    assert found.winner == "epochs"
+def test_curves_that_share_no_level_say_nothing() -> None:
+    """Planted on the SGD clock, 65,536 times apart: one has forgotten before the other begins to."""
+    far = collapse(family("sgd", 0.002, batches=(4, 1024)))
+    assert (far.alpha, far.low, far.high) == (None, None, None)
+    assert far.reading.startswith("cannot tell")
+    flat = collapse([planted(recipe_of(b), np.full(60, 0.1), noise=0.002) for b in (16, 64)])
+    assert flat.alpha is None  # nothing fades, so that no level is passed
+    near = collapse(family("sgd", 0.002, batches=(16, 32)))
+    assert near.low <= 2 <= near.high
+    silent = [
+        [replace(r, history={"val_accuracy": r.history["val_accuracy"]}) for r in g] for g in family("sgd")
+    ]
+    assert collapse(silent).alpha is None  # no clock was recorded
+
+
+def test_the_exponents_of_a_product_clock_are_found() -> None:
+    """|beta| fades with eta^2 / b: the SGD clock at three learning rates and two batch sizes."""
+    unit = clocks(recipe_of(64), 4096).sgd[30]
+    groups = []
+    for b, rate in ((32, 1e-3), (64, 1e-3), (32, 2e-3), (64, 2e-3), (64, 1.5e-3)):
+        recipe = recipe_of(b, learning_rate=rate)
+        groups.append(planted(recipe, 0.15 / (1 + clocks(recipe, 4096).sgd / unit), noise=0.002))
+    exponents, n_levels = product_clock(groups)
+    assert n_levels > 3
+    assert [item.name for item in exponents] == ["learning_rate", "batch_size"]
+    for item, truth in zip(exponents, (2.0, -1.0), strict=True):
+        assert item.low <= truth <= item.high
+        assert item.value == pytest.approx(truth, abs=0.15)
+    assert product_clock(groups[:1]) == ([], 0)
+
+
+def test_the_interval_of_alpha_covers_the_truth() -> None:
+    """The short version of benchmarks/coverage.py; the negative control has the wrong truth."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+    from coverage import simulate_collapse
+
+    rng = np.random.default_rng(0)
+    for alpha in (0.0, 0.5, 1.0, 2.0):
+        row = simulate_collapse(alpha, (16, 32, 64), 5, 40, rng)
+        assert row["cannot_tell"] == 0
+        assert row["covers"] >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 40)
+    assert simulate_collapse(2.0, (16, 128), 3, 20, rng)["cannot_tell"] == 1
+    assert simulate_collapse(1.0, (16, 32, 64), 5, 20, rng, claimed=1.5)["covers"] < 0.2
 
 
 def test_disagreement_is_in_decades() -> None:
     x = [np.arange(1.0, 11)] * 2
-    found = disagreement([np.full(10, 0.1), np.full(10, 0.01)], x, [1e-9, 1e-9])
+    found, overlap = disagreement([np.full(10, 0.1), np.full(10, 0.01)], x, [1e-9, 1e-9])
     assert found == pytest.approx(np.std([-1, -2], ddof=1))
+    assert overlap == 1
     apart = [np.arange(1.0, 5), np.arange(100.0, 104)]
-    assert disagreement([np.ones(4), np.ones(4)], apart, [1e-9, 1e-9]) == float("inf")
+    assert disagreement([np.ones(4), np.ones(4)], apart, [1e-9, 1e-9]) == (None, 0.0)
+
+
+# -- limits --------------------------------------------------------------------------------------------------
+
+
+def test_a_band_holds_for_the_whole_curve_and_pointwise_limits_do_not() -> None:
+    rng = np.random.default_rng(1)
+    epochs = np.arange(40)
+    root = np.linalg.cholesky(np.exp(-(((epochs[:, None] - epochs) / 5.0) ** 2)) + 1e-9 * np.eye(40))
+    for n in (3, 8):
+        held = pointwise = 0
+        for _ in range(300):
+            own = rng.standard_normal((n, 40)) @ root.T
+            t = np.abs(own.mean(0)) / (own.std(0, ddof=1) / np.sqrt(n))
+            held += t.max() <= critical(own)
+            pointwise += t.max() <= stats.t.ppf(0.975, n - 1)
+        assert held / 300 >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 300)
+        assert pointwise / 300 < 0.8
+    assert critical(np.array([[1.0], [2.0], [4.0]])) == pytest.approx(stats.t.ppf(0.975, 2))
+    together = rng.standard_normal((6, 1)) * np.ones(50)  # one curve moved as a whole is one comparison
+    assert critical(together) == pytest.approx(stats.t.ppf(0.975, 5), rel=1e-3)
+
+
+def test_the_band_of_beta_contains_its_pointwise_limits() -> None:
+    curve = beta_curve(planted(recipe_of(16), np.full(60, 0.1), noise=0.05, seeds=5))
+    assert (curve.band_low < curve.low).all() and (curve.band_high > curve.high).all()
+    one = beta_curve(planted(recipe_of(16), np.full(60, 0.1), seeds=1))
+    assert np.isnan(one.band_low).all()
+
+
+@pytest.mark.parametrize("seeds", [3, 6])
+def test_the_interval_of_a_half_life_covers_the_truth(seeds: int) -> None:
+    rng = np.random.default_rng(2)
+    axis = np.arange(1.0, 61)
+    truth = half_life(np.exp(-axis / 15), axis)
+    covered = 0
+    for _ in range(200):
+        rate = 15 * np.exp(0.2 * rng.standard_normal((seeds, 1)))
+        own = np.exp(-axis / rate) + 0.01 * rng.standard_normal((seeds, 60))
+        low, high = half_life_limits(own.mean(0), own, axis)
+        covered += low <= truth and (high is None or truth <= high)
+    assert covered / 200 >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 200)
+
+
+def test_half_lives_of_code_that_recorded_no_clock_or_no_accuracy() -> None:
+    fading = planted(recipe_of(16), 0.2 * np.exp(-np.arange(60) / 15))
+    bare = [replace(r, history={"val_accuracy": r.history["val_accuracy"]}) for r in fading]
+    assert [life.unit for life in half_lives(bare)] == ["epochs"]
+    assert half_lives([replace(r, history={}) for r in fading]) == []
+    lone = half_lives([r for r in bare if r.run.seed == 0])
+    assert (lone[0].low, lone[0].high) == (None, None)

@@ -165,13 +165,13 @@ def test_a_difference_of_memories_has_an_interval_that_holds_the_truth() -> None
     much, little = planted_memory(RECIPE, 0.2), planted_memory(Recipe(dataset="digits", l2=0.01), 0.05)
     found = difference(much, little)
     assert found.low < -15 < found.high < 0
-    assert found.sure
+    assert found.significant
     assert (found.n_scales, found.n_seeds) == (5, 5)
     back = difference(little, much)
     assert (back.low, back.high) == pytest.approx((-found.high, -found.low), abs=0.1)
     same = difference(much, planted_memory(Recipe(dataset="digits", batch_size=16), 0.2))
     assert same.low < 0 < same.high
-    assert not same.sure
+    assert not same.significant
 
 
 def test_a_difference_is_taken_over_shared_scales_and_seeds() -> None:

@@ -1,30 +1,36 @@
 from __future__ import annotations
 
+import itertools
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from conftest import fake_record
 from initmem.errors import ConfigError
-from initmem.measures.memory import judge, memory, memory_table
+from initmem.measures.failures import exact_p, failures
+from initmem.measures.looks import Look
+from initmem.measures.memory import adjust_memories, judge, memory, memory_table
+from initmem.measures.multiplicity import adjusted
 from initmem.measures.statistics import (
-    Spread,
-    noise,
-    permutation_p,
-    scale_test,
+    equivalence_p,
+    expected_range,
+    noise_of,
     seeds_needed,
-    shrink,
+    smallest_range,
     spread,
-    upper_bound,
+    spreads,
 )
-from initmem.recipe import Recipe
+from initmem.recipe import PipelineRecipe, Recipe
 from initmem.study import Run
 
 RECIPE = Recipe(dataset="digits")
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)
 
 
-def records(values: np.ndarray, recipe: Recipe = RECIPE):
+def records(values: np.ndarray, recipe: Recipe | PipelineRecipe = RECIPE):
     """Records whose test accuracies are values / 100, shape (seed, scale)."""
     return [
         fake_record(Run(recipe, scale, seed), values[seed, i] / 100)
@@ -56,87 +62,138 @@ def test_a_planted_effect_is_found_and_its_absence_is_not() -> None:
     assert quiet.verdict == "forgets"
 
 
-def test_the_null_spread_is_what_theory_says() -> None:
+def test_the_noise_floor_is_the_expected_range_of_noise() -> None:
     """max - min of five standard normals has mean 2.326 (of 25: 3.931, of 2: 1.128)."""
     rng = np.random.default_rng(2)
     for scales, expected in ((2, 1.128), (5, 2.326), (25, 3.931)):
-        values = rng.standard_normal((400, scales))
-        floor = spread(values, rng=rng).floor
-        assert floor == pytest.approx(expected / np.sqrt(400), rel=0.1)
+        assert expected_range(scales) == pytest.approx(expected, abs=1e-3)
+        floor = spread(rng.standard_normal((400, scales)) * 3 + rng.normal(0, 50, (400, 1))).floor
+        assert floor == pytest.approx(3 * expected / np.sqrt(400), rel=0.1)
 
 
-def test_for_two_scales_the_limits_are_students() -> None:
+def test_for_two_scales_everything_is_the_paired_t_test() -> None:
     rng = np.random.default_rng(3)
-    values = rng.normal(0, 1, (6, 2)) + np.array([0, 20])
-    test = stats.ttest_rel(values[:, 1], values[:, 0])
-    interval = test.confidence_interval(0.95)
-    assert upper_bound(values, tail=0.025) == pytest.approx(interval.high, rel=1e-9)
-    assert spread(values, rng=rng).low == pytest.approx(interval.low, rel=0.02)
+    for shift in (0.1, 1.0, 20.0):
+        values = rng.normal(0, 1, (6, 2)) * [1, 3] + rng.normal(0, 5, (6, 1)) + [0, shift]
+        test = stats.ttest_rel(values[:, 1], values[:, 0])
+        interval = test.confidence_interval(0.95)
+        ends = sorted(abs(v) for v in (interval.low, interval.high))
+        found = spread(values)
+        assert found.p == pytest.approx(test.pvalue, rel=1e-9)
+        assert found.high == pytest.approx(ends[1], rel=1e-9)
+        assert found.low == pytest.approx(ends[0] if test.pvalue <= 0.05 else 0.0, rel=1e-6)
 
 
-def test_for_two_scales_p_is_welchs() -> None:
-    rng = np.random.default_rng(4)
-    values = rng.normal(0, 1, (5, 2)) * [1, 3] + [0, 1]
-    expected = stats.ttest_ind(values[:, 0], values[:, 1], equal_var=False).pvalue
-    assert scale_test(values) == pytest.approx(expected, rel=1e-9)
-    assert scale_test(np.ones((3, 2))) == 1.0
-    assert scale_test(np.tile([1.0, 2.0, 3.0], (3, 1))) == 0.0
+def test_without_a_correction_p_is_the_test_of_greenhouse_and_geisser() -> None:
+    """With many seeds the degrees of freedom are those of the textbook, computed here by another way."""
+    values = np.random.default_rng(4).normal(0, 1, (40, 4)) @ np.diag([1.0, 1.0, 2.0, 4.0])
+    contrasts = np.linalg.qr(np.column_stack([np.ones(4), np.eye(4)[:, :3]]))[0][:, 1:]
+    covariance = np.cov((values @ contrasts).T)
+    epsilon = np.trace(covariance) ** 2 / (3 * (covariance**2).sum())
+    scores = values @ contrasts
+    f = 40 * (scores.mean(0) ** 2).sum() / np.trace(covariance)
+    assert noise_of(values).total == pytest.approx(np.trace(covariance))
+    expected = stats.f.sf(f, 3 * epsilon, 3 * epsilon * 39)
+    assert spread(values).p == pytest.approx(expected, rel=0.05)
+
+
+def test_the_lower_limit_inverts_the_test() -> None:
+    """No profile of a smaller range is accepted, and one of that range is: found by a general optimizer."""
+    from scipy.optimize import minimize
+
+    rng = np.random.default_rng(5)
+    values = rng.normal(0, 1, (6, 5)) + np.array([0, 3.0, 3.1, 1.0, -2.0])
+    low, means, n = spread(values).low, values.mean(0), len(values)
+    noise = noise_of(values)
+    radius = np.sqrt(stats.f.ppf(0.95, noise.freedom, noise.freedom * (n - 1)) * noise.total / n)
+    best = np.inf
+    for _ in range(20):  # minimise the distance over profiles of that range
+        start = np.append(rng.uniform(0, low, 5), -1.0)
+        found = minimize(
+            lambda x: float(((means - x[:5] - x[5]) ** 2).sum()),
+            start,
+            bounds=[(0, low)] * 5 + [(None, None)],
+        )
+        best = min(best, found.fun)
+    assert np.sqrt(best) == pytest.approx(radius, rel=1e-4)
+    assert smallest_range(means, np.array(0.0)) == pytest.approx(np.ptp(means))
+    assert smallest_range(means, np.array(1e9)) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.01])
+def test_test_interval_and_verdict_never_contradict_each_other(alpha: float) -> None:
+    rng = np.random.default_rng(6)
+    for n, k in ((2, 2), (2, 5), (3, 5), (5, 25), (10, 3)):
+        effect = rng.uniform(0, 4, (500, 1, 1)) * rng.random((500, 1, k))
+        # Rounded, so that ties and zero variances occur.
+        values = np.round(effect + rng.standard_normal((500, n, k)), 1)
+        found = spreads(values, alpha=alpha, bound=12.0)
+        assert ((found.low > 0) == (found.p <= alpha)).all()
+        assert (found.low <= found.spread).all()
+        assert (found.spread <= found.high).all()
+        assert found.high.max() <= 12
+        assert ((found.low <= found.corrected) & (found.corrected <= found.spread)).all()
+        for row, high in zip(values[:50], spreads(values, alpha=alpha).high, strict=False):
+            assert (equivalence_p(row, 2.0) <= alpha / 2) == (high <= 2.0)
 
 
 @pytest.mark.parametrize("noise_ratio", [1.0, 4.0])
 def test_p_keeps_its_level_when_noise_grows_with_scale(noise_ratio: float) -> None:
     rng = np.random.default_rng(9)
     sizes = np.linspace(1, noise_ratio, 25)
-    tables = [rng.normal(0, 1, (5, 25)) * sizes + rng.normal(0, 2, (5, 1)) for _ in range(300)]
-    called = np.mean([scale_test(values) <= 0.05 for values in tables])
-    assert called <= 0.075  # 5% and two standard errors of 300 trials
-    permuted = np.mean([permutation_p(v, np.ptp(v.mean(0)), rng=rng) <= 0.05 for v in tables[:150]])
-    # The negative control: permuting labels holds its level for equal noise only.
-    assert permuted <= 0.09 if noise_ratio == 1 else permuted > 0.09
+    tables = rng.normal(0, 1, (1000, 5, 25)) * sizes + rng.normal(0, 2, (1000, 5, 1))
+    assert (spreads(tables).p <= 0.05).mean() <= 0.065
+    slopes = rng.normal(0, 1, (1000, 5, 1)) * np.linspace(-1, 1, 25) + 0.2 * tables
+    assert (spreads(slopes).p <= 0.05).mean() <= 0.065
+    # The negative control: a test that takes scales for independent is wrong here.
+    means, within = slopes.mean(axis=1), slopes - slopes.mean(axis=2, keepdims=True)
+    f = 5 * means.var(axis=1, ddof=1) / within.var(axis=1, ddof=1).mean(axis=1)
+    assert (stats.f.sf(f, 24, 96) <= 0.05).mean() > 0.09
 
 
-def test_permuting_labels_is_exact_in_a_case_that_can_be_counted() -> None:
-    """Three seeds, two scales, all differences alike: 2 of 8 arrangements are as extreme."""
-    values = np.array([[0.0, 1.0], [0.0, 1.1], [0.0, 1.2]])
-    found = permutation_p(values, np.ptp(values.mean(0)), rng=np.random.default_rng(0))
-    assert found == pytest.approx(0.25, abs=0.03)
+def test_the_corrected_memory_is_less_biased() -> None:
+    rng = np.random.default_rng(10)
+    for scales, seeds in ((25, 10), (25, 30), (5, 5)):
+        clusters = np.where(np.arange(scales) < scales // 2, 0.0, 3.0)
+        for profile in (clusters, np.linspace(0, 3, scales), np.zeros(scales)):
+            found = spreads(profile + rng.standard_normal((400, seeds, scales)))
+            bias = (found.corrected.mean() - np.ptp(profile)) * np.sqrt(seeds)  # in standard errors
+            assert abs(bias) < 1.1
+    uncorrected = spreads(clusters + rng.standard_normal((400, 5, 5))).spread.mean() - 3
+    assert uncorrected * np.sqrt(5) > 1.2  # the negative control
 
 
 def test_seeds_needed_is_what_a_larger_study_takes() -> None:
-    wide = Spread(1.0, 0.0, 4.0, 0.5, 0.3, 0.9, 0.3)
-    needed = seeds_needed(wide, 5, 2.0)
+    rng = np.random.default_rng(11)
+    values = rng.normal(0, 1, (5, 5)) + np.array([0, 0.3, 0.6, 0.9, 1.2])
+    known = spread(values)
+    assert known.p > 0.05
+    needed = seeds_needed(values, None)
+    share = known.corrected / known.spread
+
+    def settled(n: int) -> bool:
+        """A study of n seeds with the same means and covariance."""
+        noise = np.linalg.cholesky(np.cov(values.T) + 1e-12 * np.eye(5))
+        white = rng.standard_normal((n, 5))
+        white = (white - white.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(white.T))).T
+        return spread(white @ noise.T + share * values.mean(0)).p <= 0.05
+
     assert needed is not None
-    assert 10 < needed < 60
-    unit = stats.t.ppf(0.975, 4) / np.sqrt(5)
-    half = (4.0 - 0.9) / unit * stats.t.ppf(0.975, needed - 1) / np.sqrt(needed)
-    assert 0.9 - half > 0 or 0.9 + half <= 2.0
-    assert seeds_needed(Spread(1.0, None, None, None, None, None, None), 1, 2.0) is None
+    assert settled(needed + 5)
+    assert not settled(max(needed // 2, 6))
+    tight = seeds_needed(rng.normal(0, 0.8, (5, 5)), 2.0)
+    assert tight is not None and 5 < tight < 60
+    assert seeds_needed(values[:1], 2.0) is None
 
 
-def test_seeds_are_resampled_and_scales_are_not() -> None:
-    """A level shared by all scales of a seed is no uncertainty of the spread."""
+def test_a_level_shared_by_all_scales_of_a_seed_is_no_uncertainty() -> None:
     rng = np.random.default_rng(5)
     levels = rng.normal(0, 50, (6, 1))
     values = levels + np.linspace(0, 10, 5) + rng.normal(0, 0.1, (6, 5))
-    found = spread(values, rng=rng)
+    found = spread(values)
     assert found.high - found.low < 1
-    unpaired = rng.permuted(values, axis=0)
-    assert spread(unpaired, rng=rng).high - spread(unpaired, rng=rng).low > 20
-
-
-def test_noise_has_the_covariance_of_the_mean() -> None:
-    rng = np.random.default_rng(6)
-    values = rng.normal(0, 1, (8, 3)) @ np.array([[1, 0.5, 0], [0, 1, 0], [0, 0, 3]])
-    drawn = noise(values, rng=rng, known_variance=True)
-    assert np.allclose(np.cov(drawn.T), np.cov(values.T) / 8, atol=0.15)
-
-
-def test_shrinkage_takes_noise_away_and_leaves_effects() -> None:
-    rng = np.random.default_rng(7)
-    noisy = rng.normal(0, 1, (5, 5))
-    assert np.ptp(shrink(noisy)) < 0.8 * np.ptp(noisy.mean(0))
-    strong = noisy + np.linspace(0, 100, 5)
-    assert np.allclose(shrink(strong), strong.mean(0), rtol=0.05, atol=0.1)
+    unpaired = spread(rng.permuted(values, axis=0))
+    assert unpaired.high - unpaired.low > 20
 
 
 def test_only_complete_seeds_count() -> None:
@@ -145,6 +202,8 @@ def test_only_complete_seeds_count() -> None:
     missing = [r for r in found if not (r.run.seed == 2 and r.run.scale == 1.0)]
     measured = memory(missing)
     assert measured.n_seeds == 3
+    assert measured.dropped_seeds == (2,)
+    assert any("seed 2" in note for note in measured.notes)
     expected = np.delete(values, 2, axis=0).mean(0)
     assert measured.memory == pytest.approx(np.ptp(expected))
 
@@ -158,8 +217,18 @@ def test_one_seed_gives_a_point_and_no_verdict() -> None:
 
 
 def test_no_noise_at_all_is_no_trouble() -> None:
-    assert memory(records(np.full((3, 5), 80.0))).verdict == "forgets"
-    assert memory(records(np.tile([90.0, 80.0, 70.0], (3, 1)))).verdict == "remembers"
+    same = memory(records(np.full((3, 5), 80.0)))
+    assert (same.verdict, same.p, same.high) == ("forgets", 1.0, 0.0)
+    exact = memory(records(np.tile([90.0, 80.0, 70.0], (3, 1))))
+    assert (exact.verdict, exact.p) == ("remembers", 0.0)
+    assert exact.low == pytest.approx(20) and exact.high == pytest.approx(20)
+    assert any("is the seed used?" in note for note in exact.notes)
+
+
+def test_an_interval_of_accuracies_stays_within_what_they_can_be() -> None:
+    wild = memory(records(np.array([[0.0, 100.0], [100.0, 0.0], [0.0, 90.0]])))
+    assert wild.high == 100
+    assert memory(records(np.array([[0.0, 100.0], [100.0, 0.0]])), "norm_best").high is not None
 
 
 @pytest.mark.parametrize(
@@ -168,6 +237,104 @@ def test_no_noise_at_all_is_no_trouble() -> None:
 )
 def test_verdicts(p: float, high: float, verdict: str) -> None:
     assert judge(p, high, 2.0) == verdict
+
+
+@pytest.mark.parametrize(("points", "size"), [(26, "large"), (7, "moderate"), (4, "small")])
+def test_a_verdict_has_a_size(points: float, size: str) -> None:
+    noise = np.random.default_rng(1).normal(0, 0.3, (5, 5))
+    found = memory(records(70 + noise + np.linspace(0, points, 5)))
+    assert found.verdict_text == f"remembers ({size})"
+    assert found.to_json()["thresholds"] == {"alpha": 0.05, "tolerance": 2.0, "large": 10.0, "moderate": 5.0}
+    own = memory(records(70 + noise + np.linspace(0, points, 5)), tolerance=100.0)
+    assert own.verdict == "forgets" and own.size is None
+
+
+def test_adjusted_p_values_are_those_of_the_textbook() -> None:
+    ps = [0.01, None, 0.04, 0.03, 0.005]
+    assert adjusted(ps, "none") == ps
+    assert adjusted(ps, "bh") == [pytest.approx(v) if v else v for v in (0.02, None, 0.04, 0.04, 0.02)]
+    assert adjusted(ps, "holm") == [pytest.approx(v) if v else v for v in (0.03, None, 0.06, 0.06, 0.02)]
+    with pytest.raises(ConfigError, match=r"adjust = 'sidak' .allowed: bh, holm, none"):
+        adjusted(ps, "sidak")
+
+
+def test_a_verdict_that_does_not_survive_many_recipes_is_marked() -> None:
+    rng = np.random.default_rng(3)
+    rows = [memory(records(80 + rng.normal(0, 1, (5, 5)))) for _ in range(60)]
+    false = [row for row in rows if row.verdict == "remembers"]
+    assert false  # sixty recipes without memory: some are significant
+    marked = [row for row in adjust_memories(rows) if row.verdict == "remembers"]
+    assert all(row.survives is False and row.verdict_text.endswith("*") for row in marked)
+    unadjusted = [row for row in adjust_memories(rows, "none") if row.verdict == "remembers"]
+    assert all(row.survives for row in unadjusted)
+    strong = memory(records(80 + rng.normal(0, 1, (5, 5)) + np.linspace(0, 20, 5)))
+    assert adjust_memories([*rows, strong])[-1].survives
+
+
+def test_the_interval_of_a_look_has_its_level() -> None:
+    values = 80 + np.random.default_rng(4).normal(0, 1, (5, 5)) + np.linspace(0, 3, 5)
+    once, twice = memory(records(values)), memory(records(values), look=Look(2, 0.001, 0.0075))
+    assert twice.low < once.low and twice.high > once.high
+    assert (twice.low > 0) == (twice.p <= 0.001)
+    assert (twice.look, twice.alpha, twice.alpha_spent) == (2, 0.001, 0.0075)
+    assert any("look 2" in note for note in twice.notes)
+
+
+# -- failures to train ---------------------------------------------------------------------------------------
+
+
+def test_the_exact_test_is_fishers_for_two_scales_and_counts_all_tables_for_more() -> None:
+    for failed, n in (([4, 0], [5, 5]), ([5, 1], [7, 5]), ([3, 3], [9, 9])):
+        table = [failed, [m - f for f, m in zip(failed, n, strict=True)]]
+        if n[0] == n[1]:
+            assert exact_p(failed, n) == pytest.approx(stats.fisher_exact(table).pvalue)
+    failed, n = [3, 0, 1], [4, 3, 5]
+    tables = [t for t in itertools.product(*(range(m + 1) for m in n)) if sum(t) == sum(failed)]
+    weight = {t: np.prod([math.comb(m, f) for f, m in zip(t, n, strict=True)]) for t in tables}
+
+    def pearson(t) -> float:
+        return sum(f * f / m for f, m in zip(t, n, strict=True))
+
+    as_extreme = sum(w for t, w in weight.items() if pearson(t) >= pearson(failed) - 1e-9)
+    assert exact_p(failed, n) == pytest.approx(as_extreme / sum(weight.values()))
+    many = exact_p([30, 10, 20, 5, 3], [50, 49, 50, 47, 50])
+    assert many == pytest.approx(1e-4, abs=1e-4)  # too large a table: drawn, and reproducible
+
+
+def test_failures_that_depend_on_the_scale_forbid_forgets() -> None:
+    values = 80 + np.random.default_rng(0).normal(0, 0.05, (12, 3))
+    clean = memory(records(values))
+    assert (clean.verdict, clean.failed, clean.failure_p) == ("forgets", 0, None)
+    some = records(values)
+    diverged = [replace(r, status="diverged") if r.run.scale == 0.1 and r.run.seed < 6 else r for r in some]
+    found = memory(diverged)  # predictors from before they diverged: the means agree
+    assert found.high < 2 and found.verdict == "undetermined"
+    assert found.failed == 6 and found.failure_p < 0.01
+    assert any("depend on the scale" in note for note in found.notes)
+    one = memory(
+        [replace(r, status="diverged") if r.run.scale == 0.1 and r.run.seed < 1 else r for r in some]
+    )
+    assert one.verdict == "undetermined" and one.failure_p > 0.05
+    assert any("cannot be excluded" in note for note in one.notes)
+
+
+def test_a_run_at_chance_failed_to_train() -> None:
+    found = failures(records(np.array([[80.0, 10.0, 80.0], [80.0, 12.0, 80.0], [80.0, 80.0, 80.0]])))
+    assert [rate.failed for rate in found.rates] == [0, 2, 0]  # digits: ten classes
+    assert found.chance == pytest.approx(0.145)
+    own = PipelineRecipe.parse({"pipeline": "mine"})
+    values = np.full((2, 2), 50.0)
+    assert failures(records(values, own)).chance is None
+    assert failures(records(values, own.replace(classes=2))).failed == 4
+    assert memory(records(values, own.replace(classes=2))).verdict == "undetermined"  # nothing was trained
+
+
+def test_a_scale_that_was_never_used_has_no_verdict() -> None:
+    unused = [replace(r, provenance={"scale_used": False}) for r in records(np.full((3, 3), 80.0))]
+    found = memory(unused)
+    assert found.verdict == "not applicable"
+    assert str(found) == "not measured, not applicable"
+    assert "never used" in found.meaning
 
 
 def test_the_table_has_a_row_per_recipe_in_the_asked_order() -> None:

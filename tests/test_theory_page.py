@@ -106,7 +106,6 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
         diagonal, "reach", lambda problem, *, seed: reach(problem, (0.1, 1.0), seed=seed, steps=200)
     )
     monkeypatch.setattr(figure9, "figure9_data", lambda *, seed: short_figure9())
-    monkeypatch.setattr("initmem.measures.collapse.DRAWS", 5)
     monkeypatch.setattr(LocalEngine, "run", run_here)
 
 

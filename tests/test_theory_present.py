@@ -35,7 +35,6 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     short = figure9.Figure9(tuple(figure9.Panel(letter, "short", lines) for letter in "abcd"))
     monkeypatch.setattr(figure9, "figure9_data", lambda *, seed: short)
     monkeypatch.setattr(linear, "load_study", lambda name: load_study(name, "smoke"))
-    monkeypatch.setattr("initmem.measures.collapse.DRAWS", 5)
 
 
 def initmem(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:

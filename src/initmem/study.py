@@ -117,11 +117,18 @@ class Study:
     perturbation: float = 1.0  # other than 1: every run gets a perturbed replicate
     split: tuple[Role, ...] = ()  # roles whose seed is also varied alone, the others held at the first seed
     more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # per recipe id, beyond `seeds`
+    schedule: tuple[int, ...] = ()  # numbers of seeds at which `--until` looks at the results
+    looked: tuple[int, ...] = ()  # numbers of seeds that had been measured before seeds were added by hand
+
+    def seeds_of(self, recipe: AnyRecipe) -> tuple[int, ...]:
+        """All seeds of one recipe."""
+        return self.seeds + dict(self.more_seeds).get(recipe.id, ())
 
     def runs(self, recipe: AnyRecipe) -> list[Run]:
         """The runs of one recipe, seed by seed, so that more seeds only append."""
-        seeds = self.seeds + dict(self.more_seeds).get(recipe.id, ())
-        runs = [Run(recipe, scale, seed, self.pins) for seed in seeds for scale in self.scales]
+        runs = [
+            Run(recipe, scale, seed, self.pins) for seed in self.seeds_of(recipe) for scale in self.scales
+        ]
         if self.perturbation != 1.0:
             runs += [replace(run, perturbation=self.perturbation) for run in runs]
         first = self.seeds[0]
@@ -151,6 +158,7 @@ class Study:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, kept in the store so that it knows what was asked for."""
+        looks = {"schedule": list(self.schedule), "looked": list(self.looked)}
         return {
             "name": self.name,
             "title": self.title,
@@ -163,7 +171,7 @@ class Study:
             "perturbation": self.perturbation,
             "split": list(self.split),
             "more_seeds": {key: list(seeds) for key, seeds in self.more_seeds},
-        }
+        } | {name: counts for name, counts in looks.items() if counts}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:
@@ -184,6 +192,8 @@ class Study:
             perturbation=stored.perturbation if stored.poke is None else stored.poke,
             split=tuple(stored.split),
             more_seeds=tuple((key, tuple(seeds)) for key, seeds in stored.more_seeds.items()),
+            schedule=tuple(stored.schedule),
+            looked=tuple(stored.looked),
         )
 
     def encode(self) -> bytes:
@@ -235,3 +245,5 @@ class _Stored(BaseModel):
     poke: float | None = None  # its first name
     split: list[Role] = []
     more_seeds: dict[str, list[Seed]] = {}
+    schedule: list[Annotated[int, Field(ge=1)]] = []
+    looked: list[Annotated[int, Field(ge=1)]] = []

@@ -61,8 +61,8 @@ def measure(
     what: Annotated[
         str,
         typer.Option(
-            help="memory, difference, beta, half-life, collapse, forecast, radial, interpolation, repair, "
-            "chaos or seeds."
+            help="memory, difference, failures, beta, half-life, collapse, exponents, forecast, radial, "
+            "interpolation, repair, chaos or seeds."
         ),
     ] = "memory",
     metric: Annotated[
@@ -70,8 +70,20 @@ def measure(
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0, help="Spread that counts as forgotten.", show_default="2 pp for accuracies"),
+        typer.Option(min=0, help="Range that counts as forgotten.", show_default="2 pp for accuracies"),
     ] = None,
+    failure_tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Largest difference of failure rates between scales with which `forgets` is said.",
+            show_default="any, if no run failed to train",
+        ),
+    ] = None,
+    adjust: Annotated[
+        str, typer.Option(help="q-values over the recipes shown: bh (Benjamini-Hochberg), holm or none.")
+    ] = "bh",
     scales: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="Only these, as in 0.1,1,2.5: spreads compare over equal scales."),
@@ -79,6 +91,7 @@ def measure(
     as_json: AsJson = False,
 ) -> None:
     """Measure every recipe in a store, or in several: its memory, or one of the other measures."""
+    from initmem.measures.looks import looks_of
     from initmem.measures.memory import default_metric, memory_table
     from initmem.measures.rows import REMARKS, rows_of
     from initmem.plots import terminal as tables
@@ -90,7 +103,15 @@ def measure(
     order = recipes_of(studies)
     if what == "memory":
         chosen = metric or default_metric(records)
-        memories = memory_table(records, chosen, order=order, tolerance=tolerance)
+        memories = memory_table(
+            records,
+            chosen,
+            order=order,
+            tolerance=tolerance,
+            failure_tolerance=failure_tolerance,
+            adjust=adjust,
+            looks=looks_of(studies),
+        )
         if as_json:
             print_json([row.to_json() for row in memories])
         else:

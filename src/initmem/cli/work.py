@@ -62,7 +62,10 @@ def run(
     settings: Settings = None,
     until: Annotated[
         float | None,
-        typer.Option(min=0.01, help="Add seeds until every interval is at most this many points wide."),
+        typer.Option(
+            min=0.01,
+            help="Add seeds, at planned looks, until every interval is at most this many points wide.",
+        ),
     ] = None,
     max_seeds: Annotated[int, typer.Option(min=1, help="Most seeds per recipe with --until.")] = 30,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
@@ -99,6 +102,7 @@ def run(
     from initmem.engines.progress import duration
     from initmem.engines.settings import Settings as EngineSettings
     from initmem.engines.settings import Trainer
+    from initmem.measures.looks import looks_of
     from initmem.measures.memory import default_metric, memory_table
     from initmem.plots import terminal as tables
     from initmem.recipe import PipelineRecipe
@@ -154,7 +158,8 @@ def run(
         print(f"{outcome.trained} runs trained in {duration(outcome.seconds)}; {outcome.summary()}")
         records = [r for r in opened.records() if r.run.recipe in asked.recipes]
         if records:
-            rows = memory_table(records, default_metric(records), order=asked.recipes)
+            looks = looks_of(opened.studies())
+            rows = memory_table(records, default_metric(records), order=asked.recipes, looks=looks)
             console().print(tables.memory_table(rows, until=until))
         print(f"next: initmem report {place}")
     if outcome.interrupted:

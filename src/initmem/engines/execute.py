@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +14,8 @@ from initmem.engines.events import Listener
 from initmem.engines.packing import cost, pack_size, packs, pipeline_packs
 from initmem.engines.settings import Engine
 from initmem.engines.speed import PackSizes
-from initmem.measures.memory import memory
+from initmem.measures.looks import look_of, schedule
+from initmem.measures.memory import default_metric, memory
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, network_of
 from initmem.store.store import Store
 from initmem.study import Run, Study
@@ -134,49 +134,71 @@ def execute_until(
     watch: Callable[[Workload], Listener],
     pack: int | None = None,
 ) -> Outcome:
-    """Run a study, then add seeds, recipe by recipe, where the memory's interval is wider than asked.
+    """Run a study, then add seeds, recipe by recipe, while the memory's interval is wider than asked.
 
-    Stops when every interval is narrow enough or has `max_seeds` seeds behind it.
+    The results are looked at only at the numbers of seeds of a schedule that is fixed at the start and kept
+    in the store with the study. Its looks share the level of the test, so that stopping early does not
+    inflate it.
     """
+    study = with_known_seeds(study, store)
+    study = replace(study, schedule=study.schedule or schedule(len(study.seeds), max_seeds))
+    study = _up_to(study, study.recipes, study.schedule[0])
     trained = 0
     while True:
         outcome = execute(study, store, engine, pack=pack, watch=watch)
         trained += outcome.trained
-        study = with_known_seeds(study, store)
-        wider = {} if outcome.interrupted else _seeds_to_add(study, store, width, max_seeds)
-        if not wider:
+        wider = [] if outcome.interrupted else _too_wide(study, store, width)
+        grown = study
+        for recipe in wider:
+            beyond = max_seeds if max_seeds > study.schedule[-1] else 0
+            looks = [n for n in (*study.schedule, beyond) if len(study.seeds_of(recipe)) < n <= max_seeds]
+            grown = _up_to(grown, [recipe], min(looks, default=0))
+        if grown == study:
             return replace(outcome, trained=trained)
-        for recipe, count in wider.items():
-            study = study.with_more_seeds(recipe, count)
+        study = grown
 
 
-def _seeds_to_add(study: Study, store: Store, width: float, max_seeds: int) -> dict[AnyRecipe, int]:
-    """How many seeds more each recipe needs; the width falls about as one over the root of their number."""
-    found = {}
+def _up_to(study: Study, recipes: Sequence[AnyRecipe], seeds: int) -> Study:
+    """The study with seeds added to some recipes that have fewer."""
+    for recipe in recipes:
+        if (missing := seeds - len(study.seeds_of(recipe))) > 0:
+            study = study.with_more_seeds(recipe, missing)
+    return study
+
+
+def _too_wide(study: Study, store: Store, width: float) -> list[AnyRecipe]:
+    """The recipes whose memory is not known as exactly as asked."""
     known = {record.id: record for record in store.records()}
+    wide = []
     for recipe in study.recipes:
         records = [known[run.id] for run in study.runs(recipe) if run.id in known]
-        row = memory(records)
-        now = len({record.run.seed for record in records})
-        if row.low is not None and row.high is not None and row.high - row.low <= width:
-            continue
-        share = 2.0 if row.low is None or row.high is None else ((row.high - row.low) / width) ** 2
-        # At most double at a time: with few seeds the width itself is a rough guess.
-        wanted = min(math.ceil(now * min(share, 2.0)), max_seeds)
-        if wanted > now:
-            found[recipe] = wanted - now
-    return found
+        row = memory(records, default_metric(records), look=look_of(study, recipe))
+        if row.low is None or row.high is None or row.high - row.low > width:
+            wide.append(recipe)
+    return wide
 
 
 def with_known_seeds(study: Study, store: Store) -> Study:
-    """Keep the seeds that an earlier session added to some recipes of the same study."""
+    """Keep what the store knows of the same study: seeds that were added, planned looks, and looks made.
+
+    Seeds that are asked for beyond those of a study whose results were there to be seen are one more look.
+    """
     for known in store.studies():
-        if (known.name, known.effort) == (study.name, study.effort):
-            extra = dict(known.more_seeds) | dict(study.more_seeds)
-            fresh = {
-                key: tuple(seed for seed in seeds if seed not in study.seeds) for key, seeds in extra.items()
-            }
-            return replace(study, more_seeds=tuple(fresh.items()))
+        if (known.name, known.effort) != (study.name, study.effort):
+            continue
+        extra = dict(known.more_seeds) | dict(study.more_seeds)
+        fresh = {
+            key: tuple(seed for seed in seeds if seed not in study.seeds) for key, seeds in extra.items()
+        }
+        looked = known.looked
+        if set(study.seeds) - set(known.seeds) and all(store.has(run) for run in known.all_runs()):
+            looked = (*looked, len(known.seeds))
+        return replace(
+            study,
+            more_seeds=tuple((key, seeds) for key, seeds in fresh.items() if seeds),
+            schedule=study.schedule or known.schedule,
+            looked=looked,
+        )
     return study
 
 

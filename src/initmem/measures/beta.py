@@ -9,23 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS
+from initmem.measures.bands import critical
 from initmem.measures.design import curves
 from initmem.measures.statistics import student
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
-DRAWS = 400  # of seeds, for the interval of a half-life
 
 
 class BetaCurve(NamedTuple):
-    """The OLS slope of a metric on scale, with its 95% interval; arrays of shape (epoch,)."""
+    """The OLS slope of a metric on scale, with 95% limits; arrays of shape (epoch,)."""
 
     epochs: Array
     beta: Array
-    low: Array
+    low: Array  # at each epoch on its own
     high: Array
     n_runs: int
     clocks: dict[str, Array]  # cumulative clocks at the end of each epoch, means over runs
+    band_low: Array  # for all epochs at once
+    band_high: Array
 
 
 class HalfLife(NamedTuple):
@@ -34,52 +36,60 @@ class HalfLife(NamedTuple):
     unit: str  # "epochs" or a clock
     value: float | None
     low: float | None
-    high: float | None  # None: some resampled studies never got there
+    high: float | None  # None: beyond the end of the run
 
 
 def beta_curve(records: Sequence[RunRecord], metric: str = "val_accuracy") -> BetaCurve:
-    """The slope over all (seed, scale) at every epoch; the interval leaves out one seed at a time."""
+    """The slope over all (seed, scale) at every epoch, with limits from the seeds' own slopes."""
     values, scales, _ = curves(records, metric)
-    n_seeds, _, epochs = values.shape
     sums = _sums(values, scales)  # (5, seed, epoch)
-    beta = _slope(sums.sum(axis=1))
-    if n_seeds > 1:
-        left_out = _slope(sums.sum(axis=1, keepdims=True) - sums)  # (seed, epoch)
-        spread = ((left_out - left_out.mean(axis=0)) ** 2).sum(axis=0)
-        half = student(n_seeds - 1) * np.sqrt((n_seeds - 1) / n_seeds * spread)
-    else:
-        half = np.full(epochs, np.nan)
+    beta, own = _slope(sums.sum(axis=1)), _seed_slopes(sums)
+    n, epochs = own.shape
+    error = own.std(axis=0, ddof=1) / np.sqrt(n) if n > 1 else np.full(epochs, np.nan)
+    half, band = (factor * error for factor in ((student(n - 1), critical(own)) if n > 1 else (1.0, 1.0)))
     ticks = {name: _mean_clock(records, name) for name in CLOCKS}
-    n_runs = int((~np.isnan(values).all(axis=2)).sum())
-    return BetaCurve(np.arange(1.0, epochs + 1), beta, beta - half, beta + half, n_runs, ticks)
+    n_runs = int((~np.isnan(values).all(axis=2)).sum()) if values.size else 0
+    return BetaCurve(
+        epochs=np.arange(1.0, epochs + 1),
+        beta=beta,
+        low=beta - half,
+        high=beta + half,
+        n_runs=n_runs,
+        clocks=ticks,
+        band_low=beta - band,
+        band_high=beta + band,
+    )
 
 
-def resampled_beta(
-    records: Sequence[RunRecord], metric: str, *, rng: np.random.Generator, draws: int = DRAWS
-) -> Array:
-    """beta of studies whose seeds were drawn anew, jointly over all scales; shape (draw, epoch)."""
+def seed_slopes(records: Sequence[RunRecord], metric: str = "val_accuracy") -> tuple[Array, Array]:
+    """The slope of every seed at every epoch, shape (seed, epoch), and the numbers of the seeds."""
     values, scales, seeds = curves(records, metric)
-    sums = _sums(values, scales)
-    weights = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), size=draws)
-    return _slope(np.einsum("ds,ase->ade", weights.astype(float), sums))
+    return _seed_slopes(_sums(values, scales)), seeds
 
 
-def half_lives(
-    records: Sequence[RunRecord], metric: str = "val_accuracy", *, seed: int = 0
-) -> list[HalfLife]:
-    """The half-life of |beta| in epochs and in every clock."""
+def _seed_slopes(sums: Array) -> Array:
+    """Each seed's contribution to the slope: its own slope on a full grid, else a jackknife pseudo-value."""
+    n = sums.shape[1]
+    whole = _slope(sums.sum(axis=1))
+    if n < 2:
+        return np.tile(whole, (n, 1))
+    left_out = _slope(sums.sum(axis=1, keepdims=True) - sums)  # (seed, epoch)
+    return np.asarray(n * whole - (n - 1) * left_out)
+
+
+def half_lives(records: Sequence[RunRecord], metric: str = "val_accuracy") -> list[HalfLife]:
+    """The half-life of |beta| in epochs and in every clock that was recorded."""
     curve = beta_curve(records, metric)
-    drawn = resampled_beta(records, metric, rng=np.random.default_rng(seed))
-    found = []
+    if not np.isfinite(curve.beta).any():
+        return []
+    own, _ = seed_slopes(records, metric)
+    lives = []
     for unit, axis in {"epochs": curve.epochs, **curve.clocks}.items():
-        if not (np.diff(axis) > 0).all():
-            continue  # a clock that stands still, as l2 does without a penalty
-        value = half_life(curve.beta, axis)
-        resampled = [half_life(row, axis) for row in drawn]
-        ordered = sorted(np.inf if t is None else t for t in resampled)
-        low, high = np.quantile(ordered, [0.025, 0.975], method="inverted_cdf")
-        found.append(HalfLife(unit, value, *(float(t) if np.isfinite(t) else None for t in (low, high))))
-    return found
+        if len(axis) != len(curve.beta) or not (np.diff(axis) > 0).all():
+            continue  # not recorded, or a clock that stands still, as l2 does without a penalty
+        low, high = half_life_limits(curve.beta, own, axis)
+        lives.append(HalfLife(unit, half_life(curve.beta, axis), low, high))
+    return lives
 
 
 def half_life(beta: Array, axis: Array) -> float | None:
@@ -87,19 +97,63 @@ def half_life(beta: Array, axis: Array) -> float | None:
 
     The last crossing counts: a slope that changes sign passes through zero without having been forgotten.
     """
+    peak = _peak(beta)
+    if peak is None:
+        return None
     size = np.abs(beta)
-    if not len(size) or np.isnan(size).all():
-        return None
-    peak = int(np.nanargmax(size))
-    half = size[peak] / 2
-    known = np.flatnonzero(~np.isnan(size))
-    after = int(np.flatnonzero(size > half)[-1]) + 1 if size[peak] > 0 else peak
-    if after > known[-1]:
-        return None
-    if after == peak:
+    return _last_above(size - size[peak] / 2, axis, peak)
+
+
+def half_life_limits(beta: Array, own: Array, axis: Array) -> tuple[float | None, float | None]:
+    """95% limits of a half-life from the seeds' slopes, shape (seed, epoch), as Fieller's for a ratio.
+
+    At every epoch Student's t test over seeds compares the slope with half of the slope at the peak. The
+    half-life may be any time from the first epoch at which it is not significantly above half until the
+    last at which it is not significantly below.
+    """
+    peak, n = _peak(beta), len(own)
+    if peak is None or n < 2:
+        return None, None
+    sign = np.sign(beta[peak])
+    # Above half on either side of zero: the slope may have changed its sign.
+    above = np.stack([side * sign * own - sign * own[:, [peak]] / 2 for side in (1, -1)])
+    centre = above.mean(axis=1)
+    half = student(n - 1) * above.std(axis=1, ddof=1) / np.sqrt(n)
+    low = _first_below((centre - half).max(axis=0), axis, peak)
+    return low, _last_above((centre + half).max(axis=0), axis, peak)
+
+
+def _peak(beta: Array) -> int | None:
+    size = np.abs(beta)
+    return None if not len(size) or np.isnan(size).all() else int(np.nanargmax(size))
+
+
+def _last_above(height: Array, axis: Array, peak: int) -> float | None:
+    """The time from the peak until a height stays at zero or below; None where it does not."""
+    positive = np.flatnonzero(height > 0)
+    positive = positive[positive >= peak]
+    if not len(positive):
         return 0.0
-    share = (size[after - 1] - half) / (size[after - 1] - size[after])
-    return float(axis[after - 1] + share * (axis[after] - axis[after - 1]) - axis[peak])
+    last = int(positive[-1])
+    if not np.isfinite(height[last + 1 :]).any():
+        return None
+    return _crossing(height, axis, last) - float(axis[peak])
+
+
+def _first_below(height: Array, axis: Array, peak: int) -> float | None:
+    """The time from the peak until a height first falls to zero; None where it does not."""
+    below = np.flatnonzero(height[peak:] <= 0)
+    if not len(below):
+        return None
+    first = peak + int(below[0])
+    return 0.0 if first == peak else _crossing(height, axis, first - 1) - float(axis[peak])
+
+
+def _crossing(height: Array, axis: Array, before: int) -> float:
+    """Where the height passes zero between an epoch and the next that is known."""
+    after = before + 1 + int(np.flatnonzero(np.isfinite(height[before + 1 :]))[0])
+    share = height[before] / (height[before] - height[after])
+    return float(axis[before] + share * (axis[after] - axis[before]))
 
 
 def _sums(values: Array, scales: Array) -> Array:

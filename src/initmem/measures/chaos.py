@@ -1,4 +1,4 @@
-"""Two kinds of noise: what plain sensitivity does to a metric, and which seed role moves it most."""
+"""Two kinds of noise: sensitivity to one perturbed weight, and the variance due to each seed role."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from initmem.measures.design import plain
 from initmem.measures.memory import unit_of
+from initmem.measures.statistics import expected_range
 from initmem.seeds import ROLES, Role
 from initmem.store.record import RunRecord
 
@@ -21,7 +22,7 @@ class Chaos(NamedTuple):
     metric: str
     deviation: float  # standard deviation of a run that chaos alone explains
     largest: float  # largest difference between a run and its perturbed replicate
-    floor: float  # the spread over scales that chaos alone would show, at this number of scales and seeds
+    floor: float  # expected range over scales from chaos alone, at this number of scales and seeds
     n_pairs: int
 
 
@@ -36,9 +37,7 @@ class RoleVariance(NamedTuple):
     n: int
 
 
-def chaos_floor(
-    records: Sequence[RunRecord], metric: str = "test_accuracy", *, seed: int = 0
-) -> Chaos | None:
+def chaos_floor(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Chaos | None:
     """Compare every perturbed replicate with its run; None where there are none."""
     factor, _ = unit_of(metric)
     values = {record.run: record.metric(metric) for record in records}
@@ -55,19 +54,17 @@ def chaos_floor(
     main = plain(records)
     scales = len({record.run.scale for record in main})
     seeds = max(1, len(main) // max(scales, 1))
-    normals = np.random.default_rng(seed).standard_normal((4000, scales))
-    null = float((normals.max(axis=1) - normals.min(axis=1)).mean())
     return Chaos(
         metric,
         deviation,
         float(np.abs(differences).max()),
-        null * deviation / math.sqrt(seeds),
+        expected_range(scales) * deviation / math.sqrt(seeds),
         len(known),
     )
 
 
 def seed_variance(records: Sequence[RunRecord], metric: str = "test_accuracy") -> list[RoleVariance]:
-    """Split the variance over seeds into what init, order and augment do alone, scale by scale.
+    """Split the variance over seeds by role (init, order, augment), scale by scale.
 
     The runs that vary one role share the first seed for the others; that run belongs to every role.
     """

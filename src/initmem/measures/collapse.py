@@ -1,4 +1,10 @@
-"""The collapse score: against which clock do the |beta| curves of different batch sizes agree?"""
+"""Collapse: on which clock do the |beta| curves of different batch sizes agree?
+
+Against clock * b^-(alpha - 1), with the sum of eta for the clock, the curves of all batch sizes b coincide at
+the right alpha: 0 is epochs, 1 the sum of eta, 2 the SGD clock. Curves then pass a given level of |beta| at
+clocks t with log t = constant + (alpha - 1) log b. So alpha - 1 is a regression slope over the levels that at
+least two curves pass. Where no level is shared, the curves say nothing about alpha.
+"""
 
 from __future__ import annotations
 
@@ -9,66 +15,229 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS
-from initmem.measures.beta import BetaCurve, beta_curve, resampled_beta
+from initmem.measures.beta import beta_curve, seed_slopes
+from initmem.measures.statistics import student
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
-GRID = 200  # places on an axis where curves are compared
-DRAWS = 200  # of seeds
+GRID = 200  # points on an axis where curves are compared
+LEVELS = 40  # of |beta|, evenly in its logarithm
+CLEAR = 2.0  # standard errors by which a curve has to start above a level and end below it
+SHARED = 3  # levels that have to be shared
 SMALLEST = 1e-6  # |beta| below this is zero for all practical purposes
+NAMED = {0: "epochs", 1: "sum of eta", 2: "SGD clock"}
+FIELDS = ("learning_rate", "batch_size", "l2", "width")
 
 
-class ClockScore(NamedTuple):
-    """How well curves agree against one axis. None: no two of them are ever at the same place on it."""
+class AxisFit(NamedTuple):
+    """How well curves agree against one axis. None: no two of them ever share a position on it."""
 
     axis: str  # "epochs" or a clock
     disagreement: float | None  # root mean square distance between curves, in decades of |beta|
-    score: float | None  # 1: curves collapse on this axis; 0: no better than epochs; -1: epochs are right
-    low: float | None
+    overlap: float  # share of the axis, in its logarithm, on which at least two curves lie
+
+
+class Exponent(NamedTuple):
+    """The exponent of one setting, with its 95% interval over seeds."""
+
+    name: str
+    value: float
+    low: float | None  # None: from a single seed
     high: float | None
-    wins: float  # share of resampled studies in which this axis has the least disagreement
 
 
 class Collapse(NamedTuple):
-    """The scores of all axes, and the one against which curves agree best."""
+    """The exponent alpha of the batch size, where it can be told, and the agreement on every axis."""
 
-    scores: list[ClockScore]
-    winner: str
+    alpha: float | None
+    low: float | None
+    high: float | None
+    n_levels: int  # of |beta| that at least two curves pass
     n_curves: int
+    scores: list[AxisFit]
+
+    @property
+    def reading(self) -> str:
+        """What the interval of alpha says, in words."""
+        if self.alpha is None:
+            return "cannot tell: the curves share no level of |beta| that they clearly pass"
+        if self.low is None or self.high is None:
+            return "cannot tell: one seed gives no interval"
+        inside = [name for alpha, name in NAMED.items() if self.low <= alpha <= self.high]
+        return (
+            f"consistent with {', '.join(inside)}" if inside else "consistent with none of the named clocks"
+        )
 
 
-def collapse(
-    groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy", *, seed: int = 0
-) -> Collapse:
-    """Compare the curves of several recipes, one group of records each, against epochs and every clock."""
-    rng = np.random.default_rng(seed)
+class _Fading(NamedTuple):
+    """The slopes of one recipe from the epoch of the largest |beta| on."""
+
+    log_time: Array  # (epoch,)
+    own: Array  # slopes of the seeds, (seed, epoch)
+    error: float  # standard error of their mean, typical over epochs
+
+
+def collapse(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy") -> Collapse:
+    """Compare the curves of recipes that differ in batch size, one group of records each."""
+    sizes = np.array([[float(group[0].run.recipe.get("batch_size") or np.nan)] for group in groups])
+    fadings = _fadings(groups, metric)
+    fitted, n_levels = regress(fadings, np.log(sizes)) if fadings else (None, 0)
+    scores = axis_fits(groups, metric)
+    if fitted is None:
+        return Collapse(None, None, None, n_levels, len(groups), scores)
+    (slope,) = fitted
+    low, high = (None if end is None else end + 1 for end in slope[1:])
+    return Collapse(slope[0] + 1, low, high, n_levels, len(groups), scores)
+
+
+def product_clock(
+    groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy"
+) -> tuple[list[Exponent], int]:
+    """The exponents of the settings that vary in (sum of eta / eta_0) * eta_0^e1 b^e2 l2^e3 width^e4.
+
+    For the SGD clock they are 2 for the learning rate and -1 for the batch size. Empty: cannot tell. The
+    second value is the number of levels behind them.
+    """
+    recipes = [group[0].run.recipe for group in groups]
+    varied = [
+        name
+        for name in FIELDS
+        if all(recipe.get(name) for recipe in recipes) and len({recipe.get(name) for recipe in recipes}) > 1
+    ]
+    fadings = _fadings(groups, metric)
+    if not varied or fadings is None:
+        return [], 0
+    rates = [float(recipe.get("learning_rate") or 1.0) for recipe in recipes]
+    updates = [f._replace(log_time=f.log_time - np.log(eta)) for f, eta in zip(fadings, rates, strict=True)]
+    design = np.log([[float(recipe.get(name)) for name in varied] for recipe in recipes])
+    fitted, n_levels = regress(updates, design)
+    if fitted is None:
+        return [], n_levels
+    return [
+        Exponent(name, -value, None if high is None else -high, None if low is None else -low)
+        for name, (value, low, high) in zip(varied, fitted, strict=True)
+    ], n_levels
+
+
+def _fadings(groups: Sequence[Sequence[RunRecord]], metric: str) -> list[_Fading] | None:
+    """The decays of all recipes, over the seeds that they share; None where a clock was not recorded."""
+    slopes = [seed_slopes(records, metric) for records in groups]
+    shared = set.intersection(*(set(seeds.tolist()) for _, seeds in slopes)) if slopes else set()
+    fadings = []
+    for records, (own, seeds) in zip(groups, slopes, strict=True):
+        own = own[np.isin(seeds, list(shared))]
+        time = beta_curve(records, metric).clocks["adaptive"]
+        known = np.isfinite(own).all(axis=0) if own.size else np.zeros(0, dtype=bool)
+        if len(time) != len(known) or known.sum() < 2 or not (np.diff(time[known]) > 0).all():
+            return None
+        fadings.append(fading(np.log(time[known]), own[:, known]))
+    return fadings
+
+
+def fading(log_time: Array, own: Array) -> _Fading:
+    """The decay of a curve from its peak on; (epoch,) and (seed, epoch)."""
+    n = len(own)
+    errors = own.std(axis=0, ddof=1) / np.sqrt(n) if n > 1 else np.zeros(own.shape[1])
+    peak = int(np.abs(own.mean(axis=0)).argmax())
+    return _Fading(log_time[peak:], own[:, peak:], max(float(np.median(errors)), SMALLEST))
+
+
+def regress(
+    fadings: Sequence[_Fading], design: Array
+) -> tuple[list[tuple[float, float | None, float | None]] | None, int]:
+    """Regress log times of passing levels on a design (curve, field), with 95% limits; None: cannot tell.
+
+    The interval comes from leaving out one seed at a time, in all curves at once, as they share seeds.
+    """
+    levels = _levels(fadings)
+    passing = _passing(fadings, levels, slice(None))
+    used = np.flatnonzero(np.isfinite(passing).sum(axis=0) >= 2)
+    estimate = _solve(passing[:, used], design)
+    if estimate is None or len(used) < SHARED:
+        return None, len(used)
+    n = len(fadings[0].own)
+    if n < 2:
+        return [(float(value), None, None) for value in estimate], len(used)
+    left_out = []
+    for seed in range(n):
+        kept = np.arange(n) != seed
+        solved = _solve(_passing(fadings, levels[used], kept), design)
+        if solved is None:
+            return None, len(used)
+        left_out.append(solved)
+    pseudo = n * estimate - (n - 1) * np.array(left_out)
+    half = student(n - 1) * pseudo.std(axis=0, ddof=1) / np.sqrt(n)
+    half = half + _resolution(fadings, design)
+    limits = zip(estimate, estimate - half, estimate + half, strict=True)
+    return [(float(value), float(low), float(high)) for value, low, high in limits], len(used)
+
+
+def _levels(fadings: Sequence[_Fading]) -> Array:
+    heights = [np.abs(f.own.mean(axis=0)) for f in fadings]
+    low = max(min(float(h.min()) for h in heights), SMALLEST)
+    high = max(float(h.max()) for h in heights)
+    return np.geomspace(low, max(high, 2 * low), LEVELS + 2)[1:-1]
+
+
+def _passing(fadings: Sequence[_Fading], levels: Array, kept: Array | slice) -> Array:
+    """The log time at which each curve passes each level, (curve, level); NaN unless it clearly does."""
+    from scipy.optimize import isotonic_regression
+
+    table = np.full((len(fadings), len(levels)), np.nan)
+    for row, one in zip(table, fadings, strict=True):
+        height = np.abs(one.own[kept].mean(axis=0))
+        # Decreasing by least squares: noise makes no detours, and every level is passed once.
+        falling = isotonic_regression(height, increasing=False).x
+        clear = (levels < falling[0] - CLEAR * one.error) & (levels > falling[-1] + CLEAR * one.error)
+        if clear.any():
+            logs = np.log(np.maximum(falling, SMALLEST / 10))
+            tie = 1e-12 * np.arange(len(logs))  # strictly decreasing, for the interpolation
+            row[clear] = np.interp(-np.log(levels[clear]), -logs + tie, one.log_time)
+    return table
+
+
+def _solve(passing: Array, design: Array) -> Array | None:
+    """Least squares of the log times on the design within levels; None where the design is not identified."""
+    rows, targets = [], []
+    for column in passing.T:
+        there = np.isfinite(column)
+        if there.sum() >= 2:
+            rows.append(design[there] - design[there].mean(axis=0))
+            targets.append(column[there] - column[there].mean())
+    if not rows:
+        return None
+    x, y = np.concatenate(rows), np.concatenate(targets)
+    solution, _, rank, _ = np.linalg.lstsq(x, y, rcond=1e-9)
+    return None if rank < design.shape[1] else np.asarray(solution)
+
+
+def _resolution(fadings: Sequence[_Fading], design: Array) -> Array:
+    """What interpolation between epochs leaves open: half an epoch."""
+    step = float(np.median([np.diff(f.log_time).mean() for f in fadings]))
+    return np.asarray(0.5 * step / np.ptp(design, axis=0))
+
+
+def axis_fits(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy") -> list[AxisFit]:
+    """The agreement of the curves against epochs and every clock that moves in all of them."""
     curves = [beta_curve(records, metric) for records in groups]
-    axes = _axes(curves)
-    floors = _floors(curves)
-    observed = {name: disagreement([c.beta for c in curves], axes[name], floors) for name in axes}
-    drawn = [resampled_beta(records, metric, rng=rng, draws=DRAWS) for records in groups]
-    resampled = {
-        name: np.array([disagreement([d[k] for d in drawn], axis, floors) for k in range(DRAWS)])
-        for name, axis in axes.items()
-    }
-    names = list(axes)
-    table = np.stack([resampled[name] for name in names])  # (axis, draw)
-    best = np.argmin(table, axis=0)
-    scores = []
-    for i, name in enumerate(names):
-        if not np.isfinite(observed[name]):
-            scores.append(ClockScore(name, None, None, None, None, 0.0))
-            continue
-        low, high = np.quantile(_score(table[i], table[0]), [0.025, 0.975])
-        point = float(_score(np.array(observed[name]), np.array(observed["epochs"])))
-        # Resampling adds noise, and noise adds disagreement: the point can lie beyond the drawn scores.
-        limits = min(float(low), point), max(float(high), point)
-        scores.append(ClockScore(name, observed[name], point, *limits, float((best == i).mean())))
-    return Collapse(scores, min(observed, key=observed.__getitem__), len(curves))
+    axes = {"epochs": [curve.epochs for curve in curves]}
+    for name in CLOCKS:
+        ticks = [curve.clocks[name] for curve in curves]
+        if all(len(x) and x[0] > 0 and (np.diff(x) > 0).all() for x in ticks):
+            axes[name] = ticks
+    floors = []
+    for curve in curves:
+        errors = (curve.high - curve.low) / 4  # about one standard error
+        known = errors[np.isfinite(errors)]
+        floors.append(max(SMALLEST, float(np.median(known)) if len(known) else 0.0))
+    betas = [curve.beta for curve in curves]
+    return [AxisFit(name, *disagreement(betas, axis, floors)) for name, axis in axes.items()]
 
 
-def disagreement(betas: Sequence[Array], axis: Sequence[Array], floors: Sequence[float]) -> float:
-    """Root mean square distance in log10 |beta| between curves, where at least two of them are there.
+def disagreement(
+    betas: Sequence[Array], axis: Sequence[Array], floors: Sequence[float]
+) -> tuple[float | None, float]:
+    """Root mean square distance in log10 |beta| between curves where at least two lie, and the share that is.
 
     Every curve is interpolated on a grid that is even in the logarithm of the axis, as clocks of different
     batch sizes differ by orders of magnitude. |beta| below its own standard error is taken as that.
@@ -78,39 +247,13 @@ def disagreement(betas: Sequence[Array], axis: Sequence[Array], floors: Sequence
     table = np.full((len(betas), GRID), np.nan)
     for row, beta, x, floor in zip(table, betas, axis, floors, strict=True):
         there = np.isfinite(beta)
+        if not there.any():
+            continue
         height = np.log10(np.maximum(np.abs(beta[there]), floor))
         inside = (grid >= x[there][0]) & (grid <= x[there][-1])
         row[inside] = np.interp(np.log(grid[inside]), np.log(x[there]), height)
-    n = np.isfinite(table).sum(axis=0)
-    several = n >= 2
+    several = np.isfinite(table).sum(axis=0) >= 2
     if not several.any():
-        return float("inf")  # curves that never meet say nothing
-    columns = table[:, several]
-    spread = np.nanvar(columns, axis=0, ddof=1)
-    return float(np.sqrt(spread.mean()))
-
-
-def _axes(curves: Sequence[BetaCurve]) -> dict[str, list[Array]]:
-    """Epochs and every clock that moves in all curves."""
-    axes = {"epochs": [curve.epochs for curve in curves]}
-    for name in CLOCKS:
-        ticks = [curve.clocks[name] for curve in curves]
-        if all(len(x) and x[0] > 0 and (np.diff(x) > 0).all() for x in ticks):
-            axes[name] = ticks
-    return axes
-
-
-def _floors(curves: Sequence[BetaCurve]) -> list[float]:
-    floors = []
-    for curve in curves:
-        errors = (curve.high - curve.low) / 4  # about one standard error
-        known = errors[np.isfinite(errors)]
-        floors.append(max(SMALLEST, float(np.median(known)) if len(known) else 0.0))
-    return floors
-
-
-def _score(value: Array, against_epochs: Array) -> Array:
-    """(E - C) / (E + C) of the squared disagreements against epochs and against a clock."""
-    clock, epochs = np.minimum(value, 1e9) ** 2, np.minimum(against_epochs, 1e9) ** 2
-    total = clock + epochs
-    return np.asarray((epochs - clock) / np.where(total > 0, total, 1.0))
+        return None, 0.0
+    spread = np.nanvar(table[:, several], axis=0, ddof=1)
+    return float(np.sqrt(spread.mean())), float(several.mean())

@@ -3,52 +3,67 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtr
 
 from initmem.measures.memory import profile
-from initmem.measures.statistics import spread
+from initmem.measures.statistics import ALPHA, Spreads, spreads, student
 from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
 
 
-class Difference(NamedTuple):
-    """The memory of one recipe less that of another, in the metric's display unit."""
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The memory of one recipe minus that of another, in the metric's display unit."""
 
-    before: float  # memory of the one, less its bias
+    before: float  # memory of the one
     after: float  # of the other
     difference: float
     low: float  # 95% interval of the difference
     high: float
+    p: float
+    method: str  # "paired" contrasts where both memories are significant, else "intervals"
     n_scales: int
     n_seeds: int
 
     @property
-    def sure(self) -> bool:
-        """Whether the interval leaves no doubt which of the two is larger."""
+    def significant(self) -> bool:
+        """Whether the interval excludes zero."""
         return not self.low <= 0 <= self.high
+
+
+class Compared(NamedTuple):
+    """Differences of many pairs at once; each of shape (...,)."""
+
+    before: Array
+    after: Array
+    difference: Array
+    low: Array
+    high: Array
+    paired: NDArray[np.bool_]
 
 
 def controlled_pairs(recipes: Sequence[AnyRecipe]) -> list[tuple[AnyRecipe, AnyRecipe, str]]:
     """Pairs that differ in one field alone, with that field."""
-    found = []
+    pairs = []
     changes = [(recipe, recipe.changes()) for recipe in recipes]
     for (one, first), (other, second) in combinations(changes, 2):
         fields = [name for name in {**first, **second} if first.get(name) != second.get(name)]
         if len(fields) == 1:
-            found.append((one, other, fields[0]))
-    return found
+            pairs.append((one, other, fields[0]))
+    return pairs
 
 
 def difference(
-    one: Sequence[RunRecord], other: Sequence[RunRecord], metric: str = "test_accuracy", *, seed: int = 0
+    one: Sequence[RunRecord], other: Sequence[RunRecord], metric: str = "test_accuracy"
 ) -> Difference | None:
     """Compare the memories of two recipes; None where they share fewer than two scales or two seeds."""
     scales = {record.run.scale for record in one} & {record.run.scale for record in other}
@@ -57,35 +72,97 @@ def difference(
     sides = [profile([r for r in side if r.run.scale in scales], metric) for side in (one, other)]
     seeds = sorted(set(sides[0].seeds) & set(sides[1].seeds))
     before, after = (side.values[[side.seeds.index(seed) for seed in seeds]] for side in sides)
-    return compare(before, after, rng=np.random.default_rng(seed))
+    return compare(before, after)
 
 
-def compare(before: Array, after: Array, *, rng: np.random.Generator) -> Difference | None:
-    """The difference of two spreads, each of values of shape (seed, scale); None from fewer than two seeds.
-
-    The distances from estimates to limits add up as squares (Zou and Donner's method for intervals that are
-    not symmetric), or plainly where a limit is cut off at zero and estimates err to one side. Resampling the
-    seeds of both recipes at once would use that they share them, but with memories near the noise it is sure
-    of a difference that is not there in a quarter of all studies.
-    """
-    if len(after) < 2:
-        return None
-    one, other = _interval(before, rng), _interval(after, rng)
-    found = other.value - one.value
-    add = math.hypot if min(one.low, other.low) > 0 else operator.add
-    down = add(other.value - other.low, one.high - one.value)
-    up = add(other.high - other.value, one.value - one.low)
+def compare(before: Array, after: Array) -> Difference | None:
+    """The difference of two ranges, each of values of shape (seed, scale); None from fewer than two seeds."""
     n_seeds, n_scales = after.shape
-    return Difference(one.value, other.value, found, found - down, found + up, n_scales, n_seeds)
+    if n_seeds < 2:
+        return None
+    one, other = spreads(before), spreads(after)
+    paired = bool(one.p <= ALPHA and other.p <= ALPHA)
+    compared = compared_ranges(before, after)
+    return Difference(
+        before=float(compared.before),
+        after=float(compared.after),
+        difference=float(compared.difference),
+        low=float(compared.low),
+        high=float(compared.high),
+        p=_paired_p(before, after) if paired else _interval_p(before, after),
+        method="paired" if paired else "intervals",
+        n_scales=n_scales,
+        n_seeds=n_seeds,
+    )
 
 
-class _Interval(NamedTuple):
-    low: float
-    value: float
-    high: float
+def compared_ranges(before: Array, after: Array, *, alpha: float = ALPHA) -> Compared:
+    """Differences of ranges, values of shape (..., seed, scale) each, with intervals of level 1 - alpha.
+
+    Where both memories are significant their extreme scales are known, and the difference of the two recipes'
+    own contrasts between these scales is compared within seeds: Student's paired interval. Elsewhere the
+    extremes may be noise, and the interval follows from those of the two memories (Zou and Donner: distances
+    from estimate to limit add up as squares; plainly where a lower limit is zero, as the estimates then err
+    to one side).
+    """
+    one, other = spreads(before, alpha=alpha), spreads(after, alpha=alpha)
+    tested = [item if alpha == ALPHA else spreads(values) for item, values in ((one, before), (other, after))]
+    both = np.asarray((tested[0].p <= ALPHA) & (tested[1].p <= ALPHA))
+    gap, error = _contrast_gap(before, after)
+    half = student(before.shape[-2] - 1, alpha / 2) * error
+    centre, down, up = _from_intervals(one, other, tested[0].corrected, tested[1].corrected)
+    return Compared(
+        before=np.where(both, one.spread, tested[0].corrected),
+        after=np.where(both, other.spread, tested[1].corrected),
+        difference=np.where(both, gap, centre),
+        low=np.where(both, gap - half, centre - down),
+        high=np.where(both, gap + half, centre + up),
+        paired=both,
+    )
 
 
-def _interval(values: Array, rng: np.random.Generator) -> _Interval:
-    found = spread(values, rng=rng)
-    assert found.low is not None and found.corrected is not None and found.high is not None
-    return _Interval(found.low, found.corrected, found.high)
+def _from_intervals(one: Spreads, other: Spreads, first: Array, second: Array) -> tuple[Array, Array, Array]:
+    """Difference of the corrected ranges, and its distances to the lower and the upper limit."""
+    parts = [
+        (np.maximum(second - other.low, 0.0), np.maximum(one.high - first, 0.0)),
+        (np.maximum(other.high - second, 0.0), np.maximum(first - one.low, 0.0)),
+    ]
+    known = np.minimum(one.low, other.low) > 0
+    down, up = (np.where(known, np.hypot(a, b), a + b) for a, b in parts)
+    return second - first, down, up
+
+
+def _contrast_gap(before: Array, after: Array) -> tuple[Array, Array]:
+    """Mean and standard error over seeds of the difference between two recipes' extreme contrasts."""
+    n = before.shape[-2]
+    gaps = _extreme_contrast(after) - _extreme_contrast(before)  # (..., seed)
+    return gaps.mean(axis=-1), gaps.std(axis=-1, ddof=1) / math.sqrt(n)
+
+
+def _extreme_contrast(values: Array) -> Array:
+    means = values.mean(axis=-2)
+    top, bottom = means.argmax(axis=-1)[..., None, None], means.argmin(axis=-1)[..., None, None]
+    return np.asarray(np.take_along_axis(values, top, -1) - np.take_along_axis(values, bottom, -1))[..., 0]
+
+
+def _paired_p(before: Array, after: Array) -> float:
+    gap, error = (float(item) for item in _contrast_gap(before, after))
+    if error == 0:
+        return 0.0 if gap else 1.0
+    return float(2 * stdtr(len(before) - 1, -abs(gap) / error))
+
+
+def _interval_p(before: Array, after: Array, steps: int = 25) -> float:
+    """The smallest alpha at which the interval excludes zero, by bisection of its logarithm."""
+
+    def excluded(alpha: float) -> bool:
+        compared = compared_ranges(before, after, alpha=alpha)
+        return not float(compared.low) <= 0 <= float(compared.high)
+
+    low, high = math.log(1e-12), 0.0
+    if excluded(1e-12):
+        return 1e-12
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (low, middle) if excluded(math.exp(middle)) else (middle, high)
+    return math.exp(high)

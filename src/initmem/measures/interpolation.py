@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -55,25 +56,23 @@ def interpolation_times(records: Sequence[RunRecord]) -> tuple[Array, NDArray[np
 
 
 def survival(times: Array, reached: NDArray[np.bool_]) -> Survival:
-    """Kaplan-Meier estimate with log(-log) limits by Greenwood's formula."""
-    points = np.unique(times[reached])
-    share, variance = 1.0, 0.0
-    rows = []
-    for t in points:
-        at_risk, events = int((times >= t).sum()), int(((times == t) & reached).sum())
-        share *= 1 - events / at_risk
-        variance += events / (at_risk * (at_risk - events)) if at_risk > events else np.inf
-        rows.append((share, *_limits(share, variance)))
-    table = np.array(rows).reshape(-1, 3)
-    return Survival(points, table[:, 0], table[:, 1], table[:, 2])
+    """Kaplan and Meier's estimate with log(-log) limits by Greenwood's formula."""
+    from scipy.stats import CensoredData, ecdf
 
-
-def _limits(share: float, variance: float) -> tuple[float, float]:
-    if share in (0.0, 1.0):
-        return share, share
-    log_share = np.log(share)
-    half = 1.959963985 * np.sqrt(variance) / abs(log_share)
-    return float(share ** np.exp(half)), float(share ** np.exp(-half))
+    if not reached.any():
+        return Survival(*[np.empty(0)] * 4)
+    estimate = ecdf(CensoredData(uncensored=times[reached], right=times[~reached])).sf
+    with warnings.catch_warnings():
+        # Where every run has interpolated, or none has, the formula has no value; the share itself stands in.
+        warnings.filterwarnings("ignore", "The confidence interval is undefined", RuntimeWarning)
+        band = estimate.confidence_interval(0.95, method="log-log")
+    at = np.isin(estimate.quantiles, times[reached])
+    share = estimate.probabilities[at]
+    low, high = (
+        np.where(np.isfinite(limit.probabilities[at]), limit.probabilities[at], share)
+        for limit in (band.low, band.high)
+    )
+    return Survival(estimate.quantiles[at], share, low, high)
 
 
 def _first(times: Array, condition: NDArray[np.bool_]) -> float | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,14 +12,19 @@ from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, allowed
 from initmem.measures.design import by_recipe, plain
-from initmem.measures.statistics import Spread, seeds_needed, spread
+from initmem.measures.failures import Failures, failures
+from initmem.measures.looks import Look
+from initmem.measures.multiplicity import adjusted
+from initmem.measures.statistics import ALPHA, Spread, equivalence_p, seeds_needed, spread
 from initmem.recipe import AnyRecipe, PipelineRecipe, labels
 from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
 
-Verdict = Literal["remembers", "forgets", "undetermined"]
+Verdict = Literal["remembers", "forgets", "undetermined", "not applicable"]
+Size = Literal["large", "moderate", "small"]
 
-SIGNIFICANCE = 0.05
-TOLERANCE_PP = 2.0  # a spread below this many points counts as forgotten
+TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
+SIZES: dict[Size, float] = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
+FIRST_LOOK = 3  # up to so many seeds are a first look
 METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS]))
 
 
@@ -31,11 +37,16 @@ class Profile:
     scales: tuple[float, ...]
     seeds: tuple[int, ...]
     values: NDArray[np.float64]
+    dropped: tuple[int, ...] = ()  # seeds without a value at some scale
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of one recipe: in percentage points for accuracies, else in the metric's own unit."""
+    """The memory of one recipe: in percentage points for accuracies, else in the metric's own unit.
+
+    `low` is positive exactly when `p` is at most `alpha`. The verdict is then `remembers`, unless `high` is
+    within the tolerance.
+    """
 
     recipe: str
     metric: str
@@ -47,52 +58,82 @@ class Memory:
     floor: float | None
     p: float | None
     corrected: float | None
-    p_permutation: float | None
     verdict: Verdict
     seeds_needed: int | None  # in all, to settle an undetermined verdict; None: settled, or beyond reach
     unit: str
     recipe_id: str
+    size: Size | None = None  # of a memory that is significant, by its corrected value
+    tolerance: float | None = None
+    p_equivalence: float | None = None  # of a range beyond the tolerance
+    q: float | None = None  # p, adjusted for the recipes shown
+    q_equivalence: float | None = None
+    survives: bool | None = None  # whether the verdict stands after that adjustment; None: nothing to adjust
+    alpha: float = ALPHA  # level of the test at this look; the interval has level 1 - alpha
+    look: int = 1
+    alpha_spent: float = ALPHA  # over all looks so far
+    failed: int = 0  # runs that failed to train: at chance, or diverged
+    failure_p: float | None = None  # of failure rates that are equal at all scales
+    failure_limit: float | None = None  # no two scales' failure rates differ by more, at 97.5%
+    dropped_seeds: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values, with the thresholds behind the words."""
+        return asdict(self) | {"thresholds": self.thresholds}
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """What the verdict's words stand for, in the unit of the memory."""
+        limit = self.tolerance
+        sizes = {} if limit is None else {name: limit * times for name, times in SIZES.items() if times}
+        return {"alpha": self.alpha} | ({} if limit is None else {"tolerance": limit}) | sizes
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict with its size; a star marks one that does not survive the adjustment for many tests."""
+        size = f" ({self.size})" if self.size else ""
+        return f"{self.verdict}{size}{'*' if self.survives is False else ''}"
 
     @property
     def meaning(self) -> str:
         """The verdict in one sentence."""
+        if self.verdict == "not applicable":
+            return "The training code never used the initialization scale, so there is nothing to measure."
         if self.memory is None:
             return f"No seed has a {self.metric} at every scale yet."
         shown, floor = self._shown(self.memory), f"{self.floor or 0:.2g}"
+        level = f"{100 * self.alpha:.2g}%"
         match self.verdict:
             case "remembers":
                 return (
-                    f"Changing nothing but the initialization scale moves the mean {self.metric} by {shown}, "
-                    f"where noise alone would show {floor}: training has not forgotten where it began."
+                    f"Changing only the initialization scale changes the mean {self.metric} by {shown} "
+                    f"(expected from noise alone: {floor}), which is significant at the {level} level."
                 )
             case "forgets":
                 return (
-                    f"Whatever the initialization scale, the mean {self.metric} stays within "
-                    f"{self._shown(self.high)}: training has forgotten where it began."
+                    f"The mean {self.metric} differs by at most {self._shown(self.high)} between any two "
+                    f"initialization scales, which is within the tolerance of {self._shown(self.tolerance)}. "
+                    f"Failure rates that differ by {100 * (self.failure_limit or 0):.0f}% are not excluded."
                 )
             case _ if self.floor is None:
-                return f"One seed tells nothing about noise: the {self.metric} spreads by {shown}."
+                return f"One seed says nothing about noise: the {self.metric} has a range of {shown}."
             case _:
                 return (
-                    f"The mean {self.metric} spreads by {shown} over the initialization scales, where noise "
-                    f"alone would show {floor}: that settles nothing yet."
+                    f"The mean {self.metric} has a range of {shown} over the initialization scales (expected "
+                    f"from noise alone: {floor}): neither memory nor its absence is established."
                 )
 
     def _shown(self, value: float | None) -> str:
         return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
 
     def __str__(self) -> str:
-        if self.memory is None:
-            return f"not measured yet, {self.verdict}"
+        if self.memory is None or self.verdict == "not applicable":
+            return f"not measured, {self.verdict}"
         text = self._shown(self.memory)
         if self.low is not None:
             text += f" [{self.low:.3g}, {self.high:.3g}], floor {self.floor:.2g}"
         needed = f" ({self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""
-        return f"{text}, {self.verdict}{needed}"
+        return f"{text}, {self.verdict_text}{needed}"
 
 
 def unit_of(metric: str) -> tuple[float, str]:
@@ -139,6 +180,7 @@ def profile(records: Sequence[RunRecord], metric: str) -> Profile:
         scales=tuple(scales),
         seeds=tuple(seeds),
         values=factor * values.reshape(len(seeds), len(scales)),
+        dropped=tuple(sorted({seed for seed, _ in found} - set(seeds))),
     )
 
 
@@ -147,30 +189,118 @@ def memory(
     metric: str = "test_accuracy",
     *,
     tolerance: float | None = None,
+    failure_tolerance: float | None = None,
     label: str | None = None,
-    seed: int = 0,
+    look: Look | None = None,
 ) -> Memory:
-    """Measure the memory of one recipe from its records; `seed` drives the resampling."""
-    arranged = profile(records, metric)
+    """Measure the memory of one recipe from its records.
+
+    `tolerance` is the range that counts as forgotten; with `failure_tolerance`, `forgets` also asks that the
+    rates of failed runs differ by no more than that between scales. `look` gives the level of this look.
+    """
+    arranged, look = profile(records, metric), look or Look()
+    values, recipe = arranged.values, arranged.recipe
     _, unit = unit_of(metric)
-    recipe = arranged.recipe
-    name = label or recipe.label(recipe.informative(["optimizer", "learning_rate"]))
-    n_seeds, n_scales = arranged.values.shape
-    nothing = Spread(None, None, None, None, None, None, None)
-    found = spread(arranged.values, rng=np.random.default_rng(seed)) if n_seeds else nothing
+    n_seeds, n_scales = values.shape
+    bound = 100.0 if unit == "pp" and metric != "repair_gap" else math.inf
+    known = spread(values, alpha=look.alpha, bound=bound) if n_seeds else Spread(*[None] * 6)
     limit = TOLERANCE_PP if tolerance is None and unit == "pp" else tolerance
-    verdict = judge(found.p, found.high, limit)
-    needed = seeds_needed(found, n_seeds, limit) if verdict == "undetermined" else None
-    return Memory(name, metric, n_scales, n_seeds, *found, verdict, needed, unit, recipe.id)
+    trained = failures(records)
+    equal = trained is None or trained.equal(failure_tolerance)
+    verdict = judge(known.p, known.high, limit, alpha=look.alpha, equal_failures=equal)
+    if not scale_used(records):
+        verdict = "not applicable"
+    open_ = verdict == "undetermined" and n_seeds > 0
+    return Memory(
+        recipe=label or recipe.label(recipe.informative(["optimizer", "learning_rate"])),
+        metric=metric,
+        n_scales=n_scales,
+        n_seeds=n_seeds,
+        memory=known.spread,
+        low=known.low,
+        high=known.high,
+        floor=known.floor,
+        p=known.p,
+        corrected=known.corrected,
+        verdict=verdict,
+        seeds_needed=seeds_needed(values, limit, alpha=look.alpha) if open_ else None,
+        unit=unit,
+        recipe_id=recipe.id,
+        size=size_of(known.corrected, limit) if verdict == "remembers" else None,
+        tolerance=limit,
+        p_equivalence=equivalence_p(values, limit) if limit is not None and known.p is not None else None,
+        alpha=look.alpha,
+        look=look.number,
+        alpha_spent=look.spent,
+        failed=trained.failed if trained else 0,
+        failure_p=trained.p if trained else None,
+        failure_limit=trained.largest_difference if trained else None,
+        dropped_seeds=arranged.dropped,
+        notes=tuple(_notes(arranged, known, look, trained)),
+    )
 
 
-def judge(p: float | None, high: float | None, tolerance: float | None) -> Verdict:
-    """Equivalence first: a spread that is surely small is forgotten, however significant it may be."""
+def scale_used(records: Sequence[RunRecord]) -> bool:
+    """Whether the training code asked for the scale; user code may not, and then there is no memory."""
+    trained = [record for record in records if record.status != "failed"]
+    return not trained or any(record.provenance.get("scale_used", True) for record in trained)
+
+
+def judge(
+    p: float | None,
+    high: float | None,
+    tolerance: float | None,
+    *,
+    alpha: float = ALPHA,
+    equal_failures: bool = True,
+) -> Verdict:
+    """Equivalence first: a range within the tolerance is forgotten, however significant it may be.
+
+    Means that agree are not enough where runs fail to train at rates that depend on the scale, or that have
+    not been shown to be equal.
+    """
     if high is not None and tolerance is not None and high <= tolerance:
-        return "forgets"
-    if p is not None and p <= SIGNIFICANCE:
-        return "remembers"
-    return "undetermined"
+        return "forgets" if equal_failures else "undetermined"
+    return "remembers" if p is not None and p <= alpha else "undetermined"
+
+
+def size_of(corrected: float | None, tolerance: float | None) -> Size | None:
+    """How large a memory is, in tolerances; None where the metric has none."""
+    if corrected is None or not tolerance:
+        return None
+    return next(name for name, times in SIZES.items() if corrected >= times * tolerance)
+
+
+def _notes(arranged: Profile, known: Spread, look: Look, trained: Failures | None) -> list[str]:
+    """What a reader has to know beside the numbers."""
+    notes = []
+    n = len(arranged.seeds)
+    if 1 < n <= FIRST_LOOK:
+        notes.append(f"first look: {n} seeds miss most memories of a few standard deviations")
+    if arranged.dropped:
+        listed = ", ".join(map(str, arranged.dropped))
+        notes.append(
+            f"left out, because a scale is missing: seed{'s' * (len(arranged.dropped) > 1)} {listed}"
+        )
+    if known.p is not None and known.floor == 0 and n > 1:
+        notes.append("all seeds gave the same values, so no noise was measured: is the seed used?")
+    if look.number > 1:
+        notes.append(
+            f"look {look.number}: tested at {100 * look.alpha:.2g}%, "
+            f"{100 * look.spent:.2g}% spent over all looks"
+        )
+    if trained and trained.failed:
+        notes.append(_failure_note(trained))
+    return notes
+
+
+def _failure_note(trained: Failures) -> str:
+    counts = f"{trained.failed} of {trained.n} runs failed to train"
+    if trained.p is None:
+        return counts
+    if trained.p <= ALPHA:
+        return f"{counts}, at rates that depend on the scale (exact p = {trained.p:.2g})"
+    return f"{counts}; rates that differ between scales cannot be excluded (exact p = {trained.p:.2g})"
 
 
 def memory_table(
@@ -179,10 +309,41 @@ def memory_table(
     *,
     order: Sequence[AnyRecipe] = (),
     tolerance: float | None = None,
+    failure_tolerance: float | None = None,
+    adjust: str = "bh",
+    looks: Mapping[AnyRecipe, Look] | None = None,
 ) -> list[Memory]:
-    """The memory of every recipe, in the given order, then as they come."""
+    """The memory of every recipe, in the given order, then as they come, adjusted for their number."""
     groups = by_recipe(records, order)
+    return adjust_memories(
+        [
+            memory(
+                group,
+                metric,
+                tolerance=tolerance,
+                failure_tolerance=failure_tolerance,
+                label=label,
+                look=(looks or {}).get(recipe),
+            )
+            for (recipe, group), label in zip(groups.items(), labels(list(groups)), strict=True)
+        ],
+        adjust,
+    )
+
+
+def adjust_memories(rows: Sequence[Memory], method: str = "bh") -> list[Memory]:
+    """Add q-values over these recipes, and say which verdicts survive them."""
+    qs = adjusted([row.p for row in rows], method)
+    equivalence = adjusted([row.p_equivalence for row in rows], method)
     return [
-        memory(group, metric, tolerance=tolerance, label=label)
-        for group, label in zip(groups.values(), labels(list(groups)), strict=True)
+        replace(row, q=q, q_equivalence=other, survives=_survives(row, q, other))
+        for row, q, other in zip(rows, qs, equivalence, strict=True)
     ]
+
+
+def _survives(row: Memory, q: float | None, q_equivalence: float | None) -> bool | None:
+    if row.verdict == "remembers" and q is not None:
+        return q <= row.alpha
+    if row.verdict == "forgets" and q_equivalence is not None:
+        return q_equivalence <= row.alpha / 2
+    return None

@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 
 class Radial(NamedTuple):
-    """The elasticity of the selected norm in the initial norm: 1 is carried over whole, 0 forgotten."""
+    """The elasticity of the selected norm in the initial norm: 1: fully retained, 0: forgotten."""
 
     elasticity: float
     low: float | None

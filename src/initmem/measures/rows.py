@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from initmem.data import sizes
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.chaos import chaos_floor, seed_variance
-from initmem.measures.collapse import collapse
+from initmem.measures.collapse import collapse, product_clock
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.difference import controlled_pairs, difference
+from initmem.measures.failures import failures
 from initmem.measures.forecast import checked, forecast, lived_clocks, outlook
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import default_metric, memory, unit_of
+from initmem.measures.multiplicity import adjusted
 from initmem.measures.radial import radial_memory
 from initmem.recipe import AnyRecipe, PipelineRecipe, labels
 from initmem.store.record import RunRecord
@@ -61,6 +64,8 @@ def _beta(groups: Groups, metric: str | None) -> list[Row]:
                     "beta": [_number(v) for v in curve.beta],
                     "low": [_number(v) for v in curve.low],
                     "high": [_number(v) for v in curve.high],
+                    "band_low": [_number(v) for v in curve.band_low],
+                    "band_high": [_number(v) for v in curve.band_high],
                     **{f"clock_{name}": ticks.tolist() for name, ticks in curve.clocks.items()},
                 },
             }
@@ -77,13 +82,31 @@ def _half_life(groups: Groups, metric: str | None) -> list[Row]:
 
 
 def _collapse(groups: Groups, metric: str | None) -> list[Row]:
-    """Families of recipes that differ in batch size alone."""
+    """The exponent alpha of the batch size, in families of recipes that differ in it alone."""
     rows = []
     for label, family in families(groups).items():
         found = collapse(family, metric or "val_accuracy")
-        for score in found.scores:
-            row = {"family": label} | score._asdict()
-            rows.append(row | {"winner": score.axis == found.winner, "n_curves": found.n_curves})
+        row = {"family": label} | {name: value for name, value in found._asdict().items() if name != "scores"}
+        axes = {fit.axis: fit.disagreement for fit in found.scores}
+        rows.append(row | {"reading": found.reading, "disagreement": axes})
+    return rows
+
+
+def _exponents(groups: Groups, metric: str | None) -> list[Row]:
+    """The exponents of a product clock, over the recipes of each optimizer."""
+    rows: list[Row] = []
+    optimizers: dict[str, list[list[RunRecord]]] = {}
+    for records in groups.values():
+        optimizers.setdefault(str(records[0].run.recipe.get("optimizer")), []).append(records)
+    for optimizer, members in optimizers.items():
+        exponents, n_levels = (
+            product_clock(members, metric or "val_accuracy") if len(members) > 1 else ([], 0)
+        )
+        about = {"n_curves": len(members), "n_levels": n_levels}
+        rows += [{"optimizer": optimizer} | item._asdict() | about for item in exponents]
+        if len(members) > 1 and not exponents:
+            empty = {"name": "cannot tell", "value": None, "low": None, "high": None}
+            rows.append({"optimizer": optimizer} | empty | about)
     return rows
 
 
@@ -105,8 +128,20 @@ def _difference(groups: Groups, metric: str | None) -> list[Row]:
         (before, first), (after, second) = named[one], named[other]
         found = difference(first, second, metric or default_metric(first))
         if found is not None:
-            row = {"field": field, "from": before, "to": after} | found._asdict()
-            rows.append(row | {"sure": found.sure})
+            row = {"field": field, "from": before, "to": after} | asdict(found)
+            rows.append(row | {"significant": found.significant})
+    qs = adjusted([row["p"] for row in rows])
+    return [row | {"q": q} for row, q in zip(rows, qs, strict=True)]
+
+
+def _failures(groups: Groups, metric: str | None) -> list[Row]:
+    """Runs that failed to train, scale by scale; p is the recipe's."""
+    rows = []
+    for label, records in groups.items():
+        counted = failures(records)
+        for rate in counted.rates if counted else ():
+            row = {"recipe": label} | rate._asdict() | {"p": counted.p if counted else None}
+            rows.append(row | {"counts_as_chance": counted.chance if counted else None})
     return rows
 
 
@@ -211,7 +246,9 @@ MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
     "beta": _beta,
     "half-life": _half_life,
     "difference": _difference,
+    "failures": _failures,
     "collapse": _collapse,
+    "exponents": _exponents,
     "forecast": _forecast,
     "radial": _radial,
     "interpolation": _interpolation,

@@ -13,6 +13,7 @@ import numpy as np
 from initmem.clocks import CLOCKS
 from initmem.errors import StoreError
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
+from initmem.measures.looks import looks_of
 from initmem.measures.memory import Memory, Verdict, default_metric, memory, own_metrics
 from initmem.recipe import AnyRecipe
 from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
@@ -53,16 +54,17 @@ class Result:
         """How far the mean of a metric moves with the initialization scale, with interval and verdict.
 
         Without a metric: test accuracy where it was recorded, else the next best. Accuracies are in
-        percentage points; `tolerance`, in the same unit, is the spread that counts as forgotten.
+        percentage points; `tolerance`, in the same unit, is the range that counts as forgotten.
         """
         if self.records and len(self.failures) == len(self.records):
             raise StoreError(self.notes[0])
         chosen = metric or default_metric(self.records)
-        return memory(self.records, chosen, tolerance=tolerance, label=self.study.labels()[0])
+        look = looks_of(self.store.studies()).get(self.recipe)
+        return memory(self.records, chosen, tolerance=tolerance, label=self.study.labels()[0], look=look)
 
     @property
     def verdict(self) -> Verdict:
-        """`remembers`, `forgets` or `undetermined`, for the usual metric."""
+        """`remembers`, `forgets`, `undetermined` or `not applicable`, for the usual metric."""
         return self.memory().verdict
 
     def beta(self, metric: str = "val_accuracy") -> BetaCurve:
@@ -127,6 +129,7 @@ class Result:
             found = self.memory(metric, tolerance=tolerance)
             counts = f"{found.n_scales} scales x {found.n_seeds} seeds"
             said = [f"{found.recipe}: {found.metric} {found} ({counts})", f"  {found.meaning}"]
+            said += [f"  {note}" for note in found.notes]
         return "\n".join([*said, *(f"  {note}" for note in self.notes)])
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from initmem.measures.memory import Memory
 
-COLOURS = {"remembers": "yellow", "forgets": "green", "undetermined": "dim"}
+COLOURS = {"remembers": "yellow", "forgets": "green", "undetermined": "dim", "not applicable": "dim"}
 
 
 def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
@@ -26,6 +26,7 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
         "noise floor",
         "corrected",
         "p",
+        "q",
         "scales x seeds",
         "verdict",
     ):
@@ -39,9 +40,13 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
             _number(row.floor, ".1f"),
             _number(row.corrected, ".1f"),
             _number(row.p, ".2g"),
+            _number(row.q, ".2g"),
             f"{row.n_scales} x {row.n_seeds}",
-            f"[{COLOURS[row.verdict]}]{row.verdict}[/]{_remark(row, until)}",
+            f"[{COLOURS[row.verdict]}]{row.verdict_text}[/]{_remark(row, until)}",
         )
+    if any(row.survives is False for row in rows):
+        table.caption = "* does not survive the adjustment for the number of recipes shown (q)"
+        table.caption_justify = "left"
     return table
 
 

@@ -114,31 +114,28 @@ def _half_life(life: HalfLife | None) -> Cell:
 
 
 def collapse_table(content: Content) -> Table | None:
-    """Against which axis the curves of different batch sizes agree."""
+    """The exponent of the batch size with which the curves of different batch sizes agree."""
     columns = [
         Column("recipes", "text"),
-        Column("axis", "text"),
-        Column(
-            "score",
-            about="1: the curves collapse; 0: no better than epochs; -1: epochs are right; "
-            "empty: the curves are never at the same place",
-        ),
+        Column("alpha", about="0: epochs, 1: the sum of eta, 2: the SGD clock; empty: cannot tell"),
         Column("95% interval"),
-        Column("disagreement", about="decades of |β|, root mean square"),
-        Column("wins", about="share of resampled studies in which this axis is the best"),
-        Column("best", "text"),
+        Column("reading", "text"),
+        Column("levels", about="of |β| that at least two curves pass"),
+        Column("disagreement", "text", "decades of |β| between the curves, against each axis"),
     ]
     rows = [
         [
             Cell(name, style="name"),
-            Cell(score.axis),
-            number(score.score, ".2f"),
-            interval(score.low, score.high, ".2f"),
-            number(score.disagreement, ".2f"),
-            Cell(f"{100 * score.wins:.0f}%", score.wins),
-            Cell("best" if score.axis == found.winner else ""),
+            number(found.alpha, ".2f"),
+            interval(found.low, found.high, ".2f"),
+            Cell(found.reading),
+            Cell(str(found.n_levels), found.n_levels),
+            Cell(
+                ", ".join(
+                    f"{s.axis} {s.disagreement:.2f}" for s in found.scores if s.disagreement is not None
+                )
+            ),
         ]
         for name, found in content.collapses.items()
-        for score in found.scores
     ]
     return Table("collapse", "Collapse of batch sizes", columns, rows) if rows else None

@@ -8,7 +8,8 @@ from functools import cached_property
 
 from initmem.measures.collapse import Collapse
 from initmem.measures.design import by_recipe
-from initmem.measures.memory import Memory
+from initmem.measures.looks import looks_of
+from initmem.measures.memory import Memory, adjust_memories
 from initmem.measures.rows import families
 from initmem.plots.captions import common
 from initmem.recipe import AnyRecipe, PipelineRecipe, labels
@@ -28,7 +29,7 @@ class Content:
         self.groups = by_recipe(survey.records, survey.order())
         every = list(dict.fromkeys([*survey.order(), *self.groups]))
         self.names = dict(zip(every, labels(every), strict=True))  # asked for or found
-        self.facts = self._kept.facts(self.groups)
+        self.facts = self._kept.facts(self.groups, looks_of(survey.studies))
         self._families = families({self.names[recipe]: records for recipe, records in self.groups.items()})
 
     @property
@@ -44,7 +45,8 @@ class Content:
     @cached_property
     def memories(self) -> list[Memory]:
         """The memory of every recipe, as `initmem measure` has it."""
-        return [replace(item.memory, recipe=self.names[recipe]) for recipe, item in self.facts.items()]
+        named = [replace(item.memory, recipe=self.names[recipe]) for recipe, item in self.facts.items()]
+        return adjust_memories(named)
 
     def study_of(self, recipe: AnyRecipe) -> Study | None:
         """The first study that asks for a recipe."""

@@ -22,6 +22,7 @@ GLYPHS: dict[str, str] = {
     "forgets": '<circle cx="8" cy="8" r="5.5" class="ring"/>',
     "undetermined": '<path class="ring" d="M5 6a3 3 0 1 1 4.6 2.5C8.5 9.2 8 9.8 8 11"/>'
     '<circle cx="8" cy="14" r="1.2"/>',
+    "not applicable": '<path class="ring" d="M3 8h10"/>',
 }
 
 
@@ -64,9 +65,10 @@ def interval_bar(row: Memory, limit: float, tolerance: float | None) -> Markup:
         parts.append(f'<g transform="{place}">{GLYPHS[row.verdict]}</g>')
     if whiskers:  # above the sign, which would hide narrow ones
         parts.append(f'<path d="M{ends[0]} {middle - 4}v8M{ends[1]} {middle - 4}v8"/>')
+    style = row.verdict.replace(" ", "-")
     said = f"{row.memory:.1f}" if row.memory is not None else "not measured"
     return Markup(
-        f'<svg class="bar {row.verdict}" viewBox="0 0 {width} {height}" role="img" '
+        f'<svg class="bar {style}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="memory {said} on an axis from 0 to {limit:g}">{"".join(parts)}</svg>'
     )
 

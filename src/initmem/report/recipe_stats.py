@@ -14,6 +14,7 @@ from initmem.measures.collapse import Collapse, collapse
 from initmem.measures.design import plain
 from initmem.measures.forecast import lived_clocks
 from initmem.measures.interpolation import median_interpolation
+from initmem.measures.looks import Look
 from initmem.measures.memory import Memory, default_metric, memory, own_metrics, profile
 from initmem.plots.curves import Curve, curve
 from initmem.plots.plotdata import by_scale
@@ -40,8 +41,8 @@ class Facts:
     The first ones need the summaries of records only, the later ones their histories.
     """
 
-    def __init__(self, records: Sequence[RunRecord]) -> None:
-        self._records = records
+    def __init__(self, records: Sequence[RunRecord], look: Look | None = None) -> None:
+        self._records, self._look = records, look
         self._kept = [record for record in plain(records) if record.status != "failed"]
         self._groups = by_scale(self._kept)
         self._curves: dict[str, Curve] = {}
@@ -56,7 +57,7 @@ class Facts:
     @cached_property
     def memory(self) -> Memory:
         """The memory. Its `recipe` is to be filled in: a name depends on what else a page shows."""
-        return memory(self._records, self.metric)
+        return memory(self._records, self.metric, look=self._look)
 
     @cached_property
     def settling(self) -> list[Memory]:
@@ -136,13 +137,15 @@ class Kept:
         self._facts: dict[Hashable, Facts] = {}
         self._collapses: dict[Hashable, Collapse] = {}
 
-    def facts(self, groups: Mapping[AnyRecipe, Sequence[RunRecord]]) -> dict[AnyRecipe, Facts]:
+    def facts(
+        self, groups: Mapping[AnyRecipe, Sequence[RunRecord]], looks: Mapping[AnyRecipe, Look]
+    ) -> dict[AnyRecipe, Facts]:
         """The facts of every recipe; those of records that are gone are dropped."""
         old, self._facts = self._facts, {}
         found = {}
         for recipe, records in groups.items():
-            key = fingerprint(records)
-            found[recipe] = self._facts[key] = old[key] if key in old else Facts(records)
+            key = fingerprint(records), looks.get(recipe)
+            found[recipe] = self._facts[key] = old[key] if key in old else Facts(records, looks.get(recipe))
         return found
 
     def collapses(self, families: Mapping[str, Sequence[Sequence[RunRecord]]]) -> dict[str, Collapse]:

@@ -14,8 +14,9 @@ from initmem.report.table import Cell, Column, Table, interval, number, runs_of
 
 WORDS: dict[Verdict, str] = {
     "remembers": "the scale of the initialization is still visible in the trained predictor",
-    "forgets": f"whatever the scale, training surely ends within {TOLERANCE_PP:g} points",
+    "forgets": f"the means at any two scales differ by at most {TOLERANCE_PP:g} points (95% interval)",
     "undetermined": "too few or too noisy runs to tell",
+    "not applicable": "the training code never used the scale",
 }
 
 
@@ -64,8 +65,8 @@ def headline(rows: Sequence[Memory], *, waiting: int = 0) -> str:
 
 
 def _said(verdict: str, count: int, one: str, many: str) -> str:
-    if verdict == "undetermined":
-        return "is undetermined" if count == 1 else "are undetermined"
+    if verdict in ("undetermined", "not applicable"):
+        return f"{'is' if count == 1 else 'are'} {verdict}"
     return f"{verdict} {one}" if count == 1 else f"{verdict.removesuffix('s')} {many}"
 
 
@@ -119,11 +120,14 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
             "with its 95% interval",
             bar_axis(limits[metrics[0]]) if alike else None,
         ),
-        Column("memory", about=f"largest less smallest mean of {name} over scales"),
-        Column("95% interval", about="seeds are resampled; sorted by width"),
+        Column("memory", about=f"max - min over scales of the mean {name}"),
+        Column("95% interval", about="inverts the test; sorted by width"),
         Column("floor", about="what noise alone would show if the scale did not matter"),
         Column("corrected", about="the memory less its upward bias"),
         Column("p", about="of the scale not mattering"),
+        Column(
+            "q", about="p adjusted for the recipes shown; a star marks a verdict that does not survive it"
+        ),
         Column("scales × seeds", "text"),
         Column("metric", "text"),
         Column("remarks", "text"),
@@ -131,7 +135,7 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
     body = [
         [
             Cell(row.recipe, href=runs_of(recipe.id), style="name"),
-            Cell(row.verdict, style=f"verdict {row.verdict}", picture=glyph(row.verdict)),
+            Cell(row.verdict_text, style=f"verdict {row.verdict}", picture=glyph(row.verdict)),
             Cell(picture=spark(content.facts[recipe].main, *bounds[row.metric])),
             Cell(picture=interval_bar(row, limits[row.metric], TOLERANCE_PP if row.unit == "pp" else None)),
             number(row.memory, _form(row), style="strong"),
@@ -139,6 +143,7 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
             number(row.floor, _form(row)),
             number(row.corrected, _form(row)),
             Cell("< 1e-9", row.p) if row.p is not None and row.p < 1e-9 else number(row.p, ".2g"),
+            number(row.q, ".2g"),
             Cell(f"{row.n_scales} × {row.n_seeds}", style="number"),
             Cell(row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")),
             Cell("; ".join(remarks(content, recipe, row)), style="remark"),
@@ -171,7 +176,7 @@ def remarks(content: Content, recipe: AnyRecipe, row: Memory) -> list[str]:
     found += [f"{counts[name]} {name}" for name in ("failed", "diverged") if counts[name]]
     found += [f"{missing} runs to come"] if missing else []
     found += ["mixed hardware"] if len({hardware(record.provenance) for record in records}) > 1 else []
-    return found
+    return [*found, *row.notes]
 
 
 def hardware(provenance: Any) -> tuple[str, str]:

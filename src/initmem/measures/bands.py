@@ -1,0 +1,41 @@
+"""Simultaneous bands: limits that hold for a whole curve at once with the level that is said."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr
+
+from initmem.measures.statistics import ALPHA, student
+
+Array = NDArray[np.float64]
+
+
+def critical(seeds: Array, *, alpha: float = ALPHA) -> float:
+    """How many standard errors a band has to extend to hold at all points; `seeds` has shape (seed, point).
+
+    At a single point it is Student's quantile. Along a curve, the expected number of crossings of a level is
+    known for a t process (Rice; Worsley 1994) from the length of the path that the standardised residuals
+    make, so that neighbouring points which move together count once. Bonferroni's bound holds in any case.
+    """
+    n = len(seeds)
+    residuals = seeds - seeds.mean(axis=0)
+    size = np.sqrt((residuals**2).sum(axis=0))
+    known = np.isfinite(size) & (size > 0)
+    points = int(known.sum())
+    if points < 2:
+        return student(n - 1, alpha / 2)
+    paths = residuals[:, known] / size[known]
+    length = float(np.sqrt((np.diff(paths, axis=1) ** 2).sum(axis=0)).sum())
+    bonferroni = student(n - 1, alpha / 2 / points)
+    low, high = student(n - 1, alpha / 2), bonferroni
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _exceedance(middle, n - 1, length) > alpha else (low, middle)
+    return high
+
+
+def _exceedance(level: float, freedom: int, length: float) -> float:
+    """A bound of the probability that a t process leaves a band of `level` standard errors anywhere."""
+    crossings = length / np.pi * (1 + level**2 / freedom) ** (-(freedom - 1) / 2)
+    return float(2 * stdtr(freedom, -level) + crossings)
