@@ -17,7 +17,8 @@ from initmem.errors import ConfigError, DataError
 from initmem.measures.collapse import collapse
 from initmem.measures.memory import memory
 from initmem.recipe import Recipe
-from initmem.store.record import COLUMNS, RunRecord, decode, encode
+from initmem.store.encoding import decode, encode
+from initmem.store.record import COLUMNS, RunRecord
 from initmem.store.store import Store
 from initmem.study import Run, Study
 from initmem.study_file import load_study

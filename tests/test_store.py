@@ -15,10 +15,11 @@ import torch
 
 from conftest import fake_record
 from initmem.errors import StoreError
-from initmem.store import checkpoints
-from initmem.store import record as record_module
-from initmem.store import store as store_module
-from initmem.store.record import RunRecord, decode, encode, failed
+from initmem.store import checkpoints, encoding
+from initmem.store import claims as claims_module
+from initmem.store.encoding import decode, encode
+from initmem.store.record import RunRecord, failed
+from initmem.store.records import Records
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
@@ -57,9 +58,9 @@ def test_a_committed_record_never_changes(store: Store, runs: list[Run]) -> None
 
 
 def test_only_the_record_is_left_of_a_finished_run(store: Store, runs: list[Run]) -> None:
-    store.claim([runs[0]])
-    store.append_history(runs[0], {"epoch": 1}, fresh=True)
-    store.write_checkpoints({runs[0]: ({"now/a": torch.ones(2)}, {"epoch": 1})}, 1)
+    store.claims.take([runs[0]])
+    store.live.append(runs[0], {"epoch": 1}, fresh=True)
+    store.checkpoints.write({runs[0]: ({"now/a": torch.ones(2)}, {"epoch": 1})}, 1)
     store.commit([fake_record(runs[0], 0.7)])
     assert [p.name for p in (store.path / "runs" / runs[0].id).iterdir()] == ["record.json"]
 
@@ -74,9 +75,9 @@ def test_a_flipped_bit_is_noticed_and_the_run_is_open_again(
     data[position] ^= 1
     path.write_bytes(bytes(data))
     assert [record.id for record in store.records()] == [runs[1].id]
-    assert len(store.damaged()) == 1
+    assert len(store.survey()[1]) == 1
     store.recover()
-    assert store.damaged() == []
+    assert store.survey()[1] == []
     assert not store.has(runs[0])
     assert store.has(runs[1])
     assert len(list((store.path / "aside").iterdir())) == 1
@@ -84,21 +85,21 @@ def test_a_flipped_bit_is_noticed_and_the_run_is_open_again(
 
 def test_a_claim_is_exclusive_until_it_is_released(store: Store, runs: list[Run]) -> None:
     other = Store(store.path)
-    assert store.claim(runs[:2]) == runs[:2]
-    assert other.claim(runs[:2]) == []
-    assert other.claim(runs[1:3]) == []  # who does not get the first run leaves the pack alone
+    assert store.claims.take(runs[:2]) == runs[:2]
+    assert other.claims.take(runs[:2]) == []
+    assert other.claims.take(runs[1:3]) == []  # who does not get the first run leaves the pack alone
     assert store.in_flight() == sorted(run.id for run in runs[:2])
-    store.release(runs[:2])
-    assert other.claim(runs[:2]) == runs[:2]
+    store.claims.release(runs[:2])
+    assert other.claims.take(runs[:2]) == runs[:2]
 
 
 def test_finished_runs_are_not_claimed(store: Store, runs: list[Run]) -> None:
     store.commit([fake_record(runs[0], 0.5)])
-    assert store.claim(runs[:3]) == runs[1:3]
+    assert store.claims.take(runs[:3]) == runs[1:3]
 
 
 def _claim_and_die(path: Path, run: Run) -> None:
-    Store(path).claim([run])
+    Store(path).claims.take([run])
     os._exit(9)
 
 
@@ -107,13 +108,13 @@ def test_a_claim_dies_with_its_process(store: Store, runs: list[Run]) -> None:
     process.start()
     process.join()
     assert claim_path(store, runs[0]).exists()
-    assert store.claim([runs[0]]) == [runs[0]]
-    assert store.attempt(runs[0]) == 2
+    assert store.claims.take([runs[0]]) == [runs[0]]
+    assert store.faults.attempt(runs[0].id) == 2
 
 
 def foreign_claim(store: Store, run: Run) -> Path:
     """A claim from another machine, of which only the heartbeat can tell whether it lives."""
-    store.claim([run])
+    store.claims.take([run])
     path = claim_path(store, run)
     claim = json.loads(path.read_text())
     path.write_text(json.dumps(claim | {"host": "elsewhere", "pid": 1}))
@@ -125,38 +126,38 @@ def test_a_silent_claim_of_another_host_expires_on_the_observers_clock(
 ) -> None:
     path = foreign_claim(store, runs[0])
     now = 1000.0
-    monkeypatch.setattr(store_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now)
     observer = Store(store.path)
     os.utime(path, (0, 0))  # a system clock far off must not matter
-    assert observer.claim([runs[0]]) == []
-    now += 0.9 * store_module.EXPIRY
-    assert observer.claim([runs[0]]) == []
+    assert observer.claims.take([runs[0]]) == []
+    now += 0.9 * claims_module.EXPIRY
+    assert observer.claims.take([runs[0]]) == []
     os.utime(path, (5, 5))  # a heartbeat
-    now += 0.9 * store_module.EXPIRY
-    assert observer.claim([runs[0]]) == []
-    now += 1.1 * store_module.EXPIRY
-    assert observer.claim([runs[0]]) == [runs[0]]
-    assert observer.owns(runs[0])
-    assert not Store(store.path).claim([runs[0]])
+    now += 0.9 * claims_module.EXPIRY
+    assert observer.claims.take([runs[0]]) == []
+    now += 1.1 * claims_module.EXPIRY
+    assert observer.claims.take([runs[0]]) == [runs[0]]
+    assert observer.claims.owns(runs[0])
+    assert not Store(store.path).claims.take([runs[0]])
 
 
 def test_who_takes_over_a_pack_takes_all_of_it(store: Store, runs: list[Run], monkeypatch) -> None:
-    store.claim(runs[:3])
+    store.claims.take(runs[:3])
     for run in runs[:3]:
         path = claim_path(store, run)
         path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "elsewhere"}))
     now = 1000.0
-    monkeypatch.setattr(store_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now)
     observer = Store(store.path)
-    assert observer.claim(runs[:3]) == []  # so far it has looked at the first run only
-    now += 1.1 * store_module.EXPIRY
-    assert observer.claim(runs[:3]) == runs[:3]
+    assert observer.claims.take(runs[:3]) == []  # so far it has looked at the first run only
+    now += 1.1 * claims_module.EXPIRY
+    assert observer.claims.take(runs[:3]) == runs[:3]
 
 
 def _race(path: Path, run: Run, barrier, winners) -> None:
     store = Store(path)
     barrier.wait()
-    if store.claim([run]):
+    if store.claims.take([run]):
         winners.put(os.getpid())
     barrier.wait()  # stay alive until all have tried, or the claim would be dead again
 
@@ -180,7 +181,7 @@ def test_of_many_claimants_exactly_one_wins(store: Store, runs: list[Run], stale
 
 def test_an_interrupted_pack_commit_is_completed(store: Store, runs: list[Run], monkeypatch) -> None:
     records = [fake_record(run, 0.5) for run in runs]
-    commit_one = Store._commit_one
+    commit_one = Records._commit_one
     done = []
 
     def crash(self, record):
@@ -189,7 +190,7 @@ def test_an_interrupted_pack_commit_is_completed(store: Store, runs: list[Run], 
         done.append(record)
         commit_one(self, record)
 
-    monkeypatch.setattr(Store, "_commit_one", crash)
+    monkeypatch.setattr(Records, "_commit_one", crash)
     with pytest.raises(KeyboardInterrupt):
         store.commit(records)
     monkeypatch.undo()
@@ -204,18 +205,18 @@ def test_checkpoints_of_a_pack_agree_on_an_epoch(store: Store, runs: list[Run]) 
         return {run: ({"now/a": torch.full((2,), float(epoch))}, {"epoch": epoch}) for run in which}
 
     pair = runs[:2]
-    assert store.read_checkpoints(pair) is None
-    store.write_checkpoints(saved(3, pair), 3)
-    store.write_checkpoints(saved(5, pair[:1]), 5)  # as if a crash fell between two files
-    assert [meta["epoch"] for _, meta in store.read_checkpoints(pair[1:])] == [3]
-    store.write_checkpoints(saved(3, pair[:1]), 3)
-    store.write_checkpoints(saved(7, pair), 7)
-    tensors, meta = store.read_checkpoints(pair)[0]
+    assert store.checkpoints.read(pair) is None
+    store.checkpoints.write(saved(3, pair), 3)
+    store.checkpoints.write(saved(5, pair[:1]), 5)  # as if a crash fell between two files
+    assert [meta["epoch"] for _, meta in store.checkpoints.read(pair[1:])] == [3]
+    store.checkpoints.write(saved(3, pair[:1]), 3)
+    store.checkpoints.write(saved(7, pair), 7)
+    tensors, meta = store.checkpoints.read(pair)[0]
     assert meta["epoch"] == 7
     assert torch.equal(tensors["now/a"], torch.full((2,), 7.0))
-    path = store._checkpoint(pair[0], 7)
+    path = store.paths.checkpoint(pair[0].id, 7)
     path.write_bytes(path.read_bytes()[:20])
-    assert store.read_checkpoints(pair) is None
+    assert store.checkpoints.read(pair) is None
 
 
 def test_a_checkpoint_is_safetensors_and_notices_every_flipped_bit() -> None:
@@ -257,9 +258,9 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_history_is_appended_line_by_line(store: Store, runs: list[Run]) -> None:
-    store.append_history(runs[0], {"epoch": 9}, fresh=True)
-    store.append_history(runs[0], {"epoch": 1}, fresh=True)
-    store.append_history(runs[0], {"epoch": 2}, fresh=False)
+    store.live.append(runs[0], {"epoch": 9}, fresh=True)
+    store.live.append(runs[0], {"epoch": 1}, fresh=True)
+    store.live.append(runs[0], {"epoch": 2}, fresh=False)
     lines = (store.path / "runs" / runs[0].id / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
 
@@ -325,9 +326,9 @@ def test_a_history_of_another_length_than_the_run_is_not_written(runs: list[Run]
 
 def test_a_record_has_no_business_to_be_that_large(runs: list[Run], monkeypatch) -> None:
     data = encode(fake_record(runs[0], 0.5))
-    monkeypatch.setattr(record_module, "LARGEST_RECORD", len(data))
+    monkeypatch.setattr(encoding, "LARGEST_RECORD", len(data))
     decode(data)
-    monkeypatch.setattr(record_module, "LARGEST_RECORD", len(data) - 1)
+    monkeypatch.setattr(encoding, "LARGEST_RECORD", len(data) - 1)
     with pytest.raises(StoreError, match="allowed: up to"):
         decode(data)
 
@@ -348,8 +349,8 @@ def test_who_clears_up_leaves_alone_what_others_are_writing(
             deed()
 
     monkeypatch.setattr(os, "link", partial(meanwhile, deed=lambda: other.commit([record])))
-    assert store.claim(runs[:1]) == []  # it is done, and claimed no more
-    assert other.claim(runs[1:2]) == runs[1:2]
+    assert store.claims.take(runs[:1]) == []  # it is done, and claimed no more
+    assert other.claims.take(runs[1:2]) == runs[1:2]
     second = fake_record(runs[1], 0.6)
     monkeypatch.setattr(os, "link", partial(meanwhile, deed=other.recover))
     other.commit([second])

@@ -72,7 +72,7 @@ class Training:
                 said, cause = traceback.format_exc(), cause_of(error)
                 if cause == "full disk":
                     raise FullDisk(f"no room left while training ({error}); all so far is kept") from error
-                self.store.note_fault(part, cause, said)
+                self.store.faults.note(part, cause, said)
                 self.report("fault", (cause, [run.id for run in part]))
                 found = None
             if found is not None:
@@ -91,7 +91,7 @@ class Training:
     ) -> list[tuple[list[Run], list[Run]]]:
         """What to try after a fault, as (runs, their company) in order; nothing when it was a run alone."""
         if cause == "exception" and attempt.stumbled:
-            self.store.drop_checkpoints(part)
+            self.store.checkpoints.drop(part)
             return [(part, team)]
         if len(team) > len(part):
             return [(part, part)]
@@ -107,11 +107,11 @@ class Training:
 
     def provenance(self, run: Run, team: Sequence[Run], *more: Fault) -> dict[str, Any]:
         """What the store knows of how a run came to its record."""
-        faults = [*self.store.faults(run), *more]
+        faults = [*self.store.faults.of(run.id), *more]
         return {
             "pack": len(team),
             "company": company(team),
-            "attempts": self.store.attempt(run),
+            "attempts": self.store.faults.attempt(run.id),
             "faults": counted(faults),
         }
 
@@ -154,7 +154,7 @@ class _Try:
     def _checkpoints(self) -> list[Checkpoint] | None:
         if len(self.team) > len(self.runs):
             return None  # some of the team are done, and have none
-        found = self.store.read_checkpoints(self.runs)
+        found = self.store.checkpoints.read(self.runs)
         self.resumed = found is not None
         return None if found is None else [Checkpoint(tensors, meta) for tensors, meta in found]
 
@@ -162,10 +162,10 @@ class _Try:
         """For trainers that keep no checkpoints: asked to stop, they stop after an epoch, and begin anew."""
         if run not in self.runs:
             return
-        if not self.store.owns(run):
+        if not self.store.claims.owns(run):
             raise ClaimLost
         self.still_alive()
-        self.store.append_history(run, row, fresh=run not in self.begun)
+        self.store.live.append(run, row, fresh=run not in self.begun)
         self.begun.add(run)
         if run.recipe.get("epochs"):
             self.training.report("epoch", ([run.id], int(row["epoch"])))
@@ -173,7 +173,7 @@ class _Try:
             raise Interrupted
 
     def _on_epoch(self, pack: Pack) -> None:
-        if not all(self.store.owns(run) for run in self.runs):
+        if not all(self.store.claims.owns(run) for run in self.runs):
             raise ClaimLost
         self.still_alive()
         claimed = set(self.runs)
@@ -191,7 +191,7 @@ class _Try:
     def _save(self, pack: Pack) -> None:
         if len(self.team) == len(self.runs):
             saved = dict(zip(self.runs, ((c.tensors, c.meta) for c in pack.checkpoint()), strict=True))
-            self.store.write_checkpoints(saved, pack.epoch)
+            self.store.checkpoints.write(saved, pack.epoch)
         self.written = time.monotonic()
 
     def _append(self, run: Run, rows: dict[str, list[float]], *, fresh: bool) -> None:
@@ -199,7 +199,7 @@ class _Try:
         epochs = len(rows["val_loss"])
         for i in range(epochs) if fresh else range(max(epochs - 1, 0), epochs):
             row = {"epoch": i + 1} | {name: column[i] for name, column in rows.items()}
-            self.store.append_history(run, row, fresh=fresh and i == 0)
+            self.store.live.append(run, row, fresh=fresh and i == 0)
 
 
 def company(team: Sequence[Run]) -> str:
@@ -217,7 +217,7 @@ def _watchdog(store: Store, runs: Sequence[Run], seconds: float | None) -> Itera
     if seconds is None:
         yield lambda: None
         return
-    with store.last_words(runs) as stream:
+    with store.faults.last_words(runs) as stream:
 
         def still_alive() -> None:
             faulthandler.dump_traceback_later(seconds, exit=True, file=stream)

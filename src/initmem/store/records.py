@@ -1,0 +1,122 @@
+"""The record files of a store: committed once, indexed, never changed."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from initmem.errors import StoreError
+from initmem.store.encoding import LARGEST_RECORD, decode, encode
+from initmem.store.files import (
+    move_aside,
+    open_regular,
+    read_bounded,
+    sweep,
+    write_atomic,
+    write_once,
+    writes,
+)
+from initmem.store.index import Found, Index
+from initmem.store.paths import Paths
+from initmem.store.record import RunRecord
+from initmem.study import Run
+
+
+class Records:
+    """The records of a store. One appears whole or not at all, and never changes once it is there."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+        self._index = Index(paths)
+
+    def has(self, run: Run) -> bool:
+        """Whether a run is done."""
+        return self.paths.record(run.id).exists()
+
+    def read(self, run_id: str) -> RunRecord:
+        """One record; a damaged one is an error."""
+        path = self.paths.record(run_id)
+        try:
+            record = decode(read_bounded(path, LARGEST_RECORD))
+        except (StoreError, OSError) as error:
+            raise StoreError(f"{path}: {error}") from None
+        if record.id != run_id:
+            raise StoreError(f"{path}: holds run {record.id}")
+        return record
+
+    def scan(self, *, verify: bool = False) -> Found:
+        """All records. A file that has not changed since it was indexed is read only to `verify` it."""
+        found = self._index.refresh(verify=verify)
+        if found.changed:
+            with contextlib.suppress(OSError):  # a store that cannot be written can still be read
+                write_atomic(self.paths.index, self._index.encode(), self.paths.mode)
+        return found
+
+    @writes
+    def commit(self, records: Sequence[RunRecord]) -> None:
+        """Make the records of a pack visible: all of them now or, after a crash, at the next recovery."""
+        pending = self.paths.pending / f"{uuid.uuid4().hex}.json"
+        if len(records) > 1:
+            write_atomic(pending, b"".join(encode(record) for record in records), self.paths.mode)
+        for record in records:
+            self._commit_one(record)
+        pending.unlink(missing_ok=True)
+
+    def _commit_one(self, record: RunRecord) -> None:
+        folder = self.paths.open_run(record.id)
+        write_once(self.paths.record(record.id), encode(record), self.paths.mode)
+        clear(folder)
+
+    @writes
+    def finish_commits(self) -> None:
+        """Complete the packs whose records were decided, but not all visible, when a worker died."""
+        for pending in self.paths.pending.glob("*.json"):
+            try:
+                whole = self._finish(pending)
+            except FileNotFoundError:
+                continue  # its own worker finished it
+            if whole:
+                pending.unlink(missing_ok=True)
+            else:
+                move_aside(pending, self.paths, "pending")
+
+    def _finish(self, pending: Path) -> bool:
+        """Commit the records of one file, one at a time; whether all of them were readable."""
+        whole = True
+        with open_regular(pending) as stream:
+            while line := stream.readline(LARGEST_RECORD + 1):
+                try:
+                    self._commit_one(decode(line))
+                except StoreError:
+                    whole = False
+        return whole
+
+    @writes
+    def set_aside(self, unwanted: Callable[[RunRecord], bool]) -> int:
+        """Move records out of the way, so that their runs are trained again; how many."""
+        found = [run_id for run_id, record in self.scan().records.items() if unwanted(record)]
+        for run_id in found:
+            move_aside(self.paths.record(run_id), self.paths, run_id)
+        return len(found)
+
+    @writes
+    def move_damaged_aside(self) -> None:
+        """Move damaged records out of the way, so that their runs are trained again."""
+        for run_id in self.scan().damaged:
+            move_aside(self.paths.record(run_id), self.paths, run_id)
+
+    @writes
+    def clear_all(self) -> None:
+        """Remove what crashed processes left beside records."""
+        for path in self.paths.runs.glob("[0-9a-f]" * 16 + "/record.json"):
+            clear(path.parent)
+
+
+def clear(folder: Path) -> None:
+    """Remove whatever is beside a record, except what a living process is about to rename."""
+    for path in folder.iterdir():
+        if path.name != "record.json" and path.suffix != ".tmp" and not path.is_dir():
+            path.unlink(missing_ok=True)
+    sweep(folder)
