@@ -16,13 +16,13 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from initmem.bench.compare import gemm_limit
 from initmem.data import sizes
 from initmem.engines.devices import cores
+from initmem.engines.events import Claimed, EpochEnded, Event
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import packs
 from initmem.recipe import Recipe
@@ -41,11 +41,11 @@ def seconds(recipe: Recipe, *, runs: int, pack: int, workers: int, warm_up: bool
     claimed: list[float] = []
     epochs: dict[str, list[float]] = {}
 
-    def listen(kind: str, content: Any) -> None:
-        if kind == "claimed":
+    def listen(event: Event) -> None:
+        if isinstance(event, Claimed):
             claimed.append(time.perf_counter())
-        elif kind == "epoch":
-            epochs.setdefault(content[0][0], []).append(time.perf_counter())
+        elif isinstance(event, EpochEnded):
+            epochs.setdefault(event.runs[0], []).append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as folder:
         LocalEngine(workers=workers).run(Store.create(Path(folder) / "store"), cut, listen)

@@ -52,7 +52,8 @@ def train(init, tracker):
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, num_train_epochs=init.recipe["epochs"], per_device_train_batch_size=32, learning_rate=2e-3,
+            folder, num_train_epochs=init.recipe["epochs"],
+            per_device_train_batch_size=32, learning_rate=2e-3,
             eval_strategy="epoch", save_strategy="no", logging_strategy="no", report_to="none",
             disable_tqdm=True, use_cpu=True, seed=init.seed,
         )  # fmt: skip

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import trainers
-from initmem.engines.named import engine_named
+from initmem.engines import engine_named
+from initmem.engines.events import Event, Finished
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.errors import InitmemError
@@ -155,28 +156,27 @@ def contract(name: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]
 
     found: dict[str, Any] = {}
     whole = Store.create(folder / "whole")
-    heard: list[tuple[str, Any]] = []
+    heard: list[Event] = []
     cut = packs()
 
-    def stop_at_the_first_record(kind: str, content: object) -> None:
-        heard.append((kind, content))
-        if kind == "done":
+    def stop_at_the_first_record(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, Finished):
             raise KeyboardInterrupt
-
-    def listen(kind: str, content: object) -> None:
-        heard.append((kind, content))
 
     found["stopped"] = engine().run(whole, cut, stop_at_the_first_record)
     found["claims"] = whole.in_flight()
     found["early"] = len(whole.records())
-    found["finished"] = engine().run(Store(whole.path), cut, listen)
-    found["heard"] = sorted(run_id for kind, content in heard if kind == "done" for run_id, _ in content)
+    found["finished"] = engine().run(Store(whole.path), cut, heard.append)
+    found["heard"] = sorted(
+        run_id for event in heard if isinstance(event, Finished) for run_id, _ in event.runs
+    )
     heard.clear()
-    found["again"] = engine().run(Store(whole.path), cut, listen)
-    found["trained again"] = [kind for kind, _ in heard if kind == "done"]
+    found["again"] = engine().run(Store(whole.path), cut, heard.append)
+    found["trained again"] = [event for event in heard if isinstance(event, Finished)]
     bad = Store.create(folder / "bad")
     try:
-        engine(1, trainer=trainers.bad).run(bad, cut[:2], listen)
+        engine(1, trainer=trainers.bad).run(bad, cut[:2], heard.append)
     except InitmemError as error:
         found["mistake"] = str(error)
     found["claims"] += bad.in_flight()

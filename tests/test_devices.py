@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from initmem.engines import engine_named
 from initmem.engines.devices import places
 from initmem.engines.local import LocalEngine
-from initmem.engines.named import engine_named
 from initmem.engines.settings import Settings
 from initmem.engines.speed import PackSizes
 from initmem.errors import ConfigError

@@ -14,10 +14,11 @@ import pytest
 
 from clusters import assert_same, wait_for
 from initmem.data import sizes
-from initmem.engines.bundled import train_bundled
+from initmem.engines.events import Event, Finished
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import pack_size, packs
 from initmem.engines.settings import Settings
+from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.recipe import Recipe
 from initmem.store.faults import MOST_LOSSES
@@ -115,13 +116,13 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
 
 def test_a_finished_study_trains_nothing(study_file: Path, tmp_path: Path, tiny_study: Study) -> None:
     store = Store.create(tmp_path / "store")
-    heard: list[str] = []
-    cut = [tiny_study.all_runs()]
-    assert LocalEngine(workers=1).run(store, cut, lambda kind, content: heard.append(kind))
+    heard: list[Event] = []
+    packs = [tiny_study.all_runs()]
+    assert LocalEngine(workers=1).run(store, packs, heard.append)
     before = {record.id: record for record in store.records()}
-    again: list[str] = []
-    assert LocalEngine(workers=1).run(store, cut, lambda kind, content: again.append(kind))
-    assert "done" in heard
+    again: list[Event] = []
+    assert LocalEngine(workers=1).run(store, packs, again.append)
+    assert any(isinstance(event, Finished) for event in heard)
     assert again == []
     assert_equal(store.path, before)
 
@@ -145,8 +146,9 @@ def test_a_run_that_raises_is_a_failed_record_and_the_rest_goes_on(tmp_path: Pat
 KILLER = """
 import os, sys
 from pathlib import Path
+from initmem.engines.events import Event, Finished
 from initmem.engines.local import LocalEngine
-from initmem.engines.bundled import train_bundled
+from initmem.engines.training import train_bundled
 from initmem.engines.settings import Settings
 from initmem.pipeline.run import Sent
 

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from initmem.engines.bundled import train_bundled
+from initmem.engines.events import Faulted
 from initmem.engines.settings import Settings, Trainer
+from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
 from initmem.recipe import Recipe
@@ -72,7 +73,7 @@ def test_out_of_memory_halves_the_pack(store: Store, runs: list[Run], kind: str)
         return train_bundled(runs)
 
     heard = []
-    worker = Worker(store, Settings(trainer=train), report=lambda *said: heard.append(said))
+    worker = Worker(store, Settings(trainer=train), listen=heard.append)
     worker.work([runs])
     assert sizes == [4, 2, 1, 1, 2, 1, 1]
     for run in runs:
@@ -81,7 +82,7 @@ def test_out_of_memory_halves_the_pack(store: Store, runs: list[Run], kind: str)
         assert record.provenance["pack"] == 1
         assert record.provenance["faults"] == {"out of memory": 2}
         assert record.provenance["attempts"] == 1
-    assert [content[0] for kind, content in heard if kind == "fault"] == ["out of memory"] * 3
+    assert [event.cause for event in heard if isinstance(event, Faulted)] == ["out of memory"] * 3
 
 
 def test_a_run_for_which_there_is_no_room_alone_is_recorded_as_failed(store: Store, runs: list[Run]) -> None:

@@ -85,10 +85,10 @@ def test_the_slope_over_epochs_and_the_tables(tmp_path: Path) -> None:
     assert set(frame["scale"]) == set(SCALES)
     one = history.filter((history["scale"] == 1.8) & (history["seed"] == 2))
     assert one["epoch"].to_list() == [1, 2, 3]
-    run = next(r for r in result.records if (r.run.scale, r.run.seed) == (1.8, 2))
-    assert run.summary.tau_best == 3
-    assert run.summary.test_accuracy == one["test_accuracy"][2]
-    assert run.summary.val_accuracy_best == one["val_accuracy"][2]
+    record = next(r for r in result.records if (r.run.scale, r.run.seed) == (1.8, 2))
+    assert record.summary.tau_best == 3
+    assert record.summary.test_accuracy == one["test_accuracy"][2]
+    assert record.summary.val_accuracy_best == one["val_accuracy"][2]
     assert "test_accuracy" in result.metrics and "norm" not in result.metrics
 
 

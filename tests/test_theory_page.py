@@ -6,15 +6,14 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 
 from initmem.cli import main
+from initmem.engines.events import Listener
 from initmem.engines.local import LocalEngine
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
@@ -116,10 +115,8 @@ def short_figure9() -> figure9.Figure9:
     return figure9.Figure9(tuple(figure9.Panel(letter, "short", lines) for letter in "abcd"))
 
 
-def run_here(
-    _: LocalEngine, store: Store, packs: list[list[Run]], listen: Callable[[str, Any], None]
-) -> bool:
-    Worker(store, Settings(), report=listen).work(packs)
+def run_here(_: LocalEngine, store: Store, packs: list[list[Run]], listen: Listener) -> bool:
+    Worker(store, Settings(), listen=listen).work(packs)
     return True
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from initmem.engines.bundled import train_bundled
+from initmem.engines.training import train_bundled
 from initmem.errors import StoreError
 
 

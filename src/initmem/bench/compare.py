@@ -19,6 +19,7 @@ from typing import Any
 
 from initmem.bench.workloads import Workload
 from initmem.engines.devices import cores
+from initmem.engines.events import Claimed, EpochEnded, Event, Finished
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import packs
 from initmem.engines.speed import PackSizes, run_flops
@@ -147,12 +148,12 @@ def time_initmem(workload: Workload) -> tuple[float, int]:
     cut = packs(study, [workload.sizes], size=size, workers=workers)
     times: dict[str, list[float]] = {}
 
-    def listen(kind: str, content: Any) -> None:
-        ids = content[0] if kind == "epoch" else content
-        if kind == "done":
-            ids = [run_id for run_id, _ in content]
-        if kind in ("claimed", "epoch", "done"):
-            times.setdefault(ids[0], []).append(time.perf_counter())
+    def listen(event: Event) -> None:
+        match event:
+            case Claimed(runs) | EpochEnded(runs, _):
+                times.setdefault(runs[0], []).append(time.perf_counter())
+            case Finished(runs):
+                times.setdefault(runs[0][0], []).append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as folder:
         LocalEngine(workers=workers).run(Store.create(Path(folder) / "store"), cut, listen)

@@ -42,13 +42,12 @@ def asked_peers(text: str) -> list[str]:
 
 def machine() -> dict[str, Any]:
     """Where and with what the times were taken."""
-    import torch
 
-    from initmem.train.loop import hardware
+    from initmem.engines.provenance import hardware
 
     found: dict[str, Any] = {
         "cores": cores(),
-        "processor": hardware(torch.device("cpu")),
+        "processor": hardware("cpu"),
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),  # others at work make every time here a rough one
     }

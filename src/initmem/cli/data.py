@@ -18,7 +18,8 @@ app.add_typer(data_app, name="data")
 def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the datasets and where they are."""
     from initmem.data import sizes
-    from initmem.data.cifar10 import cache_dir, is_cached
+    from initmem.data.cache import cache_dir
+    from initmem.data.cifar10 import is_cached
     from initmem.plots.terminal import plain_table
     from initmem.recipe import NAMED_DATASETS, Recipe
 

@@ -28,8 +28,8 @@ from initmem.errors import ConfigError
 from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
+    from initmem.engines.events import Listener
     from initmem.engines.execute import Workload
-    from initmem.engines.settings import Listener
     from initmem.study import Study
 
 Place = Annotated[
@@ -94,14 +94,14 @@ def run(
 ) -> None:
     """Train every run of a study that is not in the store yet. Ctrl-C stops; the same command goes on."""
     from initmem import study_file as studies
+    from initmem.engines import engine_named
     from initmem.engines.execute import check, execute, execute_until
-    from initmem.engines.named import engine_named
     from initmem.engines.progress import duration
     from initmem.engines.settings import Settings as EngineSettings
     from initmem.engines.settings import Trainer
     from initmem.measures.memory import default_metric, memory_table
-    from initmem.pipeline.bundled import bundled_pipeline
     from initmem.plots import terminal as tables
+    from initmem.recipe import PipelineRecipe
     from initmem.store.store import Store
 
     if data_dir is not None:
@@ -116,7 +116,10 @@ def run(
         raise ConfigError("nothing to run (allowed: a study, or --command)")
     else:
         asked = studies.load_study(study, effort, settings or ())
-        if (bundled := bundled_pipeline(asked)) is not None:
+        if any(isinstance(recipe, PipelineRecipe) for recipe in asked.recipes):
+            from initmem.pipeline.bundled import bundled_pipeline
+
+            bundled = bundled_pipeline(asked)
             trainer, pack = bundled.trainer, pack or bundled.pack
         else:
             check(asked)

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.data import cifar10_sources as sources
+from initmem.data.cache import cache_dir
 from initmem.data.cifar10_sources import CIFAR10, CLASSES, SIDE, Expected, Raw, Report
 from initmem.data.dataset import SPLIT_SEED, Dataset, Part, hold_out
 from initmem.errors import DataError
@@ -38,17 +39,6 @@ NAME = "cifar10"
 FILES = ("images.npy", "labels.npy")
 FORMAT = 1
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-
-
-def cache_dir(data_dir: Path | None = None) -> Path:
-    """Where datasets are kept: the argument, $INITMEM_DATA, $XDG_CACHE_HOME/initmem or ~/.cache/initmem."""
-    if data_dir is not None:
-        return data_dir.expanduser()
-    if own := os.environ.get("INITMEM_DATA"):
-        return Path(own).expanduser()
-    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # A relative XDG_CACHE_HOME is to be ignored, by the standard that defines it.
-    return (shared if shared.is_absolute() else Path.home() / ".cache") / "initmem"
 
 
 def is_cached(data_dir: Path | None = None, *, expected: Expected = CIFAR10) -> bool:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.lib.format as npy
 from numpy.typing import NDArray
 
-from initmem.data.cifar10 import is_cached, load_cifar10
 from initmem.data.dataset import Dataset, Part, Sizes, split, split_three
 from initmem.errors import DataError
 from initmem.recipe import AnyRecipe, network_of
@@ -36,6 +35,8 @@ def load(recipe: AnyRecipe) -> Dataset:
     elif kind == "synthetic":
         found = _synthetic(*synthetic_shape(recipe.dataset))
     else:
+        from initmem.data.cifar10 import load_cifar10
+
         found = load_cifar10()
     if recipe.train_size is not None and recipe.train_size > len(found.train):
         raise DataError(
@@ -79,8 +80,11 @@ def check(recipe: AnyRecipe) -> None:
     recipe = network_of(recipe)
     if recipe.dataset.endswith(".npz"):
         load(recipe)
-    elif recipe.dataset == "cifar10" and not is_cached():
-        load_cifar10()  # says which command to type
+    elif recipe.dataset == "cifar10":
+        from initmem.data.cifar10 import is_cached, load_cifar10
+
+        if not is_cached():
+            load_cifar10()  # says which command to type
 
 
 def _digits() -> Dataset:

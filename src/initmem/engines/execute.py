@@ -11,8 +11,9 @@ from pathlib import Path
 
 from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
+from initmem.engines.events import Listener
 from initmem.engines.packing import cost, pack_size, packs
-from initmem.engines.settings import Engine, Listener
+from initmem.engines.settings import Engine
 from initmem.engines.speed import PackSizes
 from initmem.measures.memory import memory
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, network_of

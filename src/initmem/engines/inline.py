@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from initmem.engines.settings import Listener, Settings
+from initmem.engines.events import Listener
+from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.store.store import Store
 from initmem.study import Run
@@ -24,7 +25,7 @@ class InlineEngine:
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
         try:
-            Worker(store, self.settings, report=listen).work(packs)
+            Worker(store, self.settings, listen=listen).work(packs)
         except KeyboardInterrupt:
             return False
         return True

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -17,7 +17,18 @@ from types import ModuleType
 from typing import Any
 
 from initmem.engines.devices import places
-from initmem.engines.settings import Listener, Settings
+from initmem.engines.events import (
+    Claimed,
+    Event,
+    Finished,
+    Listener,
+    Released,
+    Stopping,
+    Tick,
+    WorkerLost,
+    ignore,
+)
+from initmem.engines.settings import Settings
 from initmem.errors import InitmemError
 from initmem.store.store import Store
 from initmem.study import Run
@@ -30,7 +41,7 @@ class _Process:
     process: SpawnProcess
     connection: Connection
     device: str
-    claimed: list[str] = field(default_factory=list)
+    claimed: tuple[str, ...] = ()
     mistake: InitmemError | None = None  # why the worker says that nothing more can be done
 
 
@@ -55,7 +66,7 @@ class LocalEngine:
             while self._alive:
                 self._tend(store, packs, listen)
         except KeyboardInterrupt:
-            listen("stopping", None)
+            listen(Stopping())
             self.stop()
             return False
         except InitmemError:
@@ -68,7 +79,7 @@ class LocalEngine:
         self._stop.set()
         try:
             while self._alive:
-                self._listen(lambda kind, content: None)
+                self._listen(ignore)
                 self._alive = [worker for worker in self._alive if worker.process.is_alive()]
         except KeyboardInterrupt:
             for worker in self._alive:
@@ -85,7 +96,7 @@ class LocalEngine:
             if worker.process.exitcode != 0:
                 self._after_crash(worker, listen)
                 self._start(store, packs)
-        listen("tick", None)
+        listen(Tick())
 
     def _listen(self, listen: Listener) -> list[_Process]:
         """Hear all workers, and say which of them have ended."""
@@ -97,7 +108,7 @@ class LocalEngine:
     def _after_crash(self, worker: _Process, listen: Listener) -> None:
         """Whoever claims the worker's runs next sees to them; a worker that never begins is hopeless."""
         code = worker.process.exitcode
-        listen("crash", (code, worker.claimed))
+        listen(WorkerLost(code, worker.claimed))
         self._crashes += not worker.claimed
         if self._crashes == MOST_CRASHES:
             raise InitmemError(f"worker processes die at start-up (exit code {code})")
@@ -134,15 +145,16 @@ def _without_main() -> Iterator[None]:
 def _drain(worker: _Process, listen: Listener) -> None:
     with contextlib.suppress(EOFError, OSError):
         while worker.connection.poll():
-            kind, content = worker.connection.recv()
-            if kind == "claimed":
-                worker.claimed = content
-            elif kind in ("done", "released"):
-                worker.claimed = []
-            if kind == "mistake":
-                worker.mistake = content
-            else:
-                listen(kind, content)
+            message: Event | InitmemError = worker.connection.recv()
+            match message:
+                case InitmemError():
+                    worker.mistake = message
+                    continue
+                case Claimed():
+                    worker.claimed = message.runs
+                case Finished() | Released():
+                    worker.claimed = ()
+            listen(message)
 
 
 def _main(
@@ -167,14 +179,11 @@ def _main(
     die_with_parent(parent)
     make_ready()
 
-    def report(kind: str, content: Any) -> None:
-        connection.send((kind, content))
-
     try:
         store = Store(path, session=session)
-        Worker(store, settings, should_stop=stop.is_set, report=report).work(packs)
+        Worker(store, settings, should_stop=stop.is_set, listen=connection.send).work(packs)
     except InitmemError as error:
-        report("mistake", error)
+        connection.send(error)
 
 
 def _do_nothing(*_: object) -> None:

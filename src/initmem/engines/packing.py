@@ -1,5 +1,5 @@
-"""Which runs train together. The same study packs the same way every time, so that a continued run
-finds itself in the same company."""
+"""Which runs train together. The same study packs the same way every time, so that a resumed run finds
+itself in the same pack."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def packs(
     workers: int,
     choose: Callable[[Recipe, Sizes], int] = pack_size,
 ) -> list[list[Run]]:
-    """Cut every recipe's runs into packs of even size, the most work first."""
+    """Divide every recipe's runs into packs of even size, the most work first."""
     found: list[tuple[float, list[Run]]] = []
     for recipe, shape in zip(map(network_of, study.recipes), sizes, strict=True):
         runs = study.runs(recipe)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from initmem.engines.events import EpochEnded, Event, Faulted, Finished, Listener, Stopping, WorkerLost
 from initmem.engines.execute import Workload
-from initmem.engines.settings import Listener
 
 QUIET_SECONDS = 15.0  # between two lines where there is no terminal to draw on
 
@@ -46,29 +46,28 @@ class Display:
         """Take the bar away."""
         self.live.stop()
 
-    def __call__(self, kind: str, content: Any) -> None:
+    def __call__(self, event: Event) -> None:
         """Take in what an engine reports."""
-        match kind:
-            case "epoch":
-                ids, epoch = content
-                for run_id in ids:
-                    # A continued run begins in the middle: what was done before is not this session's.
+        match event:
+            case EpochEnded(runs, epoch):
+                for run_id in runs:
+                    # A resumed run begins in the middle: what was done before is not this session's.
                     self._base.setdefault(run_id, epoch - 1)
                     self.epochs[run_id] = epoch
-            case "done":
-                for run_id, status in content:
+            case Finished(runs):
+                for run_id, status in runs:
                     self.counts[status] += 1
                     self.epochs[run_id] = self.work.epochs[run_id]
                     self.done += 1
-            case "crash":
-                code, ids = content
-                self.console.print(f"a worker was lost (exit code {code}); {len(ids)} runs go back to work")
-            case "fault":
-                cause, ids = content
+            case WorkerLost(code, lost):
                 self.console.print(
-                    f"{cause}: {len(ids)} runs are tried again in smaller packs, or recorded as failed"
+                    f"a worker was lost (exit code {code}); {counted(lost)} will be trained by another"
                 )
-            case "stopping":
+            case Faulted(cause, hit):
+                self.console.print(
+                    f"{cause}: {counted(hit)} will be tried again in smaller packs, or recorded as failed"
+                )
+            case Stopping():
                 self.console.print("stopping after the current epoch; Ctrl-C again stops at once")
         self._draw()
 
@@ -140,6 +139,11 @@ def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
             live.update(task, description=what, completed=share)
 
         yield report
+
+
+def counted(runs: Sequence[str]) -> str:
+    """How many runs: 1 run, 2 runs."""
+    return f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
 
 
 def duration(seconds: float) -> str:

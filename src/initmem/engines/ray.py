@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from initmem.engines.devices import check_device
-from initmem.engines.settings import Listener, Settings
-from initmem.engines.training import company as name_of
+from initmem.engines.events import Listener, Stopping, Tick
+from initmem.engines.provenance import environment, pack_id
+from initmem.engines.settings import Settings
 from initmem.engines.watch import StopSign, Watch
-from initmem.engines.worker import Worker, heartbeat, make_ready, team
+from initmem.engines.worker import Worker, heartbeat, make_ready, whole_pack
 from initmem.errors import ConfigError, InitmemError, StoreError
 from initmem.store.encoding import decode, encode
 from initmem.store.faults import Cause, counted
@@ -120,10 +121,10 @@ class RayEngine:
                     self._launch(store, waiting, beacon)
                     self._land(store, waiting)
                     watch.look()
-                    listen("tick", None)
+                    listen(Tick())
                 watch.look(at_once=True)
             except KeyboardInterrupt:
-                listen("stopping", None)
+                listen(Stopping())
                 self._wind_down(store, sign)
                 return False
             except InitmemError:
@@ -143,8 +144,8 @@ class RayEngine:
                 self._flying[task] = _Flight(parcel, [])
             elif claimed := store.claims.take(parcel.pack):
                 self._held.extend(claimed)
-                company = team(store, parcel.pack, claimed)
-                task = self._task(TRAVEL_RETRIES).remote(None, store.session, company, self.settings)
+                pack = whole_pack(store, parcel.pack, claimed)
+                task = self._task(TRAVEL_RETRIES).remote(None, store.session, pack, self.settings)
                 self._flying[task] = _Flight(parcel, claimed)
             elif not all(store.has(run) for run in parcel.pack):
                 waiting.append(parcel)  # in other hands: wait, they may drop it
@@ -194,7 +195,8 @@ class RayEngine:
             store.claims.release(runs)
             return [flight.parcel._replace(pack=[run]) for run in runs]
         for run in runs:
-            store.commit([failed(run, f"{cause}: {error}", {"faults": counted(store.faults.of(run.id))})])
+            origin = environment(self.settings.device) | {"faults": counted(store.faults.of(run.id))}
+            store.commit([failed(run, f"{cause}: {error}", origin)])
         return []
 
     def _give_back(self, store: Store, flight: _Flight) -> None:
@@ -273,7 +275,7 @@ def _work(place: _Place | None, session: str, pack: list[Run], settings: Setting
 
 def _train_apart(session: str, pack: list[Run], settings: Settings) -> list[bytes]:
     """Train in a store of this machine's own. After a crash the same machine finds its checkpoints there."""
-    place = Path(tempfile.gettempdir()) / f"initmem-{session}-{name_of(pack)}"
+    place = Path(tempfile.gettempdir()) / f"initmem-{session}-{pack_id(pack)}"
     store = Store.create(place, session=session)
     store.recover()
     Worker(store, settings).work([pack])

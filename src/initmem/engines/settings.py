@@ -5,24 +5,21 @@ An engine takes a store, packs of runs and a listener, and says whether it came 
     engine.run(store, packs, listen) -> bool
 
 It promises: when it returns True, every run of every pack has a record. False: it was asked to stop, all so
-far is kept. A mistake of the user, or a disk that is full, is an `InitmemError`: all so far is kept too.
-`listen(kind, content)` hears `claimed` [id], `epoch` ([id], epoch), `done` [(id, status)], `released` [id],
-`fault` (cause, [id]), `crash` (exit code, [id]), `stopping` and `tick`; it may hear less.
+far is kept. A user's mistake, or a full disk, is an `InitmemError`: all so far is kept, too.
+`listen` hears events (`initmem.engines.events`); an engine far away may report fewer of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from initmem.engines.events import Listener
 from initmem.store.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import Run
 from initmem.train.requirements import Precision
-
-Listener = Callable[[str, Any], None]
-
 
 # What trains runs in place of the bundled loop: it takes runs of one recipe and a function to call after
 # every epoch with (run, row of its history), which may raise to stop it. It is sent to other processes.

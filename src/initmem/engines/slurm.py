@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from initmem.engines.devices import check_device
+from initmem.engines.events import Event, Listener, Stopping, Tick
 from initmem.engines.local import LocalEngine
-from initmem.engines.settings import Listener, Settings
+from initmem.engines.settings import Settings
 from initmem.engines.watch import StopSign, Watch
 from initmem.errors import ConfigError, InitmemError
 from initmem.store.store import Store
@@ -45,8 +46,8 @@ class Shift:
             store = Store(path, session=session)
             sign = StopSign(store)
 
-            def listen(kind: str, content: object) -> None:
-                if kind == "tick" and sign.is_up():
+            def listen(event: Event) -> None:
+                if isinstance(event, Tick) and sign.is_up():
                     raise KeyboardInterrupt
 
             self._engine = LocalEngine(workers=workers, settings=settings)
@@ -99,13 +100,13 @@ class SlurmEngine:
                         jobs = self._submit(store, packs)
                     time.sleep(PAUSE)
                     watch.look()
-                    listen("tick", None)
+                    listen(Tick())
                     if jobs and not (jobs := self._alive(jobs)):
                         watch.look(at_once=True)
                         if len(watch.left) == known:
                             raise InitmemError(f"all jobs ended and no run was done: see {_folder(store)}")
             except KeyboardInterrupt:
-                listen("stopping", None)
+                listen(Stopping())
                 self._stop(jobs, sign)
                 return False
             except InitmemError:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from initmem.data import Dataset, Part, Sizes
-from initmem.data.cifar10 import cache_dir
+from initmem.data.cache import cache_dir
 from initmem.engines.devices import is_here
 from initmem.engines.packing import pack_size
+from initmem.engines.provenance import hardware
 from initmem.recipe import Recipe
 from initmem.store.files import write_atomic
 from initmem.study import Run
@@ -117,7 +118,6 @@ class PackSizes:
         import torch
 
         from initmem.train import native
-        from initmem.train.loop import hardware
 
         device = torch.device(self._speed.device)
         in_c = device.type == "cpu" and native.library() is not None  # by workers, of one thread each
@@ -125,7 +125,7 @@ class PackSizes:
         batch = min(recipe.batch_size, shape.n_train)
         network = f"{recipe.model} w{recipe.width} {recipe.norm} {recipe.optimizer}"
         images = "x".join(map(str, shape.shape))
-        return f"{hardware(device)}, torch {torch.__version__}, {layers}: {network} b{batch} {images}"
+        return f"{hardware(str(device))}, torch {torch.__version__}, {layers}: {network} b{batch} {images}"
 
     def _read(self) -> dict[str, int]:
         try:

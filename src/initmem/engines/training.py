@@ -1,17 +1,17 @@
-"""Train runs that are claimed, whatever happens: go on from checkpoints, and meet every fault by its policy.
+"""Train claimed runs whatever happens: resume from checkpoints, and meet every fault by its policy.
 
     lost worker    another worker tries again, from the second loss on in halved packs; a run that is lost
                    three times alone is recorded as failed
     timeout        the same, and twice alone is enough
-    out of memory  the pack is trained in halves; a run for which there is no room alone is recorded as failed
+    out of memory  the pack is trained in halves; a run that does not fit alone is recorded as failed
     exception      a checkpoint that does not fit is dropped, else the pack's runs are trained one by one, so
                    that each answers for itself; the one that raises alone is recorded as failed
     divergence     a result, recorded
     full disk      everything stops; nothing that was committed is lost
-    a mistake      of the user, any `InitmemError`: everything stops with its one line (in training code of
-                   a user's own, a `StoreError` alone)
+    user mistake   any `InitmemError`: everything stops with its one line (from user code, only a
+                   `StoreError` does)
 
-The first two are the business of the worker that comes after (`initmem.engines.worker`).
+The first two are met by the worker that comes after (`initmem.engines.worker`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import NamedTuple
 
-from initmem.engines.bundled import train_bundled
+from initmem.data import Dataset, load
+from initmem.engines.events import EpochEnded, Faulted, Listener
+from initmem.engines.provenance import environment, history, with_provenance
 from initmem.engines.settings import Settings
 from initmem.errors import FullDisk, InitmemError, StoreError
-from initmem.recipe import content_id
-from initmem.store.faults import Cause, Fault, cause_of, counted
+from initmem.recipe import AnyRecipe
+from initmem.store.faults import Cause, cause_of
 from initmem.store.record import RunRecord, failed
 from initmem.store.store import Store
 from initmem.study import Run
+from initmem.train.loop import train_pack
 from initmem.train.pack import Checkpoint, Pack
+from initmem.train.requirements import Precision
 
-Report = Callable[[str, Any], None]
 
-
-# Neither is an Exception: a user's own training code may catch those.
+# Neither is an Exception: user code may catch those.
 class Interrupted(BaseException):
     """The worker was asked to stop; the pack's checkpoint is written."""
 
@@ -46,142 +49,141 @@ class ClaimLost(BaseException):
     """Another worker took the runs over, because this one seemed dead."""
 
 
+class Job(NamedTuple):
+    """Claimed runs, and the pack they are trained in: themselves, or more that have a record already.
+
+    A run whose record was lost is trained in its old pack, so that it comes out the same again.
+    """
+
+    claimed: list[Run]
+    pack: list[Run]
+
+    @classmethod
+    def alone(cls, runs: list[Run]) -> Job:
+        """Runs that are trained with each other and nobody else."""
+        return cls(runs, runs)
+
+
 class Training:
-    """Trains runs that this process has claimed. `report(kind, content)` tells whoever watches."""
+    """Trains runs that this process has claimed, and reports events to a listener."""
 
     def __init__(
-        self, store: Store, settings: Settings, *, should_stop: Callable[[], bool], report: Report
+        self, store: Store, settings: Settings, *, should_stop: Callable[[], bool], listen: Listener
     ) -> None:
         self.store, self.settings = store, settings
-        self.should_stop, self.report = should_stop, report
+        self.should_stop, self.listen = should_stop, listen
 
-    def records(self, runs: Sequence[Run], team: Sequence[Run]) -> Iterator[list[RunRecord]]:
-        """Yield the records of claimed runs, all at once or, after a fault, part by part.
-
-        They are trained in the company of the `team`, of which they are a part.
-        """
-        parts = [(list(runs), list(team))]
-        while parts:
-            part, team = parts.pop(0)
-            attempt = _Try(self, part, team)
+    def records(self, job: Job) -> Iterator[list[RunRecord]]:
+        """Yield the records of the claimed runs, all at once or, after a fault, job by job."""
+        jobs = [job]
+        while jobs:
+            job = jobs.pop(0)
+            attempt = _Attempt(self, job)
             try:
-                found = attempt.train()
+                yield attempt.train()
             except Exception as error:
                 if self._is_mistake(error):
                     raise
-                said, cause = traceback.format_exc(), cause_of(error)
+                cause = cause_of(error)
                 if cause == "full disk":
                     raise FullDisk(f"no room left while training ({error}); all so far is kept") from error
-                self.store.faults.note(part, cause, said)
-                self.report("fault", (cause, [run.id for run in part]))
-                found = None
-            if found is not None:
-                yield found
-            elif smaller := self._smaller(part, team, cause, attempt):
-                parts = smaller + parts
-            else:
-                yield [failed(part[0], said, self.provenance(part[0], part))]
+                detail = traceback.format_exc()
+                self.store.faults.note(job.claimed, cause, detail)
+                self.listen(Faulted(cause, tuple(run.id for run in job.claimed)))
+                if smaller := self._smaller(job, cause, attempt):
+                    jobs = smaller + jobs
+                else:
+                    yield [self._failed(job.claimed[0], detail)]
 
     def _is_mistake(self, error: Exception) -> bool:
-        """Training code of a user's own may raise what it likes, but a store that fails it fails all."""
+        """User code may raise what it likes, but a store that fails it fails all."""
         return isinstance(error, InitmemError if self.settings.trainer is None else StoreError)
 
-    def _smaller(
-        self, part: list[Run], team: list[Run], cause: Cause, attempt: _Try
-    ) -> list[tuple[list[Run], list[Run]]]:
-        """What to try after a fault, as (runs, their company) in order; nothing when it was a run alone."""
+    def _smaller(self, job: Job, cause: Cause, attempt: _Attempt) -> list[Job]:
+        """What to try after a fault, in order; nothing when a run failed alone."""
+        runs = job.claimed
         if cause == "exception" and attempt.stumbled:
-            self.store.checkpoints.drop(part)
-            return [(part, team)]
-        if len(team) > len(part):
-            return [(part, part)]
-        if len(part) == 1:
+            self.store.checkpoints.drop(runs)
+            return [job]
+        if len(job.pack) > len(runs):
+            return [Job.alone(runs)]
+        if len(runs) == 1:
             return []
         if cause == "out of memory":
             gc.collect()
-            half = (len(part) + 1) // 2
-            pieces = [part[:half], part[half:]]
-        else:
-            pieces = [[run] for run in part]
-        return [(piece, piece) for piece in pieces]
+            half = (len(runs) + 1) // 2
+            return [Job.alone(runs[:half]), Job.alone(runs[half:])]
+        return [Job.alone([run]) for run in runs]
 
-    def provenance(self, run: Run, team: Sequence[Run], *more: Fault) -> dict[str, Any]:
-        """What the store knows of how a run came to its record."""
-        faults = [*self.store.faults.of(run.id), *more]
-        return {
-            "pack": len(team),
-            "company": company(team),
-            "attempts": self.store.faults.attempt(run.id),
-            "faults": counted(faults),
-        }
+    def _failed(self, run: Run, detail: str) -> RunRecord:
+        return failed(run, detail, environment(self.settings.device) | history(self.store, run, [run]))
 
 
-class _Try:
-    """One try at one pack."""
+class _Attempt:
+    """One attempt at one job."""
 
-    def __init__(self, training: Training, runs: list[Run], team: list[Run]) -> None:
+    def __init__(self, training: Training, job: Job) -> None:
         self.training, self.store, self.settings = training, training.store, training.settings
-        self.runs, self.team = runs, team
-        self.resumed = self.moved = False  # went on from checkpoints; finished an epoch
-        self.begun: set[Run] = set()  # have shown an epoch, in training of a user's own
+        self.claimed, self.pack = job
+        self.resumed = self.moved = False  # continued from checkpoints; finished an epoch
+        self.begun: set[Run] = set()  # have shown an epoch, in user code
         self.written = time.monotonic()
+        self.watchdog = Watchdog(self.settings.timeout)
 
     @property
     def stumbled(self) -> bool:
-        """Whether it went on from checkpoints and got nowhere."""
+        """Whether it continued from checkpoints and got nowhere."""
         return self.resumed and not self.moved
 
     def train(self) -> list[RunRecord]:
-        """Train the team; return the records of those that are claimed."""
-        with _watchdog(self.store, self.runs, self.settings.timeout) as self.still_alive:
-            if self.settings.trainer is not None:
-                found = self.settings.trainer(self.team, self._on_row)
-            else:
-                found = train_bundled(
-                    self.team,
-                    device=self.settings.device,
-                    precision=self.settings.precision,
-                    resume=self._checkpoints(),
-                    on_epoch=self._on_epoch,
-                )
-        wanted = set(self.runs)
-        return [self._noted(record) for record in found if record.run in wanted]
+        """Train the pack; return the records of those runs that are claimed."""
+        with self.watchdog.watching(self.store, self.claimed):
+            records = self._trained()
+        claimed = set(self.claimed)
+        return [with_provenance(r, self.store, self.pack) for r in records if r.run in claimed]
 
-    def _noted(self, record: RunRecord) -> RunRecord:
-        diverged = [Fault("divergence")] if record.status == "diverged" else []
-        return record.noted(**self.training.provenance(record.run, self.team, *diverged))
+    def _trained(self) -> list[RunRecord]:
+        if self.settings.trainer is not None:
+            return self.settings.trainer(self.pack, self._on_row)
+        return train_bundled(
+            self.pack,
+            device=self.settings.device,
+            precision=self.settings.precision,
+            resume=self._checkpoints(),
+            on_epoch=self._on_epoch,
+        )
 
     def _checkpoints(self) -> list[Checkpoint] | None:
-        if len(self.team) > len(self.runs):
-            return None  # some of the team are done, and have none
-        found = self.store.checkpoints.read(self.runs)
-        self.resumed = found is not None
-        return None if found is None else [Checkpoint(tensors, meta) for tensors, meta in found]
+        if len(self.pack) > len(self.claimed):
+            return None  # some of the pack are done, and have none
+        saved = self.store.checkpoints.read(self.claimed)
+        self.resumed = saved is not None
+        return None if saved is None else [Checkpoint(tensors, meta) for tensors, meta in saved]
 
     def _on_row(self, run: Run, row: dict[str, float]) -> None:
-        """For trainers that keep no checkpoints: asked to stop, they stop after an epoch, and begin anew."""
-        if run not in self.runs:
+        """For trainers without checkpoints: asked to stop, they stop after an epoch, and begin anew."""
+        if run not in self.claimed:
             return
         if not self.store.claims.owns(run):
             raise ClaimLost
-        self.still_alive()
+        self.watchdog.calm()
         self.store.live.append(run, row, fresh=run not in self.begun)
         self.begun.add(run)
         if run.recipe.get("epochs"):
-            self.training.report("epoch", ([run.id], int(row["epoch"])))
+            self.training.listen(EpochEnded((run.id,), int(row["epoch"])))
         if self.training.should_stop():
             raise Interrupted
 
     def _on_epoch(self, pack: Pack) -> None:
-        if not all(self.store.claims.owns(run) for run in self.runs):
+        if not all(self.store.claims.owns(run) for run in self.claimed):
             raise ClaimLost
-        self.still_alive()
-        claimed = set(self.runs)
-        for run, rows in zip(self.team, pack.history, strict=True):
+        self.watchdog.calm()
+        claimed = set(self.claimed)
+        for run, rows in zip(self.pack, pack.history, strict=True):
             if run in claimed:
                 self._append(run, rows, fresh=not self.moved)
         self.moved = True
-        self.training.report("epoch", ([run.id for run in self.runs], pack.epoch))
+        self.training.listen(EpochEnded(tuple(run.id for run in self.claimed), pack.epoch))
         stop = self.training.should_stop() and not pack.finished
         if stop or time.monotonic() - self.written > self.settings.checkpoint_every:
             self._save(pack)
@@ -189,41 +191,63 @@ class _Try:
             raise Interrupted
 
     def _save(self, pack: Pack) -> None:
-        if len(self.team) == len(self.runs):
-            saved = dict(zip(self.runs, ((c.tensors, c.meta) for c in pack.checkpoint()), strict=True))
-            self.store.checkpoints.write(saved, pack.epoch)
+        if len(self.pack) == len(self.claimed):
+            states = ((saved.tensors, saved.meta) for saved in pack.checkpoint())
+            self.store.checkpoints.write(dict(zip(self.claimed, states, strict=True)), pack.epoch)
         self.written = time.monotonic()
 
     def _append(self, run: Run, rows: dict[str, list[float]], *, fresh: bool) -> None:
-        """Show the newest epoch; a continued run shows its earlier ones again first."""
+        """Show the newest epoch; a resumed run shows its earlier ones again first."""
         epochs = len(rows["val_loss"])
         for i in range(epochs) if fresh else range(max(epochs - 1, 0), epochs):
             row = {"epoch": i + 1} | {name: column[i] for name, column in rows.items()}
             self.store.live.append(run, row, fresh=fresh and i == 0)
 
 
-def company(team: Sequence[Run]) -> str:
-    """An id for runs that were trained together, in this order."""
-    return content_id({"runs": [run.id for run in team]})
+class Watchdog:
+    """Ends this process when no epoch ends for so many seconds; None never does.
 
-
-@contextlib.contextmanager
-def _watchdog(store: Store, runs: Sequence[Run], seconds: float | None) -> Iterator[Callable[[], None]]:
-    """End this process when no epoch ends for so long: give a function to call after each.
-
-    The dog is a thread of faulthandler's own, which bites even if Python itself is stuck, and writes down
-    where every thread stood.
+    It is a thread of faulthandler's own, which acts even if Python itself is stuck, and writes down where
+    every thread stood.
     """
-    if seconds is None:
-        yield lambda: None
-        return
-    with store.faults.last_words(runs) as stream:
 
-        def still_alive() -> None:
-            faulthandler.dump_traceback_later(seconds, exit=True, file=stream)
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds, self._stream = seconds, -1
 
-        still_alive()
-        try:
-            yield still_alive
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+    @contextlib.contextmanager
+    def watching(self, store: Store, runs: Sequence[Run]) -> Iterator[None]:
+        """Watch until the block ends."""
+        if self.seconds is None:
+            yield
+            return
+        with store.faults.last_words(runs) as stream:
+            self._stream = stream.fileno()
+            self.calm()
+            try:
+                yield
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+
+    def calm(self) -> None:
+        """Say that training moves: the time begins anew."""
+        if self.seconds is not None:
+            faulthandler.dump_traceback_later(self.seconds, exit=True, file=self._stream)
+
+
+def train_bundled(
+    runs: Sequence[Run],
+    *,
+    device: str = "cpu",
+    precision: Precision = "float32",
+    resume: Sequence[Checkpoint] | None = None,
+    on_epoch: Callable[[Pack], None] | None = None,
+) -> list[RunRecord]:
+    """Train runs of one recipe of a bundled network."""
+    data = dataset(runs[0].recipe)
+    return train_pack(runs, data, device=device, precision=precision, resume=resume, on_epoch=on_epoch)
+
+
+@lru_cache(maxsize=2)
+def dataset(recipe: AnyRecipe) -> Dataset:
+    """Load a recipe's dataset; packs of one recipe tend to follow each other."""
+    return load(recipe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from initmem.engines.settings import Listener
+from initmem.engines.events import EpochEnded, Finished, Listener
 from initmem.store.files import explained
 from initmem.store.store import Store
 from initmem.study import Run
@@ -31,10 +31,10 @@ class Watch:
         for run in list(self.left.values()):
             if self.store.has(run):
                 del self.left[run.id]
-                self.listen("done", [(run.id, self.store.read(run.id).status)])
+                self.listen(Finished(((run.id, self.store.read(run.id).status),)))
             elif (epoch := self.store.live.epochs(run.id)) != self._epochs.get(run.id, 0):
                 self._epochs[run.id] = epoch
-                self.listen("epoch", ([run.id], epoch))
+                self.listen(EpochEnded((run.id,), epoch))
         ended = time.monotonic()
         self._next = ended + max(LEAST_PAUSE, BREATH * (ended - started))
 

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 
 import torch
 
+from initmem.engines.events import Claimed, Finished, Listener, Released, ignore
+from initmem.engines.provenance import environment, pack_id
 from initmem.engines.settings import Settings
-from initmem.engines.training import ClaimLost, Interrupted, Report, Training, company
+from initmem.engines.training import ClaimLost, Interrupted, Job, Training
 from initmem.errors import FullDisk, StoreError
 from initmem.store.claims import EXPIRY
 from initmem.store.faults import LOSSES, counted, next_pack
@@ -26,7 +28,7 @@ PAUSE = 1.0  # seconds between two looks at packs that others have
 
 
 class Worker:
-    """Trains the packs it can claim. `report(kind, content)` tells whoever watches."""
+    """Trains the packs it can claim, and reports events to a listener."""
 
     def __init__(
         self,
@@ -34,10 +36,11 @@ class Worker:
         settings: Settings,
         *,
         should_stop: Callable[[], bool] = lambda: False,
-        report: Report = lambda kind, content: None,
+        listen: Listener = ignore,
     ) -> None:
-        self.store, self.should_stop, self.report = store, should_stop, report
-        self.training = Training(store, settings, should_stop=should_stop, report=report)
+        self.store, self.settings = store, settings
+        self.should_stop, self.listen = should_stop, listen
+        self.training = Training(store, settings, should_stop=should_stop, listen=listen)
 
     def work(self, packs: Sequence[list[Run]]) -> None:
         """Return when every run of every pack has a record, or when asked to stop."""
@@ -48,7 +51,7 @@ class Worker:
                     return
                 runs = self._claim(pack)
                 if runs:
-                    self._train(runs, team(self.store, pack, runs))
+                    self._train(Job(runs, whole_pack(self.store, pack, runs)))
             left = [pack for pack in left if not all(self.store.has(run) for run in pack)]
             if left:  # the rest is in other hands: wait, they may drop it
                 time.sleep(PAUSE)
@@ -67,13 +70,8 @@ class Worker:
         return runs
 
     def _room(self, run: Run, pack: int) -> int:
-        store = self.store
-        return next_pack(
-            store.faults.of(run.id),
-            session=store.session,
-            epoch=store.checkpoints.newest(run.id),
-            pack=pack,
-        )
+        store, newest = self.store, self.store.checkpoints.newest(run.id)
+        return next_pack(store.faults.of(run.id), session=store.session, epoch=newest, pack=pack)
 
     def _given_up(self, run: Run) -> RunRecord:
         faults = self.store.faults.of(run.id)
@@ -81,17 +79,18 @@ class Worker:
         last = losses[-1]
         said = f"{last.cause}: the worker was lost {len(losses)} times\n{last.detail}"
         counts = {"attempts": self.store.faults.attempt(run.id) - 1, "faults": counted(faults), "pack": 1}
-        return failed(run, said.strip(), counts)
+        return failed(run, said.strip(), environment(self.settings.device) | counts)
 
-    def _train(self, runs: list[Run], team: list[Run]) -> None:
-        self.report("claimed", [run.id for run in runs])
+    def _train(self, job: Job) -> None:
+        runs = job.claimed
+        self.listen(Claimed(tuple(run.id for run in runs)))
         with heartbeat(self.store, runs):
             try:
-                for records in self.training.records(runs, team):
+                for records in self.training.records(job):
                     self._commit(records)
             except (Interrupted, ClaimLost):
                 self.store.claims.release(runs)
-                self.report("released", [run.id for run in runs])
+                self.listen(Released(tuple(run.id for run in runs)))
             except FullDisk:
                 self.store.faults.note_full_disk(runs)
                 self.store.claims.release(runs)
@@ -103,18 +102,21 @@ class Worker:
 
     def _commit(self, records: list[RunRecord]) -> None:
         self.store.commit(records)
-        self.report("done", [(record.id, record.status) for record in records])
+        self.listen(Finished(tuple((record.id, record.status) for record in records)))
 
 
-def team(store: Store, pack: list[Run], runs: list[Run]) -> list[Run]:
-    """With whom to train runs of a pack: who lost his record comes out as before in the same company."""
+def whole_pack(store: Store, pack: list[Run], runs: list[Run]) -> list[Run]:
+    """With which runs to train those that were claimed of a pack.
+
+    When the others were trained in this very pack, a record was lost: in the same pack it comes out the same.
+    """
     others = set(pack) - set(runs)
-    return pack if others and all(_was_in(store, run, company(pack)) for run in others) else runs
+    return pack if others and all(_was_in(store, run, pack_id(pack)) for run in others) else runs
 
 
 def _was_in(store: Store, run: Run, name: str) -> bool:
     with contextlib.suppress(StoreError):
-        return store.has(run) and store.read(run.id).provenance.get("company") == name
+        return store.has(run) and store.read(run.id).provenance.get("pack_id") == name
     return False
 
 
@@ -138,7 +140,7 @@ def heartbeat(store: Store, runs: Sequence[Run]) -> Iterator[None]:
 
 
 def make_ready() -> None:
-    """Set this process up to train beside others: one thread, few searches for garbage, freed memory is kept.
+    """Set this process up to train beside others: one thread, few garbage collections, freed memory kept.
 
     Every step frees and takes the same large blocks. Given back to the system they come back page by page,
     each filled with zeros: 5 to 8% of a step. Only the GNU C library can be told.

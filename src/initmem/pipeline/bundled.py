@@ -19,22 +19,17 @@ class BundledPipeline(NamedTuple):
     pack: int
 
 
-def bundled_pipeline(study: Study) -> BundledPipeline | None:
-    """The pipeline that a study file names, its settings checked; None for a study of bundled networks.
+def bundled_pipeline(study: Study) -> BundledPipeline:
+    """The pipeline that a study file names, its settings checked.
 
     A study file alone never brings code: any other name needs `--command`.
     """
-    named = {recipe.pipeline for recipe in study.recipes if isinstance(recipe, PipelineRecipe)}
-    if not named:
-        return None
-    if named != {lab.PIPELINE} or len(study.recipes) != sum(
-        isinstance(recipe, PipelineRecipe) for recipe in study.recipes
-    ):
-        names = ", ".join(sorted(named))
-        raise ConfigError(
-            f"pipeline = {names!r} (allowed in a study file: {lab.PIPELINE}, in all of its recipes; "
-            "a program of your own with --command)"
-        )
     for recipe in study.recipes:
+        if not isinstance(recipe, PipelineRecipe) or recipe.pipeline != lab.PIPELINE:
+            name = recipe.pipeline if isinstance(recipe, PipelineRecipe) else None
+            raise ConfigError(
+                f"pipeline = {name!r} (allowed in a study file: {lab.PIPELINE}, in all of its recipes; "
+                "a program of your own with --command)"
+            )
         LinearSettings.of(recipe)
     return BundledPipeline(lab.train, lab.PACK)

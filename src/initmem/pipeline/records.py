@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-import platform
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from initmem import __version__
 from initmem.errors import ConfigError
 from initmem.pipeline.tracker import TESTED, Tracker
 from initmem.store.record import RunRecord, summarise
 from initmem.study import Run
-from initmem.train.loop import hardware
 
 
 def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunRecord:
-    """Write up a run of training code of a user's own; `about` joins its provenance."""
+    """Write up a run of user code; `about` joins its provenance."""
     history, finals = tracker.history, tracker.finals
     if not (history or finals or tracker.diverged):
         raise ConfigError("no epoch was ended and no metric returned (allowed: tracker.end_epoch, a mapping)")
@@ -31,21 +26,6 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
         "diverged" if tracker.diverged else "completed",
         replace(summary, test_accuracy=found.get("test_accuracy"), test_loss=found.get("test_loss")),
         history,
-        _provenance(tracker, seconds) | about,
+        {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | about,
         finals={name: value for name, value in finals.items() if name not in TESTED},
     )
-
-
-def _provenance(tracker: Tracker, seconds: float) -> dict[str, Any]:
-    """Where and with what a run was trained."""
-    device = tracker.device or torch.device("cpu")
-    return {
-        "initmem": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": str(device),
-        "hardware": hardware(device),
-        "threads": torch.get_num_threads(),
-        "pack": 1,
-        "seconds": round(seconds, 3),
-    }

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from initmem.engines import engine_named
 from initmem.engines.execute import execute
 from initmem.engines.inline import InlineEngine
-from initmem.engines.named import engine_named
 from initmem.engines.progress import watching
 from initmem.engines.settings import Engine, Settings, Trainer
 from initmem.errors import ConfigError, allowed

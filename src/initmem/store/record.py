@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from initmem.clocks import CLOCKS
@@ -114,10 +114,6 @@ class RunRecord:
             return self.finals[name]
         best = self.summary.tau_best
         return float(self.history[name][best - 1]) if best and name in self.history else None
-
-    def noted(self, **more: Any) -> RunRecord:
-        """The same record with additional provenance."""
-        return replace(self, provenance={**self.provenance, **more})
 
     def same_result(self, other: RunRecord) -> bool:
         """Whether two records hold the same outcome, whatever the machine and the time it took."""

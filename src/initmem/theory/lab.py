@@ -11,13 +11,11 @@ ever interpolates, and tau_interp never comes.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from initmem import __version__
 from initmem.clocks import RateSums
 from initmem.store.record import RunRecord, Status, summarise
 from initmem.study import Run
@@ -65,16 +63,7 @@ def train_linear(runs: Sequence[Run]) -> list[RunRecord]:
         columns |= _clocks(recipe, rates, np.cumsum(angular, axis=0))
     seconds = time.perf_counter() - started
     columns["seconds"] = np.full_like(angular, seconds / angular.size)
-    provenance = {
-        "initmem": __version__,
-        "numpy": np.__version__,
-        "torch": "not used",
-        "python": platform.python_version(),
-        "device": "cpu",
-        "threads": 1,
-        "pack": len(runs),
-        "seconds": round(seconds, 3),
-    }
+    provenance = {"numpy": np.__version__, "torch": "not used", "seconds": round(seconds, 3)}
     lived, best = _selected(columns)
     histories = [{name: col[:n, r].copy() for name, col in columns.items()} for r, n in enumerate(lived)]
     statuses: list[Status] = ["completed" if n == recipe.epochs else "diverged" for n in lived]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from initmem import __version__
 from initmem.data import Dataset
-from initmem.store.processes import processor_lines
 from initmem.store.record import RunRecord
 from initmem.study import Run
 from initmem.train import native
@@ -44,24 +41,11 @@ def train_pack(
 
 
 def provenance(pack: Pack, seconds: float) -> dict[str, Any]:
-    """Where and with what a pack was trained."""
+    """What only the pack knows of how it was trained; the engine adds the rest."""
     return {
-        "initmem": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
         "device": str(pack.device),
-        "hardware": hardware(pack.device),
         "precision": pack.precision,
-        "threads": torch.get_num_threads(),
         "native": native.ready(pack.device, pack.parameters[0].dtype),
         "pack": pack.replicas,
         "seconds": round(seconds, 3),
     }
-
-
-def hardware(device: torch.device) -> str:
-    """The name of the processor that a device is."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    names = [line.partition(":")[2].strip() for line in processor_lines("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

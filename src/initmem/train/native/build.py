@@ -12,7 +12,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from initmem.data.cifar10 import cache_dir
+from initmem.data.cache import cache_dir
 from initmem.store.files import write_atomic
 from initmem.store.processes import processor_lines
 
