@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -356,3 +357,172 @@ def test_who_clears_up_leaves_alone_what_others_are_writing(
     other.commit([second])
     assert {r.id: r.summary.test_accuracy for r in store.records()} == {record.id: 0.5, second.id: 0.6}
     assert [path.name for path in store.path.glob("runs/*/*")] == ["record.json"] * 2
+
+
+# -- what is moved aside, and what is not --------------------------------------------------------------------
+
+
+def kept(store: Store) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in store.path.glob("**/*.json") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.update(schema=9), "schema 9"),
+        (lambda c: c["run"]["recipe"].update(colour="red"), "unknown field colour"),
+        (lambda c: c["summary"].update(test_f1=0.5), "test_f1"),
+    ],
+)
+def test_an_intact_record_of_a_newer_version_is_never_moved(
+    store: Store, runs: list[Run], change, said: str
+) -> None:
+    store.commit([fake_record(run, 0.5) for run in runs[:2]])
+    newer = store.paths.record(runs[0].id)
+    newer.write_bytes(resealed(fake_record(runs[0], 0.5), change))
+    before = kept(store)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=said) as error:
+            store.recover()
+        assert "\n" not in str(error.value)
+        assert str(newer) in str(error.value)
+    assert kept(store) | before == kept(store)
+    assert store.has(runs[0])
+    assert said in store.survey()[1][0]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+def test_a_passing_error_of_the_disk_moves_nothing(
+    store: Store, runs: list[Run], monkeypatch, number: int
+) -> None:
+    store.commit([fake_record(run, 0.5) for run in runs])
+    real = os.open
+
+    def refuse(path, flags, *args, **kwargs):
+        if str(path).endswith("record.json"):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreError, match=rf"record.json: {os.strerror(number)} .and 5 more"):
+        Store(store.path).recover()
+    monkeypatch.undo()
+    assert Store(store.path).recover() == []
+    assert len(Store(store.path).records()) == len(runs)
+    assert not store.paths.aside.exists()
+
+
+def test_what_is_moved_aside_is_named_with_the_reason(
+    store: Store, runs: list[Run], tiny_study: Study
+) -> None:
+    store.commit([fake_record(run, 0.5) for run in runs[:2]])
+    store.add_study(tiny_study)
+    victims = [store.paths.record(runs[0].id), next(store.paths.studies.iterdir())]
+    for victim in victims:
+        victim.write_bytes(victim.read_bytes().replace(b"0.5", b"0.6", 1))
+    pending = store.paths.pending / "p.json"
+    pending.write_bytes(encode(fake_record(runs[2], 0.5)) + encode(fake_record(runs[3], 0.5))[:-9])
+    moved = store.recover()
+    assert len(moved) == 3
+    for line, path in zip(moved, [*victims, pending], strict=True):
+        assert line.startswith(f"{path}: ")
+        assert "checksum does not match" in line
+        assert Path(line.rpartition("; moved to ")[2]).exists()
+    assert store.has(runs[2])  # what was whole in it is committed
+    assert store.recover() == []
+
+
+def test_an_intact_study_of_a_newer_version_stops_and_stays(store: Store, tiny_study: Study) -> None:
+    store.add_study(tiny_study)
+    path = next(store.paths.studies.iterdir())
+    content = json.loads(path.read_bytes())
+    del content["sha256"]
+    content["colour"] = "red"
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({"sha256": digest} | content))
+    with pytest.raises(StoreError, match="colour"):
+        store.recover()
+    assert path.exists()
+    path.write_text(json.dumps(content))  # without a checksum it can only be damage
+    assert "colour" in store.recover()[0]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_new_files_of_a_group_writable_store_are_for_the_group(
+    store: Store, runs: list[Run], tiny_study: Study, umask: int
+) -> None:
+    store.path.chmod(0o2770)
+    before = os.umask(umask)
+    try:
+        shared = Store.create(store.path)
+        shared.add_study(tiny_study)
+        shared.claims.take(runs[:1])
+        shared.live.append(runs[0], {"epoch": 1}, fresh=True)
+        shared.faults.note(runs[:1], "exception")
+        shared.checkpoints.write({runs[0]: ({"now/a": torch.ones(2)}, {"epoch": 1})}, 1)
+        shared.commit([fake_record(run, 0.5) for run in runs[1:3]])
+        shared.records()
+    finally:
+        os.umask(before)
+    made = [path for path in store.path.glob("**/*") if path.name != "store.json"]
+    files, folders = [p for p in made if p.is_file()], list(store.path.glob("runs/*"))
+    assert len(files) == 8
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o660}
+    assert {path.stat().st_mode & 0o7777 for path in folders} == {0o2770}
+    store.path.chmod(0o700)
+    private = Store.create(store.path)
+    private.commit([fake_record(runs[4], 0.5)])
+    assert private.paths.record(runs[4].id).stat().st_mode & 0o020 == 0
+
+
+# -- claims that must not be stolen --------------------------------------------------------------------------
+
+
+def test_a_process_that_is_hidden_is_alive_until_its_heartbeat_expires(
+    store: Store, runs: list[Run], monkeypatch
+) -> None:
+    """As under /proc with hidepid=2, where processes of other users cannot be seen."""
+    store.claims.take(runs[:1])
+    path = claim_path(store, runs[0])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 4_000_000, "born": "123"}))
+    read, now = Path.read_text, 1000.0
+
+    def hidden(self: Path, *args, **kwargs) -> str:
+        if str(self) == "/proc/4000000/stat":
+            raise FileNotFoundError
+        return read(self, *args, **kwargs)
+
+    def not_permitted(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    monkeypatch.setattr(os, "kill", not_permitted)
+    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now)
+    observer = Store(store.path)
+    assert observer.claims.take(runs[:1]) == []
+    now += 0.9 * claims_module.EXPIRY
+    assert observer.claims.take(runs[:1]) == []
+    now += 0.2 * claims_module.EXPIRY
+    assert observer.claims.take(runs[:1]) == runs[:1]
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b'{"token": 3}'])
+def test_a_claim_that_cannot_be_read_expires_like_any_other(
+    store: Store, runs: list[Run], monkeypatch, content: bytes
+) -> None:
+    store.claims.take(runs[:1])
+    claim_path(store, runs[0]).write_bytes(content)
+    now = 1000.0
+    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now)
+    observer = Store(store.path)
+    assert observer.claims.take(runs[:1]) == []
+    now += 1.1 * claims_module.EXPIRY
+    assert observer.claims.take(runs[:1]) == runs[:1]
+
+
+def test_a_claim_of_a_newer_version_is_a_claim(store: Store, runs: list[Run]) -> None:
+    store.claims.take(runs[:1])
+    path = claim_path(store, runs[0])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"colour": "red"}))
+    assert store.claims.owns(runs[0])
+    assert Store(store.path).claims.take(runs[:1]) == []

@@ -35,6 +35,7 @@ class Outcome:
     missing: int
     interrupted: bool
     seconds: float
+    moved_aside: tuple[str, ...] = ()  # damaged files of the store, and why
 
     def summary(self) -> str:
         """Counts in words."""
@@ -71,7 +72,7 @@ def execute(
 ) -> Outcome:
     """Train every run of the study that has no record yet."""
     started = time.monotonic()
-    store.recover()
+    moved_aside = store.recover()
     if retry_failed:
         store.set_aside(lambda record: record.status == "failed")
     study = with_known_seeds(study, store)
@@ -102,6 +103,7 @@ def execute(
         missing=len(runs) - counts.total(),
         interrupted=not finished,
         seconds=round(time.monotonic() - started, 3),
+        moved_aside=tuple(moved_aside),
     )
 
 
@@ -142,13 +144,14 @@ def execute_until(
     Stops when every interval is narrow enough or has `max_seeds` seeds behind it.
     """
     trained = 0
+    moved_aside: tuple[str, ...] = ()
     while True:
         outcome = execute(study, store, engine, pack=pack, watch=watch)
-        trained += outcome.trained
+        trained, moved_aside = trained + outcome.trained, moved_aside + outcome.moved_aside
         study = with_known_seeds(study, store)
         wider = {} if outcome.interrupted else _seeds_to_add(study, store, width, max_seeds)
         if not wider:
-            return replace(outcome, trained=trained)
+            return replace(outcome, trained=trained, moved_aside=moved_aside)
         for recipe, count in wider.items():
             study = study.with_more_seeds(recipe, count)
 

@@ -160,9 +160,9 @@ class Claims:
     def _is_dead(self, run: Run, seen: Sight | None, heir_of: str) -> bool:
         if seen is None:
             return False  # released or committed a moment ago: nothing to take over
-        if seen.claim is None or seen.claim.process_is_gone():
-            return True  # a claim is whole from its first moment: one that cannot be read is damaged
-        if seen.claim.token == heir_of:
+        if seen.claim is not None and seen.claim.process_is_gone():
+            return True
+        if seen.claim is not None and seen.claim.token == heir_of:
             return True  # one worker had them all: whoever takes over the first of its runs takes the rest
         return self._heartbeats.silence(run.id, seen.beat) > EXPIRY
 
@@ -196,9 +196,11 @@ def look(path: Path) -> Sight | None:
 
 
 def _parsed(data: bytes) -> Claim | None:
+    """A claim; fields that only a newer version knows are ignored."""
+    kinds = {item.name: str if item.type == "str" else int for item in fields(Claim)}
     try:
-        claim = Claim(**json.loads(data))
+        content = json.loads(data)
+        claim = Claim(**{name: content[name] for name in kinds if name in content})
     except (ValueError, TypeError, RecursionError):
         return None
-    kinds = {item.name: str if item.type == "str" else int for item in fields(Claim)}
     return claim if all(type(getattr(claim, name)) is kind for name, kind in kinds.items()) else None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from initmem.errors import ConfigError, StoreError
+from initmem.errors import ConfigError, Damaged, StoreError
 from initmem.store.record import STATUSES, History, RunRecord, Summary
 from initmem.study import Run
 
@@ -66,7 +66,7 @@ def split(data: bytes) -> Encoded:
     payload = data[start:-2]
     digest = hashlib.sha256(payload).hexdigest()
     if data[:start] != _START % digest.encode() or data[-2:] != b"}\n":
-        raise StoreError("damaged record (checksum does not match)")
+        raise Damaged("damaged record (checksum does not match)")
     # The last occurrence: quotes inside a text are escaped, and in a history no value is an object.
     end = payload.rfind(_HISTORY + b"{")
     try:

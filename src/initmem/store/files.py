@@ -92,7 +92,7 @@ def _here() -> str:
 
 
 def move_aside(path: Path, paths: Paths, name: str) -> Path:
-    """Move a file out of the way, under a name of its own; where it is now."""
+    """Move a file out of the way, under a unique name; where it is now."""
     paths.make_folder(paths.aside)
     target = paths.aside / f"{name}-{uuid.uuid4().hex[:8]}.json"
     with suppress(FileNotFoundError):  # another process may have done it
@@ -120,6 +120,11 @@ def read_bounded(path: Path, limit: int) -> bytes:
         return stream.read(size)
 
 
+def reason(error: Exception) -> str:
+    """What went wrong, without the number and the path of an `OSError`."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
 @contextmanager
 def explained(place: Path) -> Iterator[None]:
     """Turn an error of the disk into one line that says what to do."""
@@ -131,7 +136,7 @@ def explained(place: Path) -> Iterator[None]:
                 f"{place}: no room left ({error.strerror}); all that was committed is kept: "
                 "free some space, and the same command resumes"
             ) from error
-        raise StoreError(f"{place}: cannot be written ({error.strerror or error})") from error
+        raise StoreError(f"{place}: cannot be written ({reason(error)})") from error
 
 
 class InAStore(Protocol):

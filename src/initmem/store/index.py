@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from initmem.errors import StoreError
+from initmem.errors import Damaged, StoreError
 from initmem.store.encoding import LARGEST_RECORD, join, parse_history, split
-from initmem.store.files import read_bounded
+from initmem.store.files import read_bounded, reason
 from initmem.store.paths import RUN_ID, Paths
 from initmem.store.record import History, RunRecord, StoredHistory
 
 VERSION = 1
-LARGEST_INDEX = 256 << 20  # bytes: some hundred thousand records; a larger one is neither written nor read
+LARGEST_INDEX = 256 << 20  # bytes, some hundred thousand records: a larger one is neither written nor read
 
 Stamp = tuple[int, int]  # size in bytes, modification time in nanoseconds
 
@@ -41,8 +41,14 @@ class Found:
     """All records of a store, by run id in a fixed order."""
 
     records: dict[str, RunRecord]
-    damaged: dict[str, str]  # what is wrong with each
+    damaged: dict[str, str]  # those that fail their checksum, and what is wrong with each
+    unreadable: dict[str, str]  # those that may be intact: of a newer version, or refused by the disk
     changed: bool  # whether the index has to be written again
+
+    def problems(self) -> list[str]:
+        """What is wrong with each record that cannot be read."""
+        again = "initmem run moves it aside and trains its run again"
+        return [*(f"{line}; {again}" for line in self.damaged.values()), *self.unreadable.values()]
 
 
 class Index:
@@ -59,17 +65,21 @@ class Index:
         known = self._read() if self._entries is None else self._entries
         entries: dict[str, Entry] = {}
         damaged: dict[str, str] = {}
+        unreadable: dict[str, str] = {}
         for run_id in self._run_ids():
             try:
                 stamp, entry = self._stamp(run_id), known.get(run_id)
                 entries[run_id] = entry if entry and entry.stamp == stamp else self._enter(run_id, stamp)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # not done yet, or moved aside by another process a moment ago
-            except (StoreError, OSError) as error:
+            except Damaged as error:
                 damaged[run_id] = f"{self.paths.record(run_id)}: {error}"
+            except (StoreError, OSError) as error:
+                unreadable[run_id] = f"{self.paths.record(run_id)}: {reason(error)}"
         changed = verify or entries != known
         self._entries = entries
-        return Found({run_id: entry.record for run_id, entry in entries.items()}, damaged, changed)
+        records = {run_id: entry.record for run_id, entry in entries.items()}
+        return Found(records, damaged, unreadable, changed)
 
     def encode(self) -> bytes:
         """The content of the index file: a line with version and digest, then the entries."""
@@ -97,6 +107,8 @@ class Index:
             names = [folder.name for folder in self.paths.runs.iterdir()]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise StoreError(f"{self.paths.runs}: cannot be read ({reason(error)})") from None
         return sorted(filter(RUN_ID.fullmatch, names))
 
     def _stamp(self, run_id: str) -> Stamp:
@@ -124,7 +136,7 @@ class Index:
                 raise StoreError("changed since the store was opened")
             return parse_history(encoded.history, encoded.head["summary"]["epochs"])
         except (StoreError, OSError) as error:
-            raise StoreError(f"{file}: {error}") from None
+            raise StoreError(f"{file}: {reason(error)}") from None
 
 
 def _first_line(body: bytes) -> bytes:

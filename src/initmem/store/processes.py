@@ -41,8 +41,11 @@ def born(pid: int) -> str:
 
 
 def is_gone(pid: int, since: str) -> bool:
-    """Whether the process with this id and start time has ended; its id may belong to another one by now."""
-    return born(pid) != since
+    """Whether the process with this id and start time has ended; its id may belong to another one by now.
+
+    A process that is hidden (/proc mounted with hidepid) is there: only its heartbeat can tell more.
+    """
+    return born(pid) not in (since, UNREADABLE)
 
 
 def _alive(pid: int) -> bool:

@@ -7,18 +7,19 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from initmem.errors import StoreError
+from initmem.errors import Damaged, StoreError
 from initmem.store.encoding import LARGEST_RECORD, decode, encode
 from initmem.store.files import (
     move_aside,
     open_regular,
     read_bounded,
+    reason,
     sweep,
     write_atomic,
     write_once,
     writes,
 )
-from initmem.store.index import Found, Index
+from initmem.store.index import LARGEST_INDEX, Found, Index
 from initmem.store.paths import Paths
 from initmem.store.record import RunRecord
 from initmem.study import Run
@@ -33,15 +34,24 @@ class Records:
 
     def has(self, run: Run) -> bool:
         """Whether a run is done."""
-        return self.paths.record(run.id).exists()
+        path = self.paths.record(run.id)
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise StoreError(f"{path}: {reason(error)}") from None
+        return True
 
     def read(self, run_id: str) -> RunRecord:
         """One record; a damaged one is an error."""
         path = self.paths.record(run_id)
         try:
             record = decode(read_bounded(path, LARGEST_RECORD))
-        except (StoreError, OSError) as error:
-            raise StoreError(f"{path}: {error}") from None
+        except StoreError as error:
+            raise type(error)(f"{path}: {error}") from None
+        except OSError as error:
+            raise StoreError(f"{path}: {reason(error)}") from None
         if record.id != run_id:
             raise StoreError(f"{path}: holds run {record.id}")
         return record
@@ -49,9 +59,9 @@ class Records:
     def scan(self, *, verify: bool = False) -> Found:
         """All records. A file that has not changed since it was indexed is read only to `verify` it."""
         found = self._index.refresh(verify=verify)
-        if found.changed:
+        if found.changed and len(index := self._index.encode()) <= LARGEST_INDEX:
             with contextlib.suppress(OSError):  # a store that cannot be written can still be read
-                write_atomic(self.paths.index, self._index.encode(), self.paths.mode)
+                write_atomic(self.paths.index, index, self.paths.mode)
         return found
 
     @writes
@@ -70,28 +80,34 @@ class Records:
         clear(folder)
 
     @writes
-    def finish_commits(self) -> None:
-        """Complete the packs whose records were decided, but not all visible, when a worker died."""
+    def finish_commits(self) -> list[str]:
+        """Complete the packs whose records were decided, but not all visible, when a worker died.
+
+        Returns what was moved aside because it is damaged, and why.
+        """
+        moved = []
         for pending in self.paths.pending.glob("*.json"):
             try:
-                whole = self._finish(pending)
+                damaged = self._finish(pending)
             except FileNotFoundError:
                 continue  # its own worker finished it
-            if whole:
-                pending.unlink(missing_ok=True)
+            if damaged:
+                target = move_aside(pending, self.paths, "pending")
+                moved.append(f"{pending}: {damaged}; moved to {target}")
             else:
-                move_aside(pending, self.paths, "pending")
+                pending.unlink(missing_ok=True)
+        return moved
 
-    def _finish(self, pending: Path) -> bool:
-        """Commit the records of one file, one at a time; whether all of them were readable."""
-        whole = True
+    def _finish(self, pending: Path) -> str:
+        """Commit the records of one file, one at a time; what is damaged in it, if anything."""
+        damaged = ""
         with open_regular(pending) as stream:
             while line := stream.readline(LARGEST_RECORD + 1):
                 try:
                     self._commit_one(decode(line))
-                except StoreError:
-                    whole = False
-        return whole
+                except Damaged as error:
+                    damaged = str(error)
+        return damaged
 
     @writes
     def set_aside(self, unwanted: Callable[[RunRecord], bool]) -> int:
@@ -102,10 +118,20 @@ class Records:
         return len(found)
 
     @writes
-    def move_damaged_aside(self) -> None:
-        """Move damaged records out of the way, so that their runs are trained again."""
-        for run_id in self.scan().damaged:
-            move_aside(self.paths.record(run_id), self.paths, run_id)
+    def move_damaged_aside(self) -> list[str]:
+        """Move records that fail their checksum out of the way, and say which and why.
+
+        A record that cannot be read for any other reason may be intact. Then nothing is moved.
+        """
+        found = self.scan()
+        if unreadable := list(found.unreadable.values()):
+            more = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
+            raise StoreError(f"{unreadable[0]}{more}; it may be intact, so nothing was moved or trained")
+        moved = []
+        for run_id, problem in found.damaged.items():
+            target = move_aside(self.paths.record(run_id), self.paths, run_id)
+            moved.append(f"{problem}; moved to {target}")
+        return moved
 
     @writes
     def clear_all(self) -> None:

@@ -36,6 +36,7 @@ class Store:
     - The records of a pack become visible together, or the next process completes them: no run is trained
       again in another pack because a crash fell between two commits.
     - The files are the truth: everything derived from them can be deleted.
+    - Only what fails its checksum is moved aside. What cannot be read for another reason stops everything.
     - What the disk refuses is a `StoreError` in one line; a full disk, `FullDisk`, loses nothing committed.
 
     Reading needs the methods below; training also uses the parts: `claims`, `checkpoints`, `faults`, `live`.
@@ -95,11 +96,11 @@ class Store:
         A file that has not changed since it was indexed is not read again; `verify` reads them all.
         """
         found = self._records.scan()
-        return list(found.records.values()), list(found.damaged.values())
+        return list(found.records.values()), found.problems()
 
     def verify(self) -> list[str]:
-        """Check every record against its checksum, changed or not; what is wrong with the damaged ones."""
-        return list(self._records.scan(verify=True).damaged.values())
+        """Check every record against its checksum, changed or not; what is wrong with each bad one."""
+        return self._records.scan(verify=True).problems()
 
     def commit(self, records: Sequence[RunRecord]) -> None:
         """Make the records of a pack visible: all of them now or, after a crash, at the next `recover`."""
@@ -110,14 +111,18 @@ class Store:
         return self._records.set_aside(unwanted)
 
     @writes
-    def recover(self) -> None:
-        """Finish what a crash interrupted, and move damaged records and studies aside."""
-        self._records.move_damaged_aside()
-        self._studies.move_damaged_aside()
-        self._records.finish_commits()
+    def recover(self) -> list[str]:
+        """Finish what a crash interrupted; move aside what fails its checksum, and say what and why.
+
+        A file that cannot be read for another reason (a newer version, an error of the disk, a file of
+        another user) may be intact: then this is a `StoreError`, and nothing is moved.
+        """
+        moved = [*self._records.move_damaged_aside(), *self._studies.move_damaged_aside()]
+        moved += self._records.finish_commits()
         for folder in (self.path, self.paths.studies, self.paths.pending):
             sweep(folder)
         self._records.clear_all()
+        return moved
 
     def in_flight(self) -> list[str]:
         """Ids of the runs that are claimed now."""

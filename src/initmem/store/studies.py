@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from initmem.errors import InitmemError, StoreError
-from initmem.store.files import move_aside, read_bounded, write_atomic, writes
+from initmem.errors import ConfigError, Damaged, InitmemError, StoreError
+from initmem.store.files import move_aside, read_bounded, reason, write_atomic, writes
 from initmem.store.paths import Paths
 from initmem.study import Study
 
@@ -33,13 +33,16 @@ class Studies:
         return [self._read(path) for path in self._files()]
 
     @writes
-    def move_damaged_aside(self) -> None:
-        """Move studies that cannot be read out of the way."""
+    def move_damaged_aside(self) -> list[str]:
+        """Move studies that fail their checksum out of the way, and say which and why."""
+        moved = []
         for path in self._files():
             try:
                 self._read(path)
-            except StoreError:
-                move_aside(path, self.paths, f"study-{path.stem}")
+            except Damaged as error:
+                target = move_aside(path, self.paths, f"study-{path.stem}")
+                moved.append(f"{error}; moved to {target}")
+        return moved
 
     def _files(self) -> list[Path]:
         return sorted(self.paths.studies.glob("*.json"))
@@ -47,10 +50,10 @@ class Studies:
     def _read(self, path: Path) -> Study:
         try:
             return decode(read_bounded(path, LARGEST_STUDY))
+        except Damaged as error:
+            raise Damaged(f"{path}: damaged study ({error})") from None
         except (OSError, InitmemError) as error:
-            raise StoreError(
-                f"{path}: unreadable study ({error}); initmem run of any study moves it aside"
-            ) from None
+            raise StoreError(f"{path}: unreadable study ({reason(error)})") from None
 
 
 def encode(study: Study) -> bytes:
@@ -63,12 +66,17 @@ def decode(data: bytes) -> Study:
     """Read a study file back; anything that is not exactly what was written is an error."""
     try:
         content = json.loads(data)
-        said = content.pop("sha256", None)  # the first stores were written without
-        if said is not None and said != _digest(content):
-            raise StoreError("checksum does not match")
+        said = content.pop("sha256", None)
+        fits = said == _digest(content)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise StoreError(f"{type(error).__name__}: {error}") from None
-    return Study.from_json(content)
+        raise Damaged(f"{type(error).__name__}: {error}") from None
+    if said is not None and not fits:
+        raise Damaged("checksum does not match")
+    try:
+        return Study.from_json(content)
+    except ConfigError as error:
+        # Only the first stores were written without a checksum: no newer version writes such a file.
+        raise (StoreError if fits else Damaged)(str(error)) from None
 
 
 def _digest(content: Mapping[str, Any]) -> str:
