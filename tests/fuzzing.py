@@ -153,7 +153,7 @@ class Readers:
         self.rows = b"".join(json.dumps(row | {"epoch": n}).encode() + b"\n" for n in range(1, 6))
         meta = {"epoch": 1, "history": {"val_loss": [0.5]}, "norm_init": 1.0, "status": None}
         tensors = {"now/a": torch.arange(6.0).reshape(2, 3), "now/n": torch.tensor(3)}
-        self.checkpoints = [checkpoints.encode(tensors, meta), checkpoints.encode({}, meta)]
+        self.checkpoints = [checkpoints.encode(runs[0].id, 1, saved, meta) for saved in (tensors, {})]
         self.archived = pack([self.study], [decode(data) for data in self.records])
         self.npz = self._npz_samples()
         self.archives = self._archive_samples()
@@ -212,7 +212,7 @@ class Readers:
         data = save({"a": torch.arange(6.0), "b": torch.zeros(2, 2)})
         start = 8 + int.from_bytes(data[:8], "little")
         header = mutator.value(json.loads(data[8:start])) if number % 2 else json.loads(data[8:start])
-        text = json.dumps(mutator.value({"epoch": 1, "history": {}}))
+        text = json.dumps(mutator.value({"schema": 2, "run": "0" * 16, "epoch": 1, "meta": {"history": {}}}))
         try:
             digest = checkpoints.digest(safetensors.torch.load(_safetensors(header, data[start:])), text)
         except Exception:  # the library refuses it whatever is beside it

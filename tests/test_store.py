@@ -185,11 +185,11 @@ def test_an_interrupted_pack_commit_is_completed(store: Store, runs: list[Run], 
     commit_one = Records._commit_one
     done = []
 
-    def crash(self, record):
+    def crash(self, run_id, data):
         if len(done) == 2:
             raise KeyboardInterrupt
-        done.append(record)
-        commit_one(self, record)
+        done.append(run_id)
+        commit_one(self, run_id, data)
 
     monkeypatch.setattr(Records, "_commit_one", crash)
     with pytest.raises(KeyboardInterrupt):
@@ -224,10 +224,10 @@ def test_a_checkpoint_is_safetensors_and_notices_every_flipped_bit() -> None:
     from safetensors.torch import load
 
     tensors = {"now/a": torch.arange(6.0).reshape(2, 3), "now/n": torch.tensor(7)}
-    data = checkpoints.encode(tensors, {"epoch": 3})
+    data = checkpoints.encode("0" * 16, 3, tensors, {"epoch": 3})
     assert {name: t.tolist() for name, t in load(data).items()} == {n: t.tolist() for n, t in tensors.items()}
-    found, meta = checkpoints.decode(data)
-    assert meta == {"epoch": 3}
+    run_id, epoch, found, meta = checkpoints.decode(data)
+    assert (run_id, epoch, meta) == ("0" * 16, 3, {"epoch": 3})
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     for position in range(len(data)):
         flipped = bytearray(data)
@@ -526,3 +526,60 @@ def test_a_claim_of_a_newer_version_is_a_claim(store: Store, runs: list[Run]) ->
     path.write_text(json.dumps(json.loads(path.read_text()) | {"colour": "red"}))
     assert store.claims.owns(runs[0])
     assert Store(store.path).claims.take(runs[:1]) == []
+
+
+# -- records that could not be written -----------------------------------------------------------------------
+
+
+def test_values_that_are_not_finite_are_a_diverged_record(store: Store, runs: list[Run]) -> None:
+    bad = fake_record(runs[0], 0.7)
+    bad = replace(bad, summary=replace(bad.summary, test_loss=float("nan"), norm_init=float("inf")))
+    odd = replace(fake_record(runs[1], 0.6), finals={"score": float("inf"), "other": 1.0})
+    broken = fake_record(runs[2], 0.5)
+    columns = {name: column.copy() for name, column in broken.history.items()}
+    columns["norm"][2] = np.nan
+    fine = fake_record(runs[3], 0.4)
+    written = store.commit([bad, odd, replace(broken, history=columns), fine])
+    assert [record.status for record in written] == ["diverged"] * 3 + ["completed"]
+    assert written[3] is fine
+    first, second, third, _ = (store.read(run.id) for run in runs[:4])
+    assert (first.status, first.summary.test_loss, first.summary.norm_init) == ("diverged", None, None)
+    assert (first.summary.test_accuracy, first.summary.epochs) == (0.7, 4)
+    assert (second.status, second.finals) == ("diverged", {"other": 1.0})
+    assert (third.summary.epochs, third.summary.tau_best, third.summary.test_accuracy) == (2, 2, None)
+    assert third.history["val_loss"].tolist() == broken.history["val_loss"][:2].tolist()
+
+
+def test_a_record_that_is_too_large_is_a_failed_run(store: Store, runs: list[Run], monkeypatch) -> None:
+    small = encode(fake_record(runs[0], 0.5))
+    monkeypatch.setattr(encoding, "LARGEST_RECORD", len(small) + 200)
+    large = fake_record(runs[1], 0.5, epochs=50)
+    told = replace(fake_record(runs[2], 0.5), provenance={"note": "x" * len(small)})
+    written = store.commit([fake_record(runs[0], 0.5), large, told])
+    assert [record.status for record in written] == ["completed", "failed", "failed"]
+    records = {record.id: record for record in Store(store.path).records()}
+    assert len(records) == 3
+    for run in runs[1:3]:
+        assert "bytes (allowed: up to" in str(records[run.id].error)
+    assert records[runs[1].id].provenance == large.provenance
+    assert Store(store.path).recover() == []
+    with pytest.raises(StoreError, match="allowed: up to"):
+        encode(large)
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_run_or_epoch_is_not_used(store: Store, runs: list[Run]) -> None:
+    one, two = runs[:2]
+    saved = {run: ({"now/a": torch.ones(2)}, {"epoch": 3}) for run in (one, two)}
+    store.checkpoints.write(saved, 3)
+    path, other = store.paths.checkpoint(one.id, 3), store.paths.checkpoint(two.id, 3)
+    good = path.read_bytes()
+    path.write_bytes(other.read_bytes())
+    assert store.checkpoints.read([one]) is None
+    assert store.checkpoints.read([two]) is not None
+    path.write_bytes(good)
+    assert store.checkpoints.read([one, two]) is not None
+    path.rename(store.paths.checkpoint(one.id, 4))
+    assert store.checkpoints.read([one]) is None

@@ -101,7 +101,7 @@ class Worker:
                 raise
 
     def _commit(self, records: list[RunRecord]) -> None:
-        self.store.commit(records)
+        records = self.store.commit(records)
         self.listen(Finished(tuple((record.id, record.status) for record in records)))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from initmem.errors import StoreError
 from initmem.store.files import open_regular, write_atomic, writes
@@ -17,8 +17,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+SCHEMA = 2  # 1 did not say whose checkpoint it is; it is not read any more: its run starts again
+
+
+class Saved(NamedTuple):
+    """A checkpoint as it is stored: whose it is, and its state as tensors and plain values."""
+
+    run_id: str
+    epoch: int
+    tensors: dict[str, Tensor]
+    meta: Any
+
+
 class Checkpoints:
-    """The checkpoints of runs in training, each as (tensors, meta): plain values beside tensors."""
+    """The checkpoints of runs in training, each as (tensors, meta): plain values beside tensors.
+
+    A checkpoint that is damaged, or that belongs to another run or epoch than its name says, is not used.
+    """
 
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
@@ -32,7 +47,8 @@ class Checkpoints:
         """Write the checkpoints of a pack, then drop the older ones: one epoch is always complete."""
         for run, (tensors, meta) in saved.items():
             self.paths.open_run(run.id)
-            write_atomic(self.paths.checkpoint(run.id, epoch), encode(tensors, meta), self.paths.mode)
+            data = encode(run.id, epoch, tensors, meta)
+            write_atomic(self.paths.checkpoint(run.id, epoch), data, self.paths.mode)
         for run in saved:
             self._drop(run, keep=epoch)
 
@@ -52,23 +68,26 @@ class Checkpoints:
 
     def _read(self, run: Run, epoch: int) -> tuple[dict[str, Tensor], Any]:
         with open_regular(self.paths.checkpoint(run.id, epoch)) as stream:
-            return decode(stream.read())
+            saved = decode(stream.read())
+        if (saved.run_id, saved.epoch) != (run.id, epoch):
+            raise StoreError(f"checkpoint of run {saved.run_id} at epoch {saved.epoch}, under another name")
+        return saved.tensors, saved.meta
 
     def _drop(self, run: Run, *, keep: int | None) -> None:
         for epoch in self.paths.checkpoints(run.id) - {keep}:
             self.paths.checkpoint(run.id, epoch).unlink(missing_ok=True)
 
 
-def encode(tensors: Mapping[str, Tensor], meta: Any) -> bytes:
-    """Serialise tensors and plain values."""
+def encode(run_id: str, epoch: int, tensors: Mapping[str, Tensor], meta: Any) -> bytes:
+    """Serialise the state of a run at the end of an epoch."""
     from safetensors.torch import save
 
     here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(meta)
+    text = json.dumps({"schema": SCHEMA, "run": run_id, "epoch": epoch, "meta": meta})
     return save(here, metadata={"initmem": text, "sha256": digest(here, text)})
 
 
-def decode(data: bytes) -> tuple[dict[str, Tensor], Any]:
+def decode(data: bytes) -> Saved:
     """Read a checkpoint back; anything that is not exactly what was written is an error."""
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -80,7 +99,10 @@ def decode(data: bytes) -> tuple[dict[str, Tensor], Any]:
         notes = header["__metadata__"]
         if notes["sha256"] != digest(tensors, notes["initmem"]):
             raise StoreError("damaged checkpoint (checksum does not match)")
-        return tensors, json.loads(notes["initmem"])
+        content = json.loads(notes["initmem"])
+        if content["schema"] != SCHEMA:
+            raise StoreError(f"checkpoint of schema {content['schema']!r} (allowed: {SCHEMA})")
+        return Saved(content["run"], content["epoch"], tensors, content["meta"])
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"not a checkpoint ({type(error).__name__}: {error})") from None
 

@@ -27,6 +27,10 @@ _START = b'{"sha256":"%s","record":'
 _HISTORY = b',"history":'
 
 
+class TooLarge(StoreError):
+    """A record has more bytes than any reader accepts."""
+
+
 class Encoded(NamedTuple):
     """A record as it is stored: the digest of its content, its head as plain values, its history as bytes."""
 
@@ -55,13 +59,20 @@ def encode(record: RunRecord) -> bytes:
     payload = json.dumps(
         head_of(record) | {"history": history}, separators=(",", ":"), allow_nan=False
     ).encode()
-    return _START % hashlib.sha256(payload).hexdigest().encode() + payload + b"}\n"
+    data = _START % hashlib.sha256(payload).hexdigest().encode() + payload + b"}\n"
+    check_size(data)
+    return data
+
+
+def check_size(data: bytes) -> None:
+    """Refuse a record that is too large, when it is written as when it is read."""
+    if len(data) > LARGEST_RECORD:
+        raise TooLarge(f"record of {len(data):,} bytes (allowed: up to {LARGEST_RECORD:,})")
 
 
 def split(data: bytes) -> Encoded:
     """Verify the bytes of a record and separate its head from its history, which is not parsed."""
-    if len(data) > LARGEST_RECORD:
-        raise StoreError(f"record of {len(data):,} bytes (allowed: up to {LARGEST_RECORD:,})")
+    check_size(data)
     start = len(_START % (b"0" * 64))
     payload = data[start:-2]
     digest = hashlib.sha256(payload).hexdigest()

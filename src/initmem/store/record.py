@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from initmem.clocks import CLOCKS
@@ -183,6 +184,35 @@ def _selected(history: History, epochs: int) -> int:
     if "val_loss" in history:
         return int(history["val_loss"].argmin())
     return int(history["val_accuracy"].argmax()) if "val_accuracy" in history else epochs - 1
+
+
+def finite(record: RunRecord) -> RunRecord:
+    """The record with finite values only; a run with others is recorded as diverged.
+
+    Summary values that are not finite become None, such finals are left out, and the history ends before the
+    first epoch with such a value.
+    """
+    import numpy as np
+
+    summary, history, finals = record.summary, record.history, record.finals
+    good = np.ones(summary.epochs, dtype=bool)
+    for column in history.values():
+        if column.shape == good.shape:  # the others are refused when they are written
+            good &= np.isfinite(column)
+    if not good.all():
+        history = {name: column[: int(good.argmin())].copy() for name, column in history.items()}
+        tested = {"test_accuracy": summary.test_accuracy, "test_loss": summary.test_loss}
+        ended = summarise(history, norm_init=summary.norm_init, **tested)
+        same = ended.tau_best == summary.tau_best  # else the test result is not that of the predictor
+        summary = ended if same else replace(ended, test_accuracy=None, test_loss=None)
+    values = {name: getattr(summary, name) for name in SUMMARY_FIELDS}
+    wrong = {name for name, value in values.items() if value is not None and not math.isfinite(value)}
+    finals = {name: value for name, value in finals.items() if math.isfinite(value)}
+    if good.all() and not wrong and len(finals) == len(record.finals):
+        return record
+    status: Status = "failed" if record.status == "failed" else "diverged"
+    summary = Summary(**(values | dict.fromkeys(wrong)))
+    return replace(record, status=status, summary=summary, history=history, finals=finals)
 
 
 def failed(run: Run, error: str, provenance: Mapping[str, Any]) -> RunRecord:

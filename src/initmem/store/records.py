@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from initmem.errors import Damaged, StoreError
-from initmem.store.encoding import LARGEST_RECORD, decode, encode
+from initmem.store.encoding import LARGEST_RECORD, TooLarge, decode, encode
 from initmem.store.files import (
     move_aside,
     open_regular,
@@ -21,7 +21,7 @@ from initmem.store.files import (
 )
 from initmem.store.index import LARGEST_INDEX, Found, Index
 from initmem.store.paths import Paths
-from initmem.store.record import RunRecord
+from initmem.store.record import RunRecord, failed, finite
 from initmem.study import Run
 
 
@@ -65,18 +65,24 @@ class Records:
         return found
 
     @writes
-    def commit(self, records: Sequence[RunRecord]) -> None:
-        """Make the records of a pack visible: all of them now or, after a crash, at the next recovery."""
-        pending = self.paths.pending / f"{uuid.uuid4().hex}.json"
-        if len(records) > 1:
-            write_atomic(pending, b"".join(encode(record) for record in records), self.paths.mode)
-        for record in records:
-            self._commit_one(record)
-        pending.unlink(missing_ok=True)
+    def commit(self, records: Sequence[RunRecord]) -> list[RunRecord]:
+        """Make the records of a pack visible: all of them now or, after a crash, at the next recovery.
 
-    def _commit_one(self, record: RunRecord) -> None:
-        folder = self.paths.open_run(record.id)
-        write_once(self.paths.record(record.id), encode(record), self.paths.mode)
+        Returns what was written: a run with values that are not finite is recorded as diverged, one whose
+        record would be too large to be read again as failed.
+        """
+        written = [_storable(record) for record in records]
+        pending = self.paths.pending / f"{uuid.uuid4().hex}.json"
+        if len(written) > 1:
+            write_atomic(pending, b"".join(data for _, data in written), self.paths.mode)
+        for record, data in written:
+            self._commit_one(record.id, data)
+        pending.unlink(missing_ok=True)
+        return [record for record, _ in written]
+
+    def _commit_one(self, run_id: str, data: bytes) -> None:
+        folder = self.paths.open_run(run_id)
+        write_once(self.paths.record(run_id), data, self.paths.mode)
         clear(folder)
 
     @writes
@@ -104,7 +110,7 @@ class Records:
         with open_regular(pending) as stream:
             while line := stream.readline(LARGEST_RECORD + 1):
                 try:
-                    self._commit_one(decode(line))
+                    self._commit_one(decode(line).id, line)
                 except Damaged as error:
                     damaged = str(error)
         return damaged
@@ -138,6 +144,20 @@ class Records:
         """Remove what crashed processes left beside records."""
         for path in self.paths.runs.glob("[0-9a-f]" * 16 + "/record.json"):
             clear(path.parent)
+
+
+def _storable(record: RunRecord) -> tuple[RunRecord, bytes]:
+    """A record that can be written and read again, and its bytes."""
+    record = finite(record)
+    try:
+        return record, encode(record)
+    except TooLarge as error:
+        reason = f"{error}: record fewer epochs, fewer metrics or shorter texts"
+    for provenance in (record.provenance, {}):  # what is too large may be in there
+        record = failed(record.run, reason, provenance)
+        with contextlib.suppress(TooLarge):
+            return record, encode(record)
+    raise StoreError(f"run {record.id}: {reason}")
 
 
 def clear(folder: Path) -> None:

@@ -102,9 +102,13 @@ class Store:
         """Check every record against its checksum, changed or not; what is wrong with each bad one."""
         return self._records.scan(verify=True).problems()
 
-    def commit(self, records: Sequence[RunRecord]) -> None:
-        """Make the records of a pack visible: all of them now or, after a crash, at the next `recover`."""
-        self._records.commit(records)
+    def commit(self, records: Sequence[RunRecord]) -> list[RunRecord]:
+        """Make the records of a pack visible: all of them now or, after a crash, at the next `recover`.
+
+        Returns what was written: a run with values that are not finite is recorded as diverged, one whose
+        record would be too large to be read again as failed.
+        """
+        return self._records.commit(records)
 
     def set_aside(self, unwanted: Callable[[RunRecord], bool]) -> int:
         """Move records out of the way, so that their runs are trained again; how many."""
