@@ -19,7 +19,7 @@ from pathlib import Path
 
 from full_store import planted
 
-from initmem.store.record import encode
+from initmem.store.encoding import encode
 from initmem.store.store import Store
 from initmem.study import Study
 from initmem.study_file import load_study

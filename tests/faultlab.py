@@ -36,7 +36,7 @@ from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.recipe import Recipe
-from initmem.store import store as store_module
+from initmem.store import claims as claims_module
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
@@ -471,7 +471,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    store_module.EXPIRY = worker_module.EXPIRY = SHORT_EXPIRY
+    claims_module.EXPIRY = worker_module.EXPIRY = SHORT_EXPIRY
     worker_module.PAUSE = 0.02
     found = {}
     for text in asked.experiments:

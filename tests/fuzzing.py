@@ -30,6 +30,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import safetensors.torch
 import torch
 from safetensors.torch import save
 
@@ -40,11 +41,12 @@ from initmem.data import cifar10_sources as sources
 from initmem.data import load, sizes
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
-from initmem.store import checkpoints
+from initmem.store import checkpoints, studies
 from initmem.store.archive import Archive, pack
 from initmem.store.claims import look, new_claim
+from initmem.store.encoding import decode, encode
 from initmem.store.faults import Fault, to_line
-from initmem.store.record import decode, encode, failed
+from initmem.store.record import failed
 from initmem.store.store import Store
 from initmem.study import Run, Study
 from initmem.study_file import bundled, load_study
@@ -146,12 +148,12 @@ class Readers:
         self.records.append(encode(failed(runs[3], "Traceback: boom", {"attempts": 1})))
         self.study = Study("s", "", "full", "", (recipe,), (0.5, 1.0), (0, 1))
         package = Path(sys.modules["initmem"].__file__ or "").parent
-        self.studies = [(package / "studies" / f"{name}.toml").read_bytes() for name in bundled()]
+        self.studies = [(package / "paper" / "studies" / f"{name}.toml").read_bytes() for name in bundled()]
         row = {"epoch": 1, "val_loss": 0.5, "seconds": 1e-3}
         self.rows = b"".join(json.dumps(row | {"epoch": n}).encode() + b"\n" for n in range(1, 6))
         meta = {"epoch": 1, "history": {"val_loss": [0.5]}, "norm_init": 1.0, "status": None}
         tensors = {"now/a": torch.arange(6.0).reshape(2, 3), "now/n": torch.tensor(3)}
-        self.checkpoints = [checkpoints.encode(tensors, meta), checkpoints.encode({}, meta)]
+        self.checkpoints = [checkpoints.encode(runs[0].id, 1, saved, meta) for saved in (tensors, {})]
         self.archived = pack([self.study], [decode(data) for data in self.records])
         self.npz = self._npz_samples()
         self.archives = self._archive_samples()
@@ -176,9 +178,9 @@ class Readers:
         folder = self.store.path / "runs" / self.runs[0].id
         folder.mkdir(exist_ok=True)
         (folder / "history.jsonl").write_bytes(mutator.bytes(self.rows, self.rows))
-        for row in self.store.live_history(self.runs[0].id):
+        for row in self.store.live.rows(self.runs[0].id):
             assert all(type(value) in (int, float) for value in row.values())
-        self.store.live_epoch(self.runs[0].id)
+        self.store.live.epochs(self.runs[0].id)
 
     def record_files(self, mutator: Mutator, number: int) -> None:
         good = self.records[number % len(self.records)]
@@ -199,7 +201,7 @@ class Readers:
         """A store in which a commit was cut short, by a file that is not what it was."""
         pending = self.store.path / "pending" / "p.json"
         pending.write_bytes(mutator.bytes(b"".join(self.records), self.records[0]))
-        self.store.finish_commits()
+        self.store.recover()
         assert not list((self.store.path / "pending").iterdir())
 
     def checkpoint_files(self, mutator: Mutator, number: int) -> None:
@@ -207,13 +209,17 @@ class Readers:
         checkpoints.decode(mutator.bytes(good, self.checkpoints[0]))
 
     def signed_checkpoints(self, mutator: Mutator, number: int) -> None:
-        header, body = checkpoints._parts(save({"a": torch.arange(6.0), "b": torch.zeros(2, 2)}))
-        header, text = mutator.value(header), json.dumps(mutator.value({"epoch": 1, "history": {}}))
+        data = save({"a": torch.arange(6.0), "b": torch.zeros(2, 2)})
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = mutator.value(json.loads(data[8:start])) if number % 2 else json.loads(data[8:start])
+        text = json.dumps(mutator.value({"schema": 2, "run": "0" * 16, "epoch": 1, "meta": {"history": {}}}))
+        try:
+            digest = checkpoints.digest(safetensors.torch.load(_safetensors(header, data[start:])), text)
+        except Exception:  # the library refuses it whatever is beside it
+            digest = ""
         if isinstance(header, dict):
-            notes = {"initmem": text, "sha256": checkpoints._digest(header, text, body)}
-            header = header | {"__metadata__": notes}
-        raw = json.dumps(header).encode()
-        checkpoints.decode(len(raw).to_bytes(8, "little") + raw + bytes(body))
+            header = header | {"__metadata__": {"initmem": text, "sha256": digest}}
+        checkpoints.decode(_safetensors(header, data[start:]))
 
     def small_files(self, mutator: Mutator, number: int) -> None:
         """What else a store holds: its own file, claims, faults and studies."""
@@ -227,12 +233,12 @@ class Readers:
                 assert seen is not None
                 if seen.claim is not None:
                     seen.claim.process_is_gone(), seen.claim.is_mine()
-                self.store.claim([run])
-                self.store.release([run])
+                self.store.claims.take([run])
+                self.store.claims.release([run])
             case 1:
                 lines = to_line(Fault("timeout", "s", 2, 3, "words")) + to_line(Fault("exception"))
                 (folder / "faults.jsonl").write_bytes(mutator.bytes(lines, lines))
-                self.store.faults(run), self.store.attempt(run)
+                self.store.faults.of(run.id), self.store.faults.attempt(run.id)
             case 2:
                 other = Store.create(self.folder / "other")
                 (other.path / "store.json").write_bytes(mutator.bytes(b'{"format": 1}\n', b"{}"))
@@ -243,7 +249,7 @@ class Readers:
             case 3:
                 content = self.study.to_json()
                 data = json.dumps(mutator.value(content) if number % 8 == 3 else content).encode()
-                study = Study.decode(data if number % 8 == 3 else mutator.bytes(data, data))
+                study = studies.decode(data if number % 8 == 3 else mutator.bytes(data, data))
                 assert study.all_runs()[0].id
 
     def archive_files(self, mutator: Mutator, number: int) -> None:
@@ -334,6 +340,11 @@ class Readers:
             sources.read(folder, cifar.SMALL, cifar.quiet)
         finally:
             path.write_bytes(good)
+
+
+def _safetensors(header: Any, body: bytes) -> bytes:
+    raw = json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + body
 
 
 def _lying(mutator: Mutator, data: bytes) -> bytes:

@@ -27,9 +27,11 @@ from initmem.report.board.live import asked_runs, live
 from initmem.report.board.server import Board, is_loopback
 from initmem.report.content import Content
 from initmem.store.archive import write_archive
+from initmem.store.claims import Claim
+from initmem.store.live import Flight
 from initmem.store.record import failed
 from initmem.store.results import open_results
-from initmem.store.store import Claim, Flight, Store
+from initmem.store.store import Store
 from initmem.store.survey import Survey
 from initmem.study import Study
 
@@ -251,10 +253,10 @@ def test_a_run_in_flight_is_shown_epoch_by_epoch_also_with_a_torn_line(
     board: Board, store: Store, tiny_study
 ) -> None:
     run = tiny_study.all_runs()[-1]
-    store.claim([run])
+    store.claims.take([run])
     for epoch in (1, 2):
         row = {"epoch": epoch, "val_accuracy": 0.3 * epoch, "train_accuracy": 0.25 * epoch, "seconds": 2.0}
-        store.append_history(run, row, fresh=epoch == 1)
+        store.live.append(run, row, fresh=epoch == 1)
     path = store.path / "runs" / run.id / "history.jsonl"
     path.write_bytes(b'[]\n{"epoch":"?"}\n' + path.read_bytes() + b'{"epoch":3,"val_acc')
     with board.watcher.watching():

@@ -268,7 +268,8 @@ def test_verify_finds_what_left_no_other_trace(filled: Path) -> None:
     assert "damaged" not in initmem("status", filled).stdout
     found = initmem("status", filled, "--verify")
     assert found.returncode == 1
-    assert f"damaged, will be trained again: {path}" in found.stdout
+    assert f"unreadable: {path}: damaged record" in found.stdout
+    assert "trains its run again" in found.stdout
 
 
 def test_figures_and_tables(filled: Path, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_worker_stops_inside_an_epoch_and_another_continues_there(
     store, looks = Store.create(tmp_path / "store"), iter(range(10))
     Worker(store, Settings(), should_stop=lambda: next(looks, 10) > 4).work([runs])
     assert store.records() == [] and store.in_flight() == []
-    assert 0 < store.progress(runs[0]) < len(load(recipe).train) // 2
+    assert 0 < store.checkpoints.newest(runs[0].id) < len(load(recipe).train) // 2
     Worker(store, Settings()).work([runs])
     for known in train_pack(runs, load(recipe)):
         assert store.read(known.id).same_result(known)

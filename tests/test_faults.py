@@ -115,7 +115,7 @@ def test_divergence_is_a_result_and_a_counted_fault(store: Store, tiny: Recipe) 
 
 def test_a_checkpoint_that_does_not_fit_is_dropped(store: Store, runs: list[Run], tmp_path: Path) -> None:
     strange = {run: ({"now/odd": torch.zeros(3)}, {"epoch": 1}) for run in runs}
-    store.write_checkpoints(strange, 1)
+    store.checkpoints.write(strange, 1)
     Worker(store, Settings()).work([runs])
     other = Store.create(tmp_path / "other")
     Worker(other, Settings()).work([runs])
@@ -349,11 +349,11 @@ def test_no_path_leaves_the_store(store: Store, runs: list[Run], tmp_path: Path)
         with pytest.raises(StoreError, match="16 hexadecimal digits"):
             store.read(name)
         with pytest.raises(StoreError, match="16 hexadecimal digits"):
-            store.live_history(name)
+            store.live.rows(name)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").touch()
     (store.path / "runs" / runs[0].id).symlink_to(outside)
-    with pytest.raises(StoreError, match="is a link"):
+    with pytest.raises(StoreError, match="is a symbolic link"):
         Worker(store, Settings()).work([runs[:1]])
     assert [path.name for path in outside.iterdir()] == ["precious"]

@@ -15,8 +15,10 @@ from hypothesis import strategies as some
 from conftest import fake_record
 from initmem.errors import StoreError
 from initmem.recipe import Recipe
-from initmem.store import store as store_module
-from initmem.store.record import RunRecord, Summary, decode, encode, failed, split
+from initmem.store import index as index_module
+from initmem.store import records as records_module
+from initmem.store.encoding import decode, encode, split
+from initmem.store.record import RunRecord, Summary, failed
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
@@ -39,13 +41,13 @@ def store(tmp_path: Path, records: list[RunRecord]) -> Store:
 def files_read(monkeypatch) -> list[Path]:
     """Every file whose bytes are read, in order."""
     found: list[Path] = []
-    real = Path.read_bytes
+    real = index_module.read_bounded
 
-    def read_bytes(self: Path) -> bytes:
-        found.append(self)
-        return real(self)
+    def read(path: Path, limit: int) -> bytes:
+        found.append(path)
+        return real(path, limit)
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(index_module, "read_bounded", read)
     return found
 
 
@@ -80,7 +82,7 @@ def test_a_store_that_is_indexed_opens_without_reading_a_record(
     found = warm.records()
     assert [record.status for record in found].count("failed") == 1
     warm.recover()
-    assert warm.damaged() == []
+    assert warm.survey()[1] == []
     assert files_read == [store.path / "index.json"]
     same(found, records)  # the histories are there when they are asked for
     assert files_read[1:] == [file_of(store, record) for record in records]
@@ -96,13 +98,13 @@ def test_only_folders_named_like_runs_count(store: Store, records: list[RunRecor
         (store.path / "runs" / name).mkdir()
         (store.path / "runs" / name / "record.json").write_bytes(data)
     (store.path / "runs" / "0123456789abcdef").touch()
-    assert store.damaged() == []
+    assert store.survey()[1] == []
     same(store.records(), records)
 
 
 def test_a_record_in_the_folder_of_another_run_is_damaged(store: Store, records: list[RunRecord]) -> None:
     file_of(store, records[1]).write_bytes(file_of(store, records[2]).read_bytes())
-    assert f"holds run {records[2].id}" in store.damaged()[0]
+    assert f"holds run {records[2].id}" in store.survey()[1][0]
     same(store.records(), [records[0], *records[2:]])
 
 
@@ -140,7 +142,7 @@ def test_a_record_that_changes_after_it_was_indexed_is_noticed(
         assert str(path) in damaged[0]
     Store(store.path).recover()
     assert not path.exists()
-    assert Store(store.path).damaged() == []
+    assert Store(store.path).survey()[1] == []
 
 
 def test_what_leaves_size_and_time_alone_is_found_by_verify_and_by_who_reads_the_history(
@@ -148,13 +150,13 @@ def test_what_leaves_size_and_time_alone_is_found_by_verify_and_by_who_reads_the
 ) -> None:
     victim = next(record for record in store.records() if record.status == "completed")
     flip(file_of(store, victim), keep_time=True)
-    assert Store(store.path).damaged() == []
+    assert Store(store.path).survey()[1] == []
     with pytest.raises(StoreError, match="checksum does not match"):
         len(victim.history)
     assert len(Store(store.path).verify()) == 1
-    assert len(Store(store.path).damaged()) == 1  # it stays known
+    assert len(Store(store.path).survey()[1]) == 1  # it stays known
     flip(file_of(store, victim), keep_time=True)
-    assert Store(store.path).damaged() == []  # mended, by a copy that kept size and time
+    assert Store(store.path).survey()[1] == []  # mended, by a copy that kept size and time
     same(Store(store.path).records(), records)
 
 
@@ -231,10 +233,10 @@ def test_the_index_of_another_store_brings_in_nothing(
 def test_a_store_that_cannot_be_written_is_read_all_the_same(
     store: Store, records: list[RunRecord], monkeypatch
 ) -> None:
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(path: Path, data: bytes, mode: int | None) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(store_module, "write_atomic", refuse)
+    monkeypatch.setattr(records_module, "write_atomic", refuse)
     same(Store(store.path).records(), records)
     monkeypatch.undo()
     (store.path / "index.json").mkdir()

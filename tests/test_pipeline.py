@@ -26,7 +26,7 @@ from initmem.errors import ConfigError, DataError, StoreError
 from initmem.pipeline import run as pipeline
 from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
 from initmem.recipe import Recipe, labels
-from initmem.store.record import decode, encode
+from initmem.store.encoding import decode, encode
 from initmem.store.store import Store
 from initmem.study import Run
 from initmem.study_file import own_study

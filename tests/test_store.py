@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -15,10 +16,11 @@ import torch
 
 from conftest import fake_record
 from initmem.errors import StoreError
-from initmem.store import checkpoints
-from initmem.store import record as record_module
-from initmem.store import store as store_module
-from initmem.store.record import RunRecord, decode, encode, failed
+from initmem.store import checkpoints, encoding
+from initmem.store import claims as claims_module
+from initmem.store.encoding import decode, encode
+from initmem.store.record import RunRecord, failed
+from initmem.store.records import Records
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
@@ -57,9 +59,9 @@ def test_a_committed_record_never_changes(store: Store, runs: list[Run]) -> None
 
 
 def test_only_the_record_is_left_of_a_finished_run(store: Store, runs: list[Run]) -> None:
-    store.claim([runs[0]])
-    store.append_history(runs[0], {"epoch": 1}, fresh=True)
-    store.write_checkpoints({runs[0]: ({"now/a": torch.ones(2)}, {"epoch": 1})}, 1)
+    store.claims.take([runs[0]])
+    store.live.append(runs[0], {"epoch": 1}, fresh=True)
+    store.checkpoints.write({runs[0]: ({"now/a": torch.ones(2)}, {"epoch": 1})}, 1)
     store.commit([fake_record(runs[0], 0.7)])
     assert [p.name for p in (store.path / "runs" / runs[0].id).iterdir()] == ["record.json"]
 
@@ -74,9 +76,9 @@ def test_a_flipped_bit_is_noticed_and_the_run_is_open_again(
     data[position] ^= 1
     path.write_bytes(bytes(data))
     assert [record.id for record in store.records()] == [runs[1].id]
-    assert len(store.damaged()) == 1
+    assert len(store.survey()[1]) == 1
     store.recover()
-    assert store.damaged() == []
+    assert store.survey()[1] == []
     assert not store.has(runs[0])
     assert store.has(runs[1])
     assert len(list((store.path / "aside").iterdir())) == 1
@@ -84,21 +86,21 @@ def test_a_flipped_bit_is_noticed_and_the_run_is_open_again(
 
 def test_a_claim_is_exclusive_until_it_is_released(store: Store, runs: list[Run]) -> None:
     other = Store(store.path)
-    assert store.claim(runs[:2]) == runs[:2]
-    assert other.claim(runs[:2]) == []
-    assert other.claim(runs[1:3]) == []  # who does not get the first run leaves the pack alone
+    assert store.claims.take(runs[:2]) == runs[:2]
+    assert other.claims.take(runs[:2]) == []
+    assert other.claims.take(runs[1:3]) == []  # who does not get the first run leaves the pack alone
     assert store.in_flight() == sorted(run.id for run in runs[:2])
-    store.release(runs[:2])
-    assert other.claim(runs[:2]) == runs[:2]
+    store.claims.release(runs[:2])
+    assert other.claims.take(runs[:2]) == runs[:2]
 
 
 def test_finished_runs_are_not_claimed(store: Store, runs: list[Run]) -> None:
     store.commit([fake_record(runs[0], 0.5)])
-    assert store.claim(runs[:3]) == runs[1:3]
+    assert store.claims.take(runs[:3]) == runs[1:3]
 
 
 def _claim_and_die(path: Path, run: Run) -> None:
-    Store(path).claim([run])
+    Store(path).claims.take([run])
     os._exit(9)
 
 
@@ -107,13 +109,13 @@ def test_a_claim_dies_with_its_process(store: Store, runs: list[Run]) -> None:
     process.start()
     process.join()
     assert claim_path(store, runs[0]).exists()
-    assert store.claim([runs[0]]) == [runs[0]]
-    assert store.attempt(runs[0]) == 2
+    assert store.claims.take([runs[0]]) == [runs[0]]
+    assert store.faults.attempt(runs[0].id) == 2
 
 
 def foreign_claim(store: Store, run: Run) -> Path:
     """A claim from another machine, of which only the heartbeat can tell whether it lives."""
-    store.claim([run])
+    store.claims.take([run])
     path = claim_path(store, run)
     claim = json.loads(path.read_text())
     path.write_text(json.dumps(claim | {"host": "elsewhere", "pid": 1}))
@@ -125,38 +127,38 @@ def test_a_silent_claim_of_another_host_expires_on_the_observers_clock(
 ) -> None:
     path = foreign_claim(store, runs[0])
     now = 1000.0
-    monkeypatch.setattr(store_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now)
     observer = Store(store.path)
     os.utime(path, (0, 0))  # a system clock far off must not matter
-    assert observer.claim([runs[0]]) == []
-    now += 0.9 * store_module.EXPIRY
-    assert observer.claim([runs[0]]) == []
+    assert observer.claims.take([runs[0]]) == []
+    now += 0.9 * claims_module.EXPIRY
+    assert observer.claims.take([runs[0]]) == []
     os.utime(path, (5, 5))  # a heartbeat
-    now += 0.9 * store_module.EXPIRY
-    assert observer.claim([runs[0]]) == []
-    now += 1.1 * store_module.EXPIRY
-    assert observer.claim([runs[0]]) == [runs[0]]
-    assert observer.owns(runs[0])
-    assert not Store(store.path).claim([runs[0]])
+    now += 0.9 * claims_module.EXPIRY
+    assert observer.claims.take([runs[0]]) == []
+    now += 1.1 * claims_module.EXPIRY
+    assert observer.claims.take([runs[0]]) == [runs[0]]
+    assert observer.claims.owns(runs[0])
+    assert not Store(store.path).claims.take([runs[0]])
 
 
 def test_who_takes_over_a_pack_takes_all_of_it(store: Store, runs: list[Run], monkeypatch) -> None:
-    store.claim(runs[:3])
+    store.claims.take(runs[:3])
     for run in runs[:3]:
         path = claim_path(store, run)
         path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "elsewhere"}))
     now = 1000.0
-    monkeypatch.setattr(store_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now)
     observer = Store(store.path)
-    assert observer.claim(runs[:3]) == []  # so far it has looked at the first run only
-    now += 1.1 * store_module.EXPIRY
-    assert observer.claim(runs[:3]) == runs[:3]
+    assert observer.claims.take(runs[:3]) == []  # so far it has looked at the first run only
+    now += 1.1 * claims_module.EXPIRY
+    assert observer.claims.take(runs[:3]) == runs[:3]
 
 
 def _race(path: Path, run: Run, barrier, winners) -> None:
     store = Store(path)
     barrier.wait()
-    if store.claim([run]):
+    if store.claims.take([run]):
         winners.put(os.getpid())
     barrier.wait()  # stay alive until all have tried, or the claim would be dead again
 
@@ -180,16 +182,16 @@ def test_of_many_claimants_exactly_one_wins(store: Store, runs: list[Run], stale
 
 def test_an_interrupted_pack_commit_is_completed(store: Store, runs: list[Run], monkeypatch) -> None:
     records = [fake_record(run, 0.5) for run in runs]
-    commit_one = Store._commit_one
+    commit_one = Records._commit_one
     done = []
 
-    def crash(self, record):
+    def crash(self, run_id, data):
         if len(done) == 2:
             raise KeyboardInterrupt
-        done.append(record)
-        commit_one(self, record)
+        done.append(run_id)
+        commit_one(self, run_id, data)
 
-    monkeypatch.setattr(Store, "_commit_one", crash)
+    monkeypatch.setattr(Records, "_commit_one", crash)
     with pytest.raises(KeyboardInterrupt):
         store.commit(records)
     monkeypatch.undo()
@@ -204,28 +206,28 @@ def test_checkpoints_of_a_pack_agree_on_an_epoch(store: Store, runs: list[Run]) 
         return {run: ({"now/a": torch.full((2,), float(epoch))}, {"epoch": epoch}) for run in which}
 
     pair = runs[:2]
-    assert store.read_checkpoints(pair) is None
-    store.write_checkpoints(saved(3, pair), 3)
-    store.write_checkpoints(saved(5, pair[:1]), 5)  # as if a crash fell between two files
-    assert [meta["epoch"] for _, meta in store.read_checkpoints(pair[1:])] == [3]
-    store.write_checkpoints(saved(3, pair[:1]), 3)
-    store.write_checkpoints(saved(7, pair), 7)
-    tensors, meta = store.read_checkpoints(pair)[0]
+    assert store.checkpoints.read(pair) is None
+    store.checkpoints.write(saved(3, pair), 3)
+    store.checkpoints.write(saved(5, pair[:1]), 5)  # as if a crash fell between two files
+    assert [meta["epoch"] for _, meta in store.checkpoints.read(pair[1:])] == [3]
+    store.checkpoints.write(saved(3, pair[:1]), 3)
+    store.checkpoints.write(saved(7, pair), 7)
+    tensors, meta = store.checkpoints.read(pair)[0]
     assert meta["epoch"] == 7
     assert torch.equal(tensors["now/a"], torch.full((2,), 7.0))
-    path = store._checkpoint(pair[0], 7)
+    path = store.paths.checkpoint(pair[0].id, 7)
     path.write_bytes(path.read_bytes()[:20])
-    assert store.read_checkpoints(pair) is None
+    assert store.checkpoints.read(pair) is None
 
 
 def test_a_checkpoint_is_safetensors_and_notices_every_flipped_bit() -> None:
     from safetensors.torch import load
 
     tensors = {"now/a": torch.arange(6.0).reshape(2, 3), "now/n": torch.tensor(7)}
-    data = checkpoints.encode(tensors, {"epoch": 3})
+    data = checkpoints.encode("0" * 16, 3, tensors, {"epoch": 3})
     assert {name: t.tolist() for name, t in load(data).items()} == {n: t.tolist() for n, t in tensors.items()}
-    found, meta = checkpoints.decode(data)
-    assert meta == {"epoch": 3}
+    run_id, epoch, found, meta = checkpoints.decode(data)
+    assert (run_id, epoch, meta) == ("0" * 16, 3, {"epoch": 3})
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     for position in range(len(data)):
         flipped = bytearray(data)
@@ -257,9 +259,9 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_history_is_appended_line_by_line(store: Store, runs: list[Run]) -> None:
-    store.append_history(runs[0], {"epoch": 9}, fresh=True)
-    store.append_history(runs[0], {"epoch": 1}, fresh=True)
-    store.append_history(runs[0], {"epoch": 2}, fresh=False)
+    store.live.append(runs[0], {"epoch": 9}, fresh=True)
+    store.live.append(runs[0], {"epoch": 1}, fresh=True)
+    store.live.append(runs[0], {"epoch": 2}, fresh=False)
     lines = (store.path / "runs" / runs[0].id / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
 
@@ -325,9 +327,9 @@ def test_a_history_of_another_length_than_the_run_is_not_written(runs: list[Run]
 
 def test_a_record_has_no_business_to_be_that_large(runs: list[Run], monkeypatch) -> None:
     data = encode(fake_record(runs[0], 0.5))
-    monkeypatch.setattr(record_module, "LARGEST_RECORD", len(data))
+    monkeypatch.setattr(encoding, "LARGEST_RECORD", len(data))
     decode(data)
-    monkeypatch.setattr(record_module, "LARGEST_RECORD", len(data) - 1)
+    monkeypatch.setattr(encoding, "LARGEST_RECORD", len(data) - 1)
     with pytest.raises(StoreError, match="allowed: up to"):
         decode(data)
 
@@ -348,10 +350,236 @@ def test_who_clears_up_leaves_alone_what_others_are_writing(
             deed()
 
     monkeypatch.setattr(os, "link", partial(meanwhile, deed=lambda: other.commit([record])))
-    assert store.claim(runs[:1]) == []  # it is done, and claimed no more
-    assert other.claim(runs[1:2]) == runs[1:2]
+    assert store.claims.take(runs[:1]) == []  # it is done, and claimed no more
+    assert other.claims.take(runs[1:2]) == runs[1:2]
     second = fake_record(runs[1], 0.6)
     monkeypatch.setattr(os, "link", partial(meanwhile, deed=other.recover))
     other.commit([second])
     assert {r.id: r.summary.test_accuracy for r in store.records()} == {record.id: 0.5, second.id: 0.6}
     assert [path.name for path in store.path.glob("runs/*/*")] == ["record.json"] * 2
+
+
+# -- what is moved aside, and what is not --------------------------------------------------------------------
+
+
+def kept(store: Store) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in store.path.glob("**/*.json") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.update(schema=9), "schema 9"),
+        (lambda c: c["run"]["recipe"].update(colour="red"), "unknown field colour"),
+        (lambda c: c["summary"].update(test_f1=0.5), "test_f1"),
+    ],
+)
+def test_an_intact_record_of_a_newer_version_is_never_moved(
+    store: Store, runs: list[Run], change, said: str
+) -> None:
+    store.commit([fake_record(run, 0.5) for run in runs[:2]])
+    newer = store.paths.record(runs[0].id)
+    newer.write_bytes(resealed(fake_record(runs[0], 0.5), change))
+    before = kept(store)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=said) as error:
+            store.recover()
+        assert "\n" not in str(error.value)
+        assert str(newer) in str(error.value)
+    assert kept(store) | before == kept(store)
+    assert store.has(runs[0])
+    assert said in store.survey()[1][0]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+def test_a_passing_error_of_the_disk_moves_nothing(
+    store: Store, runs: list[Run], monkeypatch, number: int
+) -> None:
+    store.commit([fake_record(run, 0.5) for run in runs])
+    real = os.open
+
+    def refuse(path, flags, *args, **kwargs):
+        if str(path).endswith("record.json"):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreError, match=rf"record.json: {os.strerror(number)} .and 5 more"):
+        Store(store.path).recover()
+    monkeypatch.undo()
+    assert Store(store.path).recover() == []
+    assert len(Store(store.path).records()) == len(runs)
+    assert not store.paths.aside.exists()
+
+
+def test_what_is_moved_aside_is_named_with_the_reason(
+    store: Store, runs: list[Run], tiny_study: Study
+) -> None:
+    store.commit([fake_record(run, 0.5) for run in runs[:2]])
+    store.add_study(tiny_study)
+    victims = [store.paths.record(runs[0].id), next(store.paths.studies.iterdir())]
+    for victim in victims:
+        victim.write_bytes(victim.read_bytes().replace(b"0.5", b"0.6", 1))
+    pending = store.paths.pending / "p.json"
+    pending.write_bytes(encode(fake_record(runs[2], 0.5)) + encode(fake_record(runs[3], 0.5))[:-9])
+    moved = store.recover()
+    assert len(moved) == 3
+    for line, path in zip(moved, [*victims, pending], strict=True):
+        assert line.startswith(f"{path}: ")
+        assert "checksum does not match" in line
+        assert Path(line.rpartition("; moved to ")[2]).exists()
+    assert store.has(runs[2])  # what was whole in it is committed
+    assert store.recover() == []
+
+
+def test_an_intact_study_of_a_newer_version_stops_and_stays(store: Store, tiny_study: Study) -> None:
+    store.add_study(tiny_study)
+    path = next(store.paths.studies.iterdir())
+    content = json.loads(path.read_bytes())
+    del content["sha256"]
+    content["colour"] = "red"
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({"sha256": digest} | content))
+    with pytest.raises(StoreError, match="colour"):
+        store.recover()
+    assert path.exists()
+    path.write_text(json.dumps(content))  # without a checksum it can only be damage
+    assert "colour" in store.recover()[0]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_new_files_of_a_group_writable_store_are_for_the_group(
+    store: Store, runs: list[Run], tiny_study: Study, umask: int
+) -> None:
+    store.path.chmod(0o2770)
+    before = os.umask(umask)
+    try:
+        shared = Store.create(store.path)
+        shared.add_study(tiny_study)
+        shared.claims.take(runs[:1])
+        shared.live.append(runs[0], {"epoch": 1}, fresh=True)
+        shared.faults.note(runs[:1], "exception")
+        shared.checkpoints.write({runs[0]: ({"now/a": torch.ones(2)}, {"epoch": 1})}, 1)
+        shared.commit([fake_record(run, 0.5) for run in runs[1:3]])
+        shared.records()
+    finally:
+        os.umask(before)
+    made = [path for path in store.path.glob("**/*") if path.name != "store.json"]
+    files, folders = [p for p in made if p.is_file()], list(store.path.glob("runs/*"))
+    assert len(files) == 8
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o660}
+    assert {path.stat().st_mode & 0o7777 for path in folders} == {0o2770}
+    store.path.chmod(0o700)
+    private = Store.create(store.path)
+    private.commit([fake_record(runs[4], 0.5)])
+    assert private.paths.record(runs[4].id).stat().st_mode & 0o020 == 0
+
+
+# -- claims that must not be stolen --------------------------------------------------------------------------
+
+
+def test_a_process_that_is_hidden_is_alive_until_its_heartbeat_expires(
+    store: Store, runs: list[Run], monkeypatch
+) -> None:
+    """As under /proc with hidepid=2, where processes of other users cannot be seen."""
+    store.claims.take(runs[:1])
+    path = claim_path(store, runs[0])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 4_000_000, "born": "123"}))
+    read, now = Path.read_text, 1000.0
+
+    def hidden(self: Path, *args, **kwargs) -> str:
+        if str(self) == "/proc/4000000/stat":
+            raise FileNotFoundError
+        return read(self, *args, **kwargs)
+
+    def not_permitted(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    monkeypatch.setattr(os, "kill", not_permitted)
+    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now)
+    observer = Store(store.path)
+    assert observer.claims.take(runs[:1]) == []
+    now += 0.9 * claims_module.EXPIRY
+    assert observer.claims.take(runs[:1]) == []
+    now += 0.2 * claims_module.EXPIRY
+    assert observer.claims.take(runs[:1]) == runs[:1]
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b'{"token": 3}'])
+def test_a_claim_that_cannot_be_read_expires_like_any_other(
+    store: Store, runs: list[Run], monkeypatch, content: bytes
+) -> None:
+    store.claims.take(runs[:1])
+    claim_path(store, runs[0]).write_bytes(content)
+    now = 1000.0
+    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now)
+    observer = Store(store.path)
+    assert observer.claims.take(runs[:1]) == []
+    now += 1.1 * claims_module.EXPIRY
+    assert observer.claims.take(runs[:1]) == runs[:1]
+
+
+def test_a_claim_of_a_newer_version_is_a_claim(store: Store, runs: list[Run]) -> None:
+    store.claims.take(runs[:1])
+    path = claim_path(store, runs[0])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"colour": "red"}))
+    assert store.claims.owns(runs[0])
+    assert Store(store.path).claims.take(runs[:1]) == []
+
+
+# -- records that could not be written -----------------------------------------------------------------------
+
+
+def test_values_that_are_not_finite_are_a_diverged_record(store: Store, runs: list[Run]) -> None:
+    bad = fake_record(runs[0], 0.7)
+    bad = replace(bad, summary=replace(bad.summary, test_loss=float("nan"), norm_init=float("inf")))
+    odd = replace(fake_record(runs[1], 0.6), finals={"score": float("inf"), "other": 1.0})
+    broken = fake_record(runs[2], 0.5)
+    columns = {name: column.copy() for name, column in broken.history.items()}
+    columns["norm"][2] = np.nan
+    fine = fake_record(runs[3], 0.4)
+    written = store.commit([bad, odd, replace(broken, history=columns), fine])
+    assert [record.status for record in written] == ["diverged"] * 3 + ["completed"]
+    assert written[3] is fine
+    first, second, third, _ = (store.read(run.id) for run in runs[:4])
+    assert (first.status, first.summary.test_loss, first.summary.norm_init) == ("diverged", None, None)
+    assert (first.summary.test_accuracy, first.summary.epochs) == (0.7, 4)
+    assert (second.status, second.finals) == ("diverged", {"other": 1.0})
+    assert (third.summary.epochs, third.summary.tau_best, third.summary.test_accuracy) == (2, 2, None)
+    assert third.history["val_loss"].tolist() == broken.history["val_loss"][:2].tolist()
+
+
+def test_a_record_that_is_too_large_is_a_failed_run(store: Store, runs: list[Run], monkeypatch) -> None:
+    small = encode(fake_record(runs[0], 0.5))
+    monkeypatch.setattr(encoding, "LARGEST_RECORD", len(small) + 200)
+    large = fake_record(runs[1], 0.5, epochs=50)
+    told = replace(fake_record(runs[2], 0.5), provenance={"note": "x" * len(small)})
+    written = store.commit([fake_record(runs[0], 0.5), large, told])
+    assert [record.status for record in written] == ["completed", "failed", "failed"]
+    records = {record.id: record for record in Store(store.path).records()}
+    assert len(records) == 3
+    for run in runs[1:3]:
+        assert "bytes (allowed: up to" in str(records[run.id].error)
+    assert records[runs[1].id].provenance == large.provenance
+    assert Store(store.path).recover() == []
+    with pytest.raises(StoreError, match="allowed: up to"):
+        encode(large)
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_run_or_epoch_is_not_used(store: Store, runs: list[Run]) -> None:
+    one, two = runs[:2]
+    saved = {run: ({"now/a": torch.ones(2)}, {"epoch": 3}) for run in (one, two)}
+    store.checkpoints.write(saved, 3)
+    path, other = store.paths.checkpoint(one.id, 3), store.paths.checkpoint(two.id, 3)
+    good = path.read_bytes()
+    path.write_bytes(other.read_bytes())
+    assert store.checkpoints.read([one]) is None
+    assert store.checkpoints.read([two]) is not None
+    path.write_bytes(good)
+    assert store.checkpoints.read([one, two]) is not None
+    path.rename(store.paths.checkpoint(one.id, 4))
+    assert store.checkpoints.read([one]) is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from initmem.clocks import clocks, epoch_rates
 from initmem.data import load
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
+from initmem.store.encoding import decode, encode
 from initmem.store.record import COLUMNS, RunRecord
 from initmem.study import Run
 from initmem.train.init import initialise
 from initmem.train.layers import by_replica
 from initmem.train.loop import train_pack
 from initmem.train.models import build, count
-from initmem.train.pack import Pack
+from initmem.train.pack import Checkpoint, Pack
 
 SCALES = (0.3, 1.0, 2.5)
 
@@ -277,3 +279,57 @@ def test_patience_stops_a_run_without_changing_its_schedule(tiny: Recipe) -> Non
     assert n == stopped.summary.tau_best + 2
     for name in ("val_loss", "learning_rate"):
         assert np.array_equal(stopped.history[name], whole.history[name][:n])
+
+
+@pytest.mark.parametrize("change", [{"layer_scales": "output=1e38"}, {"bias_std": 1e38}])
+def test_a_network_that_is_not_finite_at_the_start_is_a_diverged_record(tiny: Recipe, change: dict) -> None:
+    recipe = tiny.replace(**change)
+    (record,) = train_pack([Run(recipe, 100.0, 0)], load(recipe))
+    assert (record.status, record.summary.epochs) == ("diverged", 0)
+    assert decode(encode(record)).same_result(record)
+
+
+def test_a_test_result_that_is_not_finite_is_a_diverged_record(tiny: Recipe) -> None:
+    data = load(tiny)
+    huge = replace(data, test=replace(data.test, x=np.full_like(data.test.x, 3e38, dtype=np.float32)))
+    (record,) = train_pack([Run(tiny, 1.0, 0)], huge)
+    assert (record.status, record.summary.epochs, record.summary.test_loss) == ("diverged", 3, None)
+    assert decode(encode(record)).same_result(record)
+
+
+def half_way(tiny: Recipe, runs: list[Run], **how) -> list[Checkpoint]:
+    pack = Pack(runs, load(tiny), **how)
+    pack.train_epoch()
+    return pack.checkpoint()
+
+
+def test_a_record_says_when_its_sessions_were_not_alike(tiny: Recipe) -> None:
+    runs = [Run(tiny, scale, 0) for scale in (0.5, 1.0, 2.0)]
+    saved = half_way(tiny, runs, precision="amp")
+    alike = train_pack(runs, load(tiny), resume=saved, precision="amp")
+    assert all("sessions" not in record.provenance for record in alike)
+    (mixed,) = train_pack(runs[1:2], load(tiny), resume=saved[1:2])
+    first, second = mixed.provenance["sessions"]
+    assert (first["until"], first["precision"], first["pack"]) == (1, "amp", 3)
+    assert (second["until"], second["precision"], second["pack"]) == (3, "float32", 1)
+    assert {"initmem", "torch", "native", "device"} <= first.keys()
+
+
+def test_a_checkpoint_fits_exactly_or_not_at_all(tiny: Recipe) -> None:
+    runs = [Run(tiny, 1.0, 0)]
+    (saved,) = half_way(tiny, runs)
+    pack = Pack(runs, load(tiny))
+    pack.restore([saved])
+    name = next(name for name, tensor in saved.tensors.items() if tensor.ndim > 1)
+    for tensors in (
+        saved.tensors | {name: saved.tensors[name].flatten()[:1]},  # would be broadcast
+        saved.tensors | {name: saved.tensors[name].double()},
+        saved.tensors | {"now/more": saved.tensors[name]},
+        {key: tensor for key, tensor in saved.tensors.items() if key != name},
+    ):
+        with pytest.raises(ValueError, match="other tensors"):
+            pack.restore([Checkpoint(tensors, saved.meta)])
+    pair = [Run(tiny, 1.0, 0), Run(tiny, 1.0, 1)]
+    later = replace(saved, meta=saved.meta | {"epoch": 2})
+    with pytest.raises(ValueError, match="different epochs"):
+        Pack(pair, load(tiny)).restore([saved, later])

@@ -21,8 +21,12 @@ class StoreError(InitmemError):
     """A store cannot be read or written."""
 
 
+class Damaged(StoreError):
+    """A file of a store fails its checksum. Nothing else counts as damaged, and is ever moved aside."""
+
+
 class FullDisk(StoreError):
-    """There is no room left: nothing that was committed is lost, and the same command goes on later."""
+    """There is no room left: nothing that was committed is lost, and the same command resumes later."""
 
 
 class ModelError(InitmemError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -196,31 +195,10 @@ class Study:
             looked=tuple(stored.looked),
         )
 
-    def encode(self) -> bytes:
-        """The study as a file of a store, with a digest of what it says."""
-        content = self.to_json()
-        return json.dumps({"sha256": _digest(content)} | content, indent=1).encode() + b"\n"
-
-    @classmethod
-    def decode(cls, data: bytes) -> Study:
-        """Read a study's file back; anything that is not exactly what was written is an error."""
-        try:
-            content = json.loads(data)
-            said = content.pop("sha256", None)  # the first stores were written without
-            if said is not None and said != _digest(content):
-                raise ConfigError("checksum does not match")
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{type(error).__name__}: {error}") from None
-        return cls.from_json(content)
-
 
 def recipes_of(studies: Iterable[Study]) -> list[AnyRecipe]:
     """The recipes that studies ask for, as they list them, each once."""
     return list(dict.fromkeys(recipe for study in studies for recipe in study.recipes))
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 Scales = Annotated[list[Annotated[float, Field(gt=0, le=1e6)]], Field(min_length=1)]

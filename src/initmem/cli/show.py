@@ -47,7 +47,7 @@ def status(
             title = f"{study['name']}, effort {study['effort']}: {study['done']} of {study['runs']} runs done"
             console().print(plain_table(study["recipes"], title))
         for line in found["damaged"]:
-            print(f"damaged, will be trained again: {line}")
+            print(f"unreadable: {line}")
     if broken:
         raise typer.Exit(1)
 

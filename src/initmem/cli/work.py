@@ -152,6 +152,8 @@ def run(
             outcome = execute_until(
                 asked, opened, chosen, width=until, max_seeds=max_seeds, pack=pack, watch=watch
             )
+    for line in outcome.moved_aside:
+        print(f"initmem: moved aside: {line}", file=sys.stderr)
     if as_json:
         print_json({"study": asked.name, "effort": asked.effort} | asdict(outcome))
     else:

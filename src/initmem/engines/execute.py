@@ -35,6 +35,7 @@ class Outcome:
     missing: int
     interrupted: bool
     seconds: float
+    moved_aside: tuple[str, ...] = ()  # damaged files of the store, and why
 
     def summary(self) -> str:
         """Counts in words."""
@@ -71,7 +72,7 @@ def execute(
 ) -> Outcome:
     """Train every run of the study that has no record yet."""
     started = time.monotonic()
-    store.recover()
+    moved_aside = store.recover()
     if retry_failed:
         store.set_aside(lambda record: record.status == "failed")
     study = with_known_seeds(study, store)
@@ -102,6 +103,7 @@ def execute(
         missing=len(runs) - counts.total(),
         interrupted=not finished,
         seconds=round(time.monotonic() - started, 3),
+        moved_aside=tuple(moved_aside),
     )
 
 
@@ -144,9 +146,10 @@ def execute_until(
     study = replace(study, schedule=study.schedule or schedule(len(study.seeds), max_seeds))
     study = _up_to(study, study.recipes, study.schedule[0])
     trained = 0
+    moved_aside: tuple[str, ...] = ()
     while True:
         outcome = execute(study, store, engine, pack=pack, watch=watch)
-        trained += outcome.trained
+        trained, moved_aside = trained + outcome.trained, moved_aside + outcome.moved_aside
         wider = [] if outcome.interrupted else _too_wide(study, store, width)
         grown = study
         for recipe in wider:
@@ -154,7 +157,7 @@ def execute_until(
             looks = [n for n in (*study.schedule, beyond) if len(study.seeds_of(recipe)) < n <= max_seeds]
             grown = _up_to(grown, [recipe], min(looks, default=0))
         if grown == study:
-            return replace(outcome, trained=trained)
+            return replace(outcome, trained=trained, moved_aside=moved_aside)
         study = grown
 
 

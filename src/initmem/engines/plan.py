@@ -16,7 +16,8 @@ from initmem.engines.packing import pack_size, packs
 from initmem.engines.speed import PackSizes, Speedometer, run_flops
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import Recipe, network_of
-from initmem.store.record import COLUMNS, RunRecord, encode, summarise
+from initmem.store.encoding import encode
+from initmem.store.record import COLUMNS, RunRecord, summarise
 from initmem.study import Run, Study
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.

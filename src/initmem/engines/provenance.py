@@ -47,8 +47,8 @@ def history(store: Store, run: Run, pack: Sequence[Run], *more: Fault) -> dict[s
     return {
         "pack": len(pack),
         "pack_id": pack_id(pack),
-        "attempts": store.attempt(run),
-        "faults": counted([*store.faults(run), *more]),
+        "attempts": store.faults.attempt(run.id),
+        "faults": counted([*store.faults.of(run.id), *more]),
     }
 
 

@@ -28,9 +28,10 @@ from initmem.engines.settings import Settings
 from initmem.engines.watch import StopSign, Watch
 from initmem.engines.worker import Worker, heartbeat, make_ready, whole_pack
 from initmem.errors import ConfigError, InitmemError, StoreError
+from initmem.store.encoding import decode, encode
 from initmem.store.faults import Cause, counted
 from initmem.store.files import explained, temporary
-from initmem.store.record import decode, encode, failed
+from initmem.store.record import failed
 from initmem.store.store import Store
 from initmem.study import Run
 
@@ -141,7 +142,7 @@ class RayEngine:
                 place = _Place(store.path.resolve(), beacon)
                 task = self._task(RETRIES).remote(place, store.session, parcel.pack, self.settings)
                 self._flying[task] = _Flight(parcel, [])
-            elif claimed := store.claim(parcel.pack):
+            elif claimed := store.claims.take(parcel.pack):
                 self._held.extend(claimed)
                 pack = whole_pack(store, parcel.pack, claimed)
                 task = self._task(TRAVEL_RETRIES).remote(None, store.session, pack, self.settings)
@@ -186,20 +187,20 @@ class RayEngine:
             cause = "out of memory"
         elif isinstance(error, self._ray.exceptions.RayTaskError):
             cause = "exception"
-        runs = flight.claimed or store.claim(flight.parcel.pack)
+        runs = flight.claimed or store.claims.take(flight.parcel.pack)
         if not runs and not all(store.has(run) for run in flight.parcel.pack):
             return [flight.parcel]  # the claim of a machine that is gone has some seconds to live
-        store.note_fault(runs, cause, str(error))
+        store.faults.note(runs, cause, str(error))
         if len(runs) > 1:
-            store.release(runs)
+            store.claims.release(runs)
             return [flight.parcel._replace(pack=[run]) for run in runs]
         for run in runs:
-            origin = environment(self.settings.device) | {"faults": counted(store.faults(run))}
+            origin = environment(self.settings.device) | {"faults": counted(store.faults.of(run.id))}
             store.commit([failed(run, f"{cause}: {error}", origin)])
         return []
 
     def _give_back(self, store: Store, flight: _Flight) -> None:
-        store.release(flight.claimed)
+        store.claims.release(flight.claimed)
         for run in flight.claimed:
             self._held.remove(run)
 
@@ -275,8 +276,7 @@ def _work(place: _Place | None, session: str, pack: list[Run], settings: Setting
 def _train_apart(session: str, pack: list[Run], settings: Settings) -> list[bytes]:
     """Train in a store of this machine's own. After a crash the same machine finds its checkpoints there."""
     place = Path(tempfile.gettempdir()) / f"initmem-{session}-{pack_id(pack)}"
-    store = Store.create(place)
-    store.session = session
+    store = Store.create(place, session=session)
     store.recover()
     Worker(store, settings).work([pack])
     records = [encode(store.read(run.id)) for run in pack]

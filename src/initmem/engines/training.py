@@ -90,7 +90,7 @@ class Training:
                 if cause == "full disk":
                     raise FullDisk(f"no room left while training ({error}); all so far is kept") from error
                 detail = traceback.format_exc()
-                self.store.note_fault(job.claimed, cause, detail)
+                self.store.faults.note(job.claimed, cause, detail)
                 self.listen(Faulted(cause, tuple(run.id for run in job.claimed)))
                 if smaller := self._smaller(job, cause, attempt):
                     jobs = smaller + jobs
@@ -105,7 +105,7 @@ class Training:
         """What to try after a fault, in order; nothing when a run failed alone."""
         runs = job.claimed
         if cause == "exception" and attempt.stumbled:
-            self.store.drop_checkpoints(runs)
+            self.store.checkpoints.drop(runs)
             return [job]
         if len(job.pack) > len(runs):
             return [Job.alone(runs)]
@@ -160,7 +160,7 @@ class _Attempt:
     def _checkpoints(self) -> list[Checkpoint] | None:
         if len(self.pack) > len(self.claimed):
             return None  # some of the pack are done, and have none
-        saved = self.store.read_checkpoints(self.claimed)
+        saved = self.store.checkpoints.read(self.claimed)
         self.resumed = saved is not None
         return None if saved is None else [Checkpoint(tensors, meta) for tensors, meta in saved]
 
@@ -168,10 +168,10 @@ class _Attempt:
         """For trainers without checkpoints: asked to stop, they stop after an epoch, and begin anew."""
         if run not in self.claimed:
             return
-        if not self.store.owns(run):
+        if not self.store.claims.owns(run):
             raise ClaimLost
         self.watchdog.calm()
-        self.store.append_history(run, row, fresh=run not in self.begun)
+        self.store.live.append(run, row, fresh=run not in self.begun)
         self.begun.add(run)
         if run.recipe.get("epochs"):
             self.training.listen(EpochEnded((run.id,), int(row["epoch"])))
@@ -179,7 +179,7 @@ class _Attempt:
             raise Interrupted
 
     def _on_epoch(self, pack: Pack) -> None:
-        if not all(self.store.owns(run) for run in self.claimed):
+        if not all(self.store.claims.owns(run) for run in self.claimed):
             raise ClaimLost
         self.watchdog.calm()
         claimed = set(self.claimed)
@@ -200,7 +200,7 @@ class _Attempt:
         return self.training.should_stop() or now - self.written > self.settings.checkpoint_every
 
     def _on_pause(self, pack: Pack) -> None:
-        if not all(self.store.owns(run) for run in self.claimed):
+        if not all(self.store.claims.owns(run) for run in self.claimed):
             raise ClaimLost
         self._save(pack)
         if self.training.should_stop():
@@ -209,7 +209,7 @@ class _Attempt:
     def _save(self, pack: Pack) -> None:
         if len(self.pack) == len(self.claimed):
             states = ((saved.tensors, saved.meta) for saved in pack.checkpoint())
-            self.store.write_checkpoints(dict(zip(self.claimed, states, strict=True)), pack.updates)
+            self.store.checkpoints.write(dict(zip(self.claimed, states, strict=True)), pack.updates)
         self.written = time.monotonic()
 
     def _append(self, run: Run, rows: dict[str, list[float]], *, fresh: bool) -> None:
@@ -217,7 +217,7 @@ class _Attempt:
         epochs = len(rows["val_loss"])
         for i in range(epochs) if fresh else range(max(epochs - 1, 0), epochs):
             row = {"epoch": i + 1} | {name: column[i] for name, column in rows.items()}
-            self.store.append_history(run, row, fresh=fresh and i == 0)
+            self.store.live.append(run, row, fresh=fresh and i == 0)
 
 
 class Watchdog:
@@ -236,7 +236,7 @@ class Watchdog:
         if self.seconds is None:
             yield
             return
-        with store.last_words(runs) as stream:
+        with store.faults.last_words(runs) as stream:
             self._stream = stream.fileno()
             self.calm()
             try:

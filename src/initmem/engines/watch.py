@@ -32,7 +32,7 @@ class Watch:
             if self.store.has(run):
                 del self.left[run.id]
                 self.listen(Finished(((run.id, self.store.read(run.id).status),)))
-            elif (epoch := self.store.live_epoch(run.id)) != self._epochs.get(run.id, 0):
+            elif (epoch := self.store.live.epochs(run.id)) != self._epochs.get(run.id, 0):
                 self._epochs[run.id] = epoch
                 self.listen(EpochEnded((run.id,), epoch))
         ended = time.monotonic()
@@ -43,7 +43,7 @@ class StopSign:
     """A file that asks the workers of one session, on whatever machine, to stop."""
 
     def __init__(self, store: Store) -> None:
-        self.place, self.path = store.path, store.path / f".stop-{store.session}"
+        self.place, self.path = store.path, store.paths.stop_sign(store.session)
 
     def __enter__(self) -> StopSign:
         return self

@@ -18,9 +18,10 @@ from initmem.engines.provenance import environment, pack_id
 from initmem.engines.settings import Settings
 from initmem.engines.training import ClaimLost, Interrupted, Job, Training
 from initmem.errors import FullDisk, StoreError
+from initmem.store.claims import EXPIRY
 from initmem.store.faults import LOSSES, counted, next_pack
 from initmem.store.record import RunRecord, failed
-from initmem.store.store import EXPIRY, Store
+from initmem.store.store import Store
 from initmem.study import Run
 
 PAUSE = 1.0  # seconds between two looks at packs that others have
@@ -57,27 +58,27 @@ class Worker:
 
     def _claim(self, pack: list[Run]) -> list[Run]:
         """Claim what is open of a pack, or less of it when workers were lost with it before."""
-        runs = self.store.claim(pack)
+        runs = self.store.claims.take(pack)
         room = [self._room(run, len(runs)) for run in runs]
         if not all(room):
             self._commit([self._given_up(run) for run, size in zip(runs, room, strict=True) if size == 0])
-            self.store.release(runs)
+            self.store.claims.release(runs)
             return []
         if runs and min(room) < len(runs):
-            self.store.release(runs)
-            return self.store.claim(runs[: min(room)])
+            self.store.claims.release(runs)
+            return self.store.claims.take(runs[: min(room)])
         return runs
 
     def _room(self, run: Run, pack: int) -> int:
-        store = self.store
-        return next_pack(store.faults(run), session=store.session, epoch=store.progress(run), pack=pack)
+        store, newest = self.store, self.store.checkpoints.newest(run.id)
+        return next_pack(store.faults.of(run.id), session=store.session, epoch=newest, pack=pack)
 
     def _given_up(self, run: Run) -> RunRecord:
-        faults = self.store.faults(run)
+        faults = self.store.faults.of(run.id)
         losses = [fault for fault in faults if fault.cause in LOSSES]
         last = losses[-1]
         said = f"{last.cause}: the worker was lost {len(losses)} times\n{last.detail}"
-        counts = {"attempts": self.store.attempt(run) - 1, "faults": counted(faults), "pack": 1}
+        counts = {"attempts": self.store.faults.attempt(run.id) - 1, "faults": counted(faults), "pack": 1}
         return failed(run, said.strip(), environment(self.settings.device) | counts)
 
     def _train(self, job: Job) -> None:
@@ -88,19 +89,19 @@ class Worker:
                 for records in self.training.records(job):
                     self._commit(records)
             except (Interrupted, ClaimLost):
-                self.store.release(runs)
+                self.store.claims.release(runs)
                 self.listen(Released(tuple(run.id for run in runs)))
             except FullDisk:
-                self.store.note_full_disk(runs)
-                self.store.release(runs)
+                self.store.faults.note_full_disk(runs)
+                self.store.claims.release(runs)
                 raise
             except BaseException:
                 with contextlib.suppress(StoreError):  # what is already on its way says more
-                    self.store.release(runs)
+                    self.store.claims.release(runs)
                 raise
 
     def _commit(self, records: list[RunRecord]) -> None:
-        self.store.commit(records)
+        records = self.store.commit(records)
         self.listen(Finished(tuple((record.id, record.status) for record in records)))
 
 
@@ -127,7 +128,7 @@ def heartbeat(store: Store, runs: Sequence[Run]) -> Iterator[None]:
     def beat() -> None:
         while not done.wait(EXPIRY / 6):
             with contextlib.suppress(StoreError):  # the worker itself meets a bad disk soon enough
-                store.heartbeat(list(runs))  # whoever asked may add to them and take away
+                store.claims.heartbeat(list(runs))  # whoever asked may add to them and take away
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

@@ -93,6 +93,8 @@ def run(
     chosen = engine_for(engine, trainer, workers)
     with watching(sys.stderr if progress else None) as watch:
         outcome = execute(study, opened, chosen, retry_failed=retry_failed, watch=watch)
+    for line in outcome.moved_aside if progress else ():
+        print(f"initmem: moved aside: {line}", file=sys.stderr)
     if outcome.interrupted:
         raise KeyboardInterrupt
     result = Result(opened, study, code=trainer.code)

@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from initmem.errors import InitmemError, StoreError, allowed
+from initmem.store.encoding import encode, head_of, join, parse_json, split
 from initmem.store.files import write_atomic
-from initmem.store.record import History, RunRecord, StoredHistory, encode, head_of, join, parse_json, split
-from initmem.store.store import Flight, Store
+from initmem.store.live import Flight
+from initmem.store.record import History, RunRecord, StoredHistory
+from initmem.store.store import Store
 from initmem.study import Study
 
 if TYPE_CHECKING:
@@ -151,10 +153,6 @@ class Archive:
     def survey(self) -> tuple[list[RunRecord], list[str]]:
         """All records; none is damaged, or the archive would not open."""
         return self.records(), []
-
-    def damaged(self) -> list[str]:
-        """None: damaged records do not enter an archive."""
-        return []
 
     def in_flight(self) -> list[str]:
         """None: nothing is trained in an archive."""

@@ -1,56 +1,118 @@
-"""Checkpoints as bytes: safetensors with a digest, so that a flipped bit never becomes a trajectory."""
+"""Checkpoints: safetensors with a digest, so that a flipped bit never becomes a trajectory."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from initmem.errors import StoreError
+from initmem.store.files import open_regular, write_atomic, writes
+from initmem.store.paths import Paths
+from initmem.study import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LARGEST_HEADER = 64 << 20
+
+SCHEMA = 2  # 1 did not say whose checkpoint it is; it is not read any more: its run starts again
 
 
-def encode(tensors: Mapping[str, Tensor], meta: Any) -> bytes:
-    """Serialise tensors and plain values."""
+class Saved(NamedTuple):
+    """A checkpoint as it is stored: whose it is, and its state as tensors and plain values."""
+
+    run_id: str
+    epoch: int
+    tensors: dict[str, Tensor]
+    meta: Any
+
+
+class Checkpoints:
+    """The checkpoints of runs in training, each as (tensors, meta): plain values beside tensors.
+
+    A checkpoint that is damaged, or that belongs to another run or epoch than its name says, is not used.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+
+    def newest(self, run_id: str) -> int:
+        """The epoch of the newest checkpoint of a run; 0 when there is none."""
+        return max(self.paths.checkpoints(run_id), default=0)
+
+    @writes
+    def write(self, saved: Mapping[Run, tuple[Mapping[str, Tensor], Any]], epoch: int) -> None:
+        """Write the checkpoints of a pack, then drop the older ones: one epoch is always complete."""
+        for run, (tensors, meta) in saved.items():
+            self.paths.open_run(run.id)
+            data = encode(run.id, epoch, tensors, meta)
+            write_atomic(self.paths.checkpoint(run.id, epoch), data, self.paths.mode)
+        for run in saved:
+            self._drop(run, keep=epoch)
+
+    def read(self, runs: Sequence[Run]) -> list[tuple[dict[str, Tensor], Any]] | None:
+        """The newest checkpoints that all these runs have in common; None when there are none."""
+        common = set.intersection(*(self.paths.checkpoints(run.id) for run in runs))
+        for epoch in sorted(common, reverse=True):
+            with contextlib.suppress(StoreError, OSError):
+                return [self._read(run, epoch) for run in runs]
+        return None
+
+    @writes
+    def drop(self, runs: Sequence[Run]) -> None:
+        """Let runs start again from the beginning."""
+        for run in runs:
+            self._drop(run, keep=None)
+
+    def _read(self, run: Run, epoch: int) -> tuple[dict[str, Tensor], Any]:
+        with open_regular(self.paths.checkpoint(run.id, epoch)) as stream:
+            saved = decode(stream.read())
+        if (saved.run_id, saved.epoch) != (run.id, epoch):
+            raise StoreError(f"checkpoint of run {saved.run_id} at epoch {saved.epoch}, under another name")
+        return saved.tensors, saved.meta
+
+    def _drop(self, run: Run, *, keep: int | None) -> None:
+        for epoch in self.paths.checkpoints(run.id) - {keep}:
+            self.paths.checkpoint(run.id, epoch).unlink(missing_ok=True)
+
+
+def encode(run_id: str, epoch: int, tensors: Mapping[str, Tensor], meta: Any) -> bytes:
+    """Serialise the state of a run at the end of an epoch."""
     from safetensors.torch import save
 
-    text = json.dumps(meta)
-    header, body = _parts(save(dict(tensors)))
-    notes = {"initmem": text, "sha256": _digest(header, text, body)}
-    said = json.dumps({"__metadata__": notes} | header).encode()
-    said += b" " * (-len(said) % 8)  # tensors begin at a multiple of eight
-    return len(said).to_bytes(8, "little") + said + body
+    here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"schema": SCHEMA, "run": run_id, "epoch": epoch, "meta": meta})
+    return save(here, metadata={"initmem": text, "sha256": digest(here, text)})
 
 
-def decode(data: bytes) -> tuple[dict[str, Tensor], Any]:
+def decode(data: bytes) -> Saved:
     """Read a checkpoint back; anything that is not exactly what was written is an error."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        header, body = _parts(data)
-        notes = header.pop("__metadata__")
-        if notes["sha256"] != _digest(header, notes["initmem"], body):
+        tensors = load(data)
+        # Only from a file does safetensors give its metadata. It has checked the header by now.
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        notes = header["__metadata__"]
+        if notes["sha256"] != digest(tensors, notes["initmem"]):
             raise StoreError("damaged checkpoint (checksum does not match)")
-        return load(data), json.loads(notes["initmem"])
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        content = json.loads(notes["initmem"])
+        if content["schema"] != SCHEMA:
+            raise StoreError(f"checkpoint of schema {content['schema']!r} (allowed: {SCHEMA})")
+        return Saved(content["run"], content["epoch"], tensors, content["meta"])
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"not a checkpoint ({type(error).__name__}: {error})") from None
 
 
-def _parts(data: bytes) -> tuple[dict[str, Any], memoryview]:
-    """The header of a safetensors file, and the bytes of its tensors."""
-    size = int.from_bytes(data[:8], "little")
-    if not 2 <= size <= min(len(data) - 8, LARGEST_HEADER):
-        raise StoreError(f"not a checkpoint (a header of {size} in {len(data)} bytes)")
-    return json.loads(data[8 : 8 + size]), memoryview(data)[8 + size :]
+def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """A digest of the names, types, shapes and values of tensors, and of the text beside them."""
+    import torch
 
-
-def _digest(header: Mapping[str, Any], text: str, body: memoryview) -> str:
-    digest = hashlib.sha256(json.dumps([header, text], sort_keys=True).encode())
-    digest.update(body)
-    return digest.hexdigest()
+    summary = [[name, str(t.dtype), list(t.shape)] for name, t in sorted(tensors.items())]
+    found = hashlib.sha256(json.dumps([summary, text]).encode())
+    for _, tensor in sorted(tensors.items()):
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

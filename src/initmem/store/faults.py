@@ -2,37 +2,107 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
-from initmem.errors import FullDisk
+from initmem.errors import FullDisk, StoreError
+from initmem.store.files import append, explained, open_regular, permit, read_bounded, writes
+from initmem.store.paths import Paths
+from initmem.study import Run
 
 Cause = Literal["lost worker", "exception", "out of memory", "divergence", "timeout", "full disk"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
-LOSSES: tuple[Cause, ...] = ("lost worker", "timeout")  # after which another worker begins
+LOSSES: tuple[Cause, ...] = ("lost worker", "timeout")  # after which another worker takes over
 
 MOST_LOSSES = 3  # of a run alone, in one session and without a new checkpoint; then it is recorded as failed
 MOST_TIMEOUTS = 2  # the same, when a time limit ended the worker
 
-LONGEST_DETAIL = 8000
-# What PyTorch says when there is no memory; only its accelerators have an exception of their own for it.
+LARGEST_LOG = 256 << 20  # bytes
+LONGEST_DETAIL = 8000  # characters
+LONGEST_HANG = 1 << 20  # bytes of a watchdog's traceback
+# PyTorch's messages when there is no memory; only for accelerators does it have an exception of its own.
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "DefaultCPUAllocator")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that went wrong while a run was in work."""
+    """One thing that went wrong while a run was in training."""
 
     cause: Cause
-    session: str = ""  # of which call of an engine the worker was a part
-    pack: int = 1  # how many runs were in work together
+    session: str = ""  # the call of an engine that the worker worked for
+    pack: int = 1  # how many runs were trained together
     epoch: int = 0  # of the newest checkpoint at that time
     detail: str = ""
+
+
+class FaultLog:
+    """The faults of runs that have no record yet."""
+
+    def __init__(self, paths: Paths, *, session: str) -> None:
+        self.paths, self.session = paths, session
+
+    def of(self, run_id: str) -> list[Fault]:
+        """What went wrong with a run so far."""
+        try:
+            return list(from_lines(read_bounded(self.paths.faults(run_id), LARGEST_LOG)))
+        except FileNotFoundError:
+            return []
+
+    def attempt(self, run_id: str) -> int:
+        """How many workers have started a run, the present one included."""
+        return 1 + sum(fault.cause in LOSSES for fault in self.of(run_id))
+
+    @writes
+    def note(self, runs: Sequence[Run], cause: Cause, detail: str = "") -> None:
+        """Write down what happened to runs that were trained together."""
+        for run in runs:
+            self._note(run, cause, self.session, len(runs), detail)
+
+    def note_loss(self, run: Run, session: str, pack: int) -> None:
+        """Write down how the previous worker was lost; the watchdog of a time limit leaves a traceback."""
+        hang = self.paths.hang(run.id)
+        said = ""
+        with contextlib.suppress(FileNotFoundError), open_regular(hang) as stream:
+            said = stream.read(LONGEST_HANG).decode(errors="replace")
+        self._note(run, "timeout" if said else "lost worker", session, pack, said)
+        hang.unlink(missing_ok=True)
+
+    def note_full_disk(self, runs: Sequence[Run]) -> None:
+        """Write down that the disk is full, in the space that the live history gives back."""
+        for run in runs:
+            with contextlib.suppress(OSError, StoreError):
+                self.paths.history(run.id).unlink(missing_ok=True)
+                self.note([run], "full disk")
+
+    @contextlib.contextmanager
+    def last_words(self, runs: Sequence[Run]) -> Iterator[BinaryIO]:
+        """A file in the folder of every run, for the traceback of a watchdog that ends this process."""
+        places = [self.paths.open_run(run.id) and self.paths.hang(run.id) for run in runs]
+        with explained(self.paths.root):
+            for place in places:
+                place.unlink(missing_ok=True)
+            places[0].touch()
+            permit(places[0], self.paths.mode)
+            for place in places[1:]:
+                os.link(places[0], place)
+        with places[0].open("ab") as stream:
+            try:
+                yield stream
+            finally:
+                for place in places:
+                    place.unlink(missing_ok=True)
+
+    def _note(self, run: Run, cause: Cause, session: str, pack: int, detail: str) -> None:
+        self.paths.open_run(run.id)
+        fault = Fault(cause, session, pack, max(self.paths.checkpoints(run.id), default=0), detail)
+        append(self.paths.faults(run.id), to_line(fault), self.paths.mode)
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -49,9 +119,9 @@ def cause_of(error: BaseException) -> Cause:
 def next_pack(faults: Iterable[Fault], *, session: str, epoch: int, pack: int) -> int:
     """How many runs to train together after what happened so far; 0 gives the run up.
 
-    The first loss may have been anybody's fault: the same pack is tried again. From the second on packs are
-    halved, until the run that takes its workers with it stands alone. Only losses of this session count (a
-    user may kill as many sessions as he likes), and only those since the checkpoint of the given epoch.
+    The first loss may have nothing to do with the runs: the same pack is tried again. From the second loss on
+    packs are halved, until the run that kills its workers is alone. Only losses of this session count (users
+    may kill as many sessions as they like), and only those since the checkpoint of the given epoch.
     """
     lost = [f for f in faults if f.cause in LOSSES and f.session == session and f.epoch >= epoch]
     alone = [f.cause for f in lost if f.pack == 1]
@@ -67,19 +137,19 @@ def counted(faults: Iterable[Fault]) -> dict[str, int]:
 
 
 def to_line(fault: Fault) -> bytes:
-    """One line of a file of faults. It begins with a line break, in case the line before was cut off."""
+    """One line of a fault log. It begins with a line break, in case the line before was cut off."""
     content = asdict(fault) | {"detail": _shortened(fault.detail)}
     return b"\n" + json.dumps(content).encode() + b"\n"
 
 
 def _shortened(text: str) -> str:
-    """Both ends of a long text: a traceback may have its point at either."""
+    """Both ends of a long text: the cause in a traceback may be at either."""
     half = LONGEST_DETAIL // 2
     return text if len(text) <= LONGEST_DETAIL else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 def from_lines(data: bytes) -> Iterator[Fault]:
-    """The faults that a file tells of; what is cut off or damaged tells nothing."""
+    """The faults in a log; lines that are cut off or damaged are skipped."""
     for line in data.split(b"\n"):
         try:
             fault = Fault(**json.loads(line))

@@ -1,37 +1,41 @@
-"""Files that are there whole or not at all, and errors of the disk in plain words."""
+"""Files that are there whole or not at all, reads that are bounded, and disk errors in one line."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
+import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO, Concatenate, ParamSpec, Protocol, TypeVar
 
 from initmem.errors import FullDisk, StoreError
+from initmem.store.paths import Paths
 from initmem.store.processes import is_gone, machine, myself
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, mode: int | None = None) -> None:
     """Write a file so that it is there whole or not at all, also after a power cut."""
-    with _written(path, data) as written:
+    with _written(path, data, mode) as written:
         written.replace(path)
 
 
-def write_once(path: Path, data: bytes) -> None:
+def write_once(path: Path, data: bytes, mode: int | None = None) -> None:
     """Write a file like `write_atomic`, unless there is one already."""
-    with _written(path, data) as written:
+    with _written(path, data, mode) as written:
         with suppress(FileExistsError):
             os.link(written, path)
         written.unlink()
 
 
 @contextmanager
-def _written(path: Path, data: bytes) -> Iterator[Path]:
+def _written(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
     """A synced temporary file beside the path, and a synced folder once it has its name."""
     written = temporary(path)
     try:
@@ -39,6 +43,7 @@ def _written(path: Path, data: bytes) -> Iterator[Path]:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
+        permit(written, mode)
         yield written
     except BaseException:
         written.unlink(missing_ok=True)
@@ -50,10 +55,24 @@ def _written(path: Path, data: bytes) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def append(path: Path, data: bytes, mode: int | None, *, fresh: bool = False) -> None:
+    """Add to a file, or start it anew."""
+    with path.open("wb" if fresh else "ab") as stream:
+        stream.write(data)
+    permit(path, mode)
+
+
+def permit(path: Path, mode: int | None) -> None:
+    """Give a new file a mode; one that belongs to another user keeps its own."""
+    if mode is not None:
+        with suppress(PermissionError):
+            path.chmod(mode)
+
+
 def sweep(folder: Path) -> None:
     """Remove the temporary files that dead processes of this machine left behind.
 
-    Their names tell who made them, so that no clock is asked how old they are.
+    Their names say which process made them, so that no clock is needed to tell how old they are.
     """
     for path in folder.glob(".*.tmp"):
         where, _, process = path.name.split(".")[-3].partition("-")
@@ -63,7 +82,7 @@ def sweep(folder: Path) -> None:
 
 
 def temporary(path: Path) -> Path:
-    """A name beside a path that nobody else has, and that tells which process made it."""
+    """A unique name beside a path, which says which process made it."""
     pid, born = myself()
     return path.with_name(f".{path.name}.{_here()}-{pid}-{born}.{uuid.uuid4().hex}.tmp")
 
@@ -72,13 +91,38 @@ def _here() -> str:
     return hashlib.sha256(machine().encode()).hexdigest()[:8]
 
 
+def move_aside(path: Path, paths: Paths, name: str) -> Path:
+    """Move a file out of the way, under a unique name; where it is now."""
+    paths.make_folder(paths.aside)
+    target = paths.aside / f"{name}-{uuid.uuid4().hex[:8]}.json"
+    with suppress(FileNotFoundError):  # another process may have done it
+        path.replace(target)
+    return target
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read it. Anything but a regular file is refused: a FIFO would block for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StoreError(f"{path.name} is not a regular file")
+    with os.fdopen(descriptor, "rb") as stream:
+        yield stream
+
+
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Read a file that has no business to be larger than so many bytes."""
-    with path.open("rb") as stream:
+    """Read a regular file of at most so many bytes; a larger one is refused before it is read."""
+    with open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > limit:
             raise StoreError(f"{size:,} bytes (allowed: up to {limit:,})")
         return stream.read(size)
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, without the number and the path of an `OSError`."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 @contextmanager
@@ -90,6 +134,28 @@ def explained(place: Path) -> Iterator[None]:
         if error.errno in NO_ROOM:
             raise FullDisk(
                 f"{place}: no room left ({error.strerror}); all that was committed is kept: "
-                "make room, and the same command goes on"
+                "free some space, and the same command resumes"
             ) from error
-        raise StoreError(f"{place}: cannot be written ({error.strerror or error})") from error
+        raise StoreError(f"{place}: cannot be written ({reason(error)})") from error
+
+
+class InAStore(Protocol):
+    """Whatever keeps its files in a store."""
+
+    paths: Paths
+
+
+S = TypeVar("S", bound=InAStore)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def writes(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Let a method that writes to a store say in one line what the disk refused."""
+
+    @functools.wraps(method)
+    def writing(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with explained(self.paths.root):
+            return method(self, *args, **kwargs)
+
+    return writing

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
-
-import orjson
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from initmem.clocks import CLOCKS
-from initmem.errors import ConfigError, StoreError
 from initmem.study import Run
 
-if TYPE_CHECKING:  # to say how far a store is takes no history, and then not a quarter of a second for NumPy
+if TYPE_CHECKING:  # `initmem status` needs no history, and so not the quarter of a second that NumPy takes
     import numpy as np
     from numpy.typing import NDArray
 
-SCHEMA = 1
-LARGEST_RECORD = 64 << 20  # bytes: a hundred thousand epochs
 INTERPOLATION = 0.995
 
 Status = Literal["completed", "diverged", "failed"]
@@ -42,7 +35,7 @@ History: TypeAlias = "Mapping[str, NDArray[np.float64]]"
 
 
 class StoredHistory(Mapping[str, "NDArray[np.float64]"]):
-    """A history that stays where it is kept until somebody looks at it."""
+    """A history that is loaded when it is first used."""
 
     __slots__ = ("_columns", "_load")
 
@@ -100,7 +93,9 @@ class RunRecord:
     history: History = field(repr=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, repr=False)
     error: str | None = field(default=None, repr=False)
-    finals: Mapping[str, float] = field(default_factory=dict, repr=False)  # of a user's own training code
+    finals: Mapping[str, float] = field(
+        default_factory=dict, repr=False
+    )  # of user code: metrics of the returned predictor
 
     def __post_init__(self) -> None:
         if not isinstance(self.history, StoredHistory):  # that one does it when it is loaded
@@ -122,7 +117,7 @@ class RunRecord:
         return float(self.history[name][best - 1]) if best and name in self.history else None
 
     def same_result(self, other: RunRecord) -> bool:
-        """Whether two records hold the same outcome, whatever machine and time they took."""
+        """Whether two records hold the same outcome, whatever the machine and the time it took."""
         return (
             self.run == other.run
             and self.status == other.status
@@ -145,7 +140,7 @@ def summarise(
 ) -> Summary:
     """Derive the summary of a run from its history, shape (epoch,) per column, and its test result.
 
-    Columns that a user's own training code does not record leave their summary values empty.
+    Summary values whose column was not recorded, as may be with user code, are None.
     """
     epochs = max((len(column) for column in history.values()), default=0)
     if epochs == 0:
@@ -191,148 +186,35 @@ def _selected(history: History, epochs: int) -> int:
     return int(history["val_accuracy"].argmax()) if "val_accuracy" in history else epochs - 1
 
 
+def finite(record: RunRecord) -> RunRecord:
+    """The record with finite values only; a run with others is recorded as diverged.
+
+    Summary values that are not finite become None, such finals are left out, and the history ends before the
+    first epoch with such a value.
+    """
+    import numpy as np
+
+    summary, history, finals = record.summary, record.history, record.finals
+    good = np.ones(summary.epochs, dtype=bool)
+    for column in history.values():
+        if column.shape == good.shape:  # the others are refused when they are written
+            good &= np.isfinite(column)
+    if not good.all():
+        history = {name: column[: int(good.argmin())].copy() for name, column in history.items()}
+        tested = {"test_accuracy": summary.test_accuracy, "test_loss": summary.test_loss}
+        ended = summarise(history, norm_init=summary.norm_init, **tested)
+        same = ended.tau_best == summary.tau_best  # else the test result is not that of the predictor
+        summary = ended if same else replace(ended, test_accuracy=None, test_loss=None)
+    values = {name: getattr(summary, name) for name in SUMMARY_FIELDS}
+    wrong = {name for name, value in values.items() if value is not None and not math.isfinite(value)}
+    finals = {name: value for name, value in finals.items() if math.isfinite(value)}
+    if good.all() and not wrong and len(finals) == len(record.finals):
+        return record
+    status: Status = "failed" if record.status == "failed" else "diverged"
+    summary = Summary(**(values | dict.fromkeys(wrong)))
+    return replace(record, status=status, summary=summary, history=history, finals=finals)
+
+
 def failed(run: Run, error: str, provenance: Mapping[str, Any]) -> RunRecord:
     """A run that raised is a result too, with its traceback."""
     return RunRecord(run, "failed", Summary(epochs=0), {}, provenance, error)
-
-
-# On disk a record is one JSON object whose first member is the digest of the bytes of the second, so that
-# a damaged file is noticed without parsing and printing it again. The history, by far the most of it, comes
-# last: everything before it, the head, can be read alone.
-_START = b'{"sha256":"%s","record":'
-_HISTORY = b',"history":'
-
-
-class Encoded(NamedTuple):
-    """A record as it is kept: its head as plain values, and the digest that names its exact content."""
-
-    sha256: str
-    head: Mapping[str, Any]
-    history: bytes
-
-
-def head_of(record: RunRecord) -> dict[str, Any]:
-    """A record less its history, as plain values."""
-    return {
-        "schema": SCHEMA,
-        "id": record.id,
-        "run": record.run.to_json(),
-        "status": record.status,
-        "summary": asdict(record.summary),
-        "provenance": dict(record.provenance),
-        "error": record.error,
-    } | ({"finals": dict(record.finals)} if record.finals else {})
-
-
-def encode(record: RunRecord) -> bytes:
-    """Serialise a record for the store."""
-    check_history(record.history, record.summary.epochs)
-    history = {name: column.tolist() for name, column in record.history.items()}
-    payload = json.dumps(
-        head_of(record) | {"history": history}, separators=(",", ":"), allow_nan=False
-    ).encode()
-    return _START % hashlib.sha256(payload).hexdigest().encode() + payload + b"}\n"
-
-
-def split(data: bytes) -> Encoded:
-    """Check the bytes of a record and part its head from its history, which is not parsed."""
-    if len(data) > LARGEST_RECORD:
-        raise StoreError(f"record of {len(data):,} bytes (allowed: up to {LARGEST_RECORD:,})")
-    start = len(_START % (b"0" * 64))
-    payload = data[start:-2]
-    digest = hashlib.sha256(payload).hexdigest()
-    if data[:start] != _START % digest.encode() or data[-2:] != b"}\n":
-        raise StoreError("damaged record (checksum does not match)")
-    # The last such bytes: quotes inside a text are escaped, and in a history no value is an object.
-    cut = payload.rfind(_HISTORY + b"{")
-    try:
-        head = parse_json(payload[: max(cut, 0)] + b"}")
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"not a record ({error})") from None
-    return Encoded(digest, head, payload[cut + len(_HISTORY) : -1])
-
-
-def parse_json(text: bytes) -> Any:
-    """Read JSON of finite numbers: NaN, Infinity and 1e999, which Python would let pass, are errors."""
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_number(text)
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
-
-
-def join(head: Mapping[str, Any], history: History) -> RunRecord:
-    """Rebuild a record from its head and a history."""
-    try:
-        if head["schema"] != SCHEMA:
-            raise StoreError(f"record of schema {head['schema']} (allowed: {SCHEMA})")
-        if head["status"] not in STATUSES:
-            raise StoreError(f"record of status {head['status']!r} (allowed: {STATUSES})")
-        if not isinstance(head["error"], str | None):
-            raise StoreError(f"record with the error {head['error']!r} (allowed: a text, or null)")
-        return RunRecord(
-            run=Run.from_json(head["run"]),
-            status=head["status"],
-            summary=_summary(head["summary"]),
-            history=history,
-            provenance=dict(head["provenance"]),
-            error=head["error"],
-            finals=_numbers(head.get("finals", {})),
-        )
-    except ConfigError as error:
-        raise StoreError(f"record of no known run ({error})") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise StoreError(f"not a record ({error!r})") from None
-
-
-def _summary(content: Mapping[str, Any]) -> Summary:
-    """A summary whose numbers are numbers, and whose epochs are epochs of the run."""
-    summary = Summary(**content)
-    _numbers({name: value for name, value in content.items() if value is not None})
-    epochs = (summary.epochs, summary.tau_best or 0, summary.tau_interp or 0)
-    if not all(type(epoch) is int and 0 <= epoch <= summary.epochs for epoch in epochs):
-        raise StoreError(f"record with epochs that are none ({content})")
-    return summary
-
-
-def _numbers(content: Mapping[str, Any]) -> dict[str, float]:
-    values = content.values()
-    if not (set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))):
-        raise StoreError(f"record with values that are no finite numbers ({content})")
-    return dict(content)
-
-
-def parse_history(text: bytes, epochs: int) -> History:
-    """Read the history that `split` left as bytes."""
-    import numpy as np
-
-    try:
-        columns = orjson.loads(text)
-        history = {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise StoreError(f"not a history ({error})") from None
-    check_history(history, epochs)
-    if not all(np.isfinite(column).all() for column in history.values()):  # a null is read as NaN
-        raise StoreError("history with values that are no finite numbers")
-    return history
-
-
-def check_history(history: History, epochs: int) -> None:
-    """Every column has one value per epoch."""
-    for name, column in history.items():
-        if column.shape != (epochs,):
-            raise StoreError(f"column {name!r} has shape {column.shape} (allowed: {(epochs,)})")
-
-
-def decode(data: bytes) -> RunRecord:
-    """Read a record back; anything that is not exactly what was written is an error."""
-    encoded = split(data)
-    record = join(encoded.head, {})
-    if record.id != encoded.head.get("id"):
-        raise StoreError(f"record of run {record.id} under the id {encoded.head.get('id')!r}")
-    return replace(record, history=parse_history(encoded.history, record.summary.epochs))

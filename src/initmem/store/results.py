@@ -1,4 +1,4 @@
-"""One way to read results, whether they lie in a store or in an archive."""
+"""One way to read results, whether they are in a store or in an archive."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ from pathlib import Path
 from typing import Protocol
 
 from initmem.store.archive import Archive
+from initmem.store.live import Flight
 from initmem.store.record import RunRecord
-from initmem.store.store import Flight, Store
+from initmem.store.store import Store
 from initmem.study import Study
 
 
 class Results(Protocol):
-    """What everything that shows results asks for."""
+    """What a store and an archive have in common: all that reports, figures and tables need."""
 
     @property
     def path(self) -> Path:
-        """Where they lie."""
+        """Where they are."""
 
     def studies(self) -> list[Study]:
         """What was asked for."""
 
     def survey(self) -> tuple[list[RunRecord], list[str]]:
-        """All records, and what is wrong with the damaged ones."""
+        """All records, and what is wrong with each that cannot be read."""
 
     def records(self) -> list[RunRecord]:
         """All records, in a fixed order."""
-
-    def damaged(self) -> list[str]:
-        """What is wrong with each record that cannot be read."""
 
     def in_flight(self) -> list[str]:
         """Ids of the runs that are being trained now."""

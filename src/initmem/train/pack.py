@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from initmem import __version__
 from initmem.clocks import CLOCKS, RateSums, epoch_rates, updates_per_epoch
 from initmem.data import Dataset
 from initmem.recipe import network_of
 from initmem.seeds import generator
-from initmem.store.record import COLUMNS, RunRecord, Status, summarise
+from initmem.store.record import COLUMNS, RunRecord, Status, finite, summarise
 from initmem.study import Run
 from initmem.train import native
 from initmem.train.augment import flip_crop_draws
@@ -33,6 +35,7 @@ EVALUATION_PLACES = {"cpu": 100_000, "cuda": 4_000_000}
 
 Rows = dict[str, list[float]]
 RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
+Session = dict[str, Any]  # the conditions under which a run was trained, and until which epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class Pack:
         self.norm_init = self._kernel_squares().sqrt().tolist()
         self.history: list[Rows] = [{name: [] for name in COLUMNS} for _ in self.runs]
         self.status: list[Status | None] = [None] * self.replicas  # None: still training
+        self.earlier: list[list[Session]] = [[] for _ in self.runs]  # what checkpoints say of each run
         self.position: int  # batches of the present epoch that are done
         self.seconds: float  # spent on them
         self._begin_epoch()
@@ -144,17 +148,19 @@ class Pack:
             value.copy_(self.best[name])
         loss, accuracy = self._evaluate(self.test)
         return [
-            RunRecord(
-                run=run,
-                status=self.status[r] or "completed",
-                summary=summarise(
-                    self._columns(r),
-                    norm_init=self.norm_init[r],
-                    test_accuracy=float(accuracy[r]),
-                    test_loss=float(loss[r]),
-                ),
-                history=self._columns(r),
-                provenance=provenance,
+            finite(
+                RunRecord(
+                    run=run,
+                    status=self.status[r] or "completed",
+                    summary=summarise(
+                        self._columns(r),
+                        norm_init=self.norm_init[r],
+                        test_accuracy=float(accuracy[r]),
+                        test_loss=float(loss[r]),
+                    ),
+                    history=self._columns(r),
+                    provenance=provenance | self._mixture(r),
+                )
             )
             for r, run in enumerate(self.runs)
         ]
@@ -171,6 +177,7 @@ class Pack:
                     "history": self.history[r],
                     "norm_init": self.norm_init[r],
                     "status": self.status[r],
+                    "sessions": self._sessions(r),
                 },
             )
             for r in range(self.replicas)
@@ -178,16 +185,45 @@ class Pack:
 
     @torch.no_grad()
     def restore(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Continue from checkpoints of the same update, one per run."""
+        """Continue from checkpoints of the same update, one per run. Nothing is broadcast or converted."""
         metas = [saved.meta for saved in checkpoints]
+        if len({(meta["epoch"], meta["position"]) for meta in metas}) != 1:
+            raise ValueError("the checkpoints of a pack are of different updates")
         self.epoch = metas[0]["epoch"]
-        self.position = metas[0].get("position", 0)  # older checkpoints were all taken at the end of an epoch
+        self.position = metas[0]["position"]
         for r, saved in enumerate(checkpoints):
-            for name, tensor in self._state().items():
-                by_replica(tensor, self.replicas)[r].copy_(saved.tensors[name])
+            mine = {name: by_replica(tensor, self.replicas)[r] for name, tensor in self._state().items()}
+            if _layout(mine) != _layout(saved.tensors):
+                raise ValueError(
+                    f"run {self.runs[r].id}: its checkpoint holds other tensors than the network"
+                )
+            for name, tensor in mine.items():
+                tensor.copy_(saved.tensors[name])
+        self.earlier = [list(meta["sessions"]) for meta in metas]
         self.history = [{name: list(meta["history"][name]) for name in COLUMNS} for meta in metas]
         self.norm_init = [meta["norm_init"] for meta in metas]
         self.status = [meta["status"] for meta in metas]
+
+    def _sessions(self, replica: int) -> list[Session]:
+        """Under which conditions a run was trained, and until which epoch; like sessions count as one."""
+        library = native.library() if native.ready(self.device, self.parameters[0].dtype) else None
+        now = {
+            "initmem": __version__,
+            "torch": torch.__version__,
+            "device": str(self.device),
+            "precision": self.precision,
+            "native": "" if library is None else Path(library._name).stem,
+            "pack": self.replicas,
+        }
+        before = self.earlier[replica]
+        if before and {**before[-1], "until": 0} == {**now, "until": 0}:
+            before = before[:-1]
+        return [*before, {"until": self.epoch, **now}]
+
+    def _mixture(self, replica: int) -> dict[str, Any]:
+        """For the provenance: the sessions of a run, if they were not all alike."""
+        sessions = self._sessions(replica)
+        return {"sessions": sessions} if len(sessions) > 1 else {}
 
     def _has_lanes(self, dtype: torch.dtype) -> bool:
         """Whether replicas can be trained in lanes, and fill at least half of them."""
@@ -322,3 +358,7 @@ class Pack:
 
     def _columns(self, replica: int) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
         return {name: np.array(values) for name, values in self.history[replica].items()}
+
+
+def _layout(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

@@ -19,7 +19,8 @@ from initmem.report.audit import failures, place
 from initmem.report.content import Content
 from initmem.report.pictures import course
 from initmem.report.table import runs_of
-from initmem.store.store import EXPIRY, Flight
+from initmem.store.claims import EXPIRY
+from initmem.store.live import Flight
 from initmem.study import Run
 
 SHOWN = 24  # runs in flight shown one by one

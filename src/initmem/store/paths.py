@@ -1,0 +1,104 @@
+"""The names of all files of a store, in one place.
+
+STORE/store.json                 format of the store
+STORE/studies/NAME.EFFORT.json   the studies that were asked for
+STORE/runs/ID/claim.json         while a worker trains the run
+STORE/runs/ID/history.jsonl      while it trains: one line per epoch, for the board and the progress bar
+STORE/runs/ID/checkpoint-EPOCH.safetensors  to resume from
+STORE/runs/ID/faults.jsonl       what went wrong so far: one line per fault
+STORE/runs/ID/hang.txt           with a time limit: where the worker was when it was ended
+STORE/runs/ID/record.json        when the run is done; then nothing else of it is left
+STORE/pending/*.json             records of a pack that are decided, but not all of them visible yet
+STORE/aside/                     files moved out of the way: damaged, or of failed runs tried again
+STORE/index.json                 derived from the records: everything except their histories
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from initmem.errors import StoreError
+
+RUN_ID = re.compile("[0-9a-f]{16}")
+_CHECKPOINT = re.compile(r"checkpoint-([0-9]{1,12})\.safetensors")
+
+
+class Paths:
+    """Where everything in a store is. No name in a file of the store becomes a path."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.format = root / "store.json"
+        self.index = root / "index.json"
+        self.lock = root / ".lock"
+        self.studies = root / "studies"
+        self.runs = root / "runs"
+        self.pending = root / "pending"
+        self.aside = root / "aside"
+        self._opened: set[str] = set()  # runs whose folder is known to be there
+
+    def stop_sign(self, session: str) -> Path:
+        """A file that asks the workers of one session to stop."""
+        return self.root / f".stop-{session}"
+
+    def run(self, run_id: str) -> Path:
+        """The folder of a run."""
+        if not RUN_ID.fullmatch(run_id):
+            raise StoreError(f"run id {run_id!r} (allowed: 16 hexadecimal digits)")
+        return self.runs / run_id
+
+    def record(self, run_id: str) -> Path:
+        """The record of a run."""
+        return self.run(run_id) / "record.json"
+
+    def claim(self, run_id: str) -> Path:
+        """The claim on a run."""
+        return self.run(run_id) / "claim.json"
+
+    def history(self, run_id: str) -> Path:
+        """The epochs of a run in training."""
+        return self.run(run_id) / "history.jsonl"
+
+    def faults(self, run_id: str) -> Path:
+        """What went wrong with a run so far."""
+        return self.run(run_id) / "faults.jsonl"
+
+    def hang(self, run_id: str) -> Path:
+        """Where the worker of a run was when a time limit ended it."""
+        return self.run(run_id) / "hang.txt"
+
+    def checkpoint(self, run_id: str, epoch: int) -> Path:
+        """The checkpoint of a run at the end of an epoch."""
+        return self.run(run_id) / f"checkpoint-{epoch}.safetensors"
+
+    def checkpoints(self, run_id: str) -> set[int]:
+        """The epochs of a run that have a checkpoint."""
+        names = (path.name for path in self.run(run_id).glob("checkpoint-*.safetensors"))
+        return {int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))}
+
+    @functools.cached_property
+    def mode(self) -> int | None:
+        """The mode of new files: that of a group-writable store; None leaves it to the process."""
+        mode = self.root.stat().st_mode
+        return mode & 0o666 if mode & 0o020 else None
+
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder of the store; in a group-writable one, the group may write in it as well."""
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            return
+        if self.mode is not None:
+            folder.chmod(self.root.stat().st_mode & 0o7777)
+
+    def open_run(self, run_id: str) -> Path:
+        """The folder of a run, to write in it."""
+        folder = self.run(run_id)
+        if run_id not in self._opened:
+            self.make_folder(folder)
+            if folder.is_symlink():  # files written to and removed from it would be outside the store
+                raise StoreError(f"{folder}: is a symbolic link (allowed: a folder of the store)")
+            self._opened.add(run_id)
+        return folder
