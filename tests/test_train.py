@@ -12,7 +12,7 @@ from initmem.errors import ModelError
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord
 from initmem.study import Run
-from initmem.train.init import initialise
+from initmem.train.init import initialize
 from initmem.train.layers import by_replica
 from initmem.train.loop import train_pack
 from initmem.train.models import build, count
@@ -192,7 +192,7 @@ def test_initialization_is_paired_and_has_the_right_size() -> None:
     recipe = Recipe(dataset="synthetic", bias_std=0.2)
     runs = [Run(recipe, 0.5, 7), Run(recipe, 2.0, 7), Run(recipe, 2.0, 8)]
     network = build("resnet9", replicas=3, shape=(3, 32, 32), classes=10, width=16, norm="batch")
-    initialise(network, runs)
+    initialize(network, runs)
     for layer in network.layers():
         small, large, other = by_replica(layer.kernel, 3)
         assert torch.allclose(4 * small, large)
@@ -237,7 +237,7 @@ def test_shared_input_is_the_same_as_repeated_input() -> None:
     torch.manual_seed(0)
     for model in ("resnet9", "mlp"):
         network = build(model, replicas=3, shape=(2, 8, 8), classes=5, width=4, norm="batch").double()
-        initialise(network, runs_of(Recipe()))
+        initialize(network, runs_of(Recipe()))
         network.eval()
         x = torch.rand(6, 2, 8, 8, dtype=torch.float64)
         assert torch.allclose(network(x), network(x.repeat(1, 3, 1, 1)), rtol=1e-10)

@@ -1,4 +1,4 @@
-"""A study: recipes x initialization scales x seeds, a finite grid of runs, and the ids of the runs."""
+"""A study: a finite grid of runs, recipes x initialization scales x seeds. Run ids are content hashes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from initmem.errors import ConfigError
 from initmem.recipe import AnyRecipe, Recipe, content_id, labels, problems, stored_recipe
 from initmem.seeds import ROLES, Role
 
-ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
-SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # of a study of a user's own, unless said
+ID_SCHEMA = 1  # included in every run id: raising it orphans all existing records
+SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # the default for user code
 SEEDS = range(5)
-PERTURBATION = 1.001  # what a single weight of a perturbed replicate is multiplied by
+PERTURBATION = 1.001  # the factor on a single weight of a perturbed replicate
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training: a recipe from one scale and one seed.
+    """One training run: a recipe, an initialization scale and a seed.
 
-    A role's seed can be pinned on its own; `perturbation` multiplies one single weight of the initialization.
+    `pins` fixes the seeds of single roles; `perturbation` multiplies one single weight of the initialization.
     """
 
     recipe: AnyRecipe
@@ -37,7 +37,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """A content hash of everything that differs from the defaults."""
+        """A hash of everything that differs from the defaults."""
         return _run_id(self)
 
     def seed_of(self, role: Role) -> int:
@@ -45,7 +45,7 @@ class Run:
         return dict(self.pins).get(role, self.seed)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values from which `from_json` rebuilds the run."""
+        """The run as plain values, for `from_json`."""
         address = _address(self)
         if self.perturbation != 1.0:
             address["perturbation"] = self.perturbation
@@ -56,20 +56,20 @@ class Run:
         """Rebuild a run from `to_json`."""
         recipe = _shared_recipe(json.dumps(content["recipe"], sort_keys=True))
         scale, seed, pins = content["scale"], content["seed"], content.get("pins", {})
-        perturbation = content.get("perturbation", content.get("poke", 1.0))  # poke: its first name
+        perturbation = content.get("perturbation", content.get("poke", 1.0))  # poke: its former name
         whole = all(type(number) is int for number in (seed, *pins.values()))
         finite = all(
             type(number) in (int, float) and math.isfinite(number) for number in (scale, perturbation)
         )
         if not whole or not finite or not set(pins) <= set(ROLES):
             raise ConfigError(
-                f"run of scale {scale!r}, seed {seed!r}, pins {pins!r}, perturbation {perturbation!r}"
+                f"run with scale {scale!r}, seed {seed!r}, pins {pins!r}, perturbation {perturbation!r}"
             )
         return cls(recipe, float(scale), seed, tuple(pins.items()), float(perturbation))
 
 
 def recipe_json(recipe: AnyRecipe) -> dict[str, Any]:
-    """Plain values from which `stored_recipe` rebuilds a recipe."""
+    """The recipe as plain values, for `stored_recipe`."""
     content = recipe.changes()
     if isinstance(recipe, Recipe) and recipe.data_sha256 is not None:
         content["dataset"] = recipe.dataset
@@ -85,7 +85,7 @@ def _shared_recipe(text: str) -> AnyRecipe:
 def _run_id(run: Run) -> str:
     content = {"schema": ID_SCHEMA, "recipe": _hashed(run.recipe)} | _address(run)
     if run.perturbation != 1.0:
-        content["poke"] = run.perturbation  # its first name, so that no run changes its id
+        content["poke"] = run.perturbation  # its former name, so that no run changes its id
     return content_id(content)
 
 
@@ -95,7 +95,7 @@ def _hashed(recipe: AnyRecipe) -> dict[str, Any]:
 
 
 def _address(run: Run) -> dict[str, Any]:
-    """Where a run stands in its study; what is at its default is left out."""
+    """The scale, seed and pins of a run; pins are left out if there are none."""
     address: dict[str, Any] = {"scale": run.scale, "seed": run.seed}
     if run.pins:
         address["pins"] = dict(run.pins)
@@ -104,7 +104,11 @@ def _address(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A resolved study: what `initmem run` trains."""
+    """A resolved study, as `initmem run` trains it and `load_study` returns it.
+
+    The runs are the product of `recipes`, `scales` and `seeds`, plus the additional runs that the other
+    fields request.
+    """
 
     name: str
     title: str
@@ -114,12 +118,12 @@ class Study:
     scales: tuple[float, ...]
     seeds: tuple[int, ...]
     pins: tuple[tuple[Role, int], ...] = ()
-    perturbation: float = 1.0  # other than 1: every run gets a perturbed replicate
-    split: tuple[Role, ...] = ()  # roles whose seed is also varied alone, the others held at the first seed
+    perturbation: float = 1.0  # if not 1, every run also gets a perturbed replicate
+    split: tuple[Role, ...] = ()  # roles whose seeds are also varied alone, with the others at the first seed
     more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # per recipe id, beyond `seeds`
 
     def runs(self, recipe: AnyRecipe) -> list[Run]:
-        """The runs of one recipe, seed by seed, so that more seeds only append."""
+        """The runs of one recipe, ordered by seed, so that additional seeds only append runs."""
         seeds = self.seeds + dict(self.more_seeds).get(recipe.id, ())
         runs = [Run(recipe, scale, seed, self.pins) for seed in seeds for scale in self.scales]
         if self.perturbation != 1.0:
@@ -134,7 +138,7 @@ class Study:
         return runs
 
     def with_more_seeds(self, recipe: AnyRecipe, count: int) -> Study:
-        """The same study with so many more seeds for one recipe: the smallest numbers not yet taken."""
+        """The same study with `count` more seeds for one recipe: the smallest unused numbers."""
         extra = dict(self.more_seeds)
         taken = self.seeds + extra.get(recipe.id, ())
         fresh = [seed for seed in range(len(taken) + count) if seed not in taken][:count]
@@ -150,7 +154,7 @@ class Study:
         return labels(self.recipes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, kept in the store so that it knows what was asked for."""
+        """The study as plain values; the store keeps them to know which runs were requested."""
         return {
             "name": self.name,
             "title": self.title,
@@ -167,7 +171,7 @@ class Study:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:
-        """Rebuild a study from `to_json`; whatever does not fit is an error."""
+        """Rebuild a study from `to_json`; malformed content is an error."""
         try:
             stored = _Stored.model_validate(content)
         except ValidationError as error:
@@ -205,7 +209,7 @@ class Study:
 
 
 def recipes_of(studies: Iterable[Study]) -> list[AnyRecipe]:
-    """The recipes that studies ask for, as they list them, each once."""
+    """The recipes of several studies, in order, each once."""
     return list(dict.fromkeys(recipe for study in studies for recipe in study.recipes))
 
 
@@ -219,7 +223,7 @@ Seeds = Annotated[list[Seed], Field(min_length=1)]
 
 
 class _Stored(BaseModel):
-    """What a study's file in a store may say."""
+    """The content of a study file in a store."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -232,6 +236,6 @@ class _Stored(BaseModel):
     seeds: Seeds
     pins: dict[Role, int]
     perturbation: float = 1.0
-    poke: float | None = None  # its first name
+    poke: float | None = None  # the former name of perturbation
     split: list[Role] = []
     more_seeds: dict[str, list[Seed]] = {}

@@ -26,9 +26,12 @@ def train_pack(
     resume: Sequence[Checkpoint] | None = None,
     on_epoch: Callable[[Pack], None] | None = None,
 ) -> list[RunRecord]:
-    """Train the runs of one recipe side by side. `on_epoch` may raise to stop between two epochs."""
+    """Train the runs of one recipe as a pack and return one record per run.
+
+    Training resumes from the checkpoints in `resume`, if given. `on_epoch` may raise to stop between epochs.
+    """
     started = time.perf_counter()
-    # PyTorch lets convolutions on a GPU use TF32 unless told otherwise; here it is used when asked for.
+    # By default PyTorch allows TF32 in GPU convolutions; here it has to be requested.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     pack = Pack(runs, data, device=device, dtype=dtype, precision=precision)
     if resume is not None:
@@ -41,7 +44,7 @@ def train_pack(
 
 
 def provenance(pack: Pack, seconds: float) -> dict[str, Any]:
-    """What only the pack knows of how it was trained; the engine adds the rest."""
+    """Provenance that only the pack knows; the engine adds the rest."""
     return {
         "device": str(pack.device),
         "precision": pack.precision,

@@ -1,4 +1,4 @@
-"""A pack in training: R replicas (scale, seed) of one recipe as one grouped network."""
+"""A pack in training: R replicas (scale, seed) of one recipe, trained as one grouped network."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from initmem.study import Run
 from initmem.train import native
 from initmem.train.augment import flip_crop_draws
 from initmem.train.batches import Images
-from initmem.train.init import initialise
+from initmem.train.init import initialize
 from initmem.train.layers import BatchNorm, absorb_statistics, by_replica
 from initmem.train.models import ResNet9, build
 from initmem.train.optimizers import optimizer_for
 from initmem.train.requirements import Precision
 
-# Places (images x height x width, over all replicas) per evaluation batch. On a processor the activations
-# of a batch should stay in its cache: 1000 images of 32x32 take twice as long an image as 100.
-EVALUATION_PLACES = {"cpu": 100_000, "cuda": 4_000_000}
+# Pixels (images x height x width, over all replicas) per evaluation batch. On a CPU the activations should
+# stay in the cache: with 1000 images of 32x32 per batch, an image takes twice as long as with 100.
+EVALUATION_PIXELS = {"cpu": 100_000, "cuda": 4_000_000}
 
 Rows = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where one run stands at the end of an epoch: enough to continue it exactly."""
+    """The state of one run at the end of an epoch: enough to resume it exactly."""
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
 
 
 class Pack:
-    """The state of a pack. Epochs count from 1; `epoch` is the last finished one."""
+    """The state of a pack. Epochs count from 1; `epoch` is the last completed one."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Pack:
         self.replicas, self.classes = len(self.runs), data.classes
         self.device, self.precision = torch.device(device), precision
         self.train, self.val, self.test = (
-            Images(part, device=self.device, dtype=dtype) for part in (data.train, data.val, data.test)
+            Images(split, device=self.device, dtype=dtype) for split in (data.train, data.val, data.test)
         )
         self.network = build(
             self.recipe.model,
@@ -70,7 +70,7 @@ class Pack:
             width=self.recipe.width,
             norm=self.recipe.norm,
         ).to(self.device, dtype)
-        initialise(self.network, self.runs)
+        initialize(self.network, self.runs)
         if self.replicas == 1:  # grouped convolutions are faster in the default layout
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         elif isinstance(self.network, ResNet9) and self.network.fits_lanes and self._has_lanes(dtype):
@@ -87,7 +87,7 @@ class Pack:
 
     @property
     def finished(self) -> bool:
-        """Whether no replica has an epoch left to train."""
+        """Whether every replica has completed or diverged."""
         return all(status is not None for status in self.status)
 
     def train_epoch(self) -> None:
@@ -106,7 +106,7 @@ class Pack:
         for i, index in enumerate(order.split(recipe.batch_size)):
             x, y = self.train.packed(index, draws[i])
             logits = self._logits(x)
-            # (batch, replica): the mean is over the batch alone, so replicas do not dilute each other.
+            # (batch, replica): the mean is over the batch only, so gradients do not depend on R.
             losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
             gradients = list(torch.autograd.grad(losses.sum() / len(index), self.parameters))
             with torch.no_grad():
@@ -119,7 +119,7 @@ class Pack:
         self._end_epoch(epoch, rates, loss_sum / n, correct / n, angular, started)
 
     def records(self, provenance: dict[str, Any]) -> list[RunRecord]:
-        """Test every replica's selected predictor, once, and write up its run."""
+        """Test the selected predictor of every replica, once, and return the records of the runs."""
         for name, value in self._variables().items():
             value.copy_(self.best[name])
         loss, accuracy = self._evaluate(self.test)
@@ -140,7 +140,7 @@ class Pack:
         ]
 
     def checkpoint(self) -> list[Checkpoint]:
-        """Take the pack apart: one checkpoint per run."""
+        """Split the state of the pack: one checkpoint per run."""
         tensors = self._state()
         return [
             Checkpoint(
@@ -157,7 +157,7 @@ class Pack:
 
     @torch.no_grad()
     def restore(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Continue from checkpoints of the same epoch, one per run."""
+        """Resume from checkpoints of the same epoch, one per run."""
         tensors = self._state()
         for r, saved in enumerate(checkpoints):
             for name, tensor in tensors.items():
@@ -169,7 +169,7 @@ class Pack:
         self.status = [meta["status"] for meta in metas]
 
     def _has_lanes(self, dtype: torch.dtype) -> bool:
-        """Whether replicas can be trained in lanes, and fill at least half of them."""
+        """Whether replicas can be trained in SIMD lanes and would fill at least half of them."""
         return (
             native.ready(self.device, dtype)
             and self.precision != "amp"
@@ -177,19 +177,19 @@ class Pack:
         )
 
     def _logits(self, x: Tensor) -> Tensor:
-        """Logits of shape (batch, replica, class); losses and updates are always in full precision."""
+        """Logits of shape (batch, replica, class). Losses and updates are always in full precision."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "amp"):
             logits: Tensor = self.network(x)
         return logits.to(self.parameters[0].dtype).view(len(x), self.replicas, self.classes)
 
     def _order(self, epoch: int) -> Tensor:
-        """The order of one epoch, shape (example, replica)."""
+        """The order of the examples in one epoch, shape (example, replica)."""
         n = len(self.train)
         orders = [generator(run.seed_of("order"), "order", epoch).permutation(n) for run in self.runs]
         return torch.from_numpy(np.stack(orders, axis=1)).to(self.device)
 
     def _draws(self, epoch: int) -> Sequence[Tensor | None]:
-        """The augmentation of every batch of one epoch, shape (batch, replica, 3) each."""
+        """The augmentation draws of every batch of one epoch, each of shape (batch, replica, 3)."""
         n, batch = len(self.train), self.recipe.batch_size
         if self.recipe.augment == "none":
             return [None] * updates_per_epoch(self.recipe, n)
@@ -272,8 +272,8 @@ class Pack:
         self.network.eval()
         loss = torch.zeros(self.replicas, device=self.device)
         correct = torch.zeros(self.replicas, device=self.device)
-        places = EVALUATION_PLACES.get(self.device.type, EVALUATION_PLACES["cuda"])
-        for x, y in images.shared(max(1, places // (images.places * self.replicas))):
+        pixels = EVALUATION_PIXELS.get(self.device.type, EVALUATION_PIXELS["cuda"])
+        for x, y in images.shared(max(1, pixels // (images.pixels * self.replicas))):
             logits = self._logits(x)
             labels = y[:, None].expand(-1, self.replicas)
             losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
@@ -291,7 +291,7 @@ class Pack:
         return torch.stack(norms).square().sum(0)
 
     def _variables(self) -> dict[str, Tensor]:
-        """Parameters and moving statistics: what makes a predictor."""
+        """Parameters and moving statistics: together they define the predictor."""
         return self.network.state_dict()
 
     def _state(self) -> dict[str, Tensor]:
