@@ -199,7 +199,7 @@ def test_packs_cover_every_run_once_and_the_same_way_every_time() -> None:
         assert sorted(flat) == sorted(run.id for run in study.all_runs())
         assert all(len({run.recipe for run in pack}) == 1 for pack in cut)
         assert cut == packs(study, shapes, size=size, workers=2)
-    assert {len(pack) for pack in packs(study, shapes, size=None, workers=2)} == {10}
+    assert {len(pack) for pack in packs(study, shapes, size=None, workers=2)} == {8, 9}
 
 
 def test_small_work_is_packed_and_large_work_is_not() -> None:

@@ -8,8 +8,9 @@ from matplotlib.text import Text
 import planted
 from initmem.errors import ConfigError, StoreError
 from initmem.paper import figures
-from initmem.paper.figures import canvas, words
 from initmem.paper.reference import WORDS, find, references
+from initmem.plots import canvas
+from initmem.plots import captions as words
 from initmem.plots.curves import scale_plot
 from initmem.recipe import Recipe
 from planted import recipe, without
