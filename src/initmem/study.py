@@ -123,7 +123,7 @@ class Study:
     more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # per recipe id, beyond `seeds`
 
     def runs(self, recipe: AnyRecipe) -> list[Run]:
-        """The runs of one recipe, ordered by seed, so that additional seeds only append runs."""
+        """The runs of one recipe, seed by seed, so that more seeds only append."""
         seeds = self.seeds + dict(self.more_seeds).get(recipe.id, ())
         runs = [Run(recipe, scale, seed, self.pins) for seed in seeds for scale in self.scales]
         if self.perturbation != 1.0:
@@ -154,7 +154,7 @@ class Study:
         return labels(self.recipes)
 
     def to_json(self) -> dict[str, Any]:
-        """The study as plain values; the store keeps them to know which runs were requested."""
+        """Plain values, kept in the store so that it knows what was asked for."""
         return {
             "name": self.name,
             "title": self.title,

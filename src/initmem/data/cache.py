@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def cache_dir(data_dir: Path | None = None) -> Path:
-    """The cache directory: the argument, $INITMEM_DATA, $XDG_CACHE_HOME/initmem or ~/.cache/initmem."""
+    """Where datasets are kept: the argument, $INITMEM_DATA, $XDG_CACHE_HOME/initmem or ~/.cache/initmem."""
     if data_dir is not None:
         return data_dir.expanduser()
     if own := os.environ.get("INITMEM_DATA"):
         return Path(own).expanduser()
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG specification says that a relative XDG_CACHE_HOME must be ignored.
+    # A relative XDG_CACHE_HOME is to be ignored, by the standard that defines it.
     return (shared if shared.is_absolute() else Path.home() / ".cache") / "initmem"

@@ -26,10 +26,7 @@ def train_pack(
     resume: Sequence[Checkpoint] | None = None,
     on_epoch: Callable[[Pack], None] | None = None,
 ) -> list[RunRecord]:
-    """Train the runs of one recipe as a pack and return one record per run.
-
-    Training resumes from the checkpoints in `resume`, if given. `on_epoch` may raise to stop between epochs.
-    """
+    """Train the runs of one recipe side by side. `on_epoch` may raise to stop between two epochs."""
     started = time.perf_counter()
     # By default PyTorch allows TF32 in GPU convolutions; here it has to be requested.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -36,7 +36,7 @@ Rows = dict[str, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of one run at the end of an epoch: enough to resume it exactly."""
+    """Where one run stands at the end of an epoch: enough to continue it exactly."""
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
@@ -140,7 +140,7 @@ class Pack:
         ]
 
     def checkpoint(self) -> list[Checkpoint]:
-        """Split the state of the pack: one checkpoint per run."""
+        """Take the pack apart: one checkpoint per run."""
         tensors = self._state()
         return [
             Checkpoint(
@@ -157,7 +157,7 @@ class Pack:
 
     @torch.no_grad()
     def restore(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Resume from checkpoints of the same epoch, one per run."""
+        """Continue from checkpoints of the same epoch, one per run."""
         tensors = self._state()
         for r, saved in enumerate(checkpoints):
             for name, tensor in tensors.items():
