@@ -22,7 +22,7 @@ class StoreError(InitmemError):
 
 
 class FullDisk(StoreError):
-    """The disk is full. Nothing that was committed is lost, and rerunning the same command resumes."""
+    """There is no room left: nothing that was committed is lost, and the same command resumes later."""
 
 
 class ModelError(InitmemError):

@@ -16,7 +16,7 @@ from initmem.errors import ConfigError
 from initmem.recipe import AnyRecipe, Recipe, content_id, labels, problems, stored_recipe
 from initmem.seeds import ROLES, Role
 
-ID_SCHEMA = 1  # included in every run id: raising it orphans all existing records
+ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # the default for user code
 SEEDS = range(5)
 PERTURBATION = 1.001  # the factor on a single weight of a perturbed replicate

@@ -222,9 +222,7 @@ def _per_trajectory(name: str, value: ArrayLike, lead: tuple[int, ...]) -> Array
     fits = array.ndim <= len(lead) and all(
         mine in (1, theirs) for mine, theirs in zip(array.shape[::-1], lead[::-1], strict=False)
     )
-    require(
-        fits, f"{name}: shape {array.shape}; allowed: one number, or the leading axes {lead} of the factors"
-    )
+    require(fits, f"{name}: shape {array.shape}; allowed: one number, or {lead}, one per trajectory")
     return array[..., None, None]
 
 

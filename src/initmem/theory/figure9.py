@@ -31,9 +31,9 @@ Points = list[tuple[float, float]]
 
 
 class Line(NamedTuple):
-    """One trajectory, thinned for plotting: `steps`, `a` and `b` are (point,).
+    """One trajectory, thinned for drawing: `steps`, `a` and `b` are (point,).
 
-    `order` is the order of the targets: `full` (always their mean), `cyclic` or `random`.
+    `order` says how the targets follow each other: `full` (always their mean), `cyclic`, `random`.
     """
 
     eta: float
@@ -44,12 +44,12 @@ class Line(NamedTuple):
 
     @property
     def imbalance(self) -> float:
-        """D = a^2 - b^2 at the end of the trajectory."""
+        """D = a^2 - b^2 where the trajectory ends."""
         return float(self.a[-1] ** 2 - self.b[-1] ** 2)
 
 
 class Panel(NamedTuple):
-    """One optimizer: its letter, its title, and a trajectory per learning rate (and target order)."""
+    """One optimizer: its letter, what it is, and a trajectory per rate (and target order)."""
 
     letter: str
     title: str
@@ -136,13 +136,13 @@ def _lines(
     steps: int,
     *orders: tuple[str, tuple[float, ...]],
 ) -> tuple[Line, ...]:
-    """A trajectory for each learning rate and order; an order is a name and the targets to cycle through."""
-    sequences = [(order, list(islice(cycle(targets), steps))) for order, targets in orders]
-    return tuple(_thin(eta, order, path(eta, goals)) for order, goals in sequences for eta in RATES)
+    """A trajectory for each rate and each order, a name and the targets to cycle through."""
+    seen = [(order, list(islice(cycle(targets), steps))) for order, targets in orders]
+    return tuple(_thin(eta, order, path(eta, goals)) for order, goals in seen for eta in RATES)
 
 
 def _thin(eta: float, order: str, points: Points, keep: int = 600) -> Line:
-    """Keep about `keep` points: all of the first steps, fewer and fewer later, and always the last."""
+    """Keep about `keep` points: all of the first steps, ever fewer later, always the last."""
     last = len(points) - 1
     steps = np.unique(np.rint(np.geomspace(1, last + 1, keep)).astype(np.int64)) - 1
     a, b = np.array(points)[steps].T
