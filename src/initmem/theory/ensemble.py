@@ -120,7 +120,10 @@ def trajectories(
     is a fresh permutation of the samples, as for any other network.
     """
     recipe = LinearSettings.of(runs[0].recipe)
-    require(all(run.recipe == runs[0].recipe for run in runs), "runs: of several recipes; allowed: runs of one recipe")
+    require(
+        all(run.recipe == runs[0].recipe for run in runs),
+        "runs: of several recipes; allowed: runs of one recipe",
+    )
     rates = all_rates(recipe, len(task.x))
     return descend(
         _initial(runs, task.x.shape[1]),
