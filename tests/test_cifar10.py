@@ -610,7 +610,7 @@ def test_the_cache_directory_is_chosen_in_order(monkeypatch: pytest.MonkeyPatch,
     assert cache_dir(Path("given")) == Path("given")
 
 
-# Interruptions and company
+# Interruptions and concurrent processes
 
 
 @pytest.mark.parametrize("stage", ["reading", "verifying", "writing"])

@@ -112,7 +112,7 @@ def test_evaluation_mode_gives_the_same_logits() -> None:
     assert np.abs(ours.numpy() - theirs).max() / np.abs(theirs).max() < TOLERANCE
 
 
-# Every place where PyTorch differs from the original stack: undo it, and parity must break.
+# Every place where PyTorch differs from Keras 3: undo it, and parity must break.
 
 
 def _torch_momentum(self, gradients, rate, k):

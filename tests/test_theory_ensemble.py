@@ -99,7 +99,7 @@ def test_a_perturbation_moves_one_weight():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_run_is_the_same_in_any_company(optimizer):
+def test_a_run_is_the_same_in_any_pack(optimizer):
     asked = runs(optimizer=optimizer)
     together, alone = trajectories(asked, TASK), trajectories(asked[4:5], TASK)
     for mine, theirs in zip(alone.factors, together.factors, strict=True):

@@ -34,7 +34,7 @@ TERMS = {
     r"\bpok(e|es|ed|ing)\b": "perturbation",
     r"\btwins?\b": "perturbed replicate",
     r"\b(company|companies|teams?)\b": "group, pack",
-    r"\bprobes?\b": "scaled",
+    r"\bprobes\b|\b(a|the|this) probe\b|`probe`|\bprobe ?= ?": "scaled",
     r"\bkiller of the operating system\b": "the OOM killer",
     r"^sure$": "significant",
     r"\b(beside|besides) (it|them) stands?\b": "next to",
@@ -46,10 +46,15 @@ SPELLING = {
     r"\b(centre|artefact|grey)s?\b": "center, artifact, gray",
 }
 
-# (path, matched text): names that old files use, and words of other libraries.
+NAMES = {
+    r"(^|_)(team|company)s?(_|$)": "pack, group",
+    r"(^|_)(poke|twin)s?(_|$)": "perturbation, perturbed replicate",
+    r"(^|_)(summand|foretold|surely)s?(_|$)": "shift, predicted, significant",
+}
+
+# (path, matched text): names that old files use.
 ALLOWED = {
     ("src/initmem/study.py", "poke"),  # the former name of perturbation, in ids and stored files
-    ("src/initmem/recipe.py", "probe"),  # the former name of scaled
 }
 
 # Paths (by prefix) that have not been rewritten yet; to be emptied.
@@ -93,6 +98,18 @@ def literals(path: Path) -> Iterator[Text]:
             yield str(path.relative_to(ROOT)), node.lineno, " ".join(node.value.split())
 
 
+def names(path: Path) -> Iterator[Text]:
+    """The names that a module defines: functions, classes, arguments, variables and attributes."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield str(path.relative_to(ROOT)), node.lineno, name
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                yield str(path.relative_to(ROOT)), node.lineno, name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield str(path.relative_to(ROOT)), node.lineno, name
+
+
 def help_texts(command: Any, name: str = "initmem") -> Iterator[Text]:
     """The help of a command, of its options and of its subcommands."""
     yield f"{name} --help", 0, " ".join((command.help or "").split())
@@ -126,6 +143,11 @@ def test_docstrings_and_messages(patterns: dict[str, str]) -> None:
     assert not findings(texts, patterns)
 
 
+def test_names_in_code() -> None:
+    texts = (text for path in files("src/initmem/**/*.py") for text in names(path))
+    assert not findings(texts, NAMES)
+
+
 @pytest.mark.parametrize("patterns", [TERMS, SPELLING], ids=["terms", "spelling"])
 def test_help(patterns: dict[str, str]) -> None:
     texts = list(help_texts(typer.main.get_command(app)))
@@ -146,6 +168,7 @@ BAD = [
     "The same command goes on.",
     "goes on from the last checkpoint",
     "a poked twin",
+    "what the probe multiplies",
     "the killer of the operating system",
     "sure",
     "initialise the colour",

@@ -89,14 +89,10 @@ class Clocks(NamedTuple):
 
 
 def clocks(recipe: Schedule, n_train: int) -> Clocks:
-    """Compute the clocks of a recipe from its schedule, before any training.
+    """The clocks of a recipe at the end of every epoch, computed from its schedule before any training.
 
-    Args:
-        recipe: the learning-rate schedule, batch size and penalty; a `Recipe` has them all.
-        n_train: the number of training examples, which determines the updates per epoch.
-
-    Returns:
-        The cumulative clocks at the end of every epoch.
+    `n_train`, the number of training examples, determines the number of updates per epoch. All sums are
+    exact; the `angular` clock is missing, since it depends on the weights.
     """
     import numpy as np
 

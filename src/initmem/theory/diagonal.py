@@ -100,9 +100,9 @@ class Diagonal:
 
         Scales that diverged are left out; NaN if none remain.
         """
-        places = {o.method: self.place(o.solution) for o in self.outcomes}
-        finite = {method: place[np.isfinite(place)] for method, place in places.items()}
-        return {m: float(np.ptp(place)) if place.size else np.nan for m, place in finite.items()}
+        norms = {o.method: self.place(o.solution) for o in self.outcomes}
+        finite = {method: norm[np.isfinite(norm)] for method, norm in norms.items()}
+        return {method: float(np.ptp(norm)) if norm.size else np.nan for method, norm in finite.items()}
 
 
 def sparse_problem(
