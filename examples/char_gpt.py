@@ -1,8 +1,8 @@
 """A character-level GPT on the language reference that ships with Python.
 
-The model has an initialization of its own (small embeddings, and layers before a sum that are smaller still),
-so the scale multiplies that one: `mode="rescale"`. What is measured is a loss, in nats per character; how
-much of it matters is for you to say, so a tolerance is given.
+The model has its own initialization (small embeddings, and even smaller residual projections), so the scale
+multiplies that initialization: `mode="rescale"`. The metric is a loss, in nats per character; how large a
+difference matters is for you to decide, so a tolerance is given.
 
     python examples/char_gpt.py [--quick]
 """

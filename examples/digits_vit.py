@@ -1,6 +1,6 @@
-"""A small vision transformer on 8x8 digits: does it remember how large its random weights were?
+"""A small vision transformer on 8x8 digits: does it remember the scale of its initial weights?
 
-python examples/digits_vit.py            # 20 trainings; their records go to runs/digits_vit
+python examples/digits_vit.py            # 20 runs; their records go to runs/digits_vit
 python examples/digits_vit.py --quick    # a few seconds, to see that it works
 """
 

@@ -1,9 +1,8 @@
-"""Modular addition: does the scale of initialization decide when a network generalises?
+"""Modular addition: does the initialization scale decide when a network generalizes?
 
-A network learns a + b mod 31 from four fifths of all pairs. It knows those by heart long before it gets
-the others right ("grokking"), if it ever does. Measured is how many updates it takes until 90% of the
-unseen pairs are right; a run that never gets there counts with all the updates it had, so that the
-spread is an underestimate.
+A network learns a + b mod 31 from four fifths of all pairs. It memorizes those long before it gets the others
+right ("grokking"), if it ever does. The metric is the number of updates until 90% of the unseen pairs are
+right. A run that never gets there counts with all its updates, so the measured range is an underestimate.
 
     python examples/grokking.py [--quick]
 """

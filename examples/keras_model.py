@@ -1,4 +1,4 @@
-"""A Keras 3 model, here on its torch backend: two lines more than without initmem.
+"""A Keras 3 model, here on its torch backend: initmem adds two lines.
 
 python examples/keras_model.py [--quick]
 """

@@ -1,4 +1,4 @@
-"""A PyTorch Lightning module: two lines more than without initmem.
+"""A PyTorch Lightning module: initmem adds two lines.
 
 python examples/lightning_module.py [--quick]
 """

@@ -1,4 +1,4 @@
-"""Training code without any framework: a network on two spirals, its gradients by hand.
+"""Training code without a framework: a network on two spirals, with gradients written by hand.
 
 python examples/numpy_loop.py [--quick]
 """

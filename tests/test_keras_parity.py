@@ -13,7 +13,7 @@ from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import layers, optimizers
 from initmem.train.layers import Conv, LayerNorm, absorb_statistics
-from initmem.train.optimizers import Adam, Momentum, Muon, orthogonalise
+from initmem.train.optimizers import Adam, Momentum, Muon, orthogonalize
 from initmem.train.pack import Pack
 from keras_peer import Peer, keras, pack_variables
 
@@ -112,7 +112,7 @@ def test_evaluation_mode_gives_the_same_logits() -> None:
     assert np.abs(ours.numpy() - theirs).max() / np.abs(theirs).max() < TOLERANCE
 
 
-# Every place where PyTorch differs from the original stack: undo it, and parity must break.
+# Every place where PyTorch differs from Keras 3: undo it, and parity must break.
 
 
 def _torch_momentum(self, gradients, rate, k):
@@ -240,10 +240,10 @@ def test_muon_conv_flattens_a_kernel_to_out_by_everything_else() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 7, 5), (3, 5, 7), (1, 4, 4)])
-def test_orthogonalise_drives_singular_values_towards_one(shape) -> None:
+def test_orthogonalize_drives_singular_values_towards_one(shape) -> None:
     matrix = torch.from_numpy(np.random.default_rng(1).normal(size=shape))
-    found = orthogonalise(matrix)
-    assert torch.allclose(found[0], orthogonalise(matrix[0]))  # matrices do not see each other
+    found = orthogonalize(matrix)
+    assert torch.allclose(found[0], orthogonalize(matrix[0]))  # matrices do not see each other
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.5
     assert values.max() < 1.3

@@ -134,17 +134,17 @@ def test_the_objective_holds_the_penalty_and_selects() -> None:
     assert record.summary.norm_best == history["norm"][record.summary.tau_best - 1]
 
 
-def test_the_test_is_taken_at_the_selected_epoch_with_shaken_weights() -> None:
+def test_the_test_is_taken_at_the_selected_epoch_with_perturbed_weights() -> None:
     run, task = Run(recipe(batch_size=8, epochs=12, learning_rate=0.03), 1.0, 4), linear_task()
     (record,) = train_linear([run])
     best = record.summary.tau_best
     assert best is not None
     assert 1 < best < 12
     v, u = (layer[best, 0] for layer in trajectories([run], task).factors)
-    shaken = [(u + f) @ (v + e) for e, f in zip(*task.shaking, strict=True)]
+    perturbed = [(u + f) @ (v + e) for e, f in zip(*task.perturbations, strict=True)]
     truth = task.test_x @ task.truth.T
-    losses = [np.mean(np.sum((task.test_x @ w.T - truth) ** 2, axis=1)) / 2 for w in shaken]
-    right = [np.mean((task.test_x @ w.T).argmax(axis=1) == truth.argmax(axis=1)) for w in shaken]
+    losses = [np.mean(np.sum((task.test_x @ w.T - truth) ** 2, axis=1)) / 2 for w in perturbed]
+    right = [np.mean((task.test_x @ w.T).argmax(axis=1) == truth.argmax(axis=1)) for w in perturbed]
     assert record.summary.test_loss == pytest.approx(np.mean(losses))
     assert record.summary.test_accuracy == pytest.approx(np.mean(right))
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from initmem.data import Dataset, Part
+from initmem.data import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import native
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler"
 
 @pytest.fixture(autouse=True)
 def one_thread_and_one_seed():
-    """A number that rounding pushes over the kink of ReLU would be another slope: not every draw has one."""
+    """A fixed seed: a value that rounding moves across the kink of ReLU would change the gradient."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -47,9 +47,9 @@ def off(found: Tensor, expected: Tensor) -> float:
     return float(((found.double() - expected).norm() / expected.norm()).detach())
 
 
-def assert_gradients(found, given, expected, exact, slope, limit: float) -> None:
-    ours = torch.autograd.grad(found, given, slope)
-    theirs = torch.autograd.grad(expected, exact, slope.double())
+def assert_gradients(found, given, expected, exact, grad_output, limit: float) -> None:
+    ours = torch.autograd.grad(found, given, grad_output)
+    theirs = torch.autograd.grad(expected, exact, grad_output.double())
     for a, b in zip(ours, theirs, strict=True):
         assert off(a, b) < limit
 
@@ -59,17 +59,17 @@ def assert_gradients(found, given, expected, exact, slope, limit: float) -> None
 def test_normalization_and_its_gradients(n, channels, side, pool):
     x = images(n, channels, side) * 2 + 3
     gamma, beta = torch.randn(channels), torch.randn(channels)  # also negative factors
-    slope = images(n, channels, side // 2 if pool else side, seed=1)
+    grad_output = images(n, channels, side // 2 if pool else side, seed=1)
     layer = BatchNorm(1, channels)
     given = x.requires_grad_(), layer.gamma, layer.beta
     with torch.no_grad():
         layer.gamma.copy_(gamma), layer.beta.copy_(beta)
     exact = tuple(t.detach().double().requires_grad_() for t in (x, gamma, beta))
 
-    assert native.normalises(x, pool=pool)
+    assert native.can_normalize(x, pool=pool)
     found, expected = layer.then_relu(x, pool=pool), reference(*exact, pool=pool)
     assert off(found, expected) < 1e-6
-    assert_gradients(found, given, expected, exact, slope, 2e-6)
+    assert_gradients(found, given, expected, exact, grad_output, 2e-6)
     flat = exact[0].detach().movedim(1, 0).flatten(1)
     assert off(layer.batch_mean, flat.mean(1)) < 1e-6
     assert off(layer.batch_variance, flat.var(1)) < 1e-6
@@ -84,10 +84,10 @@ def test_another_default_type_changes_nothing():
     torch.set_default_dtype(torch.float64)
     try:
         after = norm.then_relu(layer(x), pool=True)
-        (slope,) = torch.autograd.grad(after.sum(), layer.kernel)
+        (grad_output,) = torch.autograd.grad(after.sum(), layer.kernel)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert after.dtype == slope.dtype == torch.float32
+    assert after.dtype == grad_output.dtype == torch.float32
     assert torch.equal(before, after)
 
 
@@ -141,13 +141,13 @@ def test_convolution_and_its_gradients(n, inputs, outputs, side):
     with torch.no_grad():
         layer.kernel.normal_(), layer.bias.normal_()
     layer.to(memory_format=torch.channels_last)
-    x, slope = images(n, inputs, side).requires_grad_(), images(n, outputs, side, seed=1)
+    x, grad_output = images(n, inputs, side).requires_grad_(), images(n, outputs, side, seed=1)
     given = x, layer.kernel, layer.bias
     exact = tuple(t.detach().double().requires_grad_() for t in given)
-    assert native.convolves(x, layer.kernel)
+    assert native.can_convolve(x, layer.kernel)
     found, expected = layer(x), F.conv2d(*exact, padding=1)
     assert off(found, expected) < 5e-6  # Winograd rounds more than the plain sum
-    assert_gradients(found, given, expected, exact, slope, 5e-6)
+    assert_gradients(found, given, expected, exact, grad_output, 5e-6)
 
 
 LANES = [native.lanes_for(replicas) for replicas in (4, 8, 10, 17)]
@@ -159,8 +159,8 @@ def in_lanes(x: Tensor, lanes: native.Lanes) -> Tensor:
 
 def out_of_lanes(y: Tensor, lanes: native.Lanes) -> Tensor:
     n, channels, height, width = y.shape
-    places = y.permute(0, 2, 3, 1).reshape(-1, channels)
-    found = native.out_of_lanes(places, lanes)
+    pixels = y.permute(0, 2, 3, 1).reshape(-1, channels)
+    found = native.out_of_lanes(pixels, lanes)
     return found.view(n, height, width, -1).permute(0, 3, 1, 2)
 
 
@@ -171,7 +171,8 @@ def out_of_lanes(y: Tensor, lanes: native.Lanes) -> Tensor:
 )
 def test_a_convolution_in_lanes_is_that_of_every_replica(lanes, n, inputs, outputs, side):
     kernel, bias = torch.randn(lanes.replicas * outputs, inputs, 3, 3), torch.randn(lanes.replicas * outputs)
-    x, slope = torch.randn(n, lanes.replicas * inputs, side, side), torch.randn(n, len(kernel), side, side)
+    x = torch.randn(n, lanes.replicas * inputs, side, side)
+    grad_output = torch.randn(n, len(kernel), side, side)
     given = tuple(t.requires_grad_() for t in (x, kernel, bias))
     exact = tuple(t.detach().double().requires_grad_() for t in given)
     found = out_of_lanes(native.convolve(in_lanes(x, lanes), kernel, bias, lanes), lanes)
@@ -182,7 +183,7 @@ def test_a_convolution_in_lanes_is_that_of_every_replica(lanes, n, inputs, outpu
     if several.start:
         x.requires_grad_(False)
         found = out_of_lanes(native.convolve(in_lanes(x, lanes), kernel, bias, lanes), lanes)
-    assert_gradients(found, given[several], expected, exact[several], slope, 2e-6)
+    assert_gradients(found, given[several], expected, exact[several], grad_output, 2e-6)
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -191,13 +192,13 @@ def test_normalization_in_lanes_is_that_of_every_replica(lanes, pool):
     channels = 4 * lanes.replicas
     x, layer = torch.randn(3, channels, 4, 4).requires_grad_(), BatchNorm(lanes.replicas, 4)
     torch.nn.init.normal_(layer.gamma), torch.nn.init.normal_(layer.beta)
-    slope = torch.randn(3, channels, 2 if pool else 4, 2 if pool else 4)
+    grad_output = torch.randn(3, channels, 2 if pool else 4, 2 if pool else 4)
     given = x, layer.gamma, layer.beta
     exact = tuple(t.detach().double().requires_grad_() for t in given)
     found = out_of_lanes(layer.in_lanes(in_lanes(x, lanes), lanes, pool=pool), lanes)
     expected = reference(*exact, pool=pool)
     assert off(found, expected) < 1e-6
-    assert_gradients(found, given, expected, exact, slope, 2e-6)
+    assert_gradients(found, given, expected, exact, grad_output, 2e-6)
     assert off(layer.batch_mean, exact[0].detach().mean((0, 2, 3))) < 1e-5
     assert off(layer.batch_variance, exact[0].detach().movedim(1, 0).flatten(1).var(1)) < 1e-6
     layer.moving_mean.normal_(), layer.moving_variance.uniform_(0.5, 2)
@@ -250,8 +251,8 @@ def test_packs_that_lanes_do_not_suit_are_left_to_the_library():
 def pack(replicas: int = 1, **fields: object) -> Pack:
     rng = np.random.default_rng(0)
 
-    def part(n: int) -> Part:
-        return Part(rng.integers(0, 256, (n, 16, 16, 3), dtype=np.uint8), rng.integers(0, 10, n))
+    def part(n: int) -> Examples:
+        return Examples(rng.integers(0, 256, (n, 16, 16, 3), dtype=np.uint8), rng.integers(0, 10, n))
 
     recipe = Recipe.model_validate({"width": 8, "batch_size": 8, "epochs": 3, "learning_rate": 1e-4} | fields)
     return Pack(
@@ -263,13 +264,13 @@ def pack(replicas: int = 1, **fields: object) -> Pack:
 @pytest.mark.parametrize("model", ["resnet9", "resnet56"])
 def test_a_run_goes_the_same_way_with_and_without(model, monkeypatch):
     used = []
-    for name in ("normalise", "normalise_fixed", "convolve"):
+    for name in ("normalize", "normalize_fixed", "convolve"):
         whole = getattr(native, name)
         monkeypatch.setattr(native, name, lambda *a, w=whole, n=name, **k: used.append(n) or w(*a, **k))
     ours = pack(model=model)
     for _ in range(2):
         ours.train_epoch()
-    assert set(used) == {"normalise", "normalise_fixed", "convolve"}
+    assert set(used) == {"normalize", "normalize_fixed", "convolve"}
     used.clear()
     monkeypatch.setattr(native, "library", lambda: None)
     theirs = pack(model=model)
@@ -285,26 +286,26 @@ def test_a_convolution_of_oblong_images_without_gradients():
     torch.nn.init.normal_(layer.kernel)
     x = x.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        assert native.convolves(x, layer.kernel)
+        assert native.can_convolve(x, layer.kernel)
         found, expected = layer(x), F.conv2d(x.double(), layer.kernel.double(), padding=1)
     assert off(found, expected) < 5e-6
 
 
 def test_left_to_the_library_where_it_was_not_written_for_it():
     x, kernel = images(2, 16, 8), torch.zeros(16, 16, 3, 3).to(memory_format=torch.channels_last)
-    assert native.normalises(x, pool=True)
-    assert native.convolves(x, kernel)
-    assert not native.normalises(x.double(), pool=True)
-    assert not native.normalises(x.contiguous(), pool=True)
-    assert not native.normalises(images(2, 12, 8), pool=True)
-    assert not native.normalises(images(2, 16, 7), pool=True)
-    assert not native.convolves(images(2, 32, 8), kernel)  # replicas
-    assert not native.convolves(x, kernel.contiguous())
-    assert not native.convolves(images(2, 16, 6), kernel)  # no whole tiles
+    assert native.can_normalize(x, pool=True)
+    assert native.can_convolve(x, kernel)
+    assert not native.can_normalize(x.double(), pool=True)
+    assert not native.can_normalize(x.contiguous(), pool=True)
+    assert not native.can_normalize(images(2, 12, 8), pool=True)
+    assert not native.can_normalize(images(2, 16, 7), pool=True)
+    assert not native.can_convolve(images(2, 32, 8), kernel)  # replicas
+    assert not native.can_convolve(x, kernel.contiguous())
+    assert not native.can_convolve(images(2, 16, 6), kernel)  # no whole tiles
     with torch.autocast("cpu", torch.bfloat16):
-        assert not native.normalises(x, pool=True)
+        assert not native.can_normalize(x, pool=True)
     torch.set_num_threads(2)
-    assert not native.normalises(x, pool=True)
+    assert not native.can_normalize(x, pool=True)
 
 
 def has_it(monkeypatch: pytest.MonkeyPatch, folder: Path, **environment: str) -> bool:

@@ -18,7 +18,7 @@ from initmem.pipeline.init import Init
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.study_file import load_study
-from initmem.train.init import initialise, named_layers
+from initmem.train.init import initialize, named_layers
 from initmem.train.loop import train_pack
 from initmem.train.models import build
 from initmem.train.scaled import draw
@@ -71,7 +71,7 @@ def variables(scale: float, seed: int = 0, **fields: object) -> dict[str, torch.
     """The initial variables of a small bundled network."""
     recipe = Recipe.parse({"model": "mlp", "width": 40} | fields)
     network = build("mlp", replicas=1, shape=(3, 4, 4), classes=3, width=40, norm="batch").double()
-    initialise(network, [Run(recipe, scale, seed)])
+    initialize(network, [Run(recipe, scale, seed)])
     found = {}
     for path, layer in named_layers(network):
         found |= {f"{path}.kernel": layer.kernel.detach(), f"{path}.bias": layer.bias.detach()}

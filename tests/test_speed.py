@@ -36,8 +36,8 @@ def test_a_tiny_image_is_convolved_by_a_matrix_product(side: tuple[int, int], sh
     expected = F.conv2d(x, conv.kernel, conv.bias, padding=1, groups=x.shape[1] // 4)
     found = conv(x)
     torch.testing.assert_close(found, expected)
-    slope = torch.randn_like(expected)
-    gradients = [torch.autograd.grad(y, (x, conv.kernel, conv.bias), slope) for y in (found, expected)]
+    grad_output = torch.randn_like(expected)
+    gradients = [torch.autograd.grad(y, (x, conv.kernel, conv.bias), grad_output) for y in (found, expected)]
     torch.testing.assert_close(*gradients)
 
 
@@ -49,9 +49,9 @@ def test_pooling_before_relu_is_pooling_after_it() -> None:
     expected = F.max_pool2d(F.relu(block.norm(block.conv(x))), 2)
     found = block(x)
     assert torch.equal(found, expected)
-    slope = torch.randn_like(expected)
+    grad_output = torch.randn_like(expected)
     variables = [x, *block.parameters()]
-    torch.testing.assert_close(*(torch.autograd.grad(y, variables, slope) for y in (found, expected)))
+    torch.testing.assert_close(*(torch.autograd.grad(y, variables, grad_output) for y in (found, expected)))
 
 
 def test_less_precision_only_when_asked_and_said_so() -> None:

@@ -207,11 +207,11 @@ def test_wrong_arguments_are_named():
     go = GradientDescent()
     with pytest.raises(ConfigError, match="rates: 3 given for 5 steps"):
         descend(factors, loss, go, np.ones(3), 5)
-    with pytest.raises(ConfigError, match=r"rates: -0\.1; allowed: numbers of zero or more"):
+    with pytest.raises(ConfigError, match=r"rates: -0\.1; allowed: numbers >= 0"):
         descend(factors, loss, go, -0.1, 5)
     with pytest.raises(ConfigError, match=r"rates: shape \(3,\); allowed: one number, or \(\)"):
         descend(factors, loss, go, np.ones((5, 3)), 5)
-    with pytest.raises(ConfigError, match=r"rates: -1\.0; allowed: numbers of zero or more"):
+    with pytest.raises(ConfigError, match=r"rates: -1\.0; allowed: numbers >= 0"):
         descend(factors, loss, go, np.array([0.1, 0.1, -1.0, 0.1, 0.1]), 5)
     with pytest.raises(ConfigError, match=r"decay: \[nan\]"):
         descend(factors, loss, go, 0.1, 5, decay=[float("nan")])

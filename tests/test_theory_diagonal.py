@@ -174,7 +174,7 @@ def test_wrong_arguments_are_named():
         Problem(np.ones((3, 3)), np.ones(3))
     with pytest.raises(ConfigError, match="x has rank 1; allowed: 2"):
         Problem(np.ones((2, 3)), np.ones(2))
-    with pytest.raises(ConfigError, match="other than zero"):
+    with pytest.raises(ConfigError, match="nonzero entries"):
         flow(PROBLEM, np.zeros(40), np.ones(40))
     with pytest.raises(ConfigError, match="scales"):
         diagonal.reach(PROBLEM, (0.0,), seed=0)

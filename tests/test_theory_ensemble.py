@@ -99,7 +99,7 @@ def test_a_perturbation_moves_one_weight():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_run_is_the_same_in_any_company(optimizer):
+def test_a_run_is_the_same_in_any_pack(optimizer):
     asked = runs(optimizer=optimizer)
     together, alone = trajectories(asked, TASK), trajectories(asked[4:5], TASK)
     for mine, theirs in zip(alone.factors, together.factors, strict=True):
@@ -174,29 +174,29 @@ def test_adam_at_half_the_rate_needs_about_four_times_the_updates():
     assert 3 < needed[1] / needed[0] < 5
 
 
-def test_shaken_networks_are_judged_one_by_one():
+def test_perturbed_networks_are_evaluated_one_by_one():
     factors = (np.eye(4)[None], 2 * np.eye(4)[None])
     inputs = TASK.val_x[:50]
-    shaking = tuple(s[:3] for s in TASK.shaking)
+    perturbations = tuple(s[:3] for s in TASK.perturbations)
     losses, rights = [], []
-    for e, f in zip(*shaking, strict=True):
+    for e, f in zip(*perturbations, strict=True):
         w = (2 * np.eye(4) + f) @ (np.eye(4) + e)
         found = np.array([w @ x for x in inputs])
         losses.append(np.mean(np.sum((found - inputs) ** 2, axis=1)) / 2)
         rights.append(np.mean(found.argmax(axis=1) == inputs.argmax(axis=1)))
-    loss, accuracy = evaluate(factors, inputs, inputs, shaking)
+    loss, accuracy = evaluate(factors, inputs, inputs, perturbations)
     assert loss[0] == pytest.approx(np.mean(losses))
     assert accuracy[0] == pytest.approx(np.mean(rights))
     assert accuracy[0] < 1 == evaluate(factors, inputs, inputs)[1][0]
 
 
-def test_larger_weights_with_the_same_product_survive_shaking_less():
+def test_larger_weights_with_the_same_product_survive_perturbation_less():
     rotation = TASK.truth / 2
     truth = TASK.val_x @ TASK.truth.T
     balanced = (np.sqrt(2) * rotation, np.sqrt(2) * np.eye(4))
     lopsided = (rotation / 4, 8 * np.eye(4))
     assert frobenius(imbalance(balanced[1], balanced[0])) == pytest.approx(0, abs=1e-12)
-    scores = [evaluate(factors, TASK.val_x, truth, TASK.shaking)[1] for factors in (balanced, lopsided)]
+    scores = [evaluate(factors, TASK.val_x, truth, TASK.perturbations)[1] for factors in (balanced, lopsided)]
     assert scores[0] > scores[1] + 0.1
 
 
@@ -206,7 +206,7 @@ def test_the_task_is_whitened_and_the_same_at_every_width():
     wide = linear_task(width=7)
     for name in ("x", "y", "val_x", "test_x", "truth"):
         assert np.array_equal(getattr(wide, name), getattr(TASK, name))
-    assert [s.shape for s in wide.shaking] == [(8, 7, 4), (8, 4, 7)]
+    assert [s.shape for s in wide.perturbations] == [(8, 7, 4), (8, 4, 7)]
 
 
 def test_runs_of_two_recipes_are_refused():

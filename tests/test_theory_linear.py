@@ -111,7 +111,7 @@ def test_a_flow_that_blows_up_is_marked_and_silent():
 @pytest.mark.parametrize(
     ("factors", "message"),
     [
-        (([[1.0]],), "two or more"),
+        (([[1.0]],), "2 or more"),
         (([[1.0]], [1.0]), r"W_2 has shape \(1,\)"),
         (
             (np.ones((3, 2)), np.ones((2, 4))),

@@ -77,7 +77,7 @@ def test_a_torch_loss_must_give_one_value_per_trajectory():
     assert mixed.gradient(np.ones((2, 2))).shape == (2, 2)  # right for one trajectory
     with pytest.raises(ConfigError, match=r"allowed: a tensor of shape \(3,\)"):
         mixed.gradient(np.ones((3, 2, 2)))
-    with pytest.raises(ConfigError, match="value gives float"):
+    with pytest.raises(ConfigError, match="value returns float"):
         torch_loss(lambda w: 1.0).value(np.ones((2, 2)))
 
 

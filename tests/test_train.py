@@ -14,7 +14,7 @@ from initmem.recipe import Recipe
 from initmem.store.encoding import decode, encode
 from initmem.store.record import COLUMNS, RunRecord
 from initmem.study import Run
-from initmem.train.init import initialise
+from initmem.train.init import initialize
 from initmem.train.layers import by_replica
 from initmem.train.loop import train_pack
 from initmem.train.models import build, count
@@ -218,7 +218,7 @@ def test_initialization_is_paired_and_has_the_right_size() -> None:
     recipe = Recipe(dataset="synthetic", bias_std=0.2)
     runs = [Run(recipe, 0.5, 7), Run(recipe, 2.0, 7), Run(recipe, 2.0, 8)]
     network = build("resnet9", replicas=3, shape=(3, 32, 32), classes=10, width=16, norm="batch")
-    initialise(network, runs)
+    initialize(network, runs)
     for layer in network.layers():
         small, large, other = by_replica(layer.kernel, 3)
         assert torch.allclose(4 * small, large)
@@ -263,7 +263,7 @@ def test_shared_input_is_the_same_as_repeated_input() -> None:
     torch.manual_seed(0)
     for model in ("resnet9", "mlp"):
         network = build(model, replicas=3, shape=(2, 8, 8), classes=5, width=4, norm="batch").double()
-        initialise(network, runs_of(Recipe()))
+        initialize(network, runs_of(Recipe()))
         network.eval()
         x = torch.rand(6, 2, 8, 8, dtype=torch.float64)
         assert torch.allclose(network(x), network(x.repeat(1, 3, 1, 1)), rtol=1e-10)
@@ -331,5 +331,5 @@ def test_a_checkpoint_fits_exactly_or_not_at_all(tiny: Recipe) -> None:
             pack.restore([Checkpoint(tensors, saved.meta)])
     pair = [Run(tiny, 1.0, 0), Run(tiny, 1.0, 1)]
     later = replace(saved, meta=saved.meta | {"epoch": 2})
-    with pytest.raises(ValueError, match="different epochs"):
+    with pytest.raises(ValueError, match="different updates"):
         Pack(pair, load(tiny)).restore([saved, later])

@@ -1,12 +1,12 @@
-"""Learning-rate schedules and the clocks of training: the only definition, used wherever either is needed.
+"""Learning-rate schedules and optimizer clocks, defined here and nowhere else.
 
 A clock is a sum over updates k with learning rate eta_k, batch size b, penalty l2 and momentum mu:
 
     sgd        (1/b) sum eta_k^2               minibatch noise of finite steps
     l2         l2 sum eta_k                    explicit norm control
     adaptive   sum eta_k                       movement of preconditioned steps
-    momentum   (1/b) sum (eta_k / (1 - mu))^2  the sgd clock at the rate that momentum makes of eta_k
-    angular    sum eta_k / ||W_k||^2           measured while training: it needs the kernels
+    momentum   (1/b) sum (eta_k / (1 - mu))^2  the sgd clock at the effective learning rate of momentum
+    angular    sum eta_k / ||W_k||^2           measured during training, since it depends on the kernels
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
-if TYPE_CHECKING:  # the names of the clocks are asked for where NumPy would take too long to load
+if TYPE_CHECKING:  # NumPy is imported lazily: commands that only need the names must start fast
     import numpy as np
     from numpy.typing import NDArray
 
@@ -25,7 +25,7 @@ T = TypeVar("T", float, "NDArray[np.float64]")
 
 
 class Schedule(Protocol):
-    """The settings that fix the learning rate of every update: a `Recipe` has them, and the linear lab."""
+    """The settings that determine the learning rate of every update, as in `Recipe` and the linear lab."""
 
     @property
     def optimizer(self) -> str: ...  # noqa: D102
@@ -49,7 +49,7 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RateSums(Generic[T]):
-    """Sums over updates, each a number or an array of partial sums; every clock but the angular follows."""
+    """Sums over updates, each a number or an array of partial sums: they give all clocks but `angular`."""
 
     eta: T  # sum of eta
     eta2: T  # sum of eta^2
@@ -58,12 +58,12 @@ class RateSums(Generic[T]):
 
     @classmethod
     def of(cls, eta: T, eta2: T, *, momentum: float, l2: float) -> RateSums[T]:
-        """Sums of updates that share momentum and penalty."""
+        """The sums of updates that share momentum and penalty."""
         return cls(eta, eta2, eta2 / (1 - momentum) ** 2, l2 * eta)
 
     @classmethod
     def of_recipe(cls, recipe: Schedule, eta: T, eta2: T) -> RateSums[T]:
-        """Sums of a recipe's updates."""
+        """The sums of a recipe's updates."""
         return cls.of(eta, eta2, momentum=step_momentum(recipe), l2=recipe.l2)
 
     def clocks(self, batch_size: int) -> dict[str, T]:
@@ -91,7 +91,11 @@ class Clocks(NamedTuple):
 
 
 def clocks(recipe: Schedule, n_train: int) -> Clocks:
-    """All clocks of a recipe trained on n_train examples, exact over its schedule, before any run."""
+    """The clocks of a recipe at the end of every epoch, computed from its schedule before any training.
+
+    `n_train`, the number of training examples, determines the number of updates per epoch. All sums are
+    exact; the `angular` clock is missing, since it depends on the weights.
+    """
     import numpy as np
 
     per_epoch = updates_per_epoch(recipe, n_train)
@@ -103,7 +107,7 @@ def clocks(recipe: Schedule, n_train: int) -> Clocks:
 
 
 def horizon_sums(recipe: Schedule, n_train: int) -> RateSums[float]:
-    """The sums over a whole run, in closed form unless there is a warmup.
+    """The sums over an entire run, in closed form unless there is a warmup.
 
     With c_k = cos(pi k / K) over k < K: sum c_k = 1, and sum c_k^2 = K / 2 (for K = 1: 1).
     """
@@ -121,7 +125,7 @@ def horizon_sums(recipe: Schedule, n_train: int) -> RateSums[float]:
 
 
 def updates_per_epoch(recipe: Schedule, n_train: int) -> int:
-    """The last, smaller batch of an epoch is kept."""
+    """The number of updates per epoch; the last, smaller batch is kept."""
     return math.ceil(n_train / recipe.batch_size)
 
 
@@ -140,5 +144,5 @@ def epoch_rates(recipe: Schedule, n_train: int, epoch: int) -> NDArray[np.float6
 
 
 def step_momentum(recipe: Schedule) -> float:
-    """The momentum that lengthens the steps of a recipe: heavy ball's; Adam and Muon divide theirs out."""
+    """The momentum that amplifies the steps of a recipe: only that of heavy ball; Adam and Muon normalize."""
     return recipe.momentum if recipe.optimizer == "momentum" else 0.0

@@ -1,4 +1,4 @@
-"""The errors a user can meet: each is one line that says what is wrong and what is allowed."""
+"""The errors that users see: each is one line that says what is wrong and what is allowed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 
 class InitmemError(Exception):
-    """A mistake that the user can mend; the command line prints it and exits with code 2."""
+    """A problem that the user can fix; the command line prints it and exits with code 2."""
 
 
 class ConfigError(InitmemError):
-    """A recipe, a study file or an override holds something that is not allowed."""
+    """A recipe, a study file, an override or an argument has a value that is not allowed."""
 
 
 class DataError(InitmemError):
-    """A dataset is missing, unreadable or not of the expected form."""
+    """A dataset is missing, unreadable or malformed."""
 
 
 class StoreError(InitmemError):

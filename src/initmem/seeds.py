@@ -1,8 +1,8 @@
-"""One integer seed, three independent streams of randomness.
+"""One integer seed, three independent random streams.
 
-A stream is addressed by (seed, role, index), never advanced by anything else: the order of epoch 17 is the
-same whether the run got there in one go or was continued from a checkpoint, and changing the seed of one
-role never moves another role's stream.
+A stream is addressed by (seed, role, index) and depends on nothing else: the data order of epoch 17 is the
+same whether the run got there without interruption or was resumed from a checkpoint, and changing the seed of
+one role never changes the stream of another.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 
 def generator(seed: int, role: Role, index: int = 0) -> np.random.Generator:
-    """Return the generator of one role of one seed; `index` is the epoch for per-epoch draws."""
+    """Return the random generator for one role of a seed; `index` is the epoch for per-epoch draws."""
     import numpy as np
 
-    # spawn_key keeps (role, index) apart from the entropy, so no two addresses share a stream.
+    # spawn_key keeps (role, index) separate from the entropy, so no two addresses share a stream.
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(ROLES.index(role), index)))

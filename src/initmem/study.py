@@ -1,4 +1,4 @@
-"""A study: recipes x initialization scales x seeds, a finite grid of runs, and the ids of the runs."""
+"""A study: a finite grid of runs, recipes x initialization scales x seeds. Run ids are content hashes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from initmem.recipe import AnyRecipe, Recipe, content_id, labels, problems, stor
 from initmem.seeds import ROLES, Role
 
 ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
-SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # of a study of a user's own, unless said
+SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # the default for user code
 SEEDS = range(5)
-PERTURBATION = 1.001  # what a single weight of a perturbed replicate is multiplied by
+PERTURBATION = 1.001  # the factor on a single weight of a perturbed replicate
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training: a recipe from one scale and one seed.
+    """One training run: a recipe, an initialization scale and a seed.
 
-    A role's seed can be pinned on its own; `perturbation` multiplies one single weight of the initialization.
+    `pins` fixes the seeds of single roles; `perturbation` multiplies one single weight of the initialization.
     """
 
     recipe: AnyRecipe
@@ -36,7 +36,7 @@ class Run:
 
     @property
     def id(self) -> str:
-        """A content hash of everything that differs from the defaults."""
+        """A hash of everything that differs from the defaults."""
         return _run_id(self)
 
     def seed_of(self, role: Role) -> int:
@@ -44,7 +44,7 @@ class Run:
         return dict(self.pins).get(role, self.seed)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values from which `from_json` rebuilds the run."""
+        """The run as plain values, for `from_json`."""
         address = _address(self)
         if self.perturbation != 1.0:
             address["perturbation"] = self.perturbation
@@ -55,20 +55,20 @@ class Run:
         """Rebuild a run from `to_json`."""
         recipe = _shared_recipe(json.dumps(content["recipe"], sort_keys=True))
         scale, seed, pins = content["scale"], content["seed"], content.get("pins", {})
-        perturbation = content.get("perturbation", content.get("poke", 1.0))  # poke: its first name
+        perturbation = content.get("perturbation", content.get("poke", 1.0))  # poke: its former name
         whole = all(type(number) is int for number in (seed, *pins.values()))
         finite = all(
             type(number) in (int, float) and math.isfinite(number) for number in (scale, perturbation)
         )
         if not whole or not finite or not set(pins) <= set(ROLES):
             raise ConfigError(
-                f"run of scale {scale!r}, seed {seed!r}, pins {pins!r}, perturbation {perturbation!r}"
+                f"run with scale {scale!r}, seed {seed!r}, pins {pins!r}, perturbation {perturbation!r}"
             )
         return cls(recipe, float(scale), seed, tuple(pins.items()), float(perturbation))
 
 
 def recipe_json(recipe: AnyRecipe) -> dict[str, Any]:
-    """Plain values from which `stored_recipe` rebuilds a recipe."""
+    """The recipe as plain values, for `stored_recipe`."""
     content = recipe.changes()
     if isinstance(recipe, Recipe) and recipe.data_sha256 is not None:
         content["dataset"] = recipe.dataset
@@ -84,7 +84,7 @@ def _shared_recipe(text: str) -> AnyRecipe:
 def _run_id(run: Run) -> str:
     content = {"schema": ID_SCHEMA, "recipe": _hashed(run.recipe)} | _address(run)
     if run.perturbation != 1.0:
-        content["poke"] = run.perturbation  # its first name, so that no run changes its id
+        content["poke"] = run.perturbation  # its former name, so that no run changes its id
     return content_id(content)
 
 
@@ -94,7 +94,7 @@ def _hashed(recipe: AnyRecipe) -> dict[str, Any]:
 
 
 def _address(run: Run) -> dict[str, Any]:
-    """Where a run stands in its study; what is at its default is left out."""
+    """The scale, seed and pins of a run; pins are left out if there are none."""
     address: dict[str, Any] = {"scale": run.scale, "seed": run.seed}
     if run.pins:
         address["pins"] = dict(run.pins)
@@ -103,7 +103,11 @@ def _address(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A resolved study: what `initmem run` trains."""
+    """A resolved study, as `initmem run` trains it and `load_study` returns it.
+
+    The runs are the product of `recipes`, `scales` and `seeds`, plus the additional runs that the other
+    fields request.
+    """
 
     name: str
     title: str
@@ -113,8 +117,8 @@ class Study:
     scales: tuple[float, ...]
     seeds: tuple[int, ...]
     pins: tuple[tuple[Role, int], ...] = ()
-    perturbation: float = 1.0  # other than 1: every run gets a perturbed replicate
-    split: tuple[Role, ...] = ()  # roles whose seed is also varied alone, the others held at the first seed
+    perturbation: float = 1.0  # if not 1, every run also gets a perturbed replicate
+    split: tuple[Role, ...] = ()  # roles whose seeds are also varied alone, with the others at the first seed
     more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # per recipe id, beyond `seeds`
     schedule: tuple[int, ...] = ()  # numbers of seeds at which `--until` looks at the results
     looked: tuple[int, ...] = ()  # numbers of seeds that had been measured before seeds were added by hand
@@ -140,7 +144,7 @@ class Study:
         return runs
 
     def with_more_seeds(self, recipe: AnyRecipe, count: int) -> Study:
-        """The same study with so many more seeds for one recipe: the smallest numbers not yet taken."""
+        """The same study with `count` more seeds for one recipe: the smallest unused numbers."""
         extra = dict(self.more_seeds)
         taken = self.seeds + extra.get(recipe.id, ())
         fresh = [seed for seed in range(len(taken) + count) if seed not in taken][:count]
@@ -174,7 +178,7 @@ class Study:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:
-        """Rebuild a study from `to_json`; whatever does not fit is an error."""
+        """Rebuild a study from `to_json`; malformed content is an error."""
         try:
             stored = _Stored.model_validate(content)
         except ValidationError as error:
@@ -197,7 +201,7 @@ class Study:
 
 
 def recipes_of(studies: Iterable[Study]) -> list[AnyRecipe]:
-    """The recipes that studies ask for, as they list them, each once."""
+    """The recipes of several studies, in order, each once."""
     return list(dict.fromkeys(recipe for study in studies for recipe in study.recipes))
 
 
@@ -207,7 +211,7 @@ Seeds = Annotated[list[Seed], Field(min_length=1)]
 
 
 class _Stored(BaseModel):
-    """What a study's file in a store may say."""
+    """The content of a study file in a store."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -220,7 +224,7 @@ class _Stored(BaseModel):
     seeds: Seeds
     pins: dict[Role, int]
     perturbation: float = 1.0
-    poke: float | None = None  # its first name
+    poke: float | None = None  # the former name of perturbation
     split: list[Role] = []
     more_seeds: dict[str, list[Seed]] = {}
     schedule: list[Annotated[int, Field(ge=1)]] = []

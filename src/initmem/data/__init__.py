@@ -1,6 +1,6 @@
-"""Datasets: arrays in, one fixed split out."""
+"""Datasets: arrays with one fixed split into training, validation and test examples."""
 
-from initmem.data.dataset import Dataset, Part, Sizes
+from initmem.data.dataset import Dataset, Examples, Sizes
 from initmem.data.sources import check, load, sizes
 
-__all__ = ["Dataset", "Part", "Sizes", "check", "load", "sizes"]
+__all__ = ["Dataset", "Examples", "Sizes", "check", "load", "sizes"]

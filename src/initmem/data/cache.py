@@ -1,4 +1,4 @@
-"""Where downloaded and compiled files are kept on this machine."""
+"""The cache directory for downloaded and compiled files."""
 
 from __future__ import annotations
 

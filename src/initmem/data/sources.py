@@ -1,4 +1,4 @@
-"""Where datasets come from: CIFAR-10, scikit-learn's digits, seeded synthetic images, a user's .npz file."""
+"""The sources of datasets: CIFAR-10, scikit-learn's digits, seeded synthetic images, a user's .npz file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.lib.format as npy
 from numpy.typing import NDArray
 
-from initmem.data.dataset import Dataset, Part, Sizes, split, split_three
+from initmem.data.dataset import Dataset, Examples, Sizes, split, split_three
 from initmem.errors import DataError
 from initmem.recipe import AnyRecipe, network_of
 
@@ -29,40 +29,40 @@ def load(recipe: AnyRecipe) -> Dataset:
     recipe = network_of(recipe)
     kind = recipe.dataset.split(":")[0]
     if recipe.dataset.endswith(".npz"):
-        found = _npz(Path(recipe.dataset))
+        dataset = _npz(Path(recipe.dataset))
     elif kind == "digits":
-        found = _digits()
+        dataset = _digits()
     elif kind == "synthetic":
-        found = _synthetic(*synthetic_shape(recipe.dataset))
+        dataset = _synthetic(*synthetic_shape(recipe.dataset))
     else:
         from initmem.data.cifar10 import load_cifar10
 
-        found = load_cifar10()
-    if recipe.train_size is not None and recipe.train_size > len(found.train):
+        dataset = load_cifar10()
+    if recipe.train_size is not None and recipe.train_size > len(dataset.train):
         raise DataError(
-            f"train_size = {recipe.train_size} (allowed: 1 to {len(found.train)} for {recipe.dataset})"
+            f"train_size = {recipe.train_size} (allowed: 1 to {len(dataset.train)} for {recipe.dataset})"
         )
-    return found.limited(recipe.train_size)
+    return dataset.limited(recipe.train_size)
 
 
 def sizes(recipe: AnyRecipe) -> Sizes:
-    """The sizes of a recipe's dataset; only a user's file has to be read for it."""
+    """The sizes of a recipe's dataset; only a user's .npz file has to be read for them."""
     recipe = network_of(recipe)
     kind = recipe.dataset.split(":")[0]
     if recipe.dataset.endswith(".npz"):
         data = _npz(Path(recipe.dataset))
-        found = Sizes(len(data.train), len(data.val), len(data.test), *data.shape, data.classes)
+        known = Sizes(len(data.train), len(data.val), len(data.test), *data.shape, data.classes)
     elif kind == "synthetic":
         n, channels, height, width = synthetic_shape(recipe.dataset)
-        found = Sizes(*split_three(n), channels, height, width, SYNTHETIC_CLASSES)
+        known = Sizes(*split_three(n), channels, height, width, SYNTHETIC_CLASSES)
     else:
         cifar10 = Sizes(40_000, 10_000, 10_000, 3, 32, 32, 10)
-        found = {"digits": DIGITS, "cifar10": cifar10}[kind]
-    return found._replace(n_train=min(found.n_train, recipe.train_size or found.n_train))
+        known = {"digits": DIGITS, "cifar10": cifar10}[kind]
+    return known._replace(n_train=min(known.n_train, recipe.train_size or known.n_train))
 
 
 def synthetic_shape(name: str) -> tuple[int, int, int, int]:
-    """Read `synthetic` or `synthetic:NxCxHxW`: (examples in all, channels, height, width)."""
+    """Parse `synthetic` or `synthetic:NxCxHxW`: (total examples, channels, height, width)."""
     _, _, text = name.partition(":")
     if not text:
         return SYNTHETIC_SHAPE
@@ -76,7 +76,7 @@ def synthetic_shape(name: str) -> tuple[int, int, int, int]:
 
 
 def check(recipe: AnyRecipe) -> None:
-    """Find out cheaply whether a recipe's dataset is to be had."""
+    """Check cheaply that a recipe's dataset is available."""
     recipe = network_of(recipe)
     if recipe.dataset.endswith(".npz"):
         load(recipe)
@@ -84,7 +84,7 @@ def check(recipe: AnyRecipe) -> None:
         from initmem.data.cifar10 import is_cached, load_cifar10
 
         if not is_cached():
-            load_cifar10()  # says which command to type
+            load_cifar10()  # raises, naming the command to run
 
 
 def _digits() -> Dataset:
@@ -92,29 +92,28 @@ def _digits() -> Dataset:
 
     raw = load_digits()
     x = (raw.images / 16).astype(np.float32)[..., None]
-    return split("digits", Part(x, raw.target.astype(np.int64)), None, DIGITS.n_val, 10)
+    return split("digits", Examples(x, raw.target.astype(np.int64)), None, DIGITS.n_val, 10)
 
 
 def _synthetic(n: int, channels: int, height: int, width: int) -> Dataset:
-    """Noisy, shifted copies of one random pattern per class: learnable, but not at a glance."""
+    """Noisy copies of one random pattern per class: learnable, but not trivially."""
     rng = np.random.default_rng(0)
     patterns = rng.random((SYNTHETIC_CLASSES, height, width, channels), dtype=np.float32)
     y = np.arange(n) % SYNTHETIC_CLASSES
     noise = rng.random((n, height, width, channels), dtype=np.float32)
     x = 0.35 * patterns[y] + 0.65 * noise
-    return split("synthetic", Part(x, y), None, split_three(n)[1], SYNTHETIC_CLASSES)
+    return split("synthetic", Examples(x, y), None, split_three(n)[1], SYNTHETIC_CLASSES)
 
 
 def _npz(path: Path) -> Dataset:
     arrays = _read_npz(path)
     if "x_train" in arrays:
-        parts = [_part(path, arrays, suffix) for suffix in ("_train", "_test")]
-        whole, test = parts[0], parts[1]
+        whole, test = _examples(path, arrays, "_train"), _examples(path, arrays, "_test")
         n_val = len(whole) // 5
         if whole.x.shape[1:] != test.x.shape[1:]:
             raise DataError(f"{path}: x_train and x_test differ in shape")
     else:
-        whole, test = _part(path, arrays, ""), None
+        whole, test = _examples(path, arrays, ""), None
         n_val = split_three(len(whole))[1]
     if len(whole) < 20:
         raise DataError(f"{path}: {len(whole)} examples (allowed: at least 20)")
@@ -128,14 +127,14 @@ def _npz(path: Path) -> Dataset:
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the arrays that we know by name, and nothing else."""
+    """Read the arrays with known names, and nothing else."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             wanted = next((names for names in NPZ_NAMES if members.keys() >= set(names)), None)
             if wanted is None:
                 held = ", ".join(sorted(members)) or "nothing"
-                raise DataError(f"{path}: holds {held} (needed: {NPZ_KEYS})")
+                raise DataError(f"{path}: contains {held} (needed: {NPZ_KEYS})")
             return {name: _read_array(archive, members[name]) for name in wanted}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
@@ -146,22 +145,22 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read an array, unless its header promises more or less than its file holds, or far too much."""
+    """Read an array, unless its header disagrees with the size of its file or that size is excessive."""
     with archive.open(member) as stream:
         version = npy.read_magic(stream)
         headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
         if version not in headers:
-            raise ValueError(f"{member.filename} is of version {version}")
+            raise ValueError(f"{member.filename} has format version {version}")
         shape, _, dtype = headers[version](stream)
-        promised, held = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
-        honest = promised == held and min(shape, default=0) >= 0
-        if dtype.hasobject or not honest or held > LARGEST_ARRAY:
-            raise ValueError(f"{member.filename} is {dtype} {shape} in {held:,} bytes")
+        declared, actual = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
+        consistent = declared == actual and min(shape, default=0) >= 0
+        if dtype.hasobject or not consistent or actual > LARGEST_ARRAY:
+            raise ValueError(f"{member.filename} is {dtype} {shape} in {actual:,} bytes")
         stream.seek(0)
         return np.asarray(npy.read_array(stream, allow_pickle=False))
 
 
-def _part(path: Path, arrays: dict[str, NDArray[Any]], suffix: str) -> Part:
+def _examples(path: Path, arrays: dict[str, NDArray[Any]], suffix: str) -> Examples:
     x, y = arrays["x" + suffix], arrays["y" + suffix]
     y = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1 or y.dtype.kind not in "iu":
@@ -173,23 +172,23 @@ def _part(path: Path, arrays: dict[str, NDArray[Any]], suffix: str) -> Part:
             f"{path}: x{suffix} is {x.dtype} {x.shape} "
             "(needed: numbers of shape (n, features), (n, h, w) or (n, h, w, channels))"
         )
-    return Part(_images(path, x), y.astype(np.int64))
+    return Examples(_images(path, x), y.astype(np.int64))
 
 
 def _images(path: Path, x: NDArray[Any]) -> NDArray[Any]:
-    """Bring inputs to (example, height, width, channel), as bytes or as float32."""
+    """Reshape inputs to (example, height, width, channel), as bytes or float32."""
     x = {2: lambda: x[:, None, None, :], 3: lambda: x[..., None], 4: lambda: x}[x.ndim]()
     if x.dtype == np.uint8:
         return x
     x = x.astype(np.float32)
     if not np.isfinite(x).all():
-        raise DataError(f"{path}: inputs that are not finite")
+        raise DataError(f"{path}: some inputs are not finite")
     return x
 
 
-def _scaled(part: Part, reference: Part) -> Part:
-    """Scale inputs to [0, 1] by the range of the reference part; bytes are scaled batch by batch."""
+def _scaled(examples: Examples, reference: Examples) -> Examples:
+    """Scale inputs to [0, 1] by the range of the reference examples; bytes are scaled batch by batch."""
     low, high = float(reference.x.min()), float(reference.x.max())
-    if part.x.dtype == np.uint8 or (low >= 0 and high <= 1):
-        return part
-    return Part((part.x - low) / max(high - low, 1e-12), part.y)
+    if examples.x.dtype == np.uint8 or (low >= 0 and high <= 1):
+        return examples
+    return Examples((examples.x - low) / max(high - low, 1e-12), examples.y)

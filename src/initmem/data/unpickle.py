@@ -1,7 +1,7 @@
-"""Read a pickle of plain data without running anything that it says.
+"""Read a pickle of plain data without executing anything in it.
 
-Admitted are dicts, lists, tuples, strings, numbers and arrays of bytes. A pickle makes an array by naming
-numpy's functions; those names get harmless stand-ins here, so that numpy never sees what the file dictates.
+Dicts, lists, tuples, strings, numbers and byte arrays are allowed. A pickle creates an array by naming NumPy
+functions; those names resolve to harmless stand-ins here, so that NumPy never sees what the file requests.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 from initmem.errors import DataError
 
-MEMO_LIMIT = 1_000_000  # the unpickler allocates its memo up to the largest index that a file names
+MEMO_LIMIT = 1_000_000  # the unpickler allocates its memo up to the largest index in the file
 BYTE_TYPES = ("u1", b"u1", "|u1", b"|u1", "uint8", b"uint8")
 
 
 def load_plain(data: bytes) -> dict[Any, Any]:
-    """Read a pickled dict; its values may be arrays of bytes, of any shape."""
+    """Read a pickled dict; its values may be byte arrays of any shape."""
     try:
         _check_memo(data)
-        found = _Unpickler(data).load()
-        if not isinstance(found, dict):
-            raise DataError(f"the pickle holds a {type(found).__name__} (allowed: a dict)")
-        return {key: value.array if isinstance(value, _Array) else value for key, value in found.items()}
+        content = _Unpickler(data).load()
+        if not isinstance(content, dict):
+            raise DataError(f"the pickle contains a {type(content).__name__} (allowed: a dict)")
+        return {key: value.array if isinstance(value, _Array) else value for key, value in content.items()}
     except DataError:
         raise
     except Exception as error:  # a damaged stream can make the unpickler raise anything
@@ -43,19 +43,19 @@ def _check_memo(data: bytes) -> None:
 
 
 class _Dtype:
-    """Stands for numpy.dtype of unsigned bytes, whose state says nothing more."""
+    """Stand-in for the numpy.dtype of unsigned bytes, whose state carries no further information."""
 
     __slots__ = ()
 
     def __init__(self, name: object, *flags: object) -> None:
         if name not in BYTE_TYPES:
-            raise DataError(f"the pickle holds an array of {name!r} (allowed: u1)")
+            raise DataError(f"the pickle contains an array of {name!r} (allowed: u1)")
 
     def __setstate__(self, state: object) -> None: ...
 
 
 class _Array:
-    """Stands for a numpy array that a pickle makes empty and then fills."""
+    """Stand-in for a NumPy array, which a pickle creates empty and then fills."""
 
     __slots__ = ("array",)
 
@@ -68,20 +68,20 @@ class _Array:
             case (1, tuple(shape), _Dtype(), bool(fortran), bytes(content)):
                 pass
             case _:
-                raise DataError("the pickle holds an array that is not made of plain bytes")
+                raise DataError("the pickle contains an array that is not made of plain bytes")
         if not all(type(side) is int and side >= 0 for side in shape) or math.prod(shape) != len(content):
-            raise DataError(f"the pickle holds an array of shape {shape} in {len(content)} bytes")
+            raise DataError(f"the pickle contains an array of shape {shape} in {len(content)} bytes")
         self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes) -> None:
-        # Strings of Python 2 are bytes: an array's content is one of them.
+        # Python 2 strings are bytes, and the content of an array is one of them.
         super().__init__(io.BytesIO(data), encoding="bytes")
         self.bytes_left = len(data)
 
     def find_class(self, module: str, name: str) -> Callable[..., object] | str:
-        """Give the stand-in for a name; only what a pickled array of bytes needs has one."""
+        """Resolve a name to its stand-in; only the names that a pickled byte array needs have one."""
         match module, name:
             case "numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct":
                 return _Array
@@ -93,21 +93,21 @@ class _Unpickler(pickle.Unpickler):
                 return self._encode
             case "builtins" | "__builtin__", "bytes":
                 return self._no_bytes
-        raise DataError(f"the pickle asks for {module}.{name}, which plain data does not need: refused")
+        raise DataError(f"the pickle refers to {module}.{name}, which plain data does not need: refused")
 
     def persistent_load(self, pid: object) -> object:
         """Refuse references to objects outside the pickle."""
-        raise DataError(f"the pickle refers to an outside object ({pid!r}): refused")
+        raise DataError(f"the pickle refers to an external object ({pid!r}): refused")
 
     def _encode(self, text: str, encoding: str) -> bytes:
-        """Python 3 writes bytes in an old protocol as latin-1 text to encode."""
+        """In old protocols, Python 3 writes bytes as latin-1 text to be encoded."""
         if encoding not in ("latin1", b"latin1"):  # any other name could make Python import a codec
-            raise DataError(f"the pickle asks for the codec {encoding!r} (allowed: latin1)")
+            raise DataError(f"the pickle requests the codec {encoding!r} (allowed: latin1)")
         self.bytes_left -= len(text)
-        if self.bytes_left < 0:  # one long text, encoded again and again, would fill the memory
-            raise DataError("the pickle unfolds to more bytes than it has")
+        if self.bytes_left < 0:  # a long text, encoded over and over, would fill the memory
+            raise DataError("the pickle expands to more bytes than it has")
         return text.encode("latin1")
 
     def _no_bytes(self) -> bytes:
-        """Python 3 writes b"" in an old protocol as a call of bytes without arguments."""
+        """In old protocols, Python 3 writes b"" as a call of bytes without arguments."""
         return b""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from initmem.data import Dataset, Part, Sizes
+from initmem.data import Dataset, Examples, Sizes
 from initmem.data.cache import cache_dir
 from initmem.engines.devices import is_here
 from initmem.engines.packing import pack_size
@@ -76,11 +76,11 @@ class Speedometer:
 def _noise(shape: Sizes, *, n_train: int, n_val: int) -> Dataset:
     rng = np.random.default_rng(0)
 
-    def part(n: int) -> Part:
+    def examples(n: int) -> Examples:
         x = rng.random((n, shape.height, shape.width, shape.channels), dtype=np.float32)
-        return Part(x, rng.integers(0, shape.classes, n))
+        return Examples(x, rng.integers(0, shape.classes, n))
 
-    return Dataset("noise", part(n_train), part(n_val), part(1), shape.classes)
+    return Dataset("noise", examples(n_train), examples(n_val), examples(1), shape.classes)
 
 
 class PackSizes:

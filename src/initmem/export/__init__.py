@@ -1,4 +1,4 @@
-"""Results in the tools people already use: tables, TensorBoard, MLflow."""
+"""Export results to CSV, Parquet, TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Exported(NamedTuple):
     format: str
     place: str
     runs: int  # in the results
-    written: int  # of them, written this time
-    damaged: list[str]  # records that could not be read, and so not exported
+    written: int  # by this export
+    damaged: list[str]  # records that could not be read and were skipped
 
 
 def export(results: Results, to: str, output: str | None = None) -> Exported:
-    """Write all runs in another tool's format; without `output`, beside the results."""
+    """Write all runs in another tool's format; without `output`, next to the results."""
     if to not in FORMATS:
         raise ConfigError(f"--to {to!r} ({allowed(FORMATS)})")
     runs, damaged = named_runs(results)
@@ -60,7 +60,7 @@ def _mlflow(runs: list[NamedRun], place: str) -> int:
     return log_runs(runs, place)
 
 
-# Each loads its library when it is asked for.
+# Each function imports its library when it is called.
 FORMATS: dict[str, Callable[[list[NamedRun], str], int]] = {
     "csv": _csv,
     "parquet": _parquet,

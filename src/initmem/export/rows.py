@@ -1,4 +1,4 @@
-"""Runs under names that people can read, and their values as flat rows."""
+"""Runs with readable names, and their values as flat rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class NamedRun(NamedTuple):
-    """A record, what to call its recipe and itself, and the studies that asked for it."""
+    """A record, the readable names of its recipe and run, and the studies that contain it."""
 
     record: RunRecord
     recipe: str
@@ -32,19 +32,19 @@ class NamedRun(NamedTuple):
 
 
 def named_runs(results: Results) -> tuple[list[NamedRun], list[str]]:
-    """All runs, recipe by recipe, and what is wrong with the damaged records."""
+    """All runs, grouped by recipe, and what is wrong with the damaged records."""
     records, damaged = results.survey()
     studies = results.studies()
     groups = by_recipe(records, recipes_of(studies))
     asked = {f"{study.name} {study.effort}": {run.id for run in study.all_runs()} for study in studies}
-    found = [
+    runs = [
         NamedRun(
             record, label, _name(record), tuple(title for title, ids in asked.items() if record.id in ids)
         )
         for (_, group), label in zip(groups.items(), labels(list(groups)), strict=True)
         for record in group
     ]
-    return found, damaged
+    return runs, damaged
 
 
 def _name(record: RunRecord) -> str:
@@ -54,7 +54,7 @@ def _name(record: RunRecord) -> str:
 
 
 def settings(record: RunRecord) -> dict[str, Value | None]:
-    """What defines a run: the fields of its recipe, then where it stands in the study."""
+    """What defines a run: the fields of its recipe, then its scale, seeds and perturbation."""
     run = record.run
     pins = {f"seed_{role}": seed for role, seed in run.pins}
     settings = run.recipe.settings() | {"scale": run.scale, "seed": run.seed}
@@ -62,17 +62,17 @@ def settings(record: RunRecord) -> dict[str, Value | None]:
 
 
 def summary(record: RunRecord) -> dict[str, float | None]:
-    """What came out; None where something never happened. Finals are of training code of a user's own."""
+    """The summary of a run, None where an event never happened, and the final values of user code."""
     return asdict(record.summary) | {f"final_{name}": value for name, value in record.finals.items()}
 
 
 def known(values: Mapping[str, T | None]) -> dict[str, T]:
-    """Only what has a value: for tools that have no word for nothing."""
+    """Drop the missing values, for tools that cannot represent them."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def provenance(record: RunRecord) -> dict[str, Value]:
-    """Where the record comes from: whatever is a plain value."""
+    """The provenance of a record: its plain values only."""
     return {
         name: value
         for name, value in record.provenance.items()
@@ -81,22 +81,22 @@ def provenance(record: RunRecord) -> dict[str, Value]:
 
 
 def spent(record: RunRecord) -> NDArray[np.float64]:
-    """Seconds since the beginning at the end of each epoch, shape (epoch,); a record knows no date."""
+    """Seconds from the start of the run to the end of each epoch, shape (epoch,); records hold no dates."""
     each = record.history.get("seconds", np.zeros(record.summary.epochs))
     return np.cumsum(each)
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Names of letters, digits and a few signs, each still its own: what every tool and disk accepts."""
-    found: dict[str, str] = {}
+    """Map names to distinct names of letters, digits and a few signs, which every tool and disk accepts."""
+    plain_of: dict[str, str] = {}
     taken: Counter[str] = Counter()
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_=+.-]+|(?<![0-9])\.|\.(?![0-9])", "_", name) or "_"
         taken[plain] += 1
-        found[name] = plain if taken[plain] == 1 else f"{plain}__{taken[plain]}"
-    return found
+        plain_of[name] = plain if taken[plain] == 1 else f"{plain}__{taken[plain]}"
+    return plain_of
 
 
 def needs(package: str, extra: str) -> ConfigError:
-    """The error of a format whose library is not installed."""
+    """The error for a format whose library is not installed."""
     return ConfigError(f"--to {extra} needs the package {package} (pip install 'initmem[{extra}]')")

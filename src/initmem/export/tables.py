@@ -1,4 +1,4 @@
-"""Two tables, as CSV or Parquet: `runs`, a row per run, and `history`, a row per run and epoch."""
+"""Two tables, as CSV or Parquet: `runs` with a row per run, and `history` with a row per run and epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_tables(runs: Sequence[NamedRun], folder: Path, kind: Literal["csv", "p
 
 
 def run_table(runs: Sequence[NamedRun]) -> pl.DataFrame:
-    """One row per run: what defines it, how it ended, what came out, and where it comes from."""
+    """One row per run: its settings, status, summary, provenance and error."""
     rows = [_row(run) for run in runs]
     named = {name for row in rows for name in row}
     types = {name: kind for name, kind in _types().items() if name in named}
@@ -40,7 +40,7 @@ def run_table(runs: Sequence[NamedRun]) -> pl.DataFrame:
 
 
 def _types() -> dict[str, type[pl.DataType]]:
-    """The types of columns that may be empty in all rows: the same in every export."""
+    """The types of columns that may be empty in all rows, so that they are the same in every export."""
     hints = {name: field.annotation for name, field in Recipe.model_fields.items()}
     hints |= get_type_hints(Summary) | {"error": str, "epochs_done": int}
     return {name: _type({hint, *get_args(hint)}) for name, hint in hints.items()}
@@ -53,7 +53,7 @@ def _type(kinds: set[Any]) -> type[pl.DataType]:
 def _row(named: NamedRun) -> dict[str, Any]:
     record = named.record
     results = summary(record)
-    results["epochs_done"] = results.pop("epochs")  # `epochs` is what the recipe asks for
+    results["epochs_done"] = results.pop("epochs")  # `epochs` is a field of the recipe
     return (
         {"run": record.id, "recipe": named.recipe, "studies": "; ".join(named.studies)}
         | settings(record)
@@ -65,7 +65,7 @@ def _row(named: NamedRun) -> dict[str, Any]:
 
 
 def history_table(runs: Sequence[NamedRun]) -> pl.DataFrame:
-    """One row per run and epoch; what a run did not record is empty."""
+    """One row per run and epoch; values that a run did not record are empty."""
     frames = [_frame(run) for run in runs]
     empty = pl.DataFrame(
         schema=dict(zip(KEYS, (pl.String, pl.String, pl.Float64, pl.Int64, pl.Int64), strict=True))

@@ -1,4 +1,4 @@
-"""Runs in an MLflow tracking store: an experiment per study, with parameters, metrics per epoch and tags."""
+"""Log runs to MLflow: an experiment per study, with parameters, metrics per epoch and tags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from initmem.errors import ConfigError
 from initmem.export.rows import NamedRun, known, needs, plain_names, provenance, settings, spent, summary
 from initmem.store.record import RunRecord
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export tells nobody but its reader
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export must not call home
 try:
     import alembic  # noqa: F401  (mlflow loads it when it opens a database)
     import sqlalchemy
@@ -22,25 +22,25 @@ try:
 except ModuleNotFoundError:
     raise needs("mlflow-skinny", "mlflow") from None
 
-ID = "initmem.run"  # the tag that tells which runs are there already
-ALONE = "initmem"  # the experiment of runs that no study asks for
-BATCH = 1000  # metrics that MLflow takes at a time
+ID = "initmem.run"  # the tag that identifies runs that were logged before
+NO_STUDY = "initmem"  # the experiment of runs that belong to no study
+BATCH = 1000  # metrics that MLflow accepts per call
 LONGEST_TAG = 5000
 
 
 def log_runs(runs: Sequence[NamedRun], place: str) -> int:
-    """Log the runs that are not there yet, to an SQLite file or to the address of a tracking server."""
+    """Log the runs that are new to an SQLite file or a tracking server, and return their number."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     address = place if "://" in place else f"sqlite:///{Path(place).resolve()}"
     written = 0
     try:
         client = MlflowClient(tracking_uri=address)
-        for title in dict.fromkeys(title for run in runs for title in run.studies or (ALONE,)):
+        for title in dict.fromkeys(title for run in runs for title in run.studies or (NO_STUDY,)):
             experiment = _experiment(client, title)
-            there = _logged(client, experiment)
+            logged = _logged(client, experiment)
             for run in runs:
-                if title in (run.studies or (ALONE,)) and run.record.id not in there:
+                if title in (run.studies or (NO_STUDY,)) and run.record.id not in logged:
                     _log(client, experiment, run)
                     written += 1
     except (MlflowException, sqlalchemy.exc.SQLAlchemyError) as error:
@@ -49,24 +49,24 @@ def log_runs(runs: Sequence[NamedRun], place: str) -> int:
 
 
 def _experiment(client: MlflowClient, title: str) -> str:
-    found = client.get_experiment_by_name(title)
-    return str(found.experiment_id if found else client.create_experiment(title))
+    experiment = client.get_experiment_by_name(title)
+    return str(experiment.experiment_id if experiment else client.create_experiment(title))
 
 
 def _logged(client: MlflowClient, experiment: str) -> set[str]:
-    """Ids of the runs that were logged before, from beginning to end."""
-    found: set[str] = set()
+    """Ids of the runs that were logged completely before."""
+    ids: set[str] = set()
     token = None
     while True:
         page = client.search_runs([experiment], max_results=BATCH, page_token=token)
-        found |= {run.data.tags[ID] for run in page if ID in run.data.tags}
+        ids |= {run.data.tags[ID] for run in page if ID in run.data.tags}
         token = page.token
         if not token:
-            return found
+            return ids
 
 
 def _log(client: MlflowClient, experiment: str, run: NamedRun) -> None:
-    """Log one run: it ends now, and its epochs lie as far back as they took."""
+    """Log one run as if it ended now: its epochs are dated back by the time they took."""
     record = run.record
     took = [int(1000 * seconds) for seconds in spent(record)]
     end = int(1000 * time.time())
@@ -78,7 +78,7 @@ def _log(client: MlflowClient, experiment: str, run: NamedRun) -> None:
     for first in range(0, len(metrics), BATCH):
         client.log_batch(address, metrics=metrics[first : first + BATCH])
     client.set_terminated(address, "FAILED" if record.status == "failed" else "FINISHED", end_time=end)
-    client.set_tag(address, ID, record.id)  # last: a run that was cut off is logged again
+    client.set_tag(address, ID, record.id)  # last, so that an interrupted export logs the run again
 
 
 def _params(record: RunRecord) -> list[Param]:
@@ -94,7 +94,7 @@ def _tags(run: NamedRun) -> list[RunTag]:
 
 
 def _metrics(record: RunRecord, times: Sequence[int], end: int) -> Iterator[Metric]:
-    """Every column at every epoch, and the summary at the last one."""
+    """Every column at every epoch, and the summary at the last epoch."""
     for name, plain in plain_names(record.history).items():
         for epoch, (moment, value) in enumerate(zip(times, record.history[name], strict=True), start=1):
             yield Metric(plain, float(value), moment, epoch)

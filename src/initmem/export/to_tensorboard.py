@@ -1,6 +1,6 @@
-"""Event files for TensorBoard: a directory per run, with its hyperparameters and a scalar per epoch.
+"""Event files for TensorBoard: a directory per run, with its hyperparameters and scalars per epoch.
 
-TensorBoard keeps scalars in single precision.
+TensorBoard stores scalars in single precision.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ try:
 except ModuleNotFoundError:
     raise needs("tensorboard", "tensorboard") from None
 
-FILE = "events.out.tfevents.0.initmem"  # always the same name: a second export replaces the first
+FILE = "events.out.tfevents.0.initmem"  # a constant name, so that a second export replaces the first
 
 
 def write_events(runs: Sequence[NamedRun], folder: Path) -> int:
-    """Write an event file per run, in a directory of its recipe."""
+    """Write an event file per run, in a directory per recipe, and return their number."""
     recipes = plain_names(dict.fromkeys(run.recipe for run in runs))
     names = plain_names(dict.fromkeys(run.name for run in runs))
     for run in runs:
@@ -49,7 +49,7 @@ def _events(run: NamedRun) -> bytes:
 
 
 def _all_events(run: NamedRun) -> Iterator[Event]:
-    """Hyperparameters, epochs, summary, end. The clock starts at zero."""
+    """Hyperparameters, epochs, summary, end. Wall time starts at zero."""
     record = run.record
     history = record.history
     times = spent(record).tolist()

@@ -1,8 +1,8 @@
 """The linear lab: why initialization is remembered, and what erases it.
 
-The names below are the core; the experiments live in modules of their own: `propositions`,
-`exponents`, `figure9`, `diagonal`, `resetting`, `ensemble` and its `records`. Names load on first
-use, so that importing this package loads neither scipy nor torch nor matplotlib.
+The names below are the core. The experiments have modules of their own: `propositions`, `exponents`,
+`figure9`, `diagonal`, `resetting`, `ensemble` and `lab`. Names load on first use, so that importing this
+package loads neither scipy nor torch nor matplotlib.
 
     >>> from initmem.theory import GradientDescent, descend, network, square
     >>> path = descend(network([[6.0]], [[1.0]]), square([[1.0]]), GradientDescent(), 0.04, 20)

@@ -1,4 +1,4 @@
-"""The array types of the linear lab, and the small helpers its modules share."""
+"""Array types and small helpers shared by the modules of the linear lab."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Discrete dynamics: how optimizers move a linear network, many trajectories at once.
+"""Discrete dynamics: how optimizers move a linear network, for many trajectories at once.
 
-A rule turns the layers' gradients into increments and keeps its own state. Rules follow the
-conventions that the training loop of this package uses for real networks.
+A rule turns the gradients of the layers into increments and keeps its own state. Rules follow the same
+conventions as the optimizers in `initmem.train`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from initmem.theory.linear import (
 )
 from initmem.theory.losses import Estimate, Loss
 
-# What a rule remembers from update to update: tuples of arrays shaped like the factors.
+# The state of a rule between updates: tuples of arrays shaped like the factors.
 State = tuple[Factors, ...]
 Schedule = float | Array | Callable[[int], ArrayLike]
 
 
 class Rule(Protocol):
-    """An optimizer: `start` makes its state, `step` returns increments and the next state."""
+    """An optimizer: `start` creates its state, `step` returns increments and the next state."""
 
     def start(self, factors: Factors) -> State:
         """The state before the first update."""
@@ -63,7 +63,7 @@ class HeavyBall:
     momentum: float = 0.9
 
     def start(self, factors: Factors) -> State:
-        """A velocity at rest."""
+        """Zero velocity."""
         return (_zeros(factors),)
 
     def step(self, state: State, gradients: Factors, rate: Array, k: int) -> tuple[Factors, State]:
@@ -75,14 +75,14 @@ class HeavyBall:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam with `epsilon` added to the square root *before* the bias correction."""
+    """Adam with `epsilon` added to the square root before the bias correction."""
 
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-7
 
     def start(self, factors: Factors) -> State:
-        """Both moments at zero."""
+        """Zero moments."""
         return _zeros(factors), _zeros(factors)
 
     def step(self, state: State, gradients: Factors, rate: Array, k: int) -> tuple[Factors, State]:
@@ -101,7 +101,7 @@ class Muon:
     momentum: float = 0.95
 
     def start(self, factors: Factors) -> State:
-        """No momentum yet."""
+        """Zero momentum."""
         return (_zeros(factors),)
 
     def step(self, state: State, gradients: Factors, rate: Array, k: int) -> tuple[Factors, State]:
@@ -114,7 +114,7 @@ class Muon:
 
 @dataclass(frozen=True)
 class Preconditioned:
-    """W_j <- W_j - rate P(j, H_j) for a map P of the user's own; j counts from 1."""
+    """W_j <- W_j - rate P(j, H_j) for a given map P; j counts from 1."""
 
     precondition: Callable[[int, Array], Array]
 
@@ -136,7 +136,7 @@ class Preconditioned:
 
 
 def orthogonalize(matrix: Array, steps: int = 5) -> Array:
-    """Push the singular values of (..., rows, columns) towards one by Newton-Schulz steps."""
+    """Drive the singular values of (..., rows, columns) towards one by Newton-Schulz steps."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrix / (frobenius(matrix)[..., None, None] + 1e-7)
     for _ in range(steps):
@@ -156,17 +156,16 @@ def descend(
     every: int = 1,
     watch: Callable[[int, Factors], None] | None = None,
 ) -> Path:
-    """Make `steps` updates and record the factors at the start, every `every` updates and last.
+    """Make `steps` updates; record the factors at the start, every `every` updates and at the end.
 
-    `gradient` is a loss, or an estimate of the product's gradient at update k. `rates` is one
-    number, an array (step,) or (step, ...) with a rate per trajectory, or a function of k.
-    `decay`, a number or (...), is coupled: it adds decay W_j to the gradient of layer j, so that
-    plain descent multiplies W_j by (1 - rate decay). A trajectory that blows up is marked in
-    `diverged` and leaves the others alone. `watch(k, factors)` is shown the factors before every
-    update k, and may raise to end it all.
+    `gradient` is a loss, or an estimate of the gradient of the product at update k. `rates` is one number, an
+    array (step,) or (step, ...) with a learning rate per trajectory, or a function of k. `decay`, a number or
+    (...), is coupled: it adds decay W_j to the gradient of layer j, so that plain gradient descent multiplies
+    W_j by (1 - rate decay). A trajectory that diverges is marked in `diverged` and does not affect the
+    others. `watch(k, factors)` is called before every update k and may raise to stop.
     """
     factors = network(*factors)
-    require(steps >= 1 and every >= 1, f"steps: {steps}, every: {every}; allowed: one or more")
+    require(steps >= 1 and every >= 1, f"steps: {steps}, every: {every}; allowed: 1 or more")
     estimate = _estimate(gradient)
     lead = factors[0].shape[:-2]
     rate_at = _schedule(rates, steps, lead)
@@ -178,10 +177,10 @@ def descend(
         for k in range(steps):
             if watch is not None:
                 watch(k, factors)
-            slope = checked_gradient(partial(estimate, k), product(factors))
-            slopes = layer_gradients(factors, slope)
-            slopes = _each(lambda h, w: h + shrink * w, slopes, factors)
-            moved, state = rule.step(state, slopes, rate_at(k), k)
+            of_product = checked_gradient(partial(estimate, k), product(factors))
+            gradients = layer_gradients(factors, of_product)
+            gradients = _each(lambda h, w: h + shrink * w, gradients, factors)
+            moved, state = rule.step(state, gradients, rate_at(k), k)
             factors = _each(np.add, factors, moved)
             if (k + 1) % every == 0 or k + 1 == steps:
                 diverged = diverged | has_diverged(factors)
@@ -200,7 +199,7 @@ def _estimate(gradient: Loss | Estimate) -> Estimate:
 
 
 def _schedule(rates: Schedule, steps: int, lead: tuple[int, ...]) -> Callable[[int], Array]:
-    """The rate of update k, ready to multiply the matrices of trajectories with axes `lead`."""
+    """The learning rate of update k, shaped to multiply matrices with leading axes `lead`."""
     if callable(rates):
         return lambda k: _per_trajectory("rates", rates(k), lead)
     table = np.asarray(rates, dtype=np.float64)
@@ -211,19 +210,19 @@ def _schedule(rates: Schedule, steps: int, lead: tuple[int, ...]) -> Callable[[i
         len(table) == steps,
         f"rates: {len(table)} given for {steps} steps; allowed: one number, or one per step",
     )
-    _per_trajectory("rates", table.min(axis=0), lead)  # if the least are allowed, all are
+    _per_trajectory("rates", table.min(axis=0), lead)  # if the smallest are valid, all are
     ready = table[..., None, None]
     return lambda k: ready[k]
 
 
 def _per_trajectory(name: str, value: ArrayLike, lead: tuple[int, ...]) -> Array:
-    """A number, or numbers (...), as (..., 1, 1): checked, and shaped to multiply matrices."""
+    """Check a number, or numbers (...), and reshape to (..., 1, 1), to multiply matrices."""
     array = np.asarray(value, dtype=np.float64)
-    require(bool(np.all(array >= 0)), f"{name}: {array.tolist()}; allowed: numbers of zero or more")
+    require(bool(np.all(array >= 0)), f"{name}: {array.tolist()}; allowed: numbers >= 0")
     fits = array.ndim <= len(lead) and all(
         mine in (1, theirs) for mine, theirs in zip(array.shape[::-1], lead[::-1], strict=False)
     )
-    require(fits, f"{name}: shape {array.shape}; allowed: one number, or {lead} as the factors")
+    require(fits, f"{name}: shape {array.shape}; allowed: one number, or {lead}, one per trajectory")
     return array[..., None, None]
 
 

@@ -1,15 +1,14 @@
-"""Diagonal linear networks w = u^2 - v^2: the scale of initialization picks the solution.
+"""Diagonal linear networks w = u^2 - v^2: the initialization scale selects the solution.
 
-With more features than samples many w fit the data. From u = v = alpha, gradient flow keeps every
-product u_i v_i at alpha^2, and ends at the fit of least hypentropy (Woodworth et al., 2020): close
-to the least l1 norm when alpha is small, to the least l2 norm when it is large. So alpha is
-remembered in closed form, and so is its erasure. Whatever shrinks u_i v_i acts as a smaller alpha:
-decay takes it to alpha exp(-lambda t), and a step of rate eta multiplies u_i v_i by exactly
-(1 - 4 eta^2 g_i^2), where g is the gradient with respect to w; fresh label noise keeps g from
-vanishing.
+With more features than samples, many w fit the data. From u = v = alpha, gradient flow conserves every
+product u_i v_i at alpha^2 and ends at the interpolating solution of least hypentropy (Woodworth et al.,
+2020): close to the least l1 norm if alpha is small, to the least l2 norm if it is large. The memory of alpha
+is thus known in closed form, and so is its erasure. Whatever shrinks u_i v_i acts like a smaller alpha: decay
+takes it to alpha exp(-lambda t), and a step with learning rate eta multiplies u_i v_i by exactly
+(1 - 4 eta^2 g_i^2), where g is the gradient with respect to w; fresh label noise keeps g from vanishing.
 
-Each method below is a first phase (nothing, decay, SGD, SGD with label noise) and then plain flow
-to a perfect fit, which reads the solution out.
+Each method below has a first phase (nothing, decay, SGD, SGD with label noise), followed by plain flow to a
+perfect fit, which reveals the selected solution.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Problem:
         rank = int(np.linalg.matrix_rank(self.x))
         require(
             rank == len(self.y),
-            f"problem: x has rank {rank}; allowed: {len(self.y)}, or some y cannot be fitted",
+            f"problem: x has rank {rank}; allowed: {len(self.y)}, so that every y can be fitted",
         )
 
     def gradient(self, w: Array) -> Array:
@@ -50,10 +49,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one method reached from every scale.
+    """The solutions that one method reached, one per scale.
 
-    `scales` is (scale,); `solution`, the closed form `predicted` for it and the `effective` scale
-    sqrt(u v) behind that prediction are (scale, feature). A scale that diverged is NaN.
+    `scales` is (scale,). `solution`, its closed-form prediction `predicted` and the `effective` scale
+    sqrt(u v) behind the prediction are (scale, feature). Scales that diverged are NaN.
     """
 
     method: str
@@ -65,20 +64,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Diagonal:
-    """Every method's outcome, and the two solutions between which they lie, (feature,)."""
+    """The outcome of every method, and the two solutions between which they lie, (feature,) each."""
 
     outcomes: tuple[Outcome, ...]
     least_l1: Array
     least_l2: Array
 
     def place(self, solution: Array) -> Array:
-        """Where (..., feature) lies by its l1 norm: 0 at the least-l1 fit, 1 at the least-l2."""
+        """The relative l1 norm of (..., feature): 0 at the least-l1 solution, 1 at the least-l2 solution."""
         low, high = np.abs(self.least_l1).sum(), np.abs(self.least_l2).sum()
-        found: Array = (np.abs(solution).sum(axis=-1) - low) / (high - low)
-        return found
+        relative: Array = (np.abs(solution).sum(axis=-1) - low) / (high - low)
+        return relative
 
     def rows(self) -> list[dict[str, object]]:
-        """One row per method and scale: norms, place, and distances to the reference solutions."""
+        """One row per method and scale: norms, relative l1 norm, and distances to the reference solutions."""
         return [
             {
                 "method": outcome.method,
@@ -97,19 +96,19 @@ class Diagonal:
         ]
 
     def memory(self) -> dict[str, float]:
-        """Per method, the spread of the place over all scales: how much of alpha is remembered.
+        """Per method, the range of `place` over all scales: how much of alpha is remembered.
 
-        Scales that diverged are left out; NaN if none is left.
+        Scales that diverged are left out; NaN if none remain.
         """
-        places = {o.method: self.place(o.solution) for o in self.outcomes}
-        finite = {method: place[np.isfinite(place)] for method, place in places.items()}
-        return {m: float(np.ptp(place)) if place.size else np.nan for m, place in finite.items()}
+        norms = {o.method: self.place(o.solution) for o in self.outcomes}
+        finite = {method: norm[np.isfinite(norm)] for method, norm in norms.items()}
+        return {method: float(np.ptp(norm)) if norm.size else np.nan for method, norm in finite.items()}
 
 
 def sparse_problem(
     *, seed: int, samples: int = 20, features: int = 40, weights: ArrayLike = (1.0, -1.0, 0.5)
 ) -> Problem:
-    """Gaussian inputs, and outputs that depend on the first few features alone."""
+    """Gaussian inputs, and outputs that depend only on the first few features."""
     truth = np.zeros(features)
     truth[: np.size(weights)] = weights
     x = np.random.default_rng(seed).normal(size=(samples, features))
@@ -117,18 +116,18 @@ def sparse_problem(
 
 
 def least_l1(problem: Problem) -> Array:
-    """The fit of least l1 norm (basis pursuit), by linear programming."""
+    """The interpolating solution of least l1 norm (basis pursuit), by linear programming."""
     from scipy.optimize import linprog
 
     x, d = problem.x, problem.x.shape[1]
-    found = linprog(np.ones(2 * d), A_eq=np.hstack([x, -x]), b_eq=problem.y, method="highs")
-    if found.x is None:
-        raise InitmemError(f"least l1: no fit found ({found.message})")
-    return np.asarray(found.x[:d] - found.x[d:], dtype=np.float64)
+    result = linprog(np.ones(2 * d), A_eq=np.hstack([x, -x]), b_eq=problem.y, method="highs")
+    if result.x is None:
+        raise InitmemError(f"least l1: no solution found ({result.message})")
+    return np.asarray(result.x[:d] - result.x[d:], dtype=np.float64)
 
 
 def least_l2(problem: Problem) -> Array:
-    """The fit of least l2 norm."""
+    """The interpolating solution of least l2 norm."""
     return np.linalg.pinv(problem.x) @ problem.y
 
 
@@ -141,23 +140,22 @@ def hypentropy(w: Array, scale: ArrayLike) -> Array:
 
 
 def closed_form(problem: Problem, scale: ArrayLike, *, tolerance: float = 1e-9) -> Array:
-    """The fit of least hypentropy: w = 2 scale^2 sinh(X' nu) with X w = y.
+    """The interpolating solution of least hypentropy: w = 2 scale^2 sinh(X' nu) with X w = y.
 
-    `scale` is one number or one per feature. nu minimizes sum 2 s cosh(X' nu) - y' nu, a convex
-    function of as many variables as there are samples, by Newton steps that stay short enough for
-    sinh to be nearly linear along them.
+    `scale` is one number or one per feature. nu minimizes sum 2 s cosh(X' nu) - y' nu, a convex function with
+    one variable per sample, by Newton steps kept short enough for sinh to be nearly linear along them.
     """
     x, y = problem.x, problem.y
     s = np.broadcast_to(np.asarray(scale, dtype=np.float64) ** 2, x.shape[1:])
-    require(bool(np.all(s > 0)), f"scale: {scale!r}; allowed: above zero")
+    require(bool(np.all(s > 0)), f"scale: {scale!r}; allowed: > 0")
     nu = np.zeros(len(y))
     for _ in range(1000):
         angle = x.T @ nu
         residual = x @ (2 * s * np.sinh(angle)) - y
         step = np.linalg.solve((x * (2 * s * np.cosh(angle))) @ x.T, residual)
-        turn = float(np.abs(x.T @ step).max())
-        nu = nu - step / max(1.0, turn)
-        if turn < tolerance:  # relative to w, since sinh turns steps of the angle into factors
+        change = float(np.abs(x.T @ step).max())  # of the angle
+        nu = nu - step / max(1.0, change)
+        if change < tolerance:  # relative to w, because adding to the angle multiplies sinh
             return 2 * s * np.sinh(x.T @ nu)
     raise InitmemError(f"closed form: no convergence at scale {scale!r}")
 
@@ -171,15 +169,14 @@ def flow(
     time: float | None = None,
     fit: float = 1e-9,
 ) -> tuple[Array, Array]:
-    """Gradient flow on (u, v), each (feature,): for `time`, or until y is met to within `fit`.
+    """Gradient flow on (u, v), each (feature,): for `time`, or until y is fitted to within `fit`.
 
-    The solver sees log |u| and log |v|, in which every scale is alike and u v is conserved to
-    rounding. At small scales the last directions are fitted very slowly: the system is stiff, and
-    the solver is one for stiff systems.
+    The solver works on log |u| and log |v|, in which all scales look alike and u v is conserved to rounding.
+    At small scales the last directions are fitted very slowly, so the solver is one for stiff systems.
     """
     from scipy.integrate import solve_ivp
 
-    require(bool(np.all(u * v != 0)), "u, v: allowed: entries other than zero, which never move")
+    require(bool(np.all(u * v != 0)), "u, v: allowed: nonzero entries (an entry at zero never moves)")
     d, x, y = len(u), problem.x, problem.y
     goal = fit * max(1.0, float(np.abs(y).max()))
     start = np.log(np.abs(np.concatenate([u, v])))
@@ -193,17 +190,17 @@ def flow(
 
     def jacobian(_: float, state: Array) -> Array:
         sign = np.repeat((1.0, -1.0), d)
-        slope: Array = np.tile(4 * x.T @ x / len(y), (2, 2)) * sign * np.exp(2 * state)
-        return -sign[:, None] * slope
+        curvature: Array = np.tile(4 * x.T @ x / len(y), (2, 2)) * sign * np.exp(2 * state)
+        return -sign[:, None] * curvature
 
     def residual(_: float, state: Array) -> float:
         return float(np.abs(x @ weights(state) - y).max()) - goal
 
     if time is None and residual(0.0, start) <= 0:
-        return np.abs(u), np.abs(v)  # the event below fires on a crossing, and there is none left
+        return np.abs(u), np.abs(v)  # already fitted: the event below would never fire
     residual.terminal = True  # type: ignore[attr-defined]
-    with warnings.catch_warnings(action="ignore"):  # the outcome is judged by its status instead
-        found = solve_ivp(
+    with warnings.catch_warnings(action="ignore"):  # the status is checked instead
+        result = solve_ivp(
             velocity,
             (0.0, 1e15 if time is None else time),
             start,
@@ -213,9 +210,9 @@ def flow(
             atol=1e-12,
             events=residual if time is None else None,
         )
-    if found.status != (1 if time is None else 0):
-        raise InitmemError(f"flow: the solver stopped before the end ({found.message})")
-    end = np.exp(found.y[:, -1])
+    if result.status != (1 if time is None else 0):
+        raise InitmemError(f"flow: the solver stopped before the end ({result.message})")
+    end = np.exp(result.y[:, -1])
     return end[:d], end[d:]
 
 
@@ -229,9 +226,9 @@ def sgd(
     label_noise: float = 0.0,
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """SGD, one sample per step, on (u, v), each (..., feature); all trajectories see one order.
+    """SGD with one sample per step on (u, v), each (..., feature); all trajectories see the same order.
 
-    `label_noise` is added to the sample's output with a fresh random sign at every step.
+    At every step, `label_noise` is added to the label of the sample with a fresh random sign.
     """
     rows = rng.integers(len(problem.y), size=steps)
     noise = label_noise * rng.choice((-1.0, 1.0), size=steps)
@@ -253,9 +250,9 @@ def reach(
     decay: float = 0.1,
     time: float = 50.0,
 ) -> Diagonal:
-    """Run every method from every scale and set each solution against its closed form."""
+    """Run every method from every scale and compare each solution with its closed form."""
     alphas = np.atleast_1d(np.asarray(scales, dtype=np.float64))
-    require(bool(np.all(alphas > 0)), f"scales: {scales!r}; allowed: above zero")
+    require(bool(np.all(alphas > 0)), f"scales: {scales!r}; allowed: > 0")
     start = np.repeat(alphas[:, None], problem.x.shape[1], axis=1)
     rng = np.random.default_rng(seed)
     phases = {
@@ -274,7 +271,7 @@ def reach(
 
 
 def _outcome(problem: Problem, method: str, scales: Array, u: Array, v: Array) -> Outcome:
-    """Flow from (u, v), each (scale, feature), to a fit; beside it the closed form for u v."""
+    """Flow from (u, v), each (scale, feature), to a perfect fit, with the closed form predicted from u v."""
     solution, predicted, effective = (np.full_like(u, np.nan) for _ in range(3))
     for i in np.flatnonzero(np.isfinite(u * v).all(axis=1)):
         effective[i] = np.sqrt(np.abs(u[i] * v[i]))

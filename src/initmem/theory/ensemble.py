@@ -1,21 +1,21 @@
 """Ensembles of linear networks: the smallest complete experiment on initialization memory.
 
-A run of the pipeline `linear` is a two-factor network W = U V, trained on one noisy
-linear task. The networks of all scales and seeds of a recipe move at once. At the end they compute
-nearly the same function; what the scale leaves behind is their imbalance, seen in the norm of the
-weights, and in the accuracy once the weights are perturbed, which large weights do not survive.
+A run of the pipeline `linear` is a two-factor network W = U V, trained on a noisy linear task. The networks
+of all scales and seeds of a recipe are trained at once. After training they compute nearly the same function;
+what the scale leaves behind is their imbalance. It shows in the norm of the weights, and in the accuracy once
+the weights are perturbed, since networks with large weights are more sensitive to perturbation.
 
-The bundled study `linear` holds three families of recipes that differ only in batch size. Each
-erases the imbalance by one mechanism and on one clock:
+The bundled study `linear` has three families of recipes. Within a family, recipes differ only in batch size,
+and each family erases the imbalance by one mechanism, on one clock:
 
 - minibatch noise, on T_SGD = (1/b) sum of eta^2;
 - the penalty l2 * |W|^2, on T_L2 = l2 sum of eta: its gradient is 2 l2 W, so that the imbalance
   shrinks as exp(-4 T_L2);
 - Adam, on T_adapt = sum of eta.
 
-Within a family the memory of different batch sizes agrees against its clock and disagrees against
-epochs. One limit is worth knowing: with noise at the minimum, Adam's drift along the minima is of
-second order in eta, so T_adapt lines up batch sizes at one eta, but not different values of eta.
+Within a family, the memory of different batch sizes agrees when plotted against its clock and disagrees
+against epochs. One limit: with noise at the minimum, Adam's drift along the minima is of second order in eta,
+so T_adapt aligns batch sizes at one eta, but not different values of eta.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from initmem.theory.losses import Estimate
 
 
 class LinearSettings(BaseModel):
-    """What defines the training of a linear network; names and defaults are those of a `Recipe`."""
+    """The settings of a linear network; names and defaults are those of a `Recipe`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -60,7 +60,7 @@ class LinearSettings(BaseModel):
 
     @classmethod
     def of(cls, recipe: PipelineRecipe | Recipe) -> LinearSettings:
-        """The settings that a recipe of the pipeline `linear` declares; every bad one is reported at once."""
+        """The settings declared by a recipe of the pipeline `linear`; all bad ones are reported at once."""
         declared = {name: value for name, value in recipe.changes().items() if name != "pipeline"}
         try:
             return cls.model_validate(declared)
@@ -70,11 +70,11 @@ class LinearSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Task:
-    """Noisy outputs of a linear map to learn from, and clean points to judge by.
+    """Noisy outputs of a linear map for training, and clean points for validation and test.
 
-    `x` and `y` are (sample, feature), `val_x` and `test_x` (point, feature), and the true map
-    `truth` is (feature, feature). `shaking` perturbs the two factors:
-    (draw, width, feature) and (draw, feature, width).
+    `x` and `y` are (sample, feature), `val_x` and `test_x` (point, feature), and the true map `truth` is
+    (feature, feature). `perturbations` of the two factors are (draw, width, feature) and
+    (draw, feature, width).
     """
 
     x: Array
@@ -82,7 +82,7 @@ class Task:
     val_x: Array
     test_x: Array
     truth: Array
-    shaking: Factors
+    perturbations: Factors
 
 
 def linear_task(
@@ -93,36 +93,38 @@ def linear_task(
     samples: int = 512,
     points: int = 256,
     noise: float = 3.0,
-    shake: float = 0.25,
+    perturbation: float = 0.25,
     draws: int = 8,
 ) -> Task:
-    """Draw a task whose minibatch noise is the same in all directions.
+    """Draw a task whose minibatch noise is isotropic.
 
-    Inputs are whitened and the true map is twice a rotation, as wide as it is high: then noise
-    shrinks U'U and VV' alike, and D decays to zero rather than to another imbalance. The data are
-    the same at every width.
+    Inputs are whitened and the true map is twice a rotation: noise then shrinks U'U and VV' alike, and D
+    decays to zero rather than to another imbalance. The data are the same at every width.
     """
     rng = np.random.default_rng(seed)
     x = np.linalg.qr(rng.normal(size=(samples, features))).Q * np.sqrt(samples)
     truth = 2 * np.linalg.qr(rng.normal(size=(features, features))).Q
     y = x @ truth.T + noise * rng.normal(size=(samples, features))
     val_x, test_x = rng.normal(size=(2, points, features))
-    shaking = tuple(
-        shake * rng.normal(size=(draws, *shape)) for shape in ((width, features), (features, width))
+    perturbations = tuple(
+        perturbation * rng.normal(size=(draws, *shape)) for shape in ((width, features), (features, width))
     )
-    return Task(x, y, val_x, test_x, truth, shaking)
+    return Task(x, y, val_x, test_x, truth, perturbations)
 
 
 def trajectories(
     runs: Sequence[Run], task: Task, *, watch: Callable[[int, Factors], None] | None = None
 ) -> Path:
-    """Train the runs of one recipe side by side; the path holds the start and every epoch's end.
+    """Train the runs of one recipe together; the path holds the start and the end of every epoch.
 
-    Its factors are (epoch, run, ...). A seed draws the same standard normals at every scale, and
-    each epoch is a fresh permutation of the samples, as for any other network.
+    Its factors are (epoch, run, ...). A seed draws the same standard normals at every scale, and each epoch
+    is a fresh permutation of the samples, as for any other network.
     """
     recipe = LinearSettings.of(runs[0].recipe)
-    require(all(run.recipe == runs[0].recipe for run in runs), "runs: allowed: those of one recipe")
+    require(
+        all(run.recipe == runs[0].recipe for run in runs),
+        "runs: of several recipes; allowed: runs of one recipe",
+    )
     rates = all_rates(recipe, len(task.x))
     return descend(
         _initial(runs, task.x.shape[1]),
@@ -137,23 +139,23 @@ def trajectories(
 
 
 def evaluate(
-    factors: Factors, inputs: Array, outputs: Array, shaking: Factors | None = None
+    factors: Factors, inputs: Array, outputs: Array, perturbations: Factors | None = None
 ) -> tuple[Array, Array]:
-    """Loss, and share of points whose largest output is the right one: (...) each.
+    """Loss, and accuracy of the index of the largest output: (...) each.
 
-    `inputs` and `outputs` are (point, feature). With `shaking` both are means over networks whose
+    `inputs` and `outputs` are (point, feature). With `perturbations`, both are means over networks whose
     factors are perturbed by each draw.
     """
-    if shaking is not None:
+    if perturbations is not None:
         draws = [
-            evaluate(tuple(f + e for f, e in zip(factors, shake, strict=True)), inputs, outputs)
-            for shake in zip(*shaking, strict=True)
+            evaluate(tuple(f + e for f, e in zip(factors, noise, strict=True)), inputs, outputs)
+            for noise in zip(*perturbations, strict=True)
         ]
         loss, accuracy = (np.mean(values, axis=0) for values in zip(*draws, strict=True))
         return loss, accuracy
-    found = inputs @ product(factors).mT  # (..., point, feature)
-    right = np.argmax(found, axis=-1) == np.argmax(outputs, axis=-1)
-    return matrix_sum((found - outputs) ** 2) / (2 * len(inputs)), right.mean(axis=-1)
+    predicted = inputs @ product(factors).mT  # (..., point, feature)
+    correct = np.argmax(predicted, axis=-1) == np.argmax(outputs, axis=-1)
+    return matrix_sum((predicted - outputs) ** 2) / (2 * len(inputs)), correct.mean(axis=-1)
 
 
 def all_rates(recipe: LinearSettings, samples: int) -> Array:
@@ -189,10 +191,10 @@ def _initial(runs: Sequence[Run], features: int) -> Factors:
 
 
 def _minibatches(runs: Sequence[Run], task: Task) -> Estimate:
-    """Every run's gradient on its own minibatch of update k, (run, feature, feature).
+    """The gradient of every run on its own minibatch of update k, (run, feature, feature).
 
-    A minibatch enters the gradient W (x x') - (y x') only by two means over its samples, which
-    are taken for a whole epoch at once, and for one run of all that share their order.
+    A minibatch enters the gradient W (x x') - (y x') only through two means over its samples, which are
+    computed for a whole epoch at once, and only once for all runs with the same data order.
     """
     n = len(task.x)
     starts = np.arange(0, n, LinearSettings.of(runs[0].recipe).batch_size)
@@ -209,7 +211,7 @@ def _minibatches(runs: Sequence[Run], task: Task) -> Estimate:
     def estimate(k: int, w: Array) -> Array:
         epoch, update = divmod(k, len(starts))
         inputs, outputs = means(epoch + 1)  # (update, run, feature, feature)
-        grad_output: Array = w @ inputs[update] - outputs[update]
-        return grad_output
+        gradient: Array = w @ inputs[update] - outputs[update]
+        return gradient
 
     return estimate

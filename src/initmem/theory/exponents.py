@@ -1,13 +1,13 @@
-"""The orders behind the clocks, measured: sweeps over fresh networks, fitted in log-log.
+"""The exponents behind the clocks, measured by log-log fits over sweeps of fresh networks.
 
-Each point of a sweep is its own random network, so the scatter about the line is that of networks
-and the interval says what a line through so many of them can know. Four numbers are measured:
+Every point of a sweep is a different random network, so the scatter about the line and the confidence
+intervals reflect the variation between networks. Four numbers are measured:
 
-- `leakage`: Euclidean steps move the imbalance as eta^2;
-- `batch`: the part that minibatches add goes as b^-1;
-- `adaptive`: Adam moves the imbalance as eta^1;
-- `decay`: with decay lambda the imbalance shrinks at the rate 2 lambda eta per update; the
-  coefficient 2 is the value, and the powers of lambda and eta are fitted as well.
+- `leakage`: plain gradient steps change the imbalance as eta^2;
+- `batch`: the contribution of minibatch noise scales as b^-1;
+- `adaptive`: Adam changes the imbalance as eta^1;
+- `decay`: with decay lambda, the imbalance shrinks at the rate 2 lambda eta per update; the coefficient 2 is
+  measured, and the powers of lambda and eta are fitted as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIMS = (3, 4, 3)
 
 @dataclass(frozen=True)
 class Exponent:
-    """A fitted number with its confidence interval, and what the theory says it is."""
+    """A fitted value with its confidence interval, and the value that theory predicts."""
 
     name: str
     against: str
@@ -38,14 +38,14 @@ class Exponent:
 
     @property
     def agrees(self) -> bool:
-        """Whether the interval holds the expected number, and the value is within 5% of it."""
+        """Whether the interval contains the expected value, and the fitted value is within 5% of it."""
         near = abs(self.value - self.expected) <= 0.05 * abs(self.expected)
         return near and self.low <= self.expected <= self.high
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Least-squares coefficients, (term,), with the ends of their confidence intervals."""
+    """Least-squares coefficients, (term,), with the limits of their confidence intervals."""
 
     values: Array
     low: Array
@@ -56,8 +56,8 @@ class Fit:
 def fit(terms: Array, y: Array, *, confidence: float = 0.99) -> Fit:
     """Ordinary least squares of y, (point,), on the columns of `terms`, (point, term).
 
-    The intervals are robust to scatter that differs from point to point: leakage grows with eta,
-    and so does its spread. At 99% each, six of them hold together about 95% of the time.
+    The intervals are robust to heteroscedasticity: leakage grows with eta, and so does its scatter. At 99%
+    each, six of them hold simultaneously about 95% of the time.
     """
     from scipy.special import stdtrit
 
@@ -71,7 +71,7 @@ def fit(terms: Array, y: Array, *, confidence: float = 0.99) -> Fit:
 
 
 def measure_all(*, seed: int) -> list[Exponent]:
-    """Every exponent, each from its own networks: leakage, batch, adaptive, and three of decay."""
+    """All exponents, each from its own networks: leakage, batch, adaptive, and three for decay."""
     first, second, third, fourth = (int(s) for s in np.random.SeedSequence(seed).generate_state(4))
     return [
         leakage(seed=first),
@@ -87,19 +87,19 @@ def rows(exponents: list[Exponent]) -> list[dict[str, object]]:
 
 
 def leakage(*, seed: int, networks: int = 150) -> Exponent:
-    """Move D by five gradient steps at each rate; the slope in eta."""
+    """The exponent of eta in the change of D over five gradient steps."""
     return _movement("leakage", GradientDescent(), 2.0, seed=seed, networks=networks)
 
 
 def adaptive(*, seed: int, networks: int = 150) -> Exponent:
-    """Move D by five Adam steps at each rate; the slope in eta."""
+    """The exponent of eta in the change of D over five Adam steps."""
     return _movement("adaptive", Adam(), 1.0, seed=seed, networks=networks)
 
 
 def batch_part(*, seed: int, networks: int = 80, draws: int = 400) -> Exponent:
-    """Move D by one minibatch step from a minimum, averaged over draws; the slope in b.
+    """The exponent of b in the change of D over one minibatch step from a minimum, averaged over draws.
 
-    At the minimum of the full loss the full gradient is zero, so all movement is the minibatches'.
+    At the minimum of the full loss the full gradient is zero, so the change is due to minibatch noise alone.
     """
     rng = np.random.default_rng(seed)
     sizes = 2 ** np.arange(7)
@@ -109,11 +109,10 @@ def batch_part(*, seed: int, networks: int = 80, draws: int = 400) -> Exponent:
 
 
 def decay_rate(*, seed: int, networks: int = 20) -> tuple[Exponent, Exponent, Exponent]:
-    """Shrink D by decay: the coefficient of lambda eta, and the powers of lambda and of eta.
+    """The rate at which decay shrinks D: the coefficient of lambda eta, and the powers of lambda and eta.
 
-    The rate is -log(|D_K| / |D_0|) / K over K updates. Leakage adds to it in proportion to
-    eta^2, a share eta / lambda of the decay; both fits carry that term, so that neither has to
-    pretend it away.
+    The rate is -log(|D_K| / |D_0|) / K over K updates. Leakage adds a term proportional to eta^2, a fraction
+    eta / lambda of the decay; both fits include that term.
     """
     rng = np.random.default_rng(seed)
     rates, decays, steps = np.geomspace(1e-6, 1e-4, 5), np.geomspace(0.03, 0.3, 4), 20
@@ -134,7 +133,7 @@ def decay_rate(*, seed: int, networks: int = 20) -> tuple[Exponent, Exponent, Ex
 
 
 def _movement(name: str, rule: Rule, expected: float, *, seed: int, networks: int) -> Exponent:
-    """How far a rule moves D in five updates, fitted over two decades of the rate."""
+    """The exponent of the learning rate in the change of D over five updates, over two decades."""
     rng = np.random.default_rng(seed)
     rates, steps = np.geomspace(1e-6, 1e-4, 9), 5
     start, goal = _networks((len(rates), networks), rng)
@@ -145,13 +144,13 @@ def _movement(name: str, rule: Rule, expected: float, *, seed: int, networks: in
 
 
 def _minibatch_movement(b: int, networks: int, draws: int, rng: np.random.Generator) -> Array:
-    """|mean over draws of D+ - D| for fresh networks that sit at a minimum: (network,)."""
+    """|mean over draws of D+ - D| for fresh networks at a minimum: (network,)."""
     n = 32
     (v, u), _ = _networks((networks, 1), rng)
     x = rng.normal(size=(networks, n, DIMS[0]))
     noise = rng.normal(size=(networks, n, DIMS[-1]))
-    # Noise without its projection on the inputs asks for no change of W, so the minimum of the
-    # full loss is where the network already is.
+    # Noise orthogonal to the inputs does not change the optimal W, so the network is already at the minimum
+    # of the full loss.
     q = np.linalg.qr(x).Q
     y = x @ (u @ v)[:, 0].mT + noise - q @ (q.mT @ noise)
     picked, which = rng.integers(n, size=(networks, draws, b)), np.arange(networks)[:, None, None]
@@ -167,6 +166,6 @@ def _networks(lead: tuple[int, ...], rng: np.random.Generator) -> tuple[Factors,
     return factors, rng.normal(size=(*lead, DIMS[-1], DIMS[0]))
 
 
-def _exponent(name: str, against: str, expected: float, found: Fit, term: int) -> Exponent:
-    value, low, high = (float(x[term]) for x in (found.values, found.low, found.high))
-    return Exponent(name, against, expected, value, low, high, found.n)
+def _exponent(name: str, against: str, expected: float, fitted: Fit, term: int) -> Exponent:
+    value, low, high = (float(x[term]) for x in (fitted.values, fitted.low, fitted.high))
+    return Exponent(name, against, expected, value, low, high, fitted.n)

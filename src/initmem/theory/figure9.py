@@ -1,12 +1,12 @@
 """Four optimizers on the scalar network p = a b with the loss (a b - 1)^2, started at (1, 6).
 
-The minima form a hyperbola; which of them is reached is what initialization decides, and the
-imbalance D = a^2 - b^2 tells how far it is from the two of least norm, where D = 0. Gradient
-descent and full-batch Adam stop at a remembered point. Minibatches, here targets with mean one,
+The minima form a hyperbola. Initialization determines which of them is reached, and the imbalance
+D = a^2 - b^2 measures how far it is from the two minima of least norm, where D = 0. Gradient descent and
+full-batch Adam stop at a point that remembers the initialization. Minibatches, here targets with mean one,
 keep both moving until nothing is remembered.
 
-The loops are plain scalar Python: for one trajectory that is some twenty times faster than
-`descent.descend` on 1 x 1 matrices, whose result they equal.
+The loops are plain scalar Python: for a single trajectory this is about twenty times faster than
+`descent.descend` on 1 x 1 matrices, with the same result.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The linear lab as a pipeline: its runs leave the same records as those of any other network.
+"""The linear lab as a pipeline: its runs produce the same kind of records as any other network.
 
-The columns mean what they always mean, with three differences. The losses are half the mean
-squared error, so that `val_half_mse` stands in place of `val_cross_entropy`. Validation and test are
-taken with perturbed weights, as means over a few fixed small random perturbations: the trained networks
-compute nearly the same function, and how much of the initialization is left in their weights shows only
-when these are disturbed. Training columns are
-those of the weights as they are, at the end of the epoch, judged by the noisy outputs; so no network
-ever interpolates, and tau_interp never comes.
+The columns have their usual meaning, with three differences. The losses are half the mean squared error, so
+`val_half_mse` replaces `val_cross_entropy`. Validation and test metrics are averages over a few small, fixed
+random perturbations of the weights: the trained networks compute nearly the same function, and what their
+weights retain of the initialization shows only when they are perturbed. Training metrics use the unperturbed
+weights at the end of the epoch and the noisy outputs, so no network ever interpolates, and tau_interp is
+always missing.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from initmem.theory.linear import Path
 
 Columns = dict[str, Array]
 PIPELINE = "linear"  # the name of this pipeline in study files
-PACK = 100  # runs trained at once: a linear network is next to nothing beside the calls that move it
+PACK = 100  # runs trained at once: for linear networks the overhead of NumPy calls dominates
 
 
 def train(runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) -> list[RunRecord]:
-    """Train runs of one recipe as an engine asks for it; `on_epoch` may raise to stop."""
+    """Train runs of one recipe, as engines expect of a trainer; `on_epoch` may raise to stop."""
     records = train_linear(runs)
     for record in records:
         if record.summary.epochs:
@@ -47,7 +46,7 @@ def train(runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) ->
 
 
 def train_linear(runs: Sequence[Run]) -> list[RunRecord]:
-    """Train linear networks, runs of one recipe, and return their records."""
+    """Train linear networks, all of one recipe, and return their records."""
     started = time.perf_counter()
     recipe = LinearSettings.of(runs[0].recipe)
     task = linear_task(width=recipe.width)
@@ -58,7 +57,7 @@ def train_linear(runs: Sequence[Run]) -> list[RunRecord]:
         angular[k * recipe.epochs // len(rates)] += rates[k] / squared_norm(factors)
 
     path = trajectories(runs, task, watch=watch)
-    with np.errstate(all="ignore"):  # a diverged run ends where its numbers do
+    with np.errstate(all="ignore"):  # a diverged run ends at its last finite epoch
         columns = _measured(path, task, recipe.l2)
         columns |= _clocks(recipe, rates, np.cumsum(angular, axis=0))
     seconds = time.perf_counter() - started
@@ -74,11 +73,11 @@ def train_linear(runs: Sequence[Run]) -> list[RunRecord]:
 
 
 def _measured(path: Path, task: Task, l2: float) -> Columns:
-    """What is measured of the networks at the end of every epoch, (epoch, run) each."""
+    """The metrics of the networks at the end of every epoch, (epoch, run) each."""
     trained = tuple(layer[1:] for layer in path.factors)
     squares = squared_norm(trained)
     train_loss, train_accuracy = evaluate(trained, task.x, task.y)
-    plain, accuracy = evaluate(trained, task.val_x, task.val_x @ task.truth.T, task.shaking)
+    plain, accuracy = evaluate(trained, task.val_x, task.val_x @ task.truth.T, task.perturbations)
     return {
         "train_loss": train_loss,
         "train_accuracy": train_accuracy,
@@ -90,7 +89,7 @@ def _measured(path: Path, task: Task, l2: float) -> Columns:
 
 
 def _clocks(recipe: LinearSettings, rates: Array, angular: Array) -> Columns:
-    """Rates of the epochs' last updates and cumulative clocks, (epoch, run) each."""
+    """The learning rate at the end of every epoch, and the cumulative clocks, (epoch, run) each."""
     ends = np.arange(1, recipe.epochs + 1) * (len(rates) // recipe.epochs) - 1
     sums = RateSums.of_recipe(recipe, np.cumsum(rates)[ends], np.cumsum(rates**2)[ends])
     shared = {f"clock_{name}": values for name, values in sums.clocks(recipe.batch_size).items()}
@@ -100,9 +99,9 @@ def _clocks(recipe: LinearSettings, rates: Array, angular: Array) -> Columns:
 
 
 def _selected(columns: Columns) -> tuple[Integers, Integers]:
-    """How many epochs each run was finite, and which of them was its best, counted from 1: (run,).
+    """The number of finite epochs of each run, and its selected epoch, counted from 1: (run,) each.
 
-    A run that no epoch survived keeps its start, 0.
+    For a run without a finite epoch, the selected epoch is 0, its initialization.
     """
     finite = np.logical_and.reduce([np.isfinite(column) for column in columns.values()])
     alive = np.logical_and.accumulate(finite)  # (epoch, run)
@@ -112,10 +111,10 @@ def _selected(columns: Columns) -> tuple[Integers, Integers]:
 
 
 def _ends(path: Path, task: Task, best: Integers) -> list[dict[str, float]]:
-    """Every run's norm at the start, and its test loss and accuracy at the selected epoch."""
+    """The initial norm of every run, and its test loss and accuracy at the selected epoch."""
     runs = np.arange(len(best))
     chosen = tuple(layer[best, runs] for layer in path.factors)
-    loss, accuracy = evaluate(chosen, task.test_x, task.test_x @ task.truth.T, task.shaking)
+    loss, accuracy = evaluate(chosen, task.test_x, task.test_x @ task.truth.T, task.perturbations)
     norm = np.sqrt(squared_norm(tuple(layer[0] for layer in path.factors)))
     return [
         {"norm_init": float(norm[r]), "test_loss": float(loss[r]), "test_accuracy": float(accuracy[r])}

@@ -1,12 +1,12 @@
 """Linear networks W = W_L ... W_1 in float64: their imbalance, and gradient flow on them.
 
-Every array may carry leading axes, written `...`, one entry per trajectory, so that a whole sweep
-moves at once. Factors are listed from the input to the output, W_1 first; the two-factor network
-W = U V is the pair `(V, U)`.
+Every array may have leading axes, written `...`, with one entry per trajectory, so that a whole sweep is
+computed at once. Factors are listed from input to output, W_1 first; the two-factor network W = U V is the
+pair `(V, U)`.
 
-What initialization leaves behind in such a network is its *imbalance*: the difference of the two
-Gram matrices that meet at a hidden layer. Gradient flow cannot change it. `propositions` shows
-which mechanisms can, and on which clock.
+What initialization leaves behind in such a network is its *imbalance*: the difference of the two Gram
+matrices at a hidden layer. Gradient flow cannot change it. `propositions` shows which mechanisms can, and on
+which clock.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from initmem.theory.losses import Loss
 
 @dataclass(frozen=True)
 class Path:
-    """Trajectories of a network: what was recorded, when, and which of them blew up.
+    """Recorded trajectories of a network.
 
-    `times` is (time,): flow time, or the number of updates made. `factors` holds one array
-    (time, ..., d_j, d_{j-1}) per layer. `diverged` is (...); from the moment a trajectory
-    diverges its factors are NaN.
+    `times` is (time,): flow time, or the number of updates. `factors` holds one array (time, ..., d_j,
+    d_{j-1}) per layer. `diverged` is (...); from the time a trajectory diverges, its factors are NaN.
     """
 
     times: Array
@@ -58,7 +57,7 @@ class Path:
 def network(*factors: ArrayLike) -> Factors:
     """Check W_1, ..., W_L and return them as float64 arrays with equal leading axes."""
     arrays = [np.asarray(factor, dtype=np.float64) for factor in factors]
-    require(len(arrays) >= 2, f"factors: {len(arrays)} given; allowed: two or more")
+    require(len(arrays) >= 2, f"factors: {len(arrays)} given; allowed: 2 or more")
     for j, factor in enumerate(arrays, start=1):
         require(
             factor.ndim >= 2,
@@ -116,15 +115,15 @@ def imbalances(factors: Factors) -> Factors:
 def layer_gradients(factors: Factors, gradient: Array) -> Factors:
     """H_j = A_j' G B_j', the gradient of every layer, from the gradient G of the product.
 
-    A_j is the product of the layers above j, B_j of those below. One G for all layers: noise in
-    it reaches them together, which is what makes the imbalance a conserved quantity.
+    A_j is the product of the layers above j, B_j of those below. All layers share the same G, including its
+    noise, and this makes the imbalance a conserved quantity.
     """
     below = accumulate(factors[:-1], lambda inner, factor: factor @ inner)  # B_2 ... B_L
-    found: list[Array] = []
+    gradients: list[Array] = []
     for factor, inner in zip(reversed(factors[1:]), reversed(list(below)), strict=True):
-        found.append(gradient @ inner.mT)
+        gradients.append(gradient @ inner.mT)
         gradient = factor.mT @ gradient
-    return (gradient, *reversed(found))
+    return (gradient, *reversed(gradients))
 
 
 def gradient_flow(
@@ -137,62 +136,62 @@ def gradient_flow(
 ) -> Path:
     """Integrate dW_j/dt = -H_j - decay W_j and record the factors at `times`, (time,).
 
-    Solved by an explicit Runge-Kutta pair of order 8 with error control; `tolerance` is its
-    relative and absolute tolerance. All trajectories share the solver's step.
+    The solver is an explicit Runge-Kutta method of order 8 with error control; `tolerance` is its relative
+    and absolute tolerance. All trajectories share the solver's step size.
     """
     from scipy.integrate import solve_ivp
 
     factors = network(*factors)
     moments = _moments(times)
-    require(decay >= 0, f"decay: {decay}; allowed: zero or more")
+    require(decay >= 0, f"decay: {decay}; allowed: >= 0")
     shapes = [factor.shape for factor in factors]
-    cuts = np.cumsum([factor.size for factor in factors])[:-1]
+    ends = np.cumsum([factor.size for factor in factors])[:-1]
 
     def unpack(flat: Array) -> Factors:
-        return tuple(p.reshape(s) for p, s in zip(np.split(flat, cuts), shapes, strict=True))
+        return tuple(p.reshape(s) for p, s in zip(np.split(flat, ends), shapes, strict=True))
 
     def velocity(_: float, flat: Array) -> Array:
         layers = unpack(flat)
-        slope = checked_gradient(loss.gradient, product(layers))
-        return -_pack(layer_gradients(layers, slope)) - decay * flat
+        gradient = checked_gradient(loss.gradient, product(layers))
+        return -_flatten(layer_gradients(layers, gradient)) - decay * flat
 
     with np.errstate(all="ignore"):
-        found = solve_ivp(
+        solution = solve_ivp(
             velocity,
             (0.0, float(moments[-1])),
-            _pack(factors),
+            _flatten(factors),
             method="DOP853",
             t_eval=moments,
             rtol=tolerance,
             atol=tolerance,
         )
-    # A solution that ends early left every finite range: the times it never reached are NaN.
+    # A solution that ends early has diverged: the times it did not reach are NaN.
     states = np.full((len(moments), sum(factor.size for factor in factors)), np.nan)
-    states[: found.y.shape[1]] = found.y.T
+    states[: solution.y.shape[1]] = solution.y.T
     layers = [unpack(state) for state in states]
     recorded = tuple(np.stack(layer) for layer in zip(*layers, strict=True))
     return Path(moments, recorded, has_diverged(tuple(layer[-1] for layer in recorded)))
 
 
 def checked_gradient(gradient: Callable[[Array], Array], at: Array) -> Array:
-    """Evaluate a gradient at a product, (..., d_out, d_in), and hold it to that shape."""
-    found = gradient(at)
+    """Evaluate a gradient at a product, (..., d_out, d_in), and check that it has the same shape."""
+    value = gradient(at)
     require(
-        np.shape(found) == at.shape,
-        f"gradient: shape {np.shape(found)}; allowed: {at.shape}, that of the product",
+        np.shape(value) == at.shape,
+        f"gradient: shape {np.shape(value)}; allowed: {at.shape}, the shape of the product",
     )
-    return found
+    return value
 
 
 def has_diverged(factors: Factors, limit: float = 1e100) -> Flags:
-    """Which trajectories, (...), hold an entry that is not finite or beyond `limit` in size."""
-    # `not <=` rather than `>`, so that NaN counts.
+    """Which trajectories, (...), have an entry that is not finite or exceeds `limit` in absolute value."""
+    # `not <=` rather than `>`, so that NaN counts as diverged.
     beyond = [~(np.abs(factor).max(axis=(-2, -1)) <= limit) for factor in factors]
     flags: Flags = np.logical_or.reduce(beyond)
     return flags
 
 
-def _pack(factors: Factors) -> Array:
+def _flatten(factors: Factors) -> Array:
     return np.concatenate([factor.ravel() for factor in factors])
 
 
@@ -201,6 +200,6 @@ def _moments(times: ArrayLike) -> Array:
     increasing = moments.ndim == 1 and bool(np.all(np.diff(moments) > 0))
     require(
         increasing and len(moments) > 0 and bool(moments[0] >= 0) and bool(moments[-1] > 0),
-        f"times: {times!r}; allowed: increasing numbers from zero up, the last above zero",
+        f"times: {times!r}; allowed: increasing numbers >= 0, the last one > 0",
     )
     return moments

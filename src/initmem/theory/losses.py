@@ -1,8 +1,8 @@
 """Losses as functions of the product W, and minibatch estimates of their gradient.
 
-A loss maps a product of shape (..., d_out, d_in) to one value per trajectory, (...). The layers
-never appear here: their gradients follow from this one by the chain rule, which is exactly why
-the first-order terms of the imbalance cancel.
+A loss maps a product of shape (..., d_out, d_in) to one value per trajectory, (...). The layers do not appear
+here: their gradients follow from that of the product by the chain rule, which is why the first-order terms in
+the change of the imbalance cancel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Estimate = Callable[[int, Array], Array]
 class Loss:
     """A differentiable function of the product.
 
-    `value` maps (..., d_out, d_in) to (...); `gradient` maps it to an array of its own shape.
+    `value` maps (..., d_out, d_in) to (...); `gradient` maps it to an array of the same shape.
     """
 
     value: Callable[[Array], Array]
@@ -45,7 +45,7 @@ class Loss:
 
 
 def square(target: ArrayLike) -> Loss:
-    """The squared Frobenius distance of the product to `target`, (..., d_out, d_in)."""
+    """The squared Frobenius distance between the product and `target`, (..., d_out, d_in)."""
     goal = np.asarray(target, dtype=np.float64)
     return Loss(
         lambda product: matrix_sum((product - goal) ** 2),
@@ -72,7 +72,7 @@ def regression(inputs: ArrayLike, outputs: ArrayLike) -> Loss:
 
 
 def logistic(inputs: ArrayLike, labels: ArrayLike) -> Loss:
-    """Mean logistic loss of W x for labels of -1 and +1, added over the outputs.
+    """Mean logistic loss of W x for labels -1 and +1, summed over the outputs.
 
     `inputs` is (..., sample, d_in) and `labels` (..., sample, d_out).
     """
@@ -88,7 +88,7 @@ def logistic(inputs: ArrayLike, labels: ArrayLike) -> Loss:
         return matrix_sum(np.logaddexp(0.0, -margin(product))) / count
 
     def gradient(product: Array) -> Array:
-        # tanh gives the sigmoid without the overflow of exp at large margins.
+        # The sigmoid by way of tanh, which does not overflow at large margins.
         wrong: Array = 0.5 * (1.0 - np.tanh(margin(product) / 2))
         return -(y * wrong).mT @ x / count
 
@@ -109,7 +109,7 @@ def torch_loss(value: Callable[[Tensor], Tensor]) -> Loss:
         if not isinstance(result, torch.Tensor) or tuple(result.shape) != shape:
             got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
             raise ConfigError(
-                f"loss: value gives {got} for a product of shape {product.shape}; "
+                f"loss: value returns {got} for a product of shape {product.shape}; "
                 f"allowed: a tensor of shape {shape}, one value per trajectory"
             )
         return leaf, result
@@ -121,9 +121,9 @@ def torch_loss(value: Callable[[Tensor], Tensor]) -> Loss:
                 "loss: value has no gradient with respect to the product; "
                 "allowed: differentiable torch operations on the given tensor"
             )
-        # Trajectories are independent, so the gradient of the sum holds each one's own.
-        (slope,) = torch.autograd.grad(result.sum(), leaf)
-        return np.asarray(slope.numpy(), dtype=np.float64)
+        # Trajectories are independent, so the gradient of the sum contains the gradient of each.
+        (grad,) = torch.autograd.grad(result.sum(), leaf)
+        return np.asarray(grad.numpy(), dtype=np.float64)
 
     return Loss(lambda p: np.asarray(evaluate(p)[1].detach().numpy(), np.float64), gradient)
 
@@ -131,31 +131,31 @@ def torch_loss(value: Callable[[Tensor], Tensor]) -> Loss:
 def shuffled_batches(
     n_samples: int, batch_size: int, epochs: int, *, rng: np.random.Generator
 ) -> list[Integers]:
-    """Row numbers of every minibatch of every epoch, each epoch a fresh permutation.
+    """Row indices of every minibatch of every epoch; each epoch is a fresh permutation.
 
     The last, smaller batch of an epoch is kept.
     """
     require(
         1 <= batch_size <= n_samples,
-        f"batch_size: {batch_size}; allowed: 1 to {n_samples} (the samples)",
+        f"batch_size: {batch_size}; allowed: 1 to {n_samples} (the number of samples)",
     )
-    cuts = range(batch_size, n_samples, batch_size)
-    return [rows for _ in range(epochs) for rows in np.split(rng.permutation(n_samples), cuts)]
+    starts = range(batch_size, n_samples, batch_size)
+    return [rows for _ in range(epochs) for rows in np.split(rng.permutation(n_samples), starts)]
 
 
 def sampled_batches(
     n_samples: int, batch_size: int, steps: int, *, rng: np.random.Generator
 ) -> list[Integers]:
-    """Row numbers of every minibatch, drawn with replacement: independent from step to step."""
+    """Row indices of every minibatch, drawn independently with replacement."""
     require(
         n_samples >= 1 and batch_size >= 1,
-        f"batch_size: {batch_size} of {n_samples} samples; allowed: one or more of one or more",
+        f"batch_size: {batch_size}, n_samples: {n_samples}; allowed: 1 or more of each",
     )
     return list(rng.integers(n_samples, size=(steps, batch_size)))
 
 
 def minibatch(loss_of: Callable[[Integers], Loss], batches: Sequence[Integers]) -> Estimate:
-    """The gradient estimate whose update k sees only the samples `batches[k]`.
+    """A gradient estimate that uses only the samples `batches[k]` at update k.
 
     Each entry of `batches` is (..., sample): leading axes give every trajectory its own batch.
     """
@@ -172,7 +172,7 @@ def _samples(inputs: ArrayLike, outputs: ArrayLike) -> tuple[Array, Array]:
     require(
         x.ndim >= 2 and y.ndim >= 2 and x.shape[-2] == y.shape[-2] > 0,
         f"loss: inputs {x.shape} and outputs {y.shape}; "
-        "allowed: (..., sample, d_in) and (..., sample, d_out) with the same samples",
+        "allowed: (..., sample, d_in) and (..., sample, d_out) with equal numbers of samples",
     )
     return x, y
 

@@ -1,9 +1,8 @@
-"""Eight propositions on the imbalance of a linear network, each checked by computing both sides.
+"""Eight propositions about the imbalance of a linear network, each checked by computing both sides.
 
-They are the calculations behind the clocks of "Do Deep Networks Forget Initialization?" (2026).
-Each function draws a network, a loss and a step from `seed`, computes the two sides of its
-statement in independent ways, and returns them as `Sides`. `check_all` repeats every one on many
-draws and keeps the worst.
+They are the calculations behind the clocks of "Do Deep Networks Forget Initialization?" (2026). Each function
+draws a network, a loss and a step from `seed`, computes the two sides of its statement independently, and
+returns them as `Sides`. `check_all` repeats every check on many draws and keeps the worst.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from initmem.theory.linear import (
 )
 from initmem.theory.losses import Loss, logistic, minibatch, regression, square
 
-# Identities hold to rounding; flows to the error of their solver.
+# Tolerances: identities hold up to rounding, flows up to the error of the solver.
 EXACT, FLOW = 1e-10, 1e-8
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Both sides of a statement, and the size against which a gap between them is judged.
+    """Both sides of a statement, and the magnitude relative to which their difference is judged.
 
     `left` and `right` are tuples of arrays of equal shapes, one per hidden layer (and per case).
     """
@@ -45,12 +44,12 @@ class Sides:
 
     @property
     def difference(self) -> Factors:
-        """Left minus right, array by array."""
+        """Left minus right, for each array."""
         return tuple(a - b for a, b in zip(self.left, self.right, strict=True))
 
     @property
     def discrepancy(self) -> float:
-        """The largest entry of the difference, relative to the size."""
+        """The largest absolute difference, relative to `size`."""
         return _largest(self.difference) / self.size
 
 
@@ -64,7 +63,7 @@ def scalar_norm(*, seed: int) -> Sides:
     rng = np.random.default_rng(seed)
     a, b = rng.normal(scale=2.0, size=2)
     goal = rng.choice((-1, 1)) * rng.uniform(0.5, 2.0)
-    # The slowest stretch passes the saddle at the origin; thirty units of time outlast it.
+    # The slowest phase passes the saddle at the origin; thirty units of time are enough for it.
     path = gradient_flow(network([[b]], [[a]]), square([[goal]]), [30.0])
     end_b, end_a = path.final
     predicted = np.sqrt(np.array([[(a * a - b * b) ** 2 + 4 * goal**2]]))
@@ -82,7 +81,7 @@ def step_with_decay(*, seed: int) -> Sides:
 
 
 def step_without_decay(*, seed: int) -> Sides:
-    """5: the same with lambda = 0. Nothing of first order in eta is left."""
+    """5: the same with lambda = 0. No first-order term in eta remains."""
     return _two_factor_step(decay=0.0, seed=seed)
 
 
@@ -100,20 +99,20 @@ def deep_step(*, seed: int) -> Sides:
     """7: D_j+ - D_j = eta^2 (H_j H_j' - H_{j+1}' H_{j+1})."""
     rng = np.random.default_rng(seed)
     factors, loss = _random_problem((3, 4, 5), rng)
-    slopes = layer_gradients(factors, loss.gradient(product(factors)))
-    rate = _large_rate(factors, slopes)
+    gradients = layer_gradients(factors, loss.gradient(product(factors)))
+    rate = _large_rate(factors, gradients)
     path = descend(factors, loss, GradientDescent(), rate, 1)
     moved = tuple(d[1] - d[0] for d in path.imbalances)
-    # The bracket has the form of an imbalance, with gradients in the place of factors.
-    return Sides(moved, tuple(rate**2 * d for d in imbalances(slopes)), _gram_size(factors))
+    # The bracket has the form of an imbalance, with gradients instead of factors.
+    return Sides(moved, tuple(rate**2 * d for d in imbalances(gradients)), _gram_size(factors))
 
 
 def minibatch_step(*, seed: int) -> Sides:
-    """7, its mean over minibatches: the full-batch bracket plus 1/b times a one-sample bracket.
+    """7, averaged over minibatches: the full-batch bracket plus 1/b times a single-sample bracket.
 
-    Left: one update for each of the n^b minibatches of size b that can be drawn with replacement,
-    averaged. Right: eta^2 times the bracket of the full gradient, plus eta^2 / b times the mean
-    bracket of the deviations that single samples make from it.
+    Left: the average over one update for each of the n^b minibatches of size b, drawn with replacement.
+    Right: eta^2 times the bracket of the full gradient, plus eta^2 / b times the mean bracket of the
+    deviations of single-sample gradients from it.
     """
     rng = np.random.default_rng(seed)
     dims = _random_dims((3, 4, 5), rng)
@@ -130,8 +129,8 @@ def minibatch_step(*, seed: int) -> Sides:
     estimate = minibatch(lambda rows: regression(x[rows], y[rows]), [batches])
     path = descend(_repeat(factors, len(batches)), estimate, GradientDescent(), rate, 1)
     right = tuple(
-        rate**2 * (whole + part.mean(axis=0) / b)
-        for whole, part in zip(imbalances(full), imbalances(deviations), strict=True)
+        rate**2 * (of_mean + of_sample.mean(axis=0) / b)
+        for of_mean, of_sample in zip(imbalances(full), imbalances(deviations), strict=True)
     )
     return Sides(
         tuple((d[1] - d[0]).mean(axis=0) for d in path.imbalances),
@@ -144,9 +143,9 @@ def preconditioned_step(*, seed: int) -> Sides:
     """8: D_j+ - D_j = -eta (first-order bracket) + eta^2 (Q_j Q_j' - Q_{j+1}' Q_{j+1})."""
     rng = np.random.default_rng(seed)
     factors, loss = _random_problem((2, 3, 4), rng)
-    slopes = layer_gradients(factors, loss.gradient(product(factors)))
+    gradients = layer_gradients(factors, loss.gradient(product(factors)))
     scales = [rng.uniform(0.1, 2.0, size=w.shape) for w in factors]
-    steps = tuple(s * h for s, h in zip(scales, slopes, strict=True))
+    steps = tuple(s * h for s, h in zip(scales, gradients, strict=True))
     rate = _large_rate(factors, steps)
     rule = Preconditioned(lambda j, h: scales[j - 1] * h)
     path = descend(factors, loss, rule, rate, 1)
@@ -159,9 +158,9 @@ def euclidean_bracket(*, seed: int) -> Sides:
     """8, for Q = H: eta times the first-order bracket is zero."""
     rng = np.random.default_rng(seed)
     factors, loss = _random_problem((2, 3, 4), rng)
-    slopes = layer_gradients(factors, loss.gradient(product(factors)))
-    rate = _large_rate(factors, slopes)
-    left = tuple(rate * bracket for bracket in first_order_bracket(factors, slopes))
+    gradients = layer_gradients(factors, loss.gradient(product(factors)))
+    rate = _large_rate(factors, gradients)
+    left = tuple(rate * bracket for bracket in first_order_bracket(factors, gradients))
     return Sides(left, tuple(np.zeros_like(side) for side in left), _gram_size(factors))
 
 
@@ -174,7 +173,7 @@ def first_order_bracket(factors: Factors, steps: Factors) -> Factors:
 
 @dataclass(frozen=True)
 class Proposition:
-    """A statement, the functions of a seed that check it, and the relative gap they may show."""
+    """A statement, the functions that check it for a seed, and the relative discrepancy they may show."""
 
     number: int
     statement: str
@@ -216,7 +215,7 @@ PROPOSITIONS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The worst of many draws of one proposition; `check(seed=seed)` reproduces it."""
+    """The worst of many draws for one proposition; `check(seed=seed)` reproduces it."""
 
     proposition: int
     statement: str
@@ -231,7 +230,7 @@ class Verdict:
 
 def check_all(*, seed: int, trials: int = 20) -> list[Verdict]:
     """Check every proposition on `trials` random networks and report the worst of each."""
-    require(trials >= 1, f"trials: {trials}; allowed: one or more")
+    require(trials >= 1, f"trials: {trials}; allowed: 1 or more")
     seeds = [int(s) for s in np.random.default_rng(seed).integers(2**31, size=trials)]
     return [_worst(proposition, seeds) for proposition in PROPOSITIONS]
 
@@ -249,14 +248,14 @@ def _worst(p: Proposition, seeds: list[int]) -> Verdict:
 
 
 def _flow(*, depths: tuple[int, ...], decay: float, seed: int) -> Sides:
-    """D_j(t) along the flow against exp(-2 lambda t) D_j(0), at three times."""
+    """D_j(t) along the flow, and exp(-2 lambda t) D_j(0), at three times."""
     rng = np.random.default_rng(seed)
     factors, loss = _random_problem(depths, rng)
     times = np.array([0.5, 1.0, 2.0])
     path = gradient_flow(factors, loss, times, decay=decay)
     start = imbalances(factors)
     shrunk = tuple(np.exp(-2 * decay * times)[:, None, None] * d for d in start)
-    # Relative to D(0): once both sides have decayed, their ratio says nothing.
+    # Relative to D(0): once both sides have decayed, their ratio is meaningless.
     return Sides(path.imbalances, shrunk, _largest(start))
 
 
@@ -279,7 +278,7 @@ def _random_dims(depths: tuple[int, ...], rng: np.random.Generator) -> list[int]
 
 
 def _random_problem(depths: tuple[int, ...], rng: np.random.Generator) -> tuple[Factors, Loss]:
-    """A network of random shape, with a square loss, a logistic one, or one of neither kind."""
+    """A network of random shape, with a squared, logistic or log-cosh loss."""
     dims = _random_dims(depths, rng)
     x, y = rng.normal(size=(8, dims[0])), rng.normal(size=(8, dims[-1]))
     goal = rng.normal(size=(dims[-1], dims[0]))
@@ -292,9 +291,9 @@ def _random_problem(depths: tuple[int, ...], rng: np.random.Generator) -> tuple[
 
 
 def _large_rate(factors: Factors, steps: Factors) -> float:
-    """The rate at which a step is half as long as the factors.
+    """The learning rate at which the norm of a step is half the norm of the factors.
 
-    The identities hold at any rate; at this one the leakage is far above rounding.
+    The identities hold at any learning rate; at this one the leakage is far above rounding.
     """
     length = sum(float(np.sum(w * w)) for w in factors)
     return 0.5 * float(np.sqrt(length / sum(float(np.sum(q * q)) for q in steps)))

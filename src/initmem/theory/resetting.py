@@ -1,14 +1,14 @@
 """Stochastic resetting: forgetting by starting over at random times.
 
-Least squares under gradient flow, dw/dt = -(A w - c) with A = X'X / n and c = X'y / n, keeps for
-ever the part of its start that the data do not reach. Send w to a fixed point `home` at the events
-of a Poisson process with rate r. The time since the last event is then exponential, and the
-stationary mean is the flow from home averaged over it,
+Least squares under gradient flow, dw/dt = -(A w - c) with A = X'X / n and c = X'y / n, keeps the component of
+its initial point that the data do not constrain. Reset w to a fixed point `home` at the events of a Poisson
+process with rate r. The time since the last event is then exponential, and the stationary mean is the flow
+from home averaged over that time,
 
     E w = integral of r exp(-r t) w(t) dt = (A + r I)^-1 (c + r home),
 
-which for home = 0 is ridge regression with penalty r. Where a run started matters only until its
-first event: that memory fades as exp(-r t), also where the data are silent.
+which for home = 0 is ridge regression with penalty r. The initial point of a run matters only until its first
+reset: the memory of it decays as exp(-r t), even in directions that the data do not constrain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from initmem.theory._arrays import Array, require
 
 @dataclass(frozen=True)
 class Resetting:
-    """Monte Carlo against the closed form, at each rate of resetting.
+    """Monte Carlo estimates and the closed form, at each rate of resetting.
 
     `rates` is (rate,); `mean`, its standard `error` and `closed_form` are (rate, feature);
     `runs` is the number of independent processes behind each mean.
@@ -37,11 +37,11 @@ class Resetting:
 
     @property
     def z(self) -> Array:
-        """Mean minus closed form in standard errors, (rate, feature)."""
+        """Mean minus closed form, in standard errors, (rate, feature)."""
         return (self.mean - self.closed_form) / self.error
 
     def rows(self) -> list[dict[str, float]]:
-        """One row per rate: the distance to ridge, that which chance gives, and the largest z."""
+        """One row per rate: the distance to ridge regression, its standard error, and the largest |z|."""
         gap = np.sqrt(np.sum((self.mean - self.closed_form) ** 2, axis=1))
         chance = np.sqrt(np.sum(self.error**2, axis=1))
         norm = np.sqrt(np.sum(self.closed_form**2, axis=1))
@@ -52,23 +52,23 @@ class Resetting:
 
 
 def ridge(x: ArrayLike, y: ArrayLike, penalty: float, center: ArrayLike = 0.0) -> Array:
-    """The minimum of |X w - y|^2 / (2 n) + penalty |w - center|^2 / 2, (feature,)."""
+    """The minimizer of |X w - y|^2 / (2 n) + penalty |w - center|^2 / 2, (feature,)."""
     inputs, outputs = _data(x, y)
     n, d = inputs.shape
     pull = penalty * np.broadcast_to(np.asarray(center, dtype=np.float64), (d,))
-    found: Array = np.linalg.solve(inputs.T @ inputs / n + penalty * np.eye(d), inputs.T @ outputs / n + pull)
-    return found
+    w: Array = np.linalg.solve(inputs.T @ inputs / n + penalty * np.eye(d), inputs.T @ outputs / n + pull)
+    return w
 
 
 def flow(x: ArrayLike, y: ArrayLike, start: Array, times: ArrayLike) -> Array:
-    """Least-squares gradient flow in closed form: (run, feature) from starts and times (run,)."""
+    """Least-squares gradient flow in closed form: (run, feature), from `start` and `times` (run,)."""
     inputs, outputs = _data(x, y)
     n = len(inputs)
     values, basis = np.linalg.eigh(inputs.T @ inputs / n)
     values = np.maximum(values, 0.0)
     age = np.asarray(times, dtype=np.float64)[:, None]
     spent = -np.expm1(-values * age)
-    # Where the data are silent they cannot pull either.
+    # Directions that the data do not constrain do not move.
     gained = np.where(values > 1e-12, spent / np.maximum(values, 1e-12), 0.0)
     pull = (outputs @ inputs / n) @ basis
     moved: Array = ((start @ basis) * np.exp(-values * age) + pull * gained) @ basis.T
@@ -86,13 +86,13 @@ def simulate(
     start: ArrayLike = 0.0,
     home: ArrayLike = 0.0,
 ) -> Array:
-    """Run independent processes from `start` up to `time`, event by event: (run, feature).
+    """Simulate independent processes from `start` up to `time`, event by event: (run, feature).
 
     `start` and `home` broadcast to (run, feature).
     """
     inputs, _ = _data(x, y)
-    require(rate > 0 and time > 0, f"rate: {rate}, time: {time}; allowed: above zero")
-    require(runs >= 2, f"runs: {runs}; allowed: two or more")
+    require(rate > 0 and time > 0, f"rate: {rate}, time: {time}; allowed: > 0")
+    require(runs >= 2, f"runs: {runs}; allowed: 2 or more")
     origin, base = (
         np.broadcast_to(np.asarray(point, dtype=np.float64), (runs, inputs.shape[1]))
         for point in (start, home)
@@ -102,7 +102,7 @@ def simulate(
     while np.any(alive := upcoming <= time):
         last[alive] = upcoming[alive]
         upcoming[alive] += rng.exponential(1 / rate, size=int(alive.sum()))
-    # Between events the flow is deterministic, so only the stretch since the last one matters.
+    # Between events the flow is deterministic, so only the time since the last one matters.
     return flow(x, y, np.where(last[:, None] > 0, base, origin), time - last)
 
 
@@ -115,12 +115,12 @@ def stationary_mean(
     runs: int = 20_000,
     home: ArrayLike = 0.0,
 ) -> Resetting:
-    """Measure the stationary mean at each rate and set it against ridge with that penalty.
+    """Estimate the stationary mean at each rate and compare it with ridge regression of that penalty.
 
-    Each process runs for thirty mean stretches: exp(-30) of them have not been reset by then.
+    Each process runs for thirty mean intervals between resets; a fraction exp(-30) is never reset.
     """
     speeds = np.atleast_1d(np.asarray(rates, dtype=np.float64))
-    require(bool(np.all(speeds > 0)), f"rates: {rates!r}; allowed: above zero")
+    require(bool(np.all(speeds > 0)), f"rates: {rates!r}; allowed: > 0")
     rng = np.random.default_rng(seed)
     ends = [simulate(x, y, r, 30 / r, rng=rng, runs=runs, home=home) for r in speeds]
     return Resetting(
@@ -133,7 +133,7 @@ def stationary_mean(
 
 
 def example(*, seed: int) -> tuple[Array, Array]:
-    """A small regression with correlated features, inputs (40, 6) and outputs (40,)."""
+    """A small regression problem with correlated features: inputs (40, 6), outputs (40,)."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(40, 6)) @ np.diag(np.geomspace(1.0, 0.1, 6)) @ rng.normal(size=(6, 6))
     return x, x @ rng.normal(size=6) + 0.5 * rng.normal(size=40)

@@ -1,1 +1,1 @@
-"""Training: packs of replicas in, records out. Nothing here knows about the store."""
+"""Training: runs in, records out, a pack of replicas at a time. Nothing here knows about the store."""

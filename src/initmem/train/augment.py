@@ -1,4 +1,4 @@
-"""Training-time augmentation, on the batch tensor, from draws that belong to (seed, epoch)."""
+"""Training-time augmentation of batches, from random draws that depend only on (seed, epoch)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAD = 4
 
 
 def flip_crop_draws(seeds: Sequence[int], epoch: int, n: int) -> Tensor:
-    """What happens to each example of an epoch, in its order: (example, replica, 3) of flip, top, left."""
+    """The flip, top and left of every example of an epoch, in training order: shape (example, replica, 3)."""
     draws = []
     for seed in seeds:
         rng = generator(seed, "augment", epoch)
@@ -25,7 +25,7 @@ def flip_crop_draws(seeds: Sequence[int], epoch: int, n: int) -> Tensor:
 def flip_crop(x: Tensor, draws: Tensor) -> Tensor:
     """Flip horizontally, pad by reflection, crop: x (image, h, w, channel), draws (image, 3).
 
-    Nothing is padded or flipped for real: every pixel of the result is looked up where it comes from.
+    Nothing is actually padded or flipped: every output pixel is gathered from where it comes from.
     """
     n, height, width, _ = x.shape
     flip, top, left = draws[:, :, None].unbind(1)
@@ -37,6 +37,6 @@ def flip_crop(x: Tensor, draws: Tensor) -> Tensor:
 
 
 def _reflect(position: Tensor, side: int) -> Tensor:
-    """Fold positions beyond an edge back inside, without repeating the edge itself."""
+    """Reflect positions outside the image back inside, without repeating the edge."""
     position = position.abs()
     return torch.where(position >= side, 2 * (side - 1) - position, position)

@@ -1,4 +1,4 @@
-"""Batches as tensors: the data lies on the device once, every batch is gathered from it."""
+"""Batches as tensors: the data is on the device once, and every batch is gathered from it."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from initmem.data import Part
+from initmem.data import Examples
 from initmem.train.augment import flip_crop
 
 
 class Images:
-    """One part of a dataset on a device. Bytes stay bytes until a batch is made."""
+    """One split of a dataset on a device. Bytes stay bytes until a batch is made."""
 
-    def __init__(self, part: Part, *, device: torch.device, dtype: torch.dtype) -> None:
-        self.x = torch.from_numpy(part.x).to(device)  # (example, height, width, channel)
-        self.y = torch.from_numpy(part.y).to(device)  # (example,)
+    def __init__(self, examples: Examples, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.x = torch.from_numpy(examples.x).to(device)  # (example, height, width, channel)
+        self.y = torch.from_numpy(examples.y).to(device)  # (example,)
         self.dtype = dtype
 
     def __len__(self) -> int:
         return len(self.y)
 
     @property
-    def places(self) -> int:
-        """Pixels of one image, or 1 where the examples are rows of a table."""
+    def pixels(self) -> int:
+        """Pixels per image; 1 for tabular data."""
         return self.x.shape[1] * self.x.shape[2]
 
     def packed(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Gather (batch, replica) positions: inputs (batch, replica * channel, h, w), labels like index.
+        """Gather the examples at `index`, of shape (batch, replica).
 
-        `draws` of shape (batch, replica, 3) ask for augmentation.
+        Inputs have shape (batch, replica * channel, h, w), labels (batch, replica). With `draws`, of shape
+        (batch, replica, 3), the inputs are augmented.
         """
         batch, replicas = index.shape
         flat = index.flatten()
@@ -38,12 +39,12 @@ class Images:
         x = self._scale(x if draws is None else flip_crop(x, draws.flatten(0, 1)))
         _, height, width, channels = x.shape
         x = x.view(batch, replicas, height, width, channels).permute(0, 1, 4, 2, 3)
-        # For one replica this is a view that is already channels_last.
+        # For a single replica this is a view, already in channels-last layout.
         x = x[:, 0] if replicas == 1 else x.reshape(batch, replicas * channels, height, width)
         return x, self.y.index_select(0, flat).view(batch, replicas)
 
     def shared(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Go through the part in order: inputs (batch, channel, h, w), labels (batch,)."""
+        """Iterate over the split in order: inputs (batch, channel, h, w), labels (batch,)."""
         for start in range(0, len(self), size):
             x = self._scale(self.x[start : start + size])
             yield x.permute(0, 3, 1, 2), self.y[start : start + size]

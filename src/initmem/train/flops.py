@@ -1,4 +1,4 @@
-"""Floating-point operations of a network, counted layer by layer; known without loading torch."""
+"""Floating-point operations of a network, counted layer by layer, without loading torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Shape = tuple[int, int, int]  # (channel, height, width)
 
 
 class Flops(NamedTuple):
-    """Operations per image of the convolutions and dense layers; a multiply-add counts as two."""
+    """FLOPs per image in convolutions and dense layers; a multiply-add counts as two."""
 
     forward: int
-    training: int  # forward, and the gradients of kernels and inputs
+    training: int  # forward pass plus the gradients of kernels and inputs
 
 
 def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
-    """Count one image through the network of a recipe."""
+    """The FLOPs of one image through the network of a recipe."""
     if recipe.model.startswith("resnet9"):
         layers = _resnet9(recipe.width, shape, classes)
     elif recipe.model == "mlp":
@@ -27,20 +27,20 @@ def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
     else:
         layers = _deep(recipe.width, shape, classes, n={"resnet56": 9, "resnet110": 18}[recipe.model])
     forward = sum(layers)
-    # Backward, every layer needs both gradients but the first, whose input is the image itself.
+    # In the backward pass every layer needs both gradients, except the first: its input is the image.
     return Flops(forward, 3 * forward - layers[0])
 
 
 def _conv(inputs: int, outputs: int, side: tuple[int, int], size: int = 3, *, stride: int = 1) -> int:
-    """A convolution with outputs at height x width places; on 2x2 places or fewer it is a dense map."""
-    places = side[0] * side[1]
-    taps = places if size == 3 and stride == 1 and max(side) <= 2 else size * size
-    return 2 * inputs * outputs * taps * places
+    """A convolution with height x width outputs; on images of 2x2 pixels or fewer it is a dense map."""
+    pixels = side[0] * side[1]
+    taps = pixels if size == 3 and stride == 1 and max(side) <= 2 else size * size
+    return 2 * inputs * outputs * taps * pixels
 
 
 def _resnet9(w: int, shape: Shape, classes: int) -> list[int]:
     channels, height, width = shape
-    at = [(height >> k, width >> k) for k in range(4)]  # height and width after k pools
+    at = [(height >> k, width >> k) for k in range(4)]  # height and width after k pooling layers
     return [
         _conv(channels, w, at[0]),
         _conv(w, 2 * w, at[0]),

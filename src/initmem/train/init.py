@@ -1,4 +1,4 @@
-"""Initialization: kernels ~ N(0, scale^2 / fan_in) and biases ~ N(0, bias_std^2), or as a recipe asks."""
+"""Initialization: by default kernels ~ N(0, scale^2 / fan_in) and biases ~ N(0, bias_std^2)."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from initmem.train.scaled import Layout, deviations, draw
 
 
 @torch.no_grad()
-def initialise(network: Network, runs: Sequence[Run]) -> None:
-    """Draw the variables of every replica. One seed gives the same standard normals at every scale."""
+def initialize(network: Network, runs: Sequence[Run]) -> None:
+    """Draw the variables of every replica. A seed draws the same standard normals at every scale."""
     for replica, run in enumerate(runs):
         rng, recipe = generator(run.seed_of("init"), "init"), network_of(run.recipe)
-        sizes = deviations(recipe, run.scale, layout(network))
+        stds = deviations(recipe, run.scale, layout(network))
         for path, layer in named_layers(network):
             kernel = by_replica(layer.kernel, network.replicas)[replica]
             bias = by_replica(layer.bias, network.replicas)[replica]
-            _fill(kernel, draw(rng, kernel.shape, recipe.distribution), sizes[f"{path}.kernel"])
-            _fill(bias, draw(rng, bias.shape), sizes[f"{path}.bias"])
+            _fill(kernel, draw(rng, kernel.shape, recipe.distribution), stds[f"{path}.kernel"])
+            _fill(bias, draw(rng, bias.shape), stds[f"{path}.bias"])
         first = by_replica(network.layers()[0].kernel, network.replicas)[replica]
         first.view(-1)[0] *= run.perturbation
 
 
 def named_layers(network: Network) -> list[tuple[str, Layer]]:
-    """The layers that have a kernel, by name, in the order in which they are drawn."""
+    """The layers with a kernel, by name, in the order in which initialization draws them."""
     return [(path, module) for path, module in network.named_modules() if isinstance(module, Layer)]
 
 
 def layout(network: Network) -> Layout:
-    """The variables of a network, for `scaled` to choose from."""
+    """The variables of a network, for the selectors of `scaled` to choose from."""
     layers = named_layers(network)
     return Layout(
         fan_ins={(f"{path}.kernel",): float(layer.fan_in) for path, layer in layers},

@@ -1,11 +1,11 @@
-"""Layers of a pack: R replicas of one network are ONE network with R groups.
+"""Layers of a pack: R replicas of a network are ONE network with R groups.
 
 Activations have shape (batch, replica * channel, height, width). Every variable has shape
-(replica * channel, ...), replica-major, so one rule, `by_replica`, takes any of them apart. No layer mixes
-replicas, so a replica follows the trajectory it would follow alone. R = 1 is nothing special.
+(replica * channel, ...), replica-major, so `by_replica` splits any of them by replica. No layer mixes
+replicas, so each replica follows the trajectory it would follow alone. R = 1 is not a special case.
 
-Where all replicas see the same input (evaluation), it is passed once, as (batch, channel, ...): a layer
-notices from the number of channels and shares the input instead of repeating it.
+In evaluation all replicas see the same input, which is passed once, as (batch, channel, ...). A layer
+recognizes it by its number of channels and shares it among the replicas instead of copying it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from initmem.train import native
 
-# The constants of the original stack (Keras 3), which differ from PyTorch's own.
+# The defaults of Keras 3, which differ from PyTorch's.
 NORM_EPSILON = 1e-3
 MOVING_AVERAGE = 0.99
 
@@ -31,7 +31,7 @@ def by_replica(variable: Tensor, replicas: int) -> Tensor:
 
 
 class Layer(nn.Module):
-    """A layer with a kernel and a bias: what initialization scales and the norm counts."""
+    """A layer with a kernel and a bias. Kernels are what initialization scales and the weight norm counts."""
 
     def __init__(self, replicas: int, fan_in: int, kernel: tuple[int, ...]) -> None:
         super().__init__()
@@ -60,29 +60,29 @@ class Conv(Layer):
         if self.size == 3 and self.stride == 1:
             if max(x.shape[2:]) <= 2:
                 return self._dense(x)
-            if native.convolves(x, self.kernel):
+            if native.can_convolve(x, self.kernel):
                 return native.convolve(x, self.kernel, self.bias)
         groups = x.shape[1] // self.inputs
         padding = self.size // 2
         if self.stride > 1:
-            # The original stack pads as little as it can, at the far edge first: not what PyTorch does.
+            # Keras 3 pads as little as possible, at the far edge first; PyTorch does not.
             x, padding = F.pad(x, [*self._edges(x.shape[3]), *self._edges(x.shape[2])]), 0
         return F.conv2d(x, self.kernel, self.bias, self.stride, padding, groups=groups)
 
     def _dense(self, x: Tensor) -> Tensor:
-        """On an image of at most 2x2 places every output sees every input: one matrix product per replica."""
+        """On images of at most 2x2 pixels every output sees every input: one matrix product per replica."""
         n, _, height, width = x.shape
-        taps = [  # of the output place (i, j): those that lie on the image
+        taps = [  # of the output pixel (i, j): those that fall inside the image
             self.kernel[:, :, 1 - i : 1 - i + height, 1 - j : 1 - j + width]
             for i in range(height)
             for j in range(width)
         ]
-        kernel = torch.stack(taps, 1).flatten(2).flatten(0, 1)  # (replica * out * place, in * place)
+        kernel = torch.stack(taps, 1).flatten(2).flatten(0, 1)  # (replica * out * pixel, in * pixel)
         y = grouped_product(x.flatten(1), kernel, self.replicas).view(n, -1, len(taps))
         return (y + self.bias[:, None]).view(n, -1, height, width)
 
     def _edges(self, side: int) -> tuple[int, int]:
-        """Padding before and after a side, so that ceil(side / stride) outputs fit."""
+        """Padding before and after an axis, so that it gives ceil(side / stride) outputs."""
         outputs = math.ceil(side / self.stride)
         total = max((outputs - 1) * self.stride + self.size - side, 0)
         return total // 2, total - total // 2
@@ -101,7 +101,7 @@ class Dense(Layer):
 
 
 class Norm(nn.Module):
-    """A normalization layer with a factor and a summand per channel."""
+    """A normalization layer with a learned scale (gamma) and shift (beta) per channel."""
 
     def __init__(self, replicas: int, channels: int) -> None:
         super().__init__()
@@ -109,15 +109,15 @@ class Norm(nn.Module):
         self.gamma, self.beta = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
 
     def then_relu(self, x: Tensor, *, pool: bool = False) -> Tensor:
-        """Normalise (batch, replica * channel, h, w), take 2x2 maxima where asked, then ReLU."""
+        """Normalize (batch, replica * channel, h, w), max-pool 2x2 if `pool`, then ReLU."""
         x = self(x)
-        if pool:  # before the ReLU: both are monotone, the numbers stay the same, the work is a quarter
+        if pool:  # before ReLU: they commute, and ReLU then sees a quarter of the pixels
             x = F.max_pool2d(x, 2)
         return F.relu(x)
 
 
 class BatchNorm(Norm):
-    """Batch normalization, whose moving variance is fed the biased batch variance."""
+    """Batch normalization whose moving variance averages the biased batch variance, as in Keras 3."""
 
     moving_mean: Tensor
     moving_variance: Tensor
@@ -134,7 +134,7 @@ class BatchNorm(Norm):
         self.register_buffer("batch_variance", torch.ones(n), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (batch, replica * channel, ...) over batch and space."""
+        """Normalize (batch, replica * channel, ...) over batch and space."""
         if not self.training:
             return torch.batch_norm(
                 x, self.gamma, self.beta, self.moving_mean, self.moving_variance,
@@ -149,31 +149,31 @@ class BatchNorm(Norm):
         )  # fmt: skip
 
     def then_relu(self, x: Tensor, *, pool: bool = False) -> Tensor:
-        """Normalise (batch, replica * channel, h, w), take 2x2 maxima where asked, then ReLU."""
-        if not native.normalises(x, pool=pool):
+        """Normalize (batch, replica * channel, h, w), max-pool 2x2 if `pool`, then ReLU."""
+        if not native.can_normalize(x, pool=pool):
             return super().then_relu(x, pool=pool)
-        return self.in_lanes(x, native.ALONE, pool=pool)
+        return self.in_lanes(x, native.SINGLE, pool=pool)
 
     def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool) -> Tensor:
         """The same for images in lanes."""
         if not self.training:
-            line = native.Line(self.gamma, self.beta, self.moving_mean, self.moving_variance)
-            return native.normalise_fixed(x, line, NORM_EPSILON, pool=pool, lanes=lanes)
+            moving = native.NormVariables(self.gamma, self.beta, self.moving_mean, self.moving_variance)
+            return native.normalize_fixed(x, moving, NORM_EPSILON, pool=pool, lanes=lanes)
         self.count = x.numel() // x.shape[1]
-        line = native.Line(self.gamma, self.beta, self.batch_mean, self.batch_variance)
-        return native.normalise(x, line, NORM_EPSILON, pool=pool, lanes=lanes)
+        batch = native.NormVariables(self.gamma, self.beta, self.batch_mean, self.batch_variance)
+        return native.normalize(x, batch, NORM_EPSILON, pool=pool, lanes=lanes)
 
 
 @torch.no_grad()
 def absorb_statistics(norms: Sequence[BatchNorm]) -> None:
-    """Move the moving statistics of all layers towards those of the last batch."""
+    """Update the moving statistics of all layers with those of the last batch."""
     if not norms:
         return
     variances = [norm.batch_variance for norm in norms]
     for norm in norms:
-        if norm.count == 1:  # one value per channel has no unbiased variance; its biased one is zero
+        if norm.count == 1:  # with one value per channel the unbiased variance is undefined, the biased zero
             norm.batch_variance.zero_()
-    # PyTorch's batch variance is unbiased, the original stack's is not.
+    # PyTorch's batch variance is unbiased; Keras 3 uses the biased one.
     torch._foreach_mul_(variances, [1 - 1 / max(norm.count, 2) for norm in norms])
     rate = 1 - MOVING_AVERAGE
     torch._foreach_lerp_([n.moving_mean for n in norms], [n.batch_mean for n in norms], rate)
@@ -181,15 +181,15 @@ def absorb_statistics(norms: Sequence[BatchNorm]) -> None:
 
 
 class LayerNorm(Norm):
-    """Layer normalization over the channels of each replica, at every place of the image on its own."""
+    """Layer normalization over the channels of each replica, separately at every pixel."""
 
     def __init__(self, replicas: int, channels: int) -> None:
         super().__init__(replicas, channels)
         self.replicas = replicas
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (batch, replica * channel, ...) over channel."""
-        y = x.movedim(1, -1)  # PyTorch's fused kernel normalises trailing axes
+        """Normalize (batch, replica * channel, ...) over channel."""
+        y = x.movedim(1, -1)  # PyTorch's fused kernel normalizes trailing axes
         if self.replicas == 1:
             y = F.layer_norm(y, y.shape[-1:], self.gamma, self.beta, NORM_EPSILON)
         else:
@@ -205,7 +205,7 @@ def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) ->
 
 
 class ConvNormRelu(nn.Module):
-    """The building block of ResNet-9: convolution, normalization, ReLU and, where asked, 2x2 max pooling."""
+    """The building block of ResNet-9: convolution, normalization, optional 2x2 max pooling, ReLU."""
 
     def __init__(
         self, replicas: int, inputs: int, outputs: int, norm: Literal["batch", "layer"], *, pool: bool = False
@@ -214,7 +214,7 @@ class ConvNormRelu(nn.Module):
         self.conv = Conv(replicas, inputs, outputs)
         self.norm = norm_layer(norm, replicas, outputs)
         self.pool = pool
-        self.lanes: native.Lanes | None = None  # images are in lanes
+        self.lanes: native.Lanes | None = None  # set if images are in lanes
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""

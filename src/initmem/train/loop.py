@@ -34,7 +34,7 @@ def train_pack(
     is called to save the pack. Either may raise to stop.
     """
     started = time.perf_counter()
-    # PyTorch lets convolutions on a GPU use TF32 unless told otherwise; here it is used when asked for.
+    # By default PyTorch allows TF32 in GPU convolutions; here it has to be requested.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     pack = Pack(runs, data, device=device, dtype=dtype, precision=precision)
     if resume is not None:
@@ -47,7 +47,7 @@ def train_pack(
 
 
 def provenance(pack: Pack, seconds: float) -> dict[str, Any]:
-    """What only the pack knows of how it was trained; the engine adds the rest."""
+    """Provenance that only the pack knows; the engine adds the rest."""
     return {
         "device": str(pack.device),
         "precision": pack.precision,

@@ -25,16 +25,16 @@ class Network(nn.Module):
         self.replicas = replicas
 
     def layers(self) -> list[Layer]:
-        """The layers that have a kernel, in the order in which initialization draws them."""
+        """The layers with a kernel, in the order in which initialization draws them."""
         return [module for module in self.modules() if isinstance(module, Layer)]
 
     def kernels(self) -> list[nn.Parameter]:
-        """The kernels: what the initialization scale multiplies, l2 penalises and the norm counts."""
+        """The kernels: what the initialization scale multiplies, l2 penalizes and the weight norm counts."""
         return [layer.kernel for layer in self.layers()]
 
 
 class ResNet9(Network):
-    """Nine layers: eight 3x3 convolutions, two of them pairs with a skip, and a dense head."""
+    """Nine layers: eight 3x3 convolutions, four of them in two residual pairs, and a dense head."""
 
     def __init__(
         self, replicas: int, shape: Shape, classes: int, width: int, norm: Norm, *, pool: str
@@ -55,11 +55,11 @@ class ResNet9(Network):
         self.head = Dense(replicas, 8 * w, classes)
         self.pool = pool
         self.lanes: native.Lanes | None = None
-        # Three times the sides are halved; outputs in lanes come in fours.
+        # Height and width are halved three times; in lanes, outputs come in multiples of 4.
         self.fits_lanes = norm == "batch" and w % 4 == 0 and shape[1] % 8 == shape[2] % 8 == 0
 
     def use_lanes(self, lanes: native.Lanes) -> None:
-        """Keep replicas side by side in lanes, in C, for float32 on one core."""
+        """Let replicas occupy SIMD lanes in the C layers, for float32 on one core."""
         self.lanes = lanes
         for block in self.modules():
             if isinstance(block, ConvNormRelu):
@@ -81,7 +81,7 @@ class ResNet9(Network):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions with a skip; where the shape changes, a 1x1 convolution (no norm) carries it."""
+    """Two convolutions with a skip connection: the identity, or a 1x1 convolution where the shape changes."""
 
     def __init__(self, replicas: int, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class ResidualBlock(nn.Module):
 
 
 class DeepResNet(Network):
-    """The CIFAR ResNet of 6n + 2 layers: three stages of n blocks at widths w, 2w, 4w."""
+    """The CIFAR ResNet with 6n + 2 layers: three stages of n blocks, of widths w, 2w and 4w."""
 
     def __init__(self, replicas: int, shape: Shape, classes: int, width: int, norm: Norm, *, n: int) -> None:
         super().__init__(replicas)
@@ -121,7 +121,7 @@ class DeepResNet(Network):
 
 
 class MLP(Network):
-    """Two hidden layers, each dense-norm-relu, and a dense head; takes images and tables."""
+    """Two hidden layers, each dense-norm-relu, and a dense head; for images and tabular data."""
 
     def __init__(self, replicas: int, shape: Shape, classes: int, width: int, norm: Norm) -> None:
         super().__init__(replicas)
@@ -153,7 +153,7 @@ BUILDERS: dict[str, Builder] = {
 
 
 def build(model: str, *, replicas: int, shape: Shape, classes: int, width: int, norm: Norm) -> Network:
-    """Build a pack of networks, all variables at zero or one until they are initialised."""
+    """Build a pack of networks; until they are initialized, all variables are zero or one."""
     if model not in BUILDERS:
         raise ModelError(f"model = {model!r} ({allowed(BUILDERS)})")
     check_input(model, shape)
@@ -161,7 +161,7 @@ def build(model: str, *, replicas: int, shape: Shape, classes: int, width: int, 
 
 
 def count(network: Network) -> tuple[int, int]:
-    """Variables of one replica: (trainable, in all). The moving statistics are the difference."""
+    """Number of variables per replica: (trainable, total). The moving statistics are the difference."""
     trainable = sum(parameter.numel() for parameter in network.parameters())
     total = trainable + sum(buffer.numel() for buffer in _persistent_buffers(network))
     return trainable // network.replicas, total // network.replicas
@@ -173,7 +173,7 @@ def _persistent_buffers(network: Network) -> list[Tensor]:
 
 
 def catalogue() -> list[dict[str, str | int]]:
-    """Every network at its default width, with its numbers of variables."""
+    """Every network at its default width, with its number of variables."""
     rows: list[dict[str, str | int]] = []
     for name in BUILDERS:
         width = DEFAULT_WIDTH[name]

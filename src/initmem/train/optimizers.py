@@ -1,7 +1,7 @@
-"""Update rules, in the form of the original stack (Keras 3). All of them work on lists of tensors at once.
+"""Optimizers, as Keras 3 defines them. All of them operate on lists of tensors at once.
 
-Every state tensor has the shape of its variable, replica-major, so that a checkpoint takes states apart by
-replica exactly as it does variables.
+Every state tensor has the shape of its variable, replica-major, so that a checkpoint splits states by replica
+exactly as it splits variables.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from initmem.recipe import Recipe
 
 
 class Optimizer(ABC):
-    """The contract: `step` changes the variables in place, once per update k = 1, 2, ...
+    """The base class: `step` changes the variables in place, once per update k = 1, 2, ...
 
-    `slots` names the state: for each name one tensor per variable.
+    `slots` holds the state: for each name, one tensor per variable.
     """
 
     def __init__(self, variables: Sequence[Tensor], slots: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
-        """Apply one update; the gradients may be overwritten."""
+        """Apply update k at learning rate `rate`; the gradients may be overwritten."""
 
 
 class SGD(Optimizer):
@@ -43,7 +43,7 @@ class SGD(Optimizer):
 
 
 class Momentum(Optimizer):
-    """v <- momentum * v - rate * g; w <- w + v. The rate is inside the velocity."""
+    """v <- momentum * v - rate * g; w <- w + v. The learning rate is part of the velocity."""
 
     def __init__(self, variables: Sequence[Tensor], momentum: float) -> None:
         super().__init__(variables, ("velocity",))
@@ -71,18 +71,18 @@ class Adam(Optimizer):
         torch._foreach_mul_(square, self.beta2)
         torch._foreach_addcmul_(square, gradients, gradients, 1 - self.beta2)
         size = rate * math.sqrt(1 - self.beta2**k) / (1 - self.beta1**k)
-        # epsilon stands beside the uncorrected root, unlike in torch.optim.
+        # Unlike in torch.optim, epsilon is added to the square root without bias correction.
         root = torch._foreach_sqrt(square)
         torch._foreach_add_(root, self.epsilon)
         torch._foreach_addcdiv_(self.variables, mean, root, -size)
 
 
 class Muon(Optimizer):
-    """Orthogonalised momentum for the variables given as matrices, Adam for all others.
+    """Orthogonalized momentum for the variables listed in `matrices`, Adam for all others.
 
-    m <- momentum * m + g; the update is the Nesterov average g + momentum * m with its singular values
-    driven towards 1, times 0.2 * sqrt(max(rows, columns)), which gives it the size of an Adam step.
-    `matrices` are (index of the variable, rows of one replica's matrix).
+    m <- momentum * m + g. The update is the Nesterov average g + momentum * m with its singular values driven
+    towards 1, times 0.2 * sqrt(max(rows, columns)), which gives it the size of an Adam step. `matrices` holds
+    pairs (index of the variable, rows of one replica's matrix).
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Muon(Optimizer):
         chosen = {index for index, _ in self.matrices}
         self.others = [i for i in range(len(self.variables)) if i not in chosen]
         self.adam = Adam([self.variables[i] for i in self.others], recipe.beta1, recipe.beta2, recipe.epsilon)
-        # One set of slots: Adam works on its share of them, a checkpoint sees them all.
+        # One set of slots: Adam works on its share, a checkpoint sees all of them.
         self.adam.slots = {name: [slot[i] for i in self.others] for name, slot in self.slots.items()}
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
@@ -107,12 +107,12 @@ class Muon(Optimizer):
             # All replicas at once: (replica, rows, columns). A conv kernel is flattened to (out, in * k * k).
             matrix = nesterov.reshape(-1, rows, nesterov[0].numel())
             size = 0.2 * math.sqrt(max(matrix.shape[1:]))
-            update = orthogonalise(matrix).reshape(gradient.shape)
+            update = orthogonalize(matrix).reshape(gradient.shape)
             self.variables[index].add_(update, alpha=-rate * size)
 
 
-def orthogonalise(matrix: Tensor) -> Tensor:
-    """Five Newton-Schulz steps towards the nearest orthogonal matrix; shape (..., rows, columns)."""
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Approximate the nearest orthogonal matrix by five Newton-Schulz steps; shape (..., rows, columns)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[-2] > matrix.shape[-1]
     x = matrix.mT if tall else matrix
@@ -125,7 +125,7 @@ def orthogonalise(matrix: Tensor) -> Tensor:
 
 
 def optimizer_for(recipe: Recipe, variables: Sequence[Tensor], replicas: int = 1) -> Optimizer:
-    """The update rule of a recipe. Decoupled weight decay is the loop's, so adamw is adam here."""
+    """The optimizer of a recipe. The training loop applies decoupled weight decay, so adamw is adam here."""
     match recipe.optimizer:
         case "sgd":
             return SGD(variables)
@@ -134,8 +134,8 @@ def optimizer_for(recipe: Recipe, variables: Sequence[Tensor], replicas: int = 1
         case "adam" | "adamw":
             return Adam(variables, recipe.beta1, recipe.beta2, recipe.epsilon)
         case "muon" | "muon-conv":
-            # The original stack's Muon takes 2-D variables alone (here: dense kernels) and leaves conv
-            # kernels to Adam; muon-conv is Muon as its author means it.
+            # Muon in Keras 3 handles only 2-D variables (here: dense kernels) and leaves conv kernels to
+            # Adam; muon-conv handles both, as its author intended.
             wanted = (2,) if recipe.optimizer == "muon" else (2, 4)
             matrices = [(i, len(v) // replicas) for i, v in enumerate(variables) if v.ndim in wanted]
             return Muon(variables, matrices, recipe)

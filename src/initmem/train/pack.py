@@ -1,4 +1,4 @@
-"""A pack in training: R replicas (scale, seed) of one recipe as one grouped network."""
+"""A pack in training: R replicas (scale, seed) of one recipe, trained as one grouped network."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from initmem.study import Run
 from initmem.train import native
 from initmem.train.augment import flip_crop_draws
 from initmem.train.batches import Images
-from initmem.train.init import initialise
+from initmem.train.init import initialize
 from initmem.train.layers import BatchNorm, absorb_statistics, by_replica
 from initmem.train.models import ResNet9, build
 from initmem.train.optimizers import optimizer_for
 from initmem.train.requirements import Precision
 
-# Places (images x height x width, over all replicas) per evaluation batch. On a processor the activations
-# of a batch should stay in its cache: 1000 images of 32x32 take twice as long an image as 100.
-EVALUATION_PLACES = {"cpu": 100_000, "cuda": 4_000_000}
+# Pixels (images x height x width, over all replicas) per evaluation batch. On a CPU the activations should
+# stay in the cache: with 1000 images of 32x32 per batch, an image takes twice as long as with 100.
+EVALUATION_PIXELS = {"cpu": 100_000, "cuda": 4_000_000}
 
 Rows = dict[str, list[float]]
 RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
@@ -47,7 +47,7 @@ class Checkpoint:
 
 
 class Pack:
-    """The state of a pack. Epochs count from 1; `epoch` is the last finished one."""
+    """The state of a pack. Epochs count from 1; `epoch` is the last completed one."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Pack:
         self.replicas, self.classes = len(self.runs), data.classes
         self.device, self.precision = torch.device(device), precision
         self.train, self.val, self.test = (
-            Images(part, device=self.device, dtype=dtype) for part in (data.train, data.val, data.test)
+            Images(split, device=self.device, dtype=dtype) for split in (data.train, data.val, data.test)
         )
         self.network = build(
             self.recipe.model,
@@ -74,7 +74,7 @@ class Pack:
             width=self.recipe.width,
             norm=self.recipe.norm,
         ).to(self.device, dtype)
-        initialise(self.network, self.runs)
+        initialize(self.network, self.runs)
         if self.replicas == 1:  # grouped convolutions are faster in the default layout
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         elif isinstance(self.network, ResNet9) and self.network.fits_lanes and self._has_lanes(dtype):
@@ -95,7 +95,7 @@ class Pack:
 
     @property
     def finished(self) -> bool:
-        """Whether no replica has an epoch left to train."""
+        """Whether every replica has completed or diverged."""
         return all(status is not None for status in self.status)
 
     @property
@@ -119,7 +119,7 @@ class Pack:
         for i in range(self.position, len(batches)):
             x, y = self.train.packed(batches[i], draws[i])
             logits = self._logits(x)
-            # (batch, replica): the mean is over the batch alone, so replicas do not dilute each other.
+            # (batch, replica): the mean is over the batch only, so gradients do not depend on R.
             losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
             gradients = list(torch.autograd.grad(losses.sum() / len(batches[i]), self.parameters))
             with torch.no_grad():
@@ -143,7 +143,7 @@ class Pack:
         self.position, self.seconds = 0, 0.0
 
     def records(self, provenance: dict[str, Any]) -> list[RunRecord]:
-        """Test every replica's selected predictor, once, and write up its run."""
+        """Test the selected predictor of every replica, once, and return the records of the runs."""
         for name, value in self._variables().items():
             value.copy_(self.best[name])
         loss, accuracy = self._evaluate(self.test)
@@ -226,7 +226,7 @@ class Pack:
         return {"sessions": sessions} if len(sessions) > 1 else {}
 
     def _has_lanes(self, dtype: torch.dtype) -> bool:
-        """Whether replicas can be trained in lanes, and fill at least half of them."""
+        """Whether replicas can be trained in SIMD lanes and would fill at least half of them."""
         return (
             native.ready(self.device, dtype)
             and self.precision != "amp"
@@ -234,19 +234,19 @@ class Pack:
         )
 
     def _logits(self, x: Tensor) -> Tensor:
-        """Logits of shape (batch, replica, class); losses and updates are always in full precision."""
+        """Logits of shape (batch, replica, class). Losses and updates are always in full precision."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "amp"):
             logits: Tensor = self.network(x)
         return logits.to(self.parameters[0].dtype).view(len(x), self.replicas, self.classes)
 
     def _order(self, epoch: int) -> Tensor:
-        """The order of one epoch, shape (example, replica)."""
+        """The order of the examples in one epoch, shape (example, replica)."""
         n = len(self.train)
         orders = [generator(run.seed_of("order"), "order", epoch).permutation(n) for run in self.runs]
         return torch.from_numpy(np.stack(orders, axis=1)).to(self.device)
 
     def _draws(self, epoch: int) -> Sequence[Tensor | None]:
-        """The augmentation of every batch of one epoch, shape (batch, replica, 3) each."""
+        """The augmentation draws of every batch of one epoch, each of shape (batch, replica, 3)."""
         n, batch = len(self.train), self.recipe.batch_size
         if self.recipe.augment == "none":
             return [None] * updates_per_epoch(self.recipe, n)
@@ -323,8 +323,8 @@ class Pack:
         self.network.eval()
         loss = torch.zeros(self.replicas, device=self.device)
         correct = torch.zeros(self.replicas, device=self.device)
-        places = EVALUATION_PLACES.get(self.device.type, EVALUATION_PLACES["cuda"])
-        for x, y in images.shared(max(1, places // (images.places * self.replicas))):
+        pixels = EVALUATION_PIXELS.get(self.device.type, EVALUATION_PIXELS["cuda"])
+        for x, y in images.shared(max(1, pixels // (images.pixels * self.replicas))):
             logits = self._logits(x)
             labels = y[:, None].expand(-1, self.replicas)
             losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
@@ -342,7 +342,7 @@ class Pack:
         return torch.stack(norms).square().sum(0)
 
     def _variables(self) -> dict[str, Tensor]:
-        """Parameters and moving statistics: what makes a predictor."""
+        """Parameters and moving statistics: together they define the predictor."""
         return self.network.state_dict()
 
     def _state(self) -> dict[str, Tensor]:

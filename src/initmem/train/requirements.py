@@ -1,4 +1,4 @@
-"""What a network asks of its input, and what can be asked of it; known without loading torch."""
+"""Requirements of the networks on their input, and numeric precisions, without loading torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4,
 
 
 def check_input(model: str, shape: tuple[int, int, int], augment: str = "none") -> None:
-    """Refuse images too small for the network or its augmentation; shape (channel, height, width)."""
+    """Raise if images are too small for the network or its augmentation; shape (channel, height, width)."""
     least, side = LEAST_SIDE[model], min(shape[1:])
     if augment == "flip-crop" and side < 5:
         raise ModelError(

@@ -1,7 +1,7 @@
-"""What the scale of a run acts on, and from which distribution kernels are drawn. Pure.
+"""What the initialization scale multiplies, and which distribution kernels are drawn from.
 
 A selector names variables: `kernels`, `biases`, `output` (the kernel of the last layer), or a pattern of
-variable or layer names (`head`, `residual*`); several stand with commas between them.
+variable or layer names (`head`, `residual*`). Several selectors are separated by commas.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from initmem.errors import ConfigError, allowed
 from initmem.recipe import Distribution, Recipe, selectors
 
 Array = NDArray[np.float64]
-Names = tuple[str, ...]  # of one variable: a tied one has several
+Names = tuple[str, ...]  # the names of one variable: a tied variable has several
 
-CUT = 2.0  # a truncated normal ends after so many deviations
+TRUNCATION = 2.0  # in standard deviations
 
 
 class Layout(NamedTuple):
-    """The variables of a network, by names; a variable is known by the first of its names."""
+    """The variables of a network by name; results are keyed by the first name of a variable."""
 
     fan_ins: Mapping[Names, float]  # of kernels
     biases: Sequence[Names]
@@ -32,55 +32,55 @@ class Layout(NamedTuple):
 
 
 def deviations(recipe: Recipe, scale: float, layout: Layout) -> dict[str, float]:
-    """The standard deviation of every variable."""
+    """The initial standard deviation of every variable."""
     factor = factors(recipe, scale, layout)
-    found = {names[0]: factor[names[0]] / math.sqrt(fan_in) for names, fan_in in layout.fan_ins.items()}
-    if recipe.width_scaling == "mup":  # the output then vanishes with the width, as its gradient does
-        found[layout.output[0]] /= math.sqrt(layout.fan_ins[layout.output])
-    return found | {names[0]: factor[names[0]] * recipe.bias_std for names in layout.biases}
+    kernels = {names[0]: factor[names[0]] / math.sqrt(fan_in) for names, fan_in in layout.fan_ins.items()}
+    if recipe.width_scaling == "mup":  # the initial output then vanishes as the width grows
+        kernels[layout.output[0]] /= math.sqrt(layout.fan_ins[layout.output])
+    return kernels | {names[0]: factor[names[0]] * recipe.bias_std for names in layout.biases}
 
 
 def factors(recipe: Recipe, scale: float, layout: Layout) -> dict[str, float]:
-    """The factor of every variable: the run's scale where it acts, times those that are fixed."""
+    """The factor of every variable: the run's scale if the recipe scales it, times its `layer_scales`."""
     scaled = _chosen(recipe.scaled, "scaled", layout)
-    found = {names[0]: scale if names in scaled else 1.0 for names in (*layout.fan_ins, *layout.biases)}
-    for selector, factor in recipe.fixed_scales.items():
+    factors = {names[0]: scale if names in scaled else 1.0 for names in (*layout.fan_ins, *layout.biases)}
+    for selector, fixed in recipe.fixed_scales.items():
         for names in _chosen(selector, "layer_scales", layout):
-            found[names[0]] *= factor
-    return found
+            factors[names[0]] *= fixed
+    return factors
 
 
 def _chosen(text: str, field: str, layout: Layout) -> set[Names]:
-    found: set[Names] = set()
+    chosen: set[Names] = set()
     for selector in selectors(text):
         match selector:
             case "kernels":
-                these = set(layout.fan_ins)
+                matching = set(layout.fan_ins)
             case "biases":
-                these = set(layout.biases)
+                matching = set(layout.biases)
             case "output":
-                these = {layout.output}
+                matching = {layout.output}
             case _:
-                these = {names for names in layout.fan_ins if _matches(names, selector, of_layers=True)}
-                these |= {names for names in layout.biases if _matches(names, selector, of_layers=False)}
-        if not these:
+                matching = {names for names in layout.fan_ins if _matches(names, selector, of_layers=True)}
+                matching |= {names for names in layout.biases if _matches(names, selector, of_layers=False)}
+        if not matching:
             known = [names[0] for names in (*layout.fan_ins, *layout.biases)]
             raise ConfigError(
                 f"{field} = {text!r}: nothing here is named {selector!r} "
                 f"({allowed(['kernels', 'biases', 'output', *known])})"
             )
-        found |= these
-    return found
+        chosen |= matching
+    return chosen
 
 
 def _matches(names: Names, pattern: str, *, of_layers: bool) -> bool:
-    """A layer's name stands for its kernel; a bias has to be named itself."""
+    """Match variable names; with `of_layers` also layer names, which stand for the layer's kernel."""
     every = [*names, *(name.rpartition(".")[0] for name in names if of_layers)]
     return any(fnmatch.fnmatchcase(name, pattern) for name in every)
 
 
 def draw(rng: np.random.Generator, shape: Sequence[int], distribution: Distribution = "normal") -> Array:
-    """A kernel whose values have mean 0 and variance 1."""
+    """Draw a kernel whose entries have mean 0 and variance 1."""
     match distribution:
         case "normal":
             return rng.standard_normal(tuple(shape))
@@ -95,14 +95,14 @@ def draw(rng: np.random.Generator, shape: Sequence[int], distribution: Distribut
 def _truncated(uniform: Array) -> Array:
     from scipy.special import ndtr, ndtri
 
-    inside = 2 * ndtr(CUT) - 1
-    density = math.exp(-(CUT**2) / 2) / math.sqrt(2 * math.pi)
-    variance = 1 - 2 * CUT * density / inside
-    return np.asarray(ndtri(ndtr(-CUT) + inside * uniform) / math.sqrt(variance))
+    mass = 2 * ndtr(TRUNCATION) - 1
+    density = math.exp(-(TRUNCATION**2) / 2) / math.sqrt(2 * math.pi)
+    variance = 1 - 2 * TRUNCATION * density / mass
+    return np.asarray(ndtri(ndtr(-TRUNCATION) + mass * uniform) / math.sqrt(variance))
 
 
 def _orthogonal(normal: Array) -> Array:
-    """Rows, or columns if there are more rows, at right angles, uniformly over all such matrices."""
+    """A uniformly random matrix with orthogonal rows (columns if there are more rows than columns)."""
     rows, columns = normal.shape
     q, r = np.linalg.qr(normal if rows >= columns else normal.T)
     q = q * np.sign(np.diag(r))

@@ -1,4 +1,4 @@
-"""Compile the layers in C for this processor, once, and load them."""
+"""Compile the C layers for this CPU, once, and load them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from initmem.data.cache import cache_dir
 from initmem.store.files import write_atomic
 from initmem.store.processes import processor_lines
 
-SOURCES = ("normalise.c", "winograd.c", "lanes.c")
+SOURCES = ("normalize.c", "winograd.c", "lanes.c")
 HEADER = "vectors.h"
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
 
@@ -24,33 +24,33 @@ _POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, 
 _IMAGES = [_NUMBER] * 4  # images, height, width, channels
 _PACK = [_NUMBER] * 2  # replicas, lanes
 _ARGUMENTS = {
-    "normalise": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
-    "normalise_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
-    "normalise_back": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 4],
+    "normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
+    "normalize_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
+    "normalize_backward": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 4],
     "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER],
-    "convolve_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
+    "convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
     "lanes_convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],
-    "lanes_convolve_back": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
+    "lanes_convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
 }
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled code; None where it cannot be had."""
+    """The compiled code; None if it is not available."""
     if os.environ.get("INITMEM_NATIVE") == "0":
         return None
     try:
-        found = _load()
+        code = _load()
     except (OSError, subprocess.SubprocessError):
         return None
     for name, arguments in _ARGUMENTS.items():
-        function = getattr(found, name)
+        function = getattr(code, name)
         function.argtypes, function.restype = arguments, _FLAG if "convolve" in name else None
-    return found
+    return code
 
 
 def _load() -> ctypes.CDLL:
-    """From the cache, where an earlier process left it, or compiled now."""
+    """Load the code from the cache, or compile it now."""
     here = Path(__file__).parent
     code = [(here / name).read_bytes() for name in (HEADER, *SOURCES)]
     identity = b"\0".join([*code, " ".join(FLAGS).encode(), _processor().encode()])
@@ -59,7 +59,7 @@ def _load() -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(kept))
         except OSError:
-            pass  # broken: made anew
+            pass  # damaged: compile it again
     compiler = next(filter(None, map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler")
@@ -72,11 +72,11 @@ def _load() -> ctypes.CDLL:
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(kept, made.read_bytes())
-        except OSError:  # it cannot be kept; a library that is loaded needs no file
+        except OSError:  # the cache is not writable; a loaded library no longer needs its file
             return ctypes.CDLL(str(made))
     return ctypes.CDLL(str(kept))
 
 
 def _processor() -> str:
-    """What the code is compiled for."""
+    """The CPU model and features that the code is compiled for."""
     return "\n".join(sorted(set(processor_lines("model name", "flags", "Features")))) or platform.machine()
