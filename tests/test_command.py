@@ -17,7 +17,7 @@ from torch import nn
 import initmem
 from initmem.errors import ConfigError
 from initmem.pipeline.command import CommandTrainer, ProgramError, Reader, name_of, parse, study_of
-from initmem.recipe import Recipe
+from initmem.recipe import PipelineRecipe
 from initmem.store.store import Store
 from initmem.study import Run
 
@@ -38,7 +38,7 @@ def program(tmp_path: Path, body: str) -> tuple[str, ...]:
 
 
 def run_of(scale: float = 2.0, seed: int = 3, **fields: object) -> Run:
-    return Run(Recipe.parse({"pipeline": "program"} | fields), scale, seed)
+    return Run(PipelineRecipe.parse({"pipeline": "program"} | fields), scale, seed)
 
 
 def trained(parts: tuple[str, ...], run: Run | None = None, seen: list | None = None) -> initmem.RunRecord:
@@ -142,7 +142,7 @@ def test_arguments_are_filled_one_by_one_and_no_shell_reads_them(tmp_path: Path)
 )
 def test_mistakes_in_a_command_are_found_first(command: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(command)
+        parse(command, declared=[])
     assert words in str(caught.value)
 
 

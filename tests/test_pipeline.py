@@ -22,10 +22,10 @@ import initmem
 from initmem.cli import app
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
-from initmem.errors import ConfigError, DataError, StoreError
+from initmem.errors import ConfigError, StoreError
 from initmem.pipeline import run as pipeline
 from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
-from initmem.recipe import Recipe, labels
+from initmem.recipe import PipelineRecipe, Recipe, labels, network_of
 from initmem.store.record import decode, encode
 from initmem.store.store import Store
 from initmem.study import Run
@@ -85,10 +85,10 @@ def test_the_slope_over_epochs_and_the_tables(tmp_path: Path) -> None:
     assert set(frame["scale"]) == set(SCALES)
     one = history.filter((history["scale"] == 1.8) & (history["seed"] == 2))
     assert one["epoch"].to_list() == [1, 2, 3]
-    run = next(r for r in result.records if (r.run.scale, r.run.seed) == (1.8, 2))
-    assert run.summary.tau_best == 3
-    assert run.summary.test_accuracy == one["test_accuracy"][2]
-    assert run.summary.val_accuracy_best == one["val_accuracy"][2]
+    record = next(r for r in result.records if (r.run.scale, r.run.seed) == (1.8, 2))
+    assert record.summary.tau_best == 3
+    assert record.summary.test_accuracy == one["test_accuracy"][2]
+    assert record.summary.val_accuracy_best == one["val_accuracy"][2]
     assert "test_accuracy" in result.metrics and "norm" not in result.metrics
 
 
@@ -245,21 +245,37 @@ def test_a_pipeline_is_a_recipe_and_ids_stay() -> None:
     assert run.id == "3099a2b10eee988e"
     assert Run.from_json(json.loads(json.dumps(run.to_json()))) == run
     assert run.recipe.changes() == {"pipeline": "mine", "optimizer": "adam"}
-    assert Recipe.parse({"pipeline": "other"}).id != Recipe.parse({"pipeline": "mine"}).id
+    assert PipelineRecipe.parse({"pipeline": "other"}).id != PipelineRecipe.parse({"pipeline": "mine"}).id
 
 
-def test_labels_say_what_is_known() -> None:
-    own = [Recipe.parse({"pipeline": "vit", "batch_size": b, "dataset": "digits"}) for b in (16, 128)]
-    assert labels(own) == ["vit b16", "vit"]
-    assert labels([own[0], Recipe.parse({})]) == ["vit digits b16", "sgd cifar10 b128"]
-    known = {name: value for name, value in own[0].known().items() if value is not None}
-    assert known == {"pipeline": "vit", "batch_size": 16, "dataset": "digits"}
-    assert Recipe.parse({"batch_size": 16}).known()["epochs"] == 300
+def test_labels_hold_all_that_was_declared_and_stay_as_a_store_fills() -> None:
+    own = [PipelineRecipe.parse({"pipeline": "vit", "dropout": d, "dataset": "digits"}) for d in (0.1, 0.5)]
+    assert labels(own[:1]) == ["vit digits dropout=0.1"]
+    assert labels(own) == ["vit digits dropout=0.1", "vit digits dropout=0.5"]
+    assert labels([own[0], Recipe.parse({})])[0] == "vit digits dropout=0.1"
+    assert own[0].settings() == {"pipeline": "vit", "dropout": 0.1, "dataset": "digits"}
 
 
-def test_only_its_own_code_can_run_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="pipeline = 'vit': its data is known to its own code alone"):
-        initmem.data.sizes(Recipe.parse({"pipeline": "vit"}))
+def test_any_hyperparameter_is_declared_and_handed_to_the_code(tmp_path: Path) -> None:
+    declared = {"dropout": 0.1, "optimizer": "lion", "warmup": 100, "nesterov": True, "betas": [0.9, 0.99]}
+    seen = []
+
+    def train(init, tracker):
+        seen.append(dict(init.recipe))
+        with pytest.raises(ConfigError, match=r"init.recipe\['lr'\]: not declared"):
+            init.recipe["lr"]
+        tracker.end_epoch(loss=init.scale)
+
+    result = run(train, [1.0], [0], tmp_path, name="mine", recipe=declared)
+    assert seen == [declared | {"pipeline": "mine"}]
+    assert str(result).startswith("mine lion betas=[0.9, 0.99] dropout=0.1 nesterov=True warmup=100: loss")
+    other = run(train, [1.0], [0], tmp_path, name="mine", recipe=declared | {"dropout": 0.2})
+    assert other.records[0].id != result.records[0].id
+
+
+def test_only_its_own_code_can_run_it() -> None:
+    with pytest.raises(ConfigError, match="pipeline = 'vit': its data and network are known to its own code"):
+        network_of(PipelineRecipe.parse({"pipeline": "vit"}))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +289,8 @@ def test_only_its_own_code_can_run_it(tmp_path: Path) -> None:
         ({"seeds": [1.5]}, "scales or seeds: 'float' object cannot be interpreted as an integer"),
         ({"seeds": [-1]}, "seeds.0 = -1"),
         ({"engine": "cloud"}, "engine = 'cloud' (allowed: local, inline, ray, slurm)"),
-        ({"recipe": {"optimiser": "sgd"}}, "unknown field optimiser"),
+        ({"recipe": {"model": object}}, "model = <class 'object'> (allowed: finite numbers, strings, booleans"),
+        ({"recipe": {"batch_size": 0}}, "batch_size = 0 (allowed: a whole number from 1)"),
         ({"split": ["init", "luck"]}, "split = 'luck' (allowed: init, order, augment)"),
     ],
 )
@@ -315,7 +332,8 @@ def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     said("export", store, "--to", "csv", "-o", str(tmp_path / "tables"))
     tables = [polars.read_csv(tmp_path / "tables" / name) for name in ("runs.csv", "history.csv")]
     assert tables[0]["pipeline"].unique().to_list() == ["planted"]
-    assert tables[0]["learning_rate"].null_count() == tables[0]["final_hardness"].n_unique() == 15
+    assert "learning_rate" not in tables[0].columns  # it was not declared
+    assert tables[0]["final_hardness"].n_unique() == 15
     assert tables[1].height == 45
     (drawn,) = json.loads(said("figure", "all", store, "-o", str(tmp_path), "--ending", "png", "--json"))
     assert drawn["figure"] == "scale" and Path(drawn["file"]).stat().st_size > 1000

@@ -30,7 +30,7 @@ from torch import Tensor
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed
 from initmem.pipeline.init import Init
-from initmem.pipeline.update_clocks import NORM_EVERY, Meter, Optimizers
+from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.pipeline.variables import Kernels, Variable, kernel_variables, variables
 from initmem.store.record import SUMMARY_FIELDS
 
@@ -58,7 +58,7 @@ class Tracker:
         self._init, self._on_epoch, self._out = init, on_epoch, Path(out) if out else None
         self._rows: list[Row] = []
         self._given: set[str] = set()  # names of the metrics
-        self._meter = Meter()
+        self._updates = UpdateClocks()
         self._clock = time.perf_counter()
 
     def attach(
@@ -85,17 +85,17 @@ class Tracker:
             raise ConfigError(f"batch_size = {batch_size}, accumulation = {accumulation} (allowed: from 1)")
         found = [] if model is None else self._kernels_of(model, kernels)
         batch = batch_size * accumulation
-        self._meter.watch(found, optimizer, batch=batch, penalty=l2, every=norm_every)
+        self._updates.watch(found, optimizer, batch=batch, penalty=l2, every=norm_every)
         if self.norm_init is None:
-            self.norm_init = self._meter.norm()
+            self.norm_init = self._updates.norm()
         self._clock = time.perf_counter()
 
     def step(self, learning_rate: float, *, momentum: float = 0.0) -> None:
         """Count one update by hand, where there is no torch optimizer to watch."""
-        meter = self._meter
-        if not meter.groups:
-            meter.group(0).share = 1.0
-        meter.add([(meter.groups[0], float(learning_rate), momentum, meter.penalty)], leading=True)
+        clocks = self._updates
+        if not clocks.groups:
+            clocks.group(0).share = 1.0
+        clocks.add([(clocks.groups[0], float(learning_rate), momentum, clocks.penalty)], leading=True)
 
     def end_epoch(self, **metrics: Any) -> None:
         """End an epoch with its metrics: numbers of any name, the same names in every epoch.
@@ -105,7 +105,7 @@ class Tracker:
         """
         row = checked_metrics(metrics)
         self._check(row)
-        self._append(row | self._meter.columns())
+        self._append(row | self._updates.columns())
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """End an epoch with a row that another tracker or program made: its own columns are among them."""
@@ -126,12 +126,12 @@ class Tracker:
 
     def detach(self) -> None:
         """Take the hooks off the optimizers."""
-        self._meter.detach()
+        self._updates.detach()
 
     @property
     def updates(self) -> int:
         """How many updates there were."""
-        return self._meter.updates
+        return self._updates.updates
 
     @property
     def history(self) -> dict[str, NDArray[np.float64]]:
@@ -143,17 +143,17 @@ class Tracker:
 
     def clocks(self) -> dict[str, float]:
         """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
-        return self._meter.clocks()
+        return self._updates.clocks()
 
     @property
     def device(self) -> torch.device | None:
         """Where the watched kernels are."""
-        kernels = self._meter.kernels
+        kernels = self._updates.kernels
         return kernels[0].place.value().device if kernels else None
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON will do) from which `load_state_dict` goes on."""
-        return self._meter.state_dict() | {
+        return self._updates.state_dict() | {
             "rows": [dict(row) for row in self._rows],
             "metrics": sorted(self._given),
             "norm_init": self.norm_init,
@@ -163,7 +163,7 @@ class Tracker:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; before or after `attach`."""
-        self._meter.load_state_dict(state)
+        self._updates.load_state_dict(state)
         self._rows, self._given = [dict(row) for row in state["rows"]], set(state["metrics"])
         self.norm_init, self.diverged = state["norm_init"], bool(state["diverged"])
         self.finals = dict(state["finals"])
@@ -195,7 +195,7 @@ class Tracker:
         return kernel_variables(model, kernels)
 
     def _check(self, row: Row) -> None:
-        if "norm" in row and self._meter.kernels:
+        if "norm" in row and self._updates.kernels:
             raise ConfigError("metric norm: initmem records that itself (choose another name)")
         if not self._rows:
             self._given = set(row)

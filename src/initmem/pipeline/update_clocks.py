@@ -56,7 +56,7 @@ class _Step(NamedTuple):
     leading: bool
 
 
-class Meter:
+class UpdateClocks:
     """Counts updates. What a device has still to compute is read at the end of an epoch, not waited for."""
 
     def __init__(self) -> None:
@@ -216,28 +216,28 @@ class Meter:
 class _Hook:
     """Runs after every real step of one optimizer; made to be quick."""
 
-    def __init__(self, meter: Meter, first: int, optimizer: torch.optim.Optimizer) -> None:
-        self.meter, self.first = meter, first
+    def __init__(self, clocks: UpdateClocks, first: int, optimizer: torch.optim.Optimizer) -> None:
+        self.clocks, self.first = clocks, first
         # The momentum of Muon does not lengthen its steps.
         self.inert = "muon" in type(optimizer).__name__.lower()
 
     def __call__(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        meter, params = self.meter, optimizer.param_groups
-        if len(meter.groups) < self.first + len(params):  # a group was added while training
-            meter.weigh([group["params"] for group in params], self.first)
+        clocks, params = self.clocks, optimizer.param_groups
+        if len(clocks.groups) < self.first + len(params):  # a group was added while training
+            clocks.weigh([group["params"] for group in params], self.first)
         update = []
         for index, group in enumerate(params, start=self.first):
             momentum = 0.0 if self.inert else group.get("momentum", 0.0)
-            penalty = meter.penalty + group.get("weight_decay", 0.0) / 2
-            update.append((meter.groups[index], float(group["lr"]), momentum, penalty))
+            penalty = clocks.penalty + group.get("weight_decay", 0.0) / 2
+            update.append((clocks.groups[index], float(group["lr"]), momentum, penalty))
         leading = self.first == 0
         skipped = getattr(
             optimizer, "found_inf", None
         )  # fused steps under mixed precision skip on the device
         if skipped is None:
-            meter.add(update, leading=leading)
+            clocks.add(update, leading=leading)
         else:
-            meter.waiting.append(_Step(skipped.clone(), update, leading))
+            clocks.waiting.append(_Step(skipped.clone(), update, leading))
 
 
 def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
