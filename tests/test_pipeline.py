@@ -23,7 +23,6 @@ from initmem.cli import app
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, StoreError
-from initmem.pipeline import run as pipeline
 from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
 from initmem.recipe import PipelineRecipe, Recipe, labels, network_of
 from initmem.store.record import decode, encode
@@ -169,9 +168,19 @@ def test_a_failure_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert list(result.failures) == [(2.0, 1)]
     assert "ZeroDivisionError: too large" in result.failures[2.0, 1]
     assert result.memory().n_seeds == 2
-    assert "1 of 6 runs failed, the first (scale 2, seed 1) with ZeroDivisionError: too large" in str(result)
+    assert "1 of 6 runs failed: 1 with ZeroDivisionError: too large (the first: scale 2, seed 1)" in str(
+        result
+    )
+    again = run(train, [1.0, 2.0], [0, 1, 2], tmp_path)  # nothing has changed
+    assert again.records[3].provenance == result.records[3].provenance
     broken[0] = False
-    assert not run(train, [1.0, 2.0], [0, 1, 2], tmp_path, retry_failed=True).failures
+    with pytest.raises(
+        ConfigError, match=r"5 of 6 runs .* before this changed: \S+broken \[True\] -> \[False\]"
+    ):
+        run(train, [1.0, 2.0], [0, 1, 2], tmp_path)
+    result = run(train, [1.0, 2.0], [0, 1, 2], tmp_path, keep_old=True)
+    assert not result.failures
+    assert "5 of 6 runs were trained before this changed" in str(result)
 
 
 def test_divergence_is_a_result(tmp_path: Path) -> None:
@@ -221,10 +230,10 @@ def test_what_looks_wrong_is_said(tmp_path: Path) -> None:
 
     notes = run(first, [1.0], [0], tmp_path, name="same").notes
     assert notes == ["init.apply left as they are: gain (`kernels` says what to redraw)"]
-    notes = run(second, [1.0], [0, 1], tmp_path, name="same").notes
-    assert "1 of 2 runs" in notes[1] and "before the code was changed" in notes[1]
+    notes = run(second, [1.0], [0, 1], tmp_path, name="same", keep_old=True).notes
+    assert notes[1].startswith("1 of 2 runs were trained before this changed: trained by ")
     (note,) = run(second, [1.0], [0], tmp_path / "new").notes
-    assert note.startswith("the training code never asked for the scale")
+    assert note.startswith("not applicable: the pipeline never used the scale")
 
 
 def test_training_code_that_says_nothing_fails(tmp_path: Path) -> None:
@@ -289,7 +298,10 @@ def test_only_its_own_code_can_run_it() -> None:
         ({"seeds": [1.5]}, "scales or seeds: 'float' object cannot be interpreted as an integer"),
         ({"seeds": [-1]}, "seeds.0 = -1"),
         ({"engine": "cloud"}, "engine = 'cloud' (allowed: local, inline, ray, slurm)"),
-        ({"recipe": {"model": object}}, "model = <class 'object'> (allowed: finite numbers, strings, booleans"),
+        (
+            {"recipe": {"model": object}},
+            "model = <class 'object'> (allowed: finite numbers, strings, booleans",
+        ),
         ({"recipe": {"batch_size": 0}}, "batch_size = 0 (allowed: a whole number from 1)"),
         ({"split": ["init", "luck"]}, "split = 'luck' (allowed: init, order, augment)"),
     ],
@@ -387,7 +399,7 @@ def test_a_plain_script_trains_in_processes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("6 10 pp")
-    assert "1 of 6 runs failed, the first (scale 1, seed 1) with OSError: no space" in done.stderr
+    assert "1 of 6 runs failed: 1 with OSError: no space (the first: scale 1, seed 1)" in done.stderr
     records = Store(tmp_path / "runs").records()
     assert {record.provenance["threads"] for record in records if record.status == "completed"} == {1}
 
@@ -402,22 +414,16 @@ def test_what_cannot_travel_is_trained_here(tmp_path: Path, capsys: pytest.Captu
     result = initmem.run(train, [1.0], [0], tmp_path)
     assert len(result.records) == 1 and not result.failures
     assert "cannot be sent to other processes (cannot pickle '_thread.lock'" in capsys.readouterr().err
-    assert isinstance(engine_for("local", PipelineTrainer(trained, ""), 2), LocalEngine)
-    assert isinstance(engine_for("inline", PipelineTrainer(trained, ""), 2), InlineEngine)
+    assert isinstance(engine_for("local", PipelineTrainer(trained, {}), 2), LocalEngine)
+    assert isinstance(engine_for("inline", PipelineTrainer(trained, {}), 2), InlineEngine)
     with pytest.raises(ConfigError, match=r"engine = 'ray': this training code cannot be sent"):
-        engine_for("ray", PipelineTrainer(train, ""), 2)
+        engine_for("ray", PipelineTrainer(train, {}), 2)
 
 
 def test_functions_travel_by_value(tmp_path: Path) -> None:
     gain = 0.25
-    sent = Sent.pack(PipelineTrainer(lambda init, tracker: {"test_accuracy": gain * init.scale}, "code"))
+    sent = Sent.pack(PipelineTrainer(lambda init, tracker: {"test_accuracy": gain * init.scale}, {"a": "b"}))
     study = own_study("travelled", {}, [2.0], [0])
     (record,) = sent(study.all_runs(), lambda run, row: None)
     assert record.summary.test_accuracy == 0.5
-    assert record.provenance["code"] == "code"
-
-
-def test_the_digest_follows_the_source() -> None:
-    assert pipeline.code_of(trained) == pipeline.code_of(functools.partial(trained))
-    assert pipeline.code_of(trained) != pipeline.code_of(planted)
-    assert pipeline.code_of(3) == ""
+    assert record.provenance["fingerprint"] == {"a": "b"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
+from initmem.engines.early_stop import EarlyStop
 from initmem.engines.packing import cost, pack_size, packs
 from initmem.engines.settings import Engine, Listener
 from initmem.engines.speed import PackSizes
@@ -66,9 +67,13 @@ def execute(
     *,
     pack: int | None = None,
     retry_failed: bool = False,
+    keep_going: bool = True,
     watch: Callable[[Workload], Listener],
 ) -> Outcome:
-    """Train every run of the study that has no record yet."""
+    """Train every run of the study that has no record yet.
+
+    Unless told to keep going, it stops when the first runs all fail alike.
+    """
     started = time.monotonic()
     store.recover()
     if retry_failed:
@@ -88,6 +93,8 @@ def execute(
             epochs={run.id: run.recipe.get("epochs") or 1 for run in left},
         )
     )
+    if not keep_going:
+        listen = EarlyStop(listen, store, len(left))
     finished = engine.run(store, cut, listen)
     states = {record.id: record.status for record in store.records()}
     counts = Counter(states[run.id] for run in runs if run.id in states)
@@ -135,6 +142,7 @@ def execute_until(
     max_seeds: int,
     watch: Callable[[Workload], Listener],
     pack: int | None = None,
+    keep_going: bool = True,
 ) -> Outcome:
     """Run a study, then add seeds, recipe by recipe, where the memory's interval is wider than asked.
 
@@ -142,7 +150,7 @@ def execute_until(
     """
     trained = 0
     while True:
-        outcome = execute(study, store, engine, pack=pack, watch=watch)
+        outcome = execute(study, store, engine, pack=pack, keep_going=keep_going, watch=watch)
         trained += outcome.trained
         study = with_known_seeds(study, store)
         wider = {} if outcome.interrupted else _seeds_to_add(study, store, width, max_seeds)

@@ -148,8 +148,8 @@ class _Try:
         return [self._noted(record) for record in found if record.run in wanted]
 
     def _noted(self, record: RunRecord) -> RunRecord:
-        diverged = [Fault("divergence")] if record.status == "diverged" else []
-        return record.noted(**self.training.provenance(record.run, self.team, *diverged))
+        faults = {"diverged": [Fault("divergence")], "failed": [Fault("exception")]}.get(record.status, [])
+        return record.noted(**self.training.provenance(record.run, self.team, *faults))
 
     def _checkpoints(self) -> list[Checkpoint] | None:
         if len(self.team) > len(self.runs):

@@ -181,7 +181,7 @@ class Init:
         recipe = self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
         sizes: dict[str, float] = {}
         if any(v.role == "kernel" for v in found):
-            sizes = (deviations if mode == "redraw" else factors)(recipe, self.scale, _layout(found))
+            sizes = (deviations if mode == "redraw" else factors)(recipe, self.run.scale, _layout(found))
         return InitTable(tuple(found), tuple(sizes.get(v.name) for v in found), mode)
 
     def apply(
@@ -209,6 +209,7 @@ class Init:
             materialise(model, device)
         table = self.describe(model, mode=mode, kernels=kernels, bias_std=bias_std)
         _refuse_stuck(table)
+        self.used = True
         for variable, deviation in zip(table.variables, table.deviations, strict=True):
             if deviation is not None:
                 self._set(variable, deviation, mode)

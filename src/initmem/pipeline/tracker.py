@@ -30,6 +30,7 @@ from torch import Tensor
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed
 from initmem.pipeline.init import Init
+from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.pipeline.variables import Kernels, Variable, kernel_variables, variables
 from initmem.store.record import SUMMARY_FIELDS
@@ -136,10 +137,18 @@ class Tracker:
     @property
     def history(self) -> dict[str, NDArray[np.float64]]:
         """The metrics of every epoch so far, an array of shape (epoch,) per column."""
-        names = self._rows[0] if self._rows else {}
-        # A parameter group that joined later has no column of its own.
-        whole = [name for name in names if all(name in row for row in self._rows)]
-        return {name: np.array([row[name] for row in self._rows]) for name in whole}
+        columns = {name: [row.get(name) for row in self._rows] for name in self._names()}
+        filled = {name: _from_zero(values) if _is_sum(name) else values for name, values in columns.items()}
+        return {name: np.array(values, float) for name, values in filled.items() if None not in values}
+
+    @property
+    def dropped(self) -> list[str]:
+        """Columns that are not in the history, because some epochs do not have them."""
+        whole = self.history
+        return [name for name in self._names() if name not in whole]
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self._rows for name in row))
 
     def clocks(self) -> dict[str, float]:
         """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
@@ -208,14 +217,29 @@ class Tracker:
 
 
 def checked_metrics(given: Mapping[Any, Any]) -> Row:
-    """Metrics as plain numbers, under names that are free."""
-    row = {str(name): _number(str(name), value) for name, value in given.items()}
-    for name, value in row.items():
+    """Metrics as plain numbers, under the names of initmem: `test_acc` is `test_accuracy`."""
+    row: Row = {}
+    for said, raw in given.items():
+        name, value = metric_name(str(said)), _number(str(said), raw)
         if name in RESERVED:
-            raise ConfigError(f"metric {name}: initmem records that itself (choose another name)")
+            raise ConfigError(f"metric {said}: initmem records that itself (choose another name)")
+        if name in row:
+            raise ConfigError(f"metric {said}: there is a {name} already (allowed: one of each)")
         if "accuracy" in name and not (math.isnan(value) or -1e-6 <= value <= 1 + 1e-6):
-            raise ConfigError(f"metric {name} = {value:g} (allowed: a fraction from 0 to 1)")
+            raise ConfigError(f"metric {said} = {value:g} (allowed: a fraction from 0 to 1)")
+        row[name] = value
     return row
+
+
+def _is_sum(name: str) -> bool:
+    """Clocks and rates are zero before the first update."""
+    return "clock_" in name or name.endswith("learning_rate")
+
+
+def _from_zero(values: list[float | None]) -> list[float | None]:
+    """A column that begins late, with zeros before: what had no update until then."""
+    start = next(index for index, value in enumerate(values) if value is not None)
+    return [0.0] * start + values[start:]
 
 
 def _number(name: str, value: Any) -> float:

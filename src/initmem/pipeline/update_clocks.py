@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from initmem.clocks import CLOCKS, RateSums
+from initmem.clocks import RateSums
 from initmem.errors import ConfigError
 from initmem.pipeline.variables import Variable
 
@@ -65,7 +65,8 @@ class UpdateClocks:
         self.groups: list[_Group] = []
         self.penalty = 0.0
         self.waiting: list[_Step] = []
-        self._batch, self._every = 1, NORM_EVERY
+        self._batch: int | None = None  # None: nobody has said it
+        self._every = NORM_EVERY
         self._hooks: list[Any] = []
         self._angular = 0.0  # the angular clock up to the last look at the kernels
         self._inverse = 0.0  # 1 / ||W||^2 at that look
@@ -105,25 +106,33 @@ class UpdateClocks:
         return math.sqrt(float(self._norm_squared())) if self.kernels else None
 
     def clocks(self) -> dict[str, float]:
-        """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
+        """The clocks at this moment: means over parameter groups, by their share of the kernels' values.
+
+        What was not measured is not there: no clock without an update or an optimizer to watch, none that
+        divides by a batch size that nobody gave, and no angular clock without kernels.
+        """
         self._settle()
-        found = dict.fromkeys(CLOCKS, 0.0)
+        if not self.groups:
+            return {}
+        found: dict[str, float] = {}
         for group in self.groups:
-            for name, value in group.clocks(self._batch).items():
-                found[name] += group.share * value
-        return found | {"angular": self._angular}
+            for name, value in group.clocks(self._batch or 1).items():
+                found[name] = found.get(name, 0.0) + group.share * value
+        if self._batch is None:
+            found = {name: value for name, value in found.items() if name == "adaptive"}
+        return found | ({"angular": self._angular} if self.kernels else {})
 
     def columns(self) -> dict[str, float]:
         """What joins the metrics of an epoch; several parameter groups have columns of their own, too."""
         ticks = self.clocks()
         norm = self.norm()
         row = {} if norm is None else {"norm": norm}
-        if self.updates:
+        if self.groups:
             row["learning_rate"] = sum(group.share * group.rate for group in self.groups)
             row |= {f"clock_{name}": value for name, value in ticks.items()}
         for index, group in enumerate(self.groups if len(self.groups) > 1 else ()):
             row[f"group{index}_learning_rate"] = group.rate
-            own = group.clocks(self._batch)
+            own = group.clocks(self._batch or 1)
             row |= {f"group{index}_clock_{name}": value for name, value in own.items()}
         return row
 
