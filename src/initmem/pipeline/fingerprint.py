@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from initmem.pipeline.source import (
+    Definition,
     Writes,
     canonical,
     class_node,
@@ -39,6 +40,7 @@ from initmem.pipeline.source import (
     function_node,
     imported,
     parsed,
+    without_docstring,
 )
 from initmem.pipeline.value_digest import CODE, ValueDigest, short_text
 
@@ -143,7 +145,7 @@ class _Walk:
                 self.value(f"{name}.{key}", value)
         node = class_node(kind)
         if node is not None:
-            body = [part for part in node.body if not hasattr(part, "decorator_list")]
+            body = [part for part in without_docstring(node.body) if not isinstance(part, Definition)]
             fields = [canonical(part) for part in (*body, *node.bases, *node.keywords, *node.decorator_list)]
             self._note(f"class {name}", digest("\n".join(fields)))
         for base in kind.__bases__:

@@ -12,9 +12,9 @@
     print(result.memory("test_accuracy"))       # 12.3 pp [10.9, 13.8], floor 1.1, remembers
 
 `train` is called once for every scale and seed, in worker processes of one thread each. It leaves in the
-store what a bundled study leaves, so `initmem status|measure|report runs` work as well. Called again, `run` trains
-only what is missing, provided that the code has not changed since: see `initmem.pipeline.fingerprint`. A run
-that raised or exited is in the store with its traceback.
+store what a bundled study leaves, so `initmem status|measure|report runs` work as well. Called again, `run`
+trains only what is missing, provided that the code has not changed since: see `initmem.pipeline.fingerprint`.
+A run that raised or exited is in the store with its traceback.
 """
 
 from __future__ import annotations

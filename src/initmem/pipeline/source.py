@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import inspect
+import linecache
+import sys
 import types
 from collections.abc import Iterator
 
@@ -50,7 +51,7 @@ def canonical(node: ast.AST) -> str:
         if name in ("type_comment", "kind", "ctx"):
             continue
         if name == "body" and isinstance(value, list):
-            value = _without_docstring(value)
+            value = without_docstring(value)
         items = value if isinstance(value, list) else [value]
         texts = [canonical(item) if isinstance(item, ast.AST) else repr(item) for item in items]
         if value is not None and value != []:
@@ -58,7 +59,8 @@ def canonical(node: ast.AST) -> str:
     return f"{type(node).__name__}({' '.join(parts)})"
 
 
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements of a body but for a text at its beginning."""
     first = body[0] if body else None
     is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
     return body[1:] if is_text and isinstance(first.value.value, str) else body  # type: ignore[union-attr]
@@ -75,10 +77,11 @@ def parsed(text: str) -> ast.Module | None:
 
 def function_node(function: types.FunctionType) -> Function | None:
     """The parsed code of a function; None where its source is not there or no longer fits."""
-    tree = _tree(function)
+    code = function.__code__
+    linecache.checkcache(code.co_filename)
+    tree = _tree(code.co_filename, function.__globals__)
     if tree is None:
         return None
-    code = function.__code__
     wanted = (ast.Lambda,) if code.co_name == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
         node
@@ -109,7 +112,11 @@ def _holds(node: Function, code: types.CodeType) -> bool:
 
 def class_node(kind: type) -> ast.ClassDef | None:
     """The parsed code of a class; None where its source is not there."""
-    tree = _tree(kind)
+    methods = [value for value in vars(kind).values() if isinstance(value, types.FunctionType)]
+    files = [method.__code__.co_filename for method in methods if method.__module__ == kind.__module__]
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None) or next((name for name in files if name[:1] != "<"), None)
+    tree = _tree(file, vars(module) if module is not None else {})
     path = kind.__qualname__.replace(".<locals>", "").split(".")
     nodes: list[ast.AST] = [tree] if tree is not None else []
     for name in path:
@@ -126,12 +133,10 @@ def _defined(node: ast.AST) -> Iterator[Definition]:
             yield from _defined(child)
 
 
-def _tree(thing: types.FunctionType | type) -> ast.Module | None:
-    try:
-        lines, _ = inspect.findsource(thing)
-    except (OSError, TypeError, IndexError):
-        return None
-    return parsed("".join(lines))
+def _tree(file: str | None, scope: dict[str, object]) -> ast.Module | None:
+    """A file that code comes from, or a cell of a notebook; read as Python itself does for a traceback."""
+    lines = linecache.getlines(file, scope) if file else []
+    return parsed("".join(lines)) if lines else None
 
 
 def code_digest(code: types.CodeType) -> str:
