@@ -427,3 +427,254 @@ def test_functions_travel_by_value(tmp_path: Path) -> None:
     (record,) = sent(study.all_runs(), lambda run, row: None)
     assert record.summary.test_accuracy == 0.5
     assert record.provenance["fingerprint"] == {"a": "b"}
+
+
+# -- grids ----------------------------------------------------------------------------------------------
+
+
+def in_grid(init: initmem.Init, tracker: initmem.Tracker) -> None:
+    lr, dropout = init.recipe["lr"], init.recipe["dropout"]
+    tracker.end_epoch(test_accuracy=0.9 - lr * init.scale - dropout * 0.01 + noise(init), loss=lr)
+
+
+def test_a_grid_is_a_memory_per_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = {"lr": [0.001, 0.1], "dropout": [0.0, 0.5]}
+    result = run(in_grid, [0.1, 1.0, 2.0], range(4), tmp_path, name="mine", grid=grid)
+    assert len(result.records) == 2 * 2 * 3 * 4
+    rows = result.memories()
+    labels = ["mine dropout=0 lr=0.001", "mine dropout=0.5 lr=0.001", "mine dropout=0 lr=0.1"]
+    assert [row.recipe for row in rows] == [*labels, "mine dropout=0.5 lr=0.1"]
+    assert [row.verdict for row in rows] == ["forgets", "forgets", "remembers", "remembers"]
+    for row in rows:
+        assert f"{row.recipe}: test_accuracy {row} (3 scales x 4 seeds)" in str(result)
+    with pytest.raises(ConfigError, match=r"4 recipes \(allowed: mine dropout=0 lr=0.001, .* result.select"):
+        result.memory()
+    one = result.select(lr=0.1, dropout=0.5)
+    assert one.memory() == rows[3] and one.verdict == "remembers"
+    with pytest.raises(ConfigError, match=r"select\({'lr': 7}\): no such recipe"):
+        result.select(lr=7)
+    assert result.frame.filter(polars.col("lr") == 0.1)["dropout"].unique().sort().to_list() == [0.0, 0.5]
+    app(["measure", str(tmp_path), "--json"], standalone_mode=False)
+    assert [row["recipe"] for row in json.loads(capsys.readouterr().out)] == [row.recipe for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ({"lr": 0.1}, "grid['lr'] = 0.1 (allowed: a list of at least one value)"),
+        ({"lr": []}, "grid['lr'] = [] (allowed: a list of at least one value)"),
+        ({"lr": "fast"}, "grid['lr'] = 'fast' (allowed: a list"),
+        ({"dropout": [0.1]}, "dropout: in the recipe and in the grid"),
+        ({"lr": range(1000), "b": range(1000)}, "the grid has 1,000,000 recipes"),
+        ({"batch_size": [16, 0]}, "batch_size = 0 (allowed: a whole number from 1)"),
+    ],
+)
+def test_grids_that_make_no_sense(tmp_path: Path, grid: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(in_grid, [1.0], [0], tmp_path, recipe={"dropout": 0.1}, grid=grid)
+    assert str(caught.value).startswith(words)
+
+
+def test_failures_in_a_grid_have_their_recipe(tmp_path: Path) -> None:
+    def train(init, tracker):
+        return {"loss": 1 / init.recipe["divisor"]}
+
+    result = run(train, [1.0], [0], tmp_path, name="mine", grid={"divisor": [0, 1]})
+    assert list(result.failures) == [("mine divisor=0", 1.0, 0)]
+    assert [row.recipe for row in result.memories()] == ["mine divisor=1"]
+
+
+# -- what every scale reached, curves without accuracies ------------------------------------------------
+
+
+def test_what_every_scale_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(functools.partial(planted, 0.05), (0.5, 2.0), range(4), tmp_path)
+    expected = [
+        (scale, 100 * np.mean(values), 100 * np.std(values, ddof=1), 4)
+        for scale in (0.5, 2.0)
+        for values in [[r.summary.test_accuracy for r in result.records if r.run.scale == scale]]
+    ]
+    rows = result.scales().select("scale", "mean", "deviation", "n").rows()
+    np.testing.assert_allclose(rows, expected)
+    app(["measure", str(tmp_path), "--what", "scale", "--json"], standalone_mode=False)
+    printed = json.loads(capsys.readouterr().out)
+    assert [(row["recipe"], row["metric"]) for row in printed] == [("planted", "test_accuracy")] * 2
+    np.testing.assert_allclose([row["mean"] for row in printed], [row[1] for row in expected])
+
+
+def test_curves_of_a_loss_where_there_is_no_accuracy(tmp_path: Path) -> None:
+    def train(init, tracker):
+        for epoch in (1, 2, 3, 4):
+            tracker.end_epoch(perplexity=10 + (0.5 + 0.1 * init.seed) * init.scale * 0.5**epoch)
+
+    result = run(train, SCALES, range(3), tmp_path)
+    np.testing.assert_allclose(result.beta().beta, 0.6 * 0.5 ** np.arange(1, 5), rtol=1e-9)
+    (life,) = [life for life in result.half_lives() if life.unit == "epochs"]
+    assert life.value == pytest.approx(1.0)
+    with pytest.raises(ConfigError, match=r"'val_accuracy': not recorded epoch by epoch .*perplexity"):
+        result.half_lives("val_accuracy")
+    nothing = run(lambda init, tracker: {"loss": init.scale}, [1.0, 2.0], [0], tmp_path, name="none")
+    with pytest.raises(ConfigError, match="no metric was recorded epoch by epoch"):
+        nothing.half_lives()
+
+
+def test_the_metric_and_why_it_was_chosen_are_printed(tmp_path: Path) -> None:
+    def train(init, tracker):
+        tracker.end_epoch(val_loss=init.scale, bleu=0.5)
+
+    result = run(train, [1.0, 2.0], [0, 1], tmp_path)
+    assert "metric: val_loss (no accuracy was recorded; also recorded: bleu)" in str(result)
+    assert "metric:" not in result.explain("bleu")
+
+    def short(init, tracker):
+        tracker.end_epoch(test_acc=0.5)
+
+    named = run(short, [1.0, 2.0], [0, 1], tmp_path)
+    assert named.memory().metric == named.memory("test_acc").metric == "test_accuracy"
+    assert named.memory("test_acc").unit == "pp"
+
+
+# -- the scale that is never used -----------------------------------------------------------------------
+
+
+def used(train, folder: Path) -> list[bool]:
+    result = run(train, [1.0], [0], folder, name="used")
+    assert (
+        any("never used the scale" in note for note in result.notes)
+        != result.records[0].provenance["scale_used"]
+    )
+    return [record.provenance["scale_used"] for record in result.records]
+
+
+def test_records_say_whether_the_scale_was_used(tmp_path: Path) -> None:
+    def applied(init, tracker):
+        init.apply(nn.Linear(2, 2))
+        return {"loss": 1.0}
+
+    def by_kernel(init, tracker):
+        init.kernel(2, 2, fan_in=2)
+        return {"loss": 1.0}
+
+    def by_number(init, tracker):
+        return {"loss": init.scale}
+
+    def looked_at(init, tracker):
+        str(init.describe(nn.Linear(2, 2)))
+        repr(init)
+        init.bias(3)
+        return {"loss": init.seed}
+
+    assert (
+        used(applied, tmp_path / "a")
+        == used(by_kernel, tmp_path / "b")
+        == used(by_number, tmp_path / "c")
+        == [True]
+    )
+    assert used(looked_at, tmp_path / "d") == [False]
+
+
+# -- failures -------------------------------------------------------------------------------------------
+
+
+class Odd(BaseException):
+    pass
+
+
+def leaving(how: str, init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    if init.seed == 1:
+        match how:
+            case "exit 0":
+                sys.exit(0)
+            case "exit 1":
+                sys.exit("no data")
+            case "quit":
+                raise SystemExit
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "odd":
+                raise Odd("strange")
+    return {"test_accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("exit 0", "SystemExit: 0 (the training code called sys.exit or quit)"),
+        ("exit 1", "SystemExit: no data (the training code"),
+        ("quit", "SystemExit: None (the training code"),
+        ("odd", "Odd: strange"),
+    ],
+)
+def test_code_that_leaves_by_itself_is_a_failed_run(tmp_path: Path, how: str, words: str) -> None:
+    result = run(functools.partial(leaving, how), [1.0, 2.0], [0, 1, 2], tmp_path)
+    assert list(result.failures) == [(1.0, 1), (2.0, 1)]
+    assert len(result.records) == 6
+    assert f"2 of 6 runs failed: 2 with {words}" in str(result) or words in result.failures[1.0, 1]
+
+
+def test_workers_survive_code_that_leaves_by_itself(tmp_path: Path) -> None:
+    for how in ("exit 0", "interrupt"):  # a worker does not hear Ctrl-C: its code raised that itself
+        result = initmem.run(
+            functools.partial(leaving, how), [1.0], [0, 1, 2], tmp_path / how, progress=False, workers=1
+        )
+        assert list(result.failures) == [(1.0, 1)]
+        assert len(result.records) == 3
+        assert {record.provenance["attempts"] for record in result.records} == {1}
+
+
+def test_a_study_whose_first_runs_fail_alike_stops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def train(init, tracker):
+        calls.append(init.seed)
+        tracker.end_epoch(test_accuracy=97 + init.seed)
+
+    with pytest.raises(initmem.InitmemError) as caught:
+        run(train, [1.0, 2.0], range(5), tmp_path)
+    words = "ConfigError: metric test_accuracy = 97 (allowed: a fraction from 0 to 1)"
+    assert f"stopped: the first 3 of 10 runs all failed with initmem.errors.{words}" in str(caught.value)
+    assert len(calls) == 3
+    app(["status", str(tmp_path)], standalone_mode=False)
+    assert "failed: 3 with initmem.errors.ConfigError: metric test_accuracy = 97" in capsys.readouterr().out
+    app(["status", str(tmp_path), "--json"], standalone_mode=False)
+    (study,) = json.loads(capsys.readouterr().out)["studies"]
+    assert [(cause["runs"], cause["scale"], cause["seed"]) for cause in study["failures"]] == [(3, 1.0, 0)]
+    result = run(train, [1.0, 2.0], range(5), tmp_path, keep_going=True)
+    assert len(calls) == 10 and len(result.failures) == 10
+
+
+def test_runs_that_fail_each_in_its_own_way_do_not_stop_a_study(tmp_path: Path) -> None:
+    def train(init, tracker):
+        raise [ValueError("shape"), KeyError("name"), OSError("file")][init.seed % 3]
+
+    assert len(run(train, [1.0], range(6), tmp_path / "a").failures) == 6
+
+    def first_only(init, tracker):
+        if init.seed in (1, 2, 3, 4):
+            raise ValueError("no")
+        return {"loss": 1.0}
+
+    assert len(run(first_only, [1.0], range(6), tmp_path / "b").failures) == 4
+
+
+def test_a_time_limit_is_for_worker_processes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"timeout = 3 with engine = 'inline'"):
+        run(trained, [1.0], [0], tmp_path, timeout=3)
+    with pytest.raises(ConfigError, match=r"timeout = -1"):
+        initmem.run(trained, [1.0], [0], tmp_path, timeout=-1)
+    assert engine_for("local", PipelineTrainer(trained, {}), 1, 2.5).settings.timeout == 2.5
+
+
+def sleeping(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    import time
+
+    time.sleep(600 if init.seed == 1 else 0)
+    return {"loss": 1.0}
+
+
+def test_a_run_that_hangs_is_a_failed_run(tmp_path: Path) -> None:
+    result = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=5, progress=False)
+    assert list(result.failures) == [(1.0, 1)]
+    assert "timeout" in result.failures[1.0, 1]

@@ -72,8 +72,8 @@ def half_lives(
     drawn = resampled_beta(records, metric, rng=np.random.default_rng(seed))
     found = []
     for unit, axis in {"epochs": curve.epochs, **curve.clocks}.items():
-        if not (np.diff(axis) > 0).all():
-            continue  # a clock that stands still, as l2 does without a penalty
+        if not len(axis) or not (np.diff(axis) > 0).all():
+            continue  # a clock that was not measured, or stands still, as l2 does without a penalty
         value = half_life(curve.beta, axis)
         resampled = [half_life(row, axis) for row in drawn]
         ordered = sorted(np.inf if t is None else t for t in resampled)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +137,8 @@ class Tracker:
     @property
     def history(self) -> dict[str, NDArray[np.float64]]:
         """The metrics of every epoch so far, an array of shape (epoch,) per column."""
-        columns = {name: [row.get(name) for row in self._rows] for name in self._names()}
-        filled = {name: _from_zero(values) if _is_sum(name) else values for name, values in columns.items()}
-        return {name: np.array(values, float) for name, values in filled.items() if None not in values}
+        columns = {name: _column(name, self._rows) for name in self._names()}
+        return {name: np.array(values, float) for name, values in columns.items() if None not in values}
 
     @property
     def dropped(self) -> list[str]:
@@ -231,15 +230,18 @@ def checked_metrics(given: Mapping[Any, Any]) -> Row:
     return row
 
 
-def _is_sum(name: str) -> bool:
-    """Clocks and rates are zero before the first update."""
-    return "clock_" in name or name.endswith("learning_rate")
+def _column(name: str, rows: Sequence[Row]) -> list[float | None]:
+    """A column; a clock or rate that begins late was zero before, when there had been no update.
 
-
-def _from_zero(values: list[float | None]) -> list[float | None]:
-    """A column that begins late, with zeros before: what had no update until then."""
+    The first parameter group has columns of its own once there is a second: before, all updates were its.
+    """
+    values = [row.get(name) for row in rows]
+    if "clock_" not in name and not name.endswith("learning_rate"):
+        return values
     start = next(index for index, value in enumerate(values) if value is not None)
-    return [0.0] * start + values[start:]
+    of_all = name.removeprefix("group0_")
+    before = [row.get(of_all, 0.0) if of_all != name else 0.0 for row in rows[:start]]
+    return before + values[start:]
 
 
 def _number(name: str, value: Any) -> float:
