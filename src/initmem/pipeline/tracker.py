@@ -91,12 +91,19 @@ class Tracker:
             self.norm_init = self._updates.norm()
         self._clock = time.perf_counter()
 
-    def step(self, learning_rate: float, *, momentum: float = 0.0) -> None:
-        """Count one update by hand, where there is no torch optimizer to watch."""
+    def step(self, learning_rate: Any, *, momentum: float = 0.0, model: Any = None) -> None:
+        """Count an update by hand, where there is no torch optimizer to watch.
+
+        learning_rate: of the update, or an array with one value for each of several updates.
+        model: the updated model, where it is a new object (a pytree of JAX).
+        """
         clocks = self._updates
         if not clocks.groups:
             clocks.group(0).share = 1.0
-        clocks.add([(clocks.groups[0], float(learning_rate), momentum, clocks.penalty)], leading=True)
+        for kernel in clocks.kernels if model is not None else ():
+            kernel.place.follow(model)
+        for rate in np.asarray(learning_rate, dtype=float).reshape(-1).tolist():
+            clocks.add([(clocks.groups[0], rate, momentum, clocks.penalty)], leading=True)
 
     def end_epoch(self, **metrics: Any) -> None:
         """End an epoch with its metrics: numbers of any name, the same names in every epoch.
