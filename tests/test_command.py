@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import initmem
+from initmem.cli import app
 from initmem.errors import ConfigError
-from initmem.pipeline.command import CommandTrainer, ProgramError, Reader, name_of, parse, study_of
-from initmem.recipe import Recipe
+from initmem.pipeline.command import CommandTrainer, Reader, name_of, parse, study_of
+from initmem.recipe import PipelineRecipe
 from initmem.store.store import Store
 from initmem.study import Run
 
@@ -38,7 +43,7 @@ def program(tmp_path: Path, body: str) -> tuple[str, ...]:
 
 
 def run_of(scale: float = 2.0, seed: int = 3, **fields: object) -> Run:
-    return Run(Recipe.parse({"pipeline": "program"} | fields), scale, seed)
+    return Run(PipelineRecipe.parse({"pipeline": "program"} | fields), scale, seed)
 
 
 def trained(parts: tuple[str, ...], run: Run | None = None, seen: list | None = None) -> initmem.RunRecord:
@@ -107,9 +112,9 @@ def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path: Path) -> None:
     ],
 )
 def test_what_goes_wrong_is_said(tmp_path: Path, body: str, words: str) -> None:
-    with pytest.raises(ProgramError) as caught:
-        trained(program(tmp_path, body))
-    assert words in str(caught.value)
+    record = trained(program(tmp_path, body))
+    assert record.status == "failed"
+    assert words in record.error
 
 
 def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
@@ -142,7 +147,7 @@ def test_arguments_are_filled_one_by_one_and_no_shell_reads_them(tmp_path: Path)
 )
 def test_mistakes_in_a_command_are_found_first(command: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(command)
+        parse(command, declared=[])
     assert words in str(caught.value)
 
 
@@ -210,3 +215,101 @@ def test_a_killed_session_takes_its_programs_with_it(tmp_path: Path) -> None:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+# -- a script that somebody else wrote ------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_a_script_is_wrapped_in_a_few_lines() -> None:
+    before = (ROOT / "tests" / "nano_train.py").read_text().splitlines()
+    after = (ROOT / "examples" / "wrapped_script.py").read_text().splitlines()
+    changed = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
+    assert all(line[0] == "+" for line in changed)
+    added = [line[2:].strip() for line in changed if line[2:].strip()]
+    assert 0 < len(added) <= 8
+    page = (ROOT / "docs" / "wrap-a-script.md").read_text()
+    (block,) = re.findall(r"^```diff\n(.*?)^```", page, flags=re.M | re.S)
+    assert [line[1:].strip() for line in block.splitlines() if line.startswith("+")] == added
+    kept = [line.strip() for line in block.splitlines() if line and line[0] not in "+@"]
+    assert set(kept) <= {line.strip() for line in before}
+
+
+def test_the_wrapped_script_is_asked_with_its_clocks(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "wrap-a-script.md").read_text()
+    (said,) = re.findall(r'--command "python (examples/wrapped_script\.py .*?)"', page)
+    said += " --max_iters=6 --eval_interval=2 --eval_iters=1"
+    options = ["--set", "scales=[0.5, 2.0]", "--set", "seeds=[3]", "--store", str(tmp_path), "--json"]
+    with contextlib.suppress(SystemExit):
+        app(["run", "--command", f"{PYTHON} {said}", *options])
+    assert json.loads(capsys.readouterr().out)["completed"] == 2
+    for record in Store(tmp_path).records():
+        assert record.run.seed == 3 and record.provenance["scale_used"] is True
+        assert record.summary.epochs == 4  # before the first update, and after 2, 4 and 6
+        # get_lr of the script: five updates of warm-up, then the start of the cosine
+        rates = np.array([1e-2 * (k + 1) / 6 for k in range(5)] + [1e-2])
+        sums = np.concatenate([[0], np.cumsum(rates)])[::2]
+        squares = np.concatenate([[0], np.cumsum(rates**2)])[::2]
+        np.testing.assert_allclose(record.history["clock_adaptive"], sums, rtol=1e-6)
+        np.testing.assert_allclose(record.history["clock_sgd"], squares / 16, rtol=1e-6)
+        assert record.history["clock_angular"][0] == 0 < record.history["clock_angular"][-1]
+        assert "wrapped_script.max_iters" in record.provenance["fingerprint"]
+    small, large = sorted(Store(tmp_path).records(), key=lambda record: record.run.scale)
+    assert large.summary.norm_init == pytest.approx(4 * small.summary.norm_init, rel=1e-5)
+
+
+def ran(tmp_path: Path, *more: str) -> tuple[int, str, str]:
+    command = f"{PYTHON} train.py {{scale}} {{seed}} {{history}} --config=run.toml"
+    done = subprocess.run(
+        [
+            PYTHON,
+            "-m",
+            "initmem",
+            "run",
+            "--command",
+            command,
+            "--store",
+            "store",
+            "--workers",
+            "1",
+            *more,
+            "--set",
+            "scales=[1.0, 2.0]",
+            "--set",
+            "seeds=[0, 1]",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(initmem.__file__).parents[1])},
+        timeout=300,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_changed_program_is_refused_and_failures_are_explained(tmp_path: Path) -> None:
+    script = HEAD + "RATE = 0.1\nsay(val_loss=scale * RATE + 0.01 * seed)\n"
+    (tmp_path / "train.py").write_text(script.replace("say(val", "say(test_acc=97, val"))
+    (tmp_path / "run.toml").write_text("epochs = 3\n")
+    code, out, err = ran(tmp_path)
+    assert code == 2
+    words = "stopped: the first 3 of 4 runs all failed with initmem.pipeline.command.ProgramError: "
+    assert f"{words}line 1 of the history: metric test_acc = 97 (allowed: a fraction from 0 to 1)" in err
+    (tmp_path / "train.py").write_text(script)  # fixed: they are tried again without being asked to
+    code, out, err = ran(tmp_path)
+    assert code == 0, err
+    assert "4 runs trained" in out
+    assert "metric: val_loss (no accuracy was recorded)" in out
+    assert "forgets" in out or "remembers" in out or "undetermined" in out
+    (tmp_path / "train.py").write_text(script.replace("RATE = 0.1", "RATE = 0.2  # more"))
+    code, out, err = ran(tmp_path)
+    assert code == 2 and "were trained before this changed: train.RATE 0.1 -> 0.2 (keep_old=True" in err
+    assert ran(tmp_path, "--keep-old")[0] == 0
+    code, out, err = ran(tmp_path, "--name", "second")
+    assert code == 0 and "4 runs trained" in out
+    (tmp_path / "run.toml").write_text("epochs = 4\n")
+    code, _, err = ran(tmp_path, "--name", "second", "--watch", "run.toml")
+    assert code == 2 and "run.toml: epochs 3 -> 4" in err

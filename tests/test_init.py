@@ -202,7 +202,7 @@ def test_which_parameters_are_kernels_can_be_told(kernels: object, expected: dic
         (nn.LazyLinear(3), "weight has no shape yet"),
         (nn.Sequential(nn.BatchNorm1d(3)), "no kernel among its parameters (0.weight, 0.bias"),
         (nn.ReLU(), "no kernel among its parameters (it has none"),
-        (7, "a int is no model of torch or Keras"),
+        (7, "a int is no model of torch, Keras or JAX"),
     ],
 )
 def test_what_cannot_be_initialised_is_named(model: nn.Module, words: str) -> None:
@@ -244,3 +244,37 @@ def test_plain_arrays_follow_the_same_rule() -> None:
     fresh = Init(0.5, 9)
     np.testing.assert_array_equal(layer.weight.detach(), fresh.kernel(4, 3, fan_in=3))
     np.testing.assert_array_equal(layer.bias.detach(), fresh.bias(4))
+
+
+class SmallGPT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc = nn.Embedding(50, 16), nn.Linear(16, 16)
+
+
+def test_the_table_shows_the_models_own_sizes_and_when_to_keep_them() -> None:
+    model = SmallGPT()
+    with torch.no_grad():
+        model.words.weight.copy_(torch.linspace(-1, 1, 800).reshape(50, 16).sign() * 0.02)
+    table = Init(2.0).describe(model)
+    row = {row["parameter"]: row for row in table.rows()}["words.weight"]
+    assert (row["std"], row["std_at_scale_1"]) == (2.0, 1.0)
+    assert row["model_std"] == pytest.approx(float(model.words.weight.detach().std(correction=0)))
+    assert table.advice == 'mode="rescale" keeps the model\'s own sizes (std: words.weight 1 against 0.02)'
+    assert str(table).endswith(table.advice)
+    assert Init(2.0).describe(model, mode="rescale").advice == ""
+    usual = nn.Sequential(nn.Linear(9, 9), nn.Conv2d(3, 8, 3), nn.Embedding(99, 9))
+    assert Init(2.0).describe(usual).advice == ""
+
+
+def test_the_table_and_apply_agree_about_what_cannot_be_set() -> None:
+    model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(5, 5)), nn.Linear(5, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rows = {row["parameter"]: row for row in Init(2.0).describe(model).rows()}
+    assert rows["0.weight"]["role"] == "stuck" and rows["0.weight"]["std"] is None
+    assert "undoes what is set" in rows["0.weight"]["note"]
+    with pytest.raises(ModelError, match=r"0\.weight: its parametrization undoes what is set"):
+        applied(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    weighted = nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 5)), nn.Linear(5, 2))
+    assert {row["role"] for row in Init().describe(weighted).rows()} == {"kernel", "bias"}

@@ -22,10 +22,9 @@ import initmem
 from initmem.cli import app
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
-from initmem.errors import ConfigError, DataError, StoreError
-from initmem.pipeline import run as pipeline
+from initmem.errors import ConfigError, StoreError
 from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
-from initmem.recipe import Recipe, labels
+from initmem.recipe import PipelineRecipe, Recipe, labels, network_of
 from initmem.store.encoding import decode, encode
 from initmem.store.store import Store
 from initmem.study import Run
@@ -54,7 +53,7 @@ def test_planted_memory_comes_back_within_its_interval(tmp_path: Path) -> None:
     assert memory.low <= 100 * 0.05 * (2.5 - 0.1) <= memory.high
     assert memory.high - memory.low < 2
     assert result.verdict == memory.verdict == "remembers"
-    assert str(memory).endswith(", remembers") and " pp [" in str(memory)
+    assert str(memory).endswith(", remembers (large)") and " pp [" in str(memory)
     assert f"by {memory.memory:.3g} pp" in str(result)
     assert str(result).endswith("training has not forgotten where it began.")
     said = result.explain("val_accuracy", tolerance=30)
@@ -66,7 +65,7 @@ def test_what_an_unsettled_verdict_means(tmp_path: Path) -> None:
     def train(init, tracker):
         tracker.end_epoch(test_accuracy=0.5 + 0.05 * init.generator().standard_normal() * (init.scale - 1.5))
 
-    assert run(train, [1.0, 2.0], [0, 1, 2], tmp_path).explain().endswith("that settles nothing yet.")
+    assert run(train, [1.0, 2.0], [0, 1, 2], tmp_path).explain().count("neither memory nor its absence is established") == 1
     one = run(train, [1.0, 2.0], [0], tmp_path).explain()
     assert "One seed tells nothing about noise" in one
 
@@ -169,9 +168,19 @@ def test_a_failure_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert list(result.failures) == [(2.0, 1)]
     assert "ZeroDivisionError: too large" in result.failures[2.0, 1]
     assert result.memory().n_seeds == 2
-    assert "1 of 6 runs failed, the first (scale 2, seed 1) with ZeroDivisionError: too large" in str(result)
+    assert "1 of 6 runs failed: 1 with ZeroDivisionError: too large (the first: scale 2, seed 1)" in str(
+        result
+    )
+    again = run(train, [1.0, 2.0], [0, 1, 2], tmp_path)  # nothing has changed
+    assert again.records[3].provenance == result.records[3].provenance
     broken[0] = False
-    assert not run(train, [1.0, 2.0], [0, 1, 2], tmp_path, retry_failed=True).failures
+    with pytest.raises(
+        ConfigError, match=r"5 of 6 runs .* before this changed: \S+broken \[True\] -> \[False\]"
+    ):
+        run(train, [1.0, 2.0], [0, 1, 2], tmp_path)
+    result = run(train, [1.0, 2.0], [0, 1, 2], tmp_path, keep_old=True)
+    assert not result.failures
+    assert "5 of 6 runs were trained before this changed" in str(result)
 
 
 def test_divergence_is_a_result(tmp_path: Path) -> None:
@@ -221,10 +230,10 @@ def test_what_looks_wrong_is_said(tmp_path: Path) -> None:
 
     notes = run(first, [1.0], [0], tmp_path, name="same").notes
     assert notes == ["init.apply left as they are: gain (`kernels` says what to redraw)"]
-    notes = run(second, [1.0], [0, 1], tmp_path, name="same").notes
-    assert "1 of 2 runs" in notes[1] and "before the code was changed" in notes[1]
+    notes = run(second, [1.0], [0, 1], tmp_path, name="same", keep_old=True).notes
+    assert notes[1].startswith("1 of 2 runs were trained before this changed: trained by ")
     (note,) = run(second, [1.0], [0], tmp_path / "new").notes
-    assert note.startswith("the training code never asked for the scale")
+    assert note.startswith("not applicable: the pipeline never used the scale")
 
 
 def test_training_code_that_says_nothing_fails(tmp_path: Path) -> None:
@@ -245,21 +254,37 @@ def test_a_pipeline_is_a_recipe_and_ids_stay() -> None:
     assert run.id == "3099a2b10eee988e"
     assert Run.from_json(json.loads(json.dumps(run.to_json()))) == run
     assert run.recipe.changes() == {"pipeline": "mine", "optimizer": "adam"}
-    assert Recipe.parse({"pipeline": "other"}).id != Recipe.parse({"pipeline": "mine"}).id
+    assert PipelineRecipe.parse({"pipeline": "other"}).id != PipelineRecipe.parse({"pipeline": "mine"}).id
 
 
-def test_labels_say_what_is_known() -> None:
-    own = [Recipe.parse({"pipeline": "vit", "batch_size": b, "dataset": "digits"}) for b in (16, 128)]
-    assert labels(own) == ["vit b16", "vit"]
-    assert labels([own[0], Recipe.parse({})]) == ["vit digits b16", "sgd cifar10 b128"]
-    known = {name: value for name, value in own[0].known().items() if value is not None}
-    assert known == {"pipeline": "vit", "batch_size": 16, "dataset": "digits"}
-    assert Recipe.parse({"batch_size": 16}).known()["epochs"] == 300
+def test_labels_hold_all_that_was_declared_and_stay_as_a_store_fills() -> None:
+    own = [PipelineRecipe.parse({"pipeline": "vit", "dropout": d, "dataset": "digits"}) for d in (0.1, 0.5)]
+    assert labels(own[:1]) == ["vit digits dropout=0.1"]
+    assert labels(own) == ["vit digits dropout=0.1", "vit digits dropout=0.5"]
+    assert labels([own[0], Recipe.parse({})])[0] == "vit digits dropout=0.1"
+    assert own[0].settings() == {"pipeline": "vit", "dropout": 0.1, "dataset": "digits"}
 
 
-def test_only_its_own_code_can_run_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="pipeline = 'vit': its data is known to its own code alone"):
-        initmem.data.sizes(Recipe.parse({"pipeline": "vit"}))
+def test_any_hyperparameter_is_declared_and_handed_to_the_code(tmp_path: Path) -> None:
+    declared = {"dropout": 0.1, "optimizer": "lion", "warmup": 100, "nesterov": True, "betas": [0.9, 0.99]}
+    seen = []
+
+    def train(init, tracker):
+        seen.append(dict(init.recipe))
+        with pytest.raises(ConfigError, match=r"init.recipe\['lr'\]: not declared"):
+            init.recipe["lr"]
+        tracker.end_epoch(loss=init.scale)
+
+    result = run(train, [1.0], [0], tmp_path, name="mine", recipe=declared)
+    assert seen == [declared | {"pipeline": "mine"}]
+    assert str(result).startswith("mine lion betas=[0.9, 0.99] dropout=0.1 nesterov=True warmup=100: loss")
+    other = run(train, [1.0], [0], tmp_path, name="mine", recipe=declared | {"dropout": 0.2})
+    assert other.records[0].id != result.records[0].id
+
+
+def test_only_its_own_code_can_run_it() -> None:
+    with pytest.raises(ConfigError, match="pipeline = 'vit': its data and network are known to its own code"):
+        network_of(PipelineRecipe.parse({"pipeline": "vit"}))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +298,11 @@ def test_only_its_own_code_can_run_it(tmp_path: Path) -> None:
         ({"seeds": [1.5]}, "scales or seeds: 'float' object cannot be interpreted as an integer"),
         ({"seeds": [-1]}, "seeds.0 = -1"),
         ({"engine": "cloud"}, "engine = 'cloud' (allowed: local, inline, ray, slurm)"),
-        ({"recipe": {"optimiser": "sgd"}}, "unknown field optimiser"),
+        (
+            {"recipe": {"model": object}},
+            "model = <class 'object'> (allowed: finite numbers, strings, booleans",
+        ),
+        ({"recipe": {"batch_size": 0}}, "batch_size = 0 (allowed: a whole number from 1)"),
         ({"split": ["init", "luck"]}, "split = 'luck' (allowed: init, order, augment)"),
     ],
 )
@@ -315,7 +344,8 @@ def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     said("export", store, "--to", "csv", "-o", str(tmp_path / "tables"))
     tables = [polars.read_csv(tmp_path / "tables" / name) for name in ("runs.csv", "history.csv")]
     assert tables[0]["pipeline"].unique().to_list() == ["planted"]
-    assert tables[0]["learning_rate"].null_count() == tables[0]["final_hardness"].n_unique() == 15
+    assert "learning_rate" not in tables[0].columns  # it was not declared
+    assert tables[0]["final_hardness"].n_unique() == 15
     assert tables[1].height == 45
     (drawn,) = json.loads(said("figure", "all", store, "-o", str(tmp_path), "--ending", "png", "--json"))
     assert drawn["figure"] == "scale" and Path(drawn["file"]).stat().st_size > 1000
@@ -369,7 +399,7 @@ def test_a_plain_script_trains_in_processes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("6 10 pp")
-    assert "1 of 6 runs failed, the first (scale 1, seed 1) with OSError: no space" in done.stderr
+    assert "1 of 6 runs failed: 1 with OSError: no space (the first: scale 1, seed 1)" in done.stderr
     records = Store(tmp_path / "runs").records()
     assert {record.provenance["threads"] for record in records if record.status == "completed"} == {1}
 
@@ -384,22 +414,267 @@ def test_what_cannot_travel_is_trained_here(tmp_path: Path, capsys: pytest.Captu
     result = initmem.run(train, [1.0], [0], tmp_path)
     assert len(result.records) == 1 and not result.failures
     assert "cannot be sent to other processes (cannot pickle '_thread.lock'" in capsys.readouterr().err
-    assert isinstance(engine_for("local", PipelineTrainer(trained, ""), 2), LocalEngine)
-    assert isinstance(engine_for("inline", PipelineTrainer(trained, ""), 2), InlineEngine)
+    assert isinstance(engine_for("local", PipelineTrainer(trained, {}), 2), LocalEngine)
+    assert isinstance(engine_for("inline", PipelineTrainer(trained, {}), 2), InlineEngine)
     with pytest.raises(ConfigError, match=r"engine = 'ray': this training code cannot be sent"):
-        engine_for("ray", PipelineTrainer(train, ""), 2)
+        engine_for("ray", PipelineTrainer(train, {}), 2)
 
 
 def test_functions_travel_by_value(tmp_path: Path) -> None:
     gain = 0.25
-    sent = Sent.pack(PipelineTrainer(lambda init, tracker: {"test_accuracy": gain * init.scale}, "code"))
+    sent = Sent.pack(PipelineTrainer(lambda init, tracker: {"test_accuracy": gain * init.scale}, {"a": "b"}))
     study = own_study("travelled", {}, [2.0], [0])
     (record,) = sent(study.all_runs(), lambda run, row: None)
     assert record.summary.test_accuracy == 0.5
-    assert record.provenance["code"] == "code"
+    assert record.provenance["fingerprint"] == {"a": "b"}
 
 
-def test_the_digest_follows_the_source() -> None:
-    assert pipeline.code_of(trained) == pipeline.code_of(functools.partial(trained))
-    assert pipeline.code_of(trained) != pipeline.code_of(planted)
-    assert pipeline.code_of(3) == ""
+# -- grids ----------------------------------------------------------------------------------------------
+
+
+def in_grid(init: initmem.Init, tracker: initmem.Tracker) -> None:
+    lr, dropout = init.recipe["lr"], init.recipe["dropout"]
+    tracker.end_epoch(test_accuracy=0.9 - lr * init.scale - dropout * 0.01 + noise(init), loss=lr)
+
+
+def test_a_grid_is_a_memory_per_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = {"lr": [0.001, 0.1], "dropout": [0.0, 0.5]}
+    result = run(in_grid, [0.1, 1.0, 2.0], range(4), tmp_path, name="mine", grid=grid)
+    assert len(result.records) == 2 * 2 * 3 * 4
+    rows = result.memories()
+    labels = ["mine dropout=0 lr=0.001", "mine dropout=0.5 lr=0.001", "mine dropout=0 lr=0.1"]
+    assert [row.recipe for row in rows] == [*labels, "mine dropout=0.5 lr=0.1"]
+    assert [row.verdict for row in rows] == ["forgets", "forgets", "remembers", "remembers"]
+    for row in rows:
+        assert f"{row.recipe}: test_accuracy {row} (3 scales x 4 seeds)" in str(result)
+    with pytest.raises(ConfigError, match=r"4 recipes \(allowed: mine dropout=0 lr=0.001, .* result.select"):
+        result.memory()
+    one = result.select(lr=0.1, dropout=0.5)
+    assert one.memory() == rows[3] and one.verdict == "remembers"
+    with pytest.raises(ConfigError, match=r"select\({'lr': 7}\): no such recipe"):
+        result.select(lr=7)
+    assert result.frame.filter(polars.col("lr") == 0.1)["dropout"].unique().sort().to_list() == [0.0, 0.5]
+    app(["measure", str(tmp_path), "--json"], standalone_mode=False)
+    assert [row["recipe"] for row in json.loads(capsys.readouterr().out)] == [row.recipe for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ({"lr": 0.1}, "grid['lr'] = 0.1 (allowed: a list of at least one value)"),
+        ({"lr": []}, "grid['lr'] = [] (allowed: a list of at least one value)"),
+        ({"lr": "fast"}, "grid['lr'] = 'fast' (allowed: a list"),
+        ({"dropout": [0.1]}, "dropout: in the recipe and in the grid"),
+        ({"lr": range(1000), "b": range(1000)}, "the grid has 1,000,000 recipes"),
+        ({"batch_size": [16, 0]}, "batch_size = 0 (allowed: a whole number from 1)"),
+    ],
+)
+def test_grids_that_make_no_sense(tmp_path: Path, grid: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(in_grid, [1.0], [0], tmp_path, recipe={"dropout": 0.1}, grid=grid)
+    assert str(caught.value).startswith(words)
+
+
+def test_failures_in_a_grid_have_their_recipe(tmp_path: Path) -> None:
+    def train(init, tracker):
+        return {"loss": 1 / init.recipe["divisor"]}
+
+    result = run(train, [1.0], [0], tmp_path, name="mine", grid={"divisor": [0, 1]})
+    assert list(result.failures) == [("mine divisor=0", 1.0, 0)]
+    assert [row.recipe for row in result.memories()] == ["mine divisor=1"]
+
+
+# -- what every scale reached, curves without accuracies ------------------------------------------------
+
+
+def test_what_every_scale_reached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(functools.partial(planted, 0.05), (0.5, 2.0), range(4), tmp_path)
+    expected = [
+        (scale, 100 * np.mean(values), 100 * np.std(values, ddof=1), 4)
+        for scale in (0.5, 2.0)
+        for values in [[r.summary.test_accuracy for r in result.records if r.run.scale == scale]]
+    ]
+    rows = result.scales().select("scale", "mean", "deviation", "n").rows()
+    np.testing.assert_allclose(rows, expected)
+    app(["measure", str(tmp_path), "--what", "scale", "--json"], standalone_mode=False)
+    printed = json.loads(capsys.readouterr().out)
+    assert [(row["recipe"], row["metric"]) for row in printed] == [("planted", "test_accuracy")] * 2
+    np.testing.assert_allclose([row["mean"] for row in printed], [row[1] for row in expected])
+
+
+def test_curves_of_a_loss_where_there_is_no_accuracy(tmp_path: Path) -> None:
+    def train(init, tracker):
+        for epoch in (1, 2, 3, 4):
+            tracker.end_epoch(perplexity=10 + (0.5 + 0.1 * init.seed) * init.scale * 0.5**epoch)
+
+    result = run(train, SCALES, range(3), tmp_path)
+    np.testing.assert_allclose(result.beta().beta, 0.6 * 0.5 ** np.arange(1, 5), rtol=1e-9)
+    (life,) = [life for life in result.half_lives() if life.unit == "epochs"]
+    assert life.value == pytest.approx(1.0)
+    with pytest.raises(ConfigError, match=r"'val_accuracy': not recorded epoch by epoch .*perplexity"):
+        result.half_lives("val_accuracy")
+    nothing = run(lambda init, tracker: {"loss": init.scale}, [1.0, 2.0], [0], tmp_path, name="none")
+    with pytest.raises(ConfigError, match="no metric was recorded epoch by epoch"):
+        nothing.half_lives()
+
+
+def test_the_metric_and_why_it_was_chosen_are_printed(tmp_path: Path) -> None:
+    def train(init, tracker):
+        tracker.end_epoch(val_loss=init.scale, bleu=0.5)
+
+    result = run(train, [1.0, 2.0], [0, 1], tmp_path)
+    assert "metric: val_loss (no accuracy was recorded; also recorded: bleu)" in str(result)
+    assert "metric:" not in result.explain("bleu")
+
+    def short(init, tracker):
+        tracker.end_epoch(test_acc=0.5)
+
+    named = run(short, [1.0, 2.0], [0, 1], tmp_path)
+    assert named.memory().metric == named.memory("test_acc").metric == "test_accuracy"
+    assert named.memory("test_acc").unit == "pp"
+
+
+# -- the scale that is never used -----------------------------------------------------------------------
+
+
+def used(train, folder: Path) -> list[bool]:
+    result = run(train, [1.0], [0], folder, name="used")
+    assert (
+        any("never used the scale" in note for note in result.notes)
+        != result.records[0].provenance["scale_used"]
+    )
+    return [record.provenance["scale_used"] for record in result.records]
+
+
+def test_records_say_whether_the_scale_was_used(tmp_path: Path) -> None:
+    def applied(init, tracker):
+        init.apply(nn.Linear(2, 2))
+        return {"loss": 1.0}
+
+    def by_kernel(init, tracker):
+        init.kernel(2, 2, fan_in=2)
+        return {"loss": 1.0}
+
+    def by_number(init, tracker):
+        return {"loss": init.scale}
+
+    def looked_at(init, tracker):
+        str(init.describe(nn.Linear(2, 2)))
+        repr(init)
+        init.bias(3)
+        return {"loss": init.seed}
+
+    assert (
+        used(applied, tmp_path / "a")
+        == used(by_kernel, tmp_path / "b")
+        == used(by_number, tmp_path / "c")
+        == [True]
+    )
+    assert used(looked_at, tmp_path / "d") == [False]
+
+
+# -- failures -------------------------------------------------------------------------------------------
+
+
+class Odd(BaseException):
+    pass
+
+
+def leaving(how: str, init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    if init.seed == 1:
+        match how:
+            case "exit 0":
+                sys.exit(0)
+            case "exit 1":
+                sys.exit("no data")
+            case "quit":
+                raise SystemExit
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "odd":
+                raise Odd("strange")
+    return {"test_accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("exit 0", "SystemExit: 0 (the training code called sys.exit or quit)"),
+        ("exit 1", "SystemExit: no data (the training code"),
+        ("quit", "SystemExit: None (the training code"),
+        ("odd", "Odd: strange"),
+    ],
+)
+def test_code_that_leaves_by_itself_is_a_failed_run(tmp_path: Path, how: str, words: str) -> None:
+    result = run(functools.partial(leaving, how), [1.0, 2.0], [0, 1, 2], tmp_path)
+    assert list(result.failures) == [(1.0, 1), (2.0, 1)]
+    assert len(result.records) == 6
+    assert f"2 of 6 runs failed: 2 with {words}" in str(result) or words in result.failures[1.0, 1]
+
+
+def test_workers_survive_code_that_leaves_by_itself(tmp_path: Path) -> None:
+    for how in ("exit 0", "interrupt"):  # a worker does not hear Ctrl-C: its code raised that itself
+        result = initmem.run(
+            functools.partial(leaving, how), [1.0], [0, 1, 2], tmp_path / how, progress=False, workers=1
+        )
+        assert list(result.failures) == [(1.0, 1)]
+        assert len(result.records) == 3
+        assert {record.provenance["attempts"] for record in result.records} == {1}
+
+
+def test_a_study_whose_first_runs_fail_alike_stops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def train(init, tracker):
+        calls.append(init.seed)
+        tracker.end_epoch(test_accuracy=97 + init.seed)
+
+    with pytest.raises(initmem.InitmemError) as caught:
+        run(train, [1.0, 2.0], range(5), tmp_path)
+    words = "ConfigError: metric test_accuracy = 97 (allowed: a fraction from 0 to 1)"
+    assert f"stopped: the first 3 of 10 runs all failed with initmem.errors.{words}" in str(caught.value)
+    assert len(calls) == 3
+    app(["status", str(tmp_path)], standalone_mode=False)
+    assert "failed: 3 with initmem.errors.ConfigError: metric test_accuracy = 97" in capsys.readouterr().out
+    app(["status", str(tmp_path), "--json"], standalone_mode=False)
+    (study,) = json.loads(capsys.readouterr().out)["studies"]
+    assert [(cause["runs"], cause["scale"], cause["seed"]) for cause in study["failures"]] == [(3, 1.0, 0)]
+    result = run(train, [1.0, 2.0], range(5), tmp_path, keep_going=True)
+    assert len(calls) == 10 and len(result.failures) == 10
+
+
+def test_runs_that_fail_each_in_its_own_way_do_not_stop_a_study(tmp_path: Path) -> None:
+    def train(init, tracker):
+        raise [ValueError("shape"), KeyError("name"), OSError("file")][init.seed % 3]
+
+    assert len(run(train, [1.0], range(6), tmp_path / "a").failures) == 6
+
+    def first_only(init, tracker):
+        if init.seed in (1, 2, 3, 4):
+            raise ValueError("no")
+        return {"loss": 1.0}
+
+    assert len(run(first_only, [1.0], range(6), tmp_path / "b").failures) == 4
+
+
+def test_a_time_limit_is_for_worker_processes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"timeout = 3 with engine = 'inline'"):
+        run(trained, [1.0], [0], tmp_path, timeout=3)
+    with pytest.raises(ConfigError, match=r"timeout = -1"):
+        initmem.run(trained, [1.0], [0], tmp_path, timeout=-1)
+    assert engine_for("local", PipelineTrainer(trained, {}), 1, 2.5).settings.timeout == 2.5
+
+
+def sleeping(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    import time
+
+    time.sleep(600 if init.seed == 1 else 0)
+    return {"loss": 1.0}
+
+
+def test_a_run_that_hangs_is_a_failed_run(tmp_path: Path) -> None:
+    result = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=5, progress=False)
+    assert list(result.failures) == [(1.0, 1)]
+    assert "timeout" in result.failures[1.0, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -305,3 +306,110 @@ def test_an_optimizer_of_another_kind_is_refused() -> None:
         Tracker().attach(network(), 3, BATCH)
     with pytest.raises(ConfigError, match="batch_size = 0"):
         Tracker().attach(network(), None, 0)
+
+
+def test_evaluating_before_the_first_update_gives_a_row_of_zeros() -> None:
+    """As nanoGPT does, and Hugging Face with eval_on_start."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    tracker = Tracker()
+    tracker.attach(model, optimizer, batch_size=10)
+    for _ in range(3):
+        tracker.end_epoch(val_loss=1.0)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    history = tracker.history
+    np.testing.assert_allclose(history["clock_sgd"], [0.0, 0.025, 0.05])
+    np.testing.assert_allclose(history["clock_adaptive"], [0.0, 0.5, 1.0])
+    assert history["clock_angular"][0] == 0.0 < history["clock_angular"][1]
+    assert history["learning_rate"].tolist() == [0.0, 0.5, 0.5]
+    assert tracker.dropped == []
+
+
+def test_updates_counted_by_hand_begin_at_zero_too(tmp_path: Path) -> None:
+    tracker = Tracker(out=tmp_path / "history.jsonl")
+    tracker.attach(batch_size=10)
+    for _ in range(3):
+        tracker.end_epoch(val_loss=1.0)
+        tracker.step(0.5)
+    np.testing.assert_allclose(tracker.history["clock_sgd"], [0.0, 0.025, 0.05])
+    again = Tracker()
+    for line in (tmp_path / "history.jsonl").read_text().splitlines():
+        again.add_row(json.loads(line))
+    assert {name: column.tolist() for name, column in again.history.items()} == {
+        name: column.tolist() for name, column in tracker.history.items()
+    }
+
+
+def test_a_group_that_joins_later_stood_still_before() -> None:
+    model = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    tracker = Tracker()
+    tracker.attach(nn.ModuleList(model), optimizer, batch_size=1)
+    for epoch in range(2):
+        if epoch == 1:
+            optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.2})
+        model[1](model[0](torch.ones(1, 2))).sum().backward()
+        optimizer.step()
+        tracker.end_epoch(val_loss=1.0)
+    np.testing.assert_allclose(tracker.history["group1_clock_adaptive"], [0.0, 0.2])
+    np.testing.assert_allclose(tracker.history["group0_clock_adaptive"], [0.1, 0.2])  # it moved while alone
+    assert tracker.dropped == []
+
+
+def test_a_clock_that_was_not_measured_is_absent() -> None:
+    tracker = Tracker()
+    tracker.step(0.5)
+    tracker.end_epoch(loss=1.0)
+    assert tracker.clocks() == {"adaptive": 0.5}  # the others need a batch size or kernels
+    assert set(tracker.history) == {"loss", "learning_rate", "clock_adaptive", "seconds"}
+    tracker.attach(batch_size=10)
+    assert set(tracker.clocks()) == {"sgd", "l2", "adaptive", "momentum"}
+    unwatched = Tracker()
+    unwatched.end_epoch(loss=1.0)
+    assert unwatched.clocks() == {} and set(unwatched.history) == {"loss", "seconds"}
+
+
+def test_a_column_that_cannot_be_filled_is_named() -> None:
+    tracker = Tracker()
+    tracker.end_epoch(loss=1.0)
+    tracker.attach(nn.Linear(2, 2), batch_size=1)
+    tracker.end_epoch(loss=0.5)
+    assert "norm" not in tracker.history
+    assert tracker.dropped == ["norm"]
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("test_acc", "test_accuracy"),
+        ("test/acc", "test_accuracy"),
+        ("eval/accuracy", "val_accuracy"),
+        ("valid_top1", "val_accuracy"),
+        ("Validation Accuracy", "val_accuracy"),
+        ("dev_acc1", "val_accuracy"),
+        ("top1", "accuracy"),
+        ("acc", "accuracy"),
+        ("top5", "top5_accuracy"),
+        ("test_top5", "test_top5_accuracy"),
+        ("train/top-1 acc", "train_accuracy"),
+        ("eval_loss", "val_loss"),
+        ("test/loss", "test_loss"),
+        ("loss", "loss"),
+        ("acceleration", "acceleration"),
+        ("bleu/top", "bleu/top"),
+        ("test_rmse", "test_rmse"),
+    ],
+)
+def test_names_of_accuracies_and_losses(said: str, name: str) -> None:
+    tracker = Tracker()
+    tracker.end_epoch(**{said: 0.5})
+    assert tracker.history[name].tolist() == [0.5]
+    if "accuracy" in name:
+        with pytest.raises(ConfigError, match=r"= 97 \(allowed: a fraction from 0 to 1\)"):
+            tracker.end_epoch(**{said: 97})
+
+
+def test_two_names_of_one_metric_are_refused() -> None:
+    with pytest.raises(ConfigError, match="metric test_acc: there is a test_accuracy already"):
+        Tracker().end_epoch(test_accuracy=0.5, test_acc=0.5)

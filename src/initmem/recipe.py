@@ -236,9 +236,9 @@ class PipelineRecipe:
         return " ".join(_short(name, values[name]) for name in fields if name in values)
 
     def informative(self, fields: Sequence[str]) -> list[str]:
-        """Of some settings those that were declared, after the name."""
-        values = self.changes()
-        return ["pipeline", *(name for name in fields if name in values and name != "pipeline")]
+        """All that was declared, after the name: a label does not change when other recipes join a store."""
+        declared = [name for name, _ in self.declared]
+        return ["pipeline", *sorted(declared, key=lambda name: name not in BARE)]
 
 
 AnyRecipe: TypeAlias = Recipe | PipelineRecipe

@@ -88,10 +88,11 @@ def own_study(
     scales: Iterable[float],
     seeds: Iterable[int],
     *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
     chaos: bool = False,
     split: Sequence[Role] = (),
 ) -> Study:
-    """A study of user code: one recipe that bears its name."""
+    """A study of user code: recipes that bear its name, one for every combination of the grid's values."""
     try:
         part = _Part(scales=[float(scale) for scale in scales], seeds=[index(seed) for seed in seeds])
     except ValidationError as error:
@@ -106,12 +107,25 @@ def own_study(
         title=f"{name}: your own training code",
         effort="full",
         about="",
-        recipes=(PipelineRecipe.parse({**recipe, "pipeline": name}),),
+        recipes=tuple(_own_recipes({**recipe, "pipeline": name}, grid or {})),
         scales=tuple(dict.fromkeys(part.scales or [])),
         seeds=tuple(dict.fromkeys(part.seeds or [])),
         perturbation=PERTURBATION if chaos else 1.0,
         split=tuple(role for role in ROLES if role in split),
     )
+
+
+def _own_recipes(recipe: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[PipelineRecipe]:
+    """Recipes of user code; a list counts as an axis in the grid alone, elsewhere as one value."""
+    for key, axis in grid.items():
+        if isinstance(axis, str) or not isinstance(axis, Sequence) or not axis:
+            raise ConfigError(f"grid[{key!r}] = {axis!r} (allowed: a list of at least one value)")
+        if key in recipe:
+            raise ConfigError(f"{key}: in the recipe and in the grid (allowed: in one of them)")
+    if (size := math.prod(map(len, grid.values()))) > LARGEST_GRID:
+        raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
+    chosen = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+    return list(dict.fromkeys(PipelineRecipe.parse({**recipe, **values}) for values in chosen))
 
 
 def single(overrides: Sequence[str]) -> AnyRecipe:

@@ -34,6 +34,7 @@ def status(
 ) -> None:
     """Say how far the studies in a store are."""
     from initmem.plots.terminal import plain_table
+    from initmem.store.causes import FailureCause
     from initmem.store.results import open_results
     from initmem.store.status import store_status
 
@@ -46,6 +47,8 @@ def status(
         for study in found["studies"]:
             title = f"{study['name']}, effort {study['effort']}: {study['done']} of {study['runs']} runs done"
             console().print(plain_table(study["recipes"], title))
+            for cause in study["failures"]:
+                print(f"failed: {FailureCause(**cause)}")
         for line in found["damaged"]:
             print(f"unreadable: {line}")
     if broken:
@@ -61,8 +64,8 @@ def measure(
     what: Annotated[
         str,
         typer.Option(
-            help="memory, difference, failures, beta, half-life, collapse, exponents, forecast, radial, "
-            "interpolation, repair, chaos or seeds."
+            help="memory, scale, difference, failures, beta, half-life, collapse, exponents, forecast, "
+            "radial, interpolation, repair, chaos or seeds."
         ),
     ] = "memory",
     metric: Annotated[

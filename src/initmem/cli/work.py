@@ -30,6 +30,7 @@ from initmem.train.requirements import Precision
 if TYPE_CHECKING:
     from initmem.engines.events import Listener
     from initmem.engines.execute import Workload
+    from initmem.pipeline.command import CommandTrainer
     from initmem.study import Study
 
 Place = Annotated[
@@ -93,6 +94,20 @@ def run(
     name: Annotated[
         str | None, typer.Option(help="What the program is called.", show_default="its script")
     ] = None,
+    watch_files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--watch",
+            metavar="FILE",
+            help="With --command: one more file that training depends on.",
+        ),
+    ] = None,
+    keep_old: Annotated[
+        bool, typer.Option("--keep-old", help="With --command: keep runs trained before the program changed.")
+    ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Do not stop when the first runs all fail alike.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train every run of a study that is not in the store yet. Ctrl-C stops; the same command goes on."""
@@ -104,18 +119,23 @@ def run(
     from initmem.engines.settings import Trainer
     from initmem.measures.looks import looks_of
     from initmem.measures.memory import default_metric, memory_table
+    from initmem.pipeline.metric_choice import metric_reason
+    from initmem.pipeline.stale import refuse_stale
     from initmem.plots import terminal as tables
     from initmem.recipe import PipelineRecipe
+    from initmem.store.causes import failure_lines
     from initmem.store.store import Store
 
     if data_dir is not None:
         os.environ["INITMEM_DATA"] = str(data_dir)  # the workers look there too
     limit = None if timeout is None else seconds(timeout)
     trainer: Trainer | None = None
+    program: CommandTrainer | None = None
     if command is not None:
         from initmem.pipeline.command import study_of
 
-        asked, trainer = study_of(command, name, study, effort, settings or ())
+        asked, program = study_of(command, name, study, effort, settings or (), watch_files or ())
+        trainer = program
     elif study is None:
         raise ConfigError("nothing to run (allowed: a study, or --command)")
     else:
@@ -144,13 +164,30 @@ def run(
     )
     place = store or Path("runs") / f"{asked.name}-{asked.effort}"
     opened = Store.create(place)
+    if program is not None:
+        refuse_stale(opened, asked, program.fingerprint, keep_old=keep_old)
     introduce(asked, place)
     with display() as watch:
         if until is None:
-            outcome = execute(asked, opened, chosen, pack=pack, retry_failed=retry_failed, watch=watch)
+            outcome = execute(
+                asked,
+                opened,
+                chosen,
+                pack=pack,
+                retry_failed=retry_failed,
+                keep_going=keep_going,
+                watch=watch,
+            )
         else:
             outcome = execute_until(
-                asked, opened, chosen, width=until, max_seeds=max_seeds, pack=pack, watch=watch
+                asked,
+                opened,
+                chosen,
+                width=until,
+                max_seeds=max_seeds,
+                pack=pack,
+                keep_going=keep_going,
+                watch=watch,
             )
     for line in outcome.moved_aside:
         print(f"initmem: moved aside: {line}", file=sys.stderr)
@@ -159,10 +196,13 @@ def run(
     else:
         print(f"{outcome.trained} runs trained in {duration(outcome.seconds)}; {outcome.summary()}")
         records = [r for r in opened.records() if r.run.recipe in asked.recipes]
-        if records:
-            looks = looks_of(opened.studies())
-            rows = memory_table(records, default_metric(records), order=asked.recipes, looks=looks)
+        for line in failure_lines(records):
+            print(line)
+        if any(record.status != "failed" for record in records):
+            metric, looks = default_metric(records), looks_of(opened.studies())
+            rows = memory_table(records, metric, order=asked.recipes, looks=looks)
             console().print(tables.memory_table(rows, until=until))
+            print(metric_reason(metric, records))
         print(f"next: initmem report {place}")
     if outcome.interrupted:
         raise typer.Exit(130)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
+from initmem.engines.early_stop import EarlyStop
 from initmem.engines.events import Listener
 from initmem.engines.packing import cost, pack_size, packs, pipeline_packs
 from initmem.engines.settings import Engine
@@ -68,9 +69,13 @@ def execute(
     *,
     pack: int | None = None,
     retry_failed: bool = False,
+    keep_going: bool = True,
     watch: Callable[[Workload], Listener],
 ) -> Outcome:
-    """Train every run of the study that has no record yet."""
+    """Train every run of the study that has no record yet.
+
+    Unless told to keep going, it stops when the first runs all fail alike.
+    """
     started = time.monotonic()
     moved_aside = store.recover()
     if retry_failed:
@@ -90,6 +95,8 @@ def execute(
             epochs={run.id: run.recipe.get("epochs") or 1 for run in left},
         )
     )
+    if not keep_going:
+        listen = EarlyStop(listen, store, len(left))
     finished = engine.run(store, cut, listen)
     states = {record.id: record.status for record in store.records()}
     counts = Counter(states[run.id] for run in runs if run.id in states)
@@ -135,6 +142,7 @@ def execute_until(
     max_seeds: int,
     watch: Callable[[Workload], Listener],
     pack: int | None = None,
+    keep_going: bool = True,
 ) -> Outcome:
     """Run a study, then add seeds, recipe by recipe, while the memory's interval is wider than asked.
 
@@ -148,7 +156,7 @@ def execute_until(
     trained = 0
     moved_aside: tuple[str, ...] = ()
     while True:
-        outcome = execute(study, store, engine, pack=pack, watch=watch)
+        outcome = execute(study, store, engine, pack=pack, keep_going=keep_going, watch=watch)
         trained, moved_aside = trained + outcome.trained, moved_aside + outcome.moved_aside
         wider = [] if outcome.interrupted else _too_wide(study, store, width)
         grown = study

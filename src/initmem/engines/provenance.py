@@ -23,9 +23,9 @@ from initmem.study import Run
 
 def with_provenance(record: RunRecord, store: Store, pack: Sequence[Run]) -> RunRecord:
     """The record with where, with what and in which pack it was trained; what it says already is kept."""
-    diverged = [Fault("divergence")] if record.status == "diverged" else []
+    faults = {"diverged": [Fault("divergence")], "failed": [Fault("exception")]}.get(record.status, [])
     where = environment(str(record.provenance.get("device", "cpu")))
-    how = history(store, record.run, pack, *diverged)
+    how = history(store, record.run, pack, *faults)
     return replace(record, provenance={**where, **record.provenance, **how})
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from initmem.data import sizes
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
+from initmem.measures.by_scale import by_scale
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.collapse import collapse, product_clock
 from initmem.measures.design import by_recipe, plain
@@ -242,7 +243,17 @@ def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
+def _scale(groups: Groups, metric: str | None) -> list[Row]:
+    """What every scale reached."""
+    rows = []
+    for label, records in groups.items():
+        name = metric or default_metric(records)
+        rows += [{"recipe": label, "metric": name} | at._asdict() for at in by_scale(records, name)]
+    return rows
+
+
 MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
+    "scale": _scale,
     "beta": _beta,
     "half-life": _half_life,
     "difference": _difference,

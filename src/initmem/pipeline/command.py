@@ -27,14 +27,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from initmem.errors import ConfigError, allowed
+from initmem.pipeline.file_fingerprint import command_fingerprint, settings_fingerprint
+from initmem.pipeline.fingerprint import Fingerprint
+from initmem.pipeline.guard import guarded
 from initmem.pipeline.records import own_record
 from initmem.pipeline.tracker import Row, Tracker
+from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord
 from initmem.study import SCALES, SEEDS, Run, Study
 from initmem.study_file import load_study, override, own_study
@@ -90,10 +95,20 @@ class CommandTrainer:
     """Trains runs by starting a program."""
 
     parts: tuple[str, ...]
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # by the id of the recipe
 
     def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
         """Train runs, one after the other."""
-        return [self._one(run, on_epoch) for run in runs]
+        return [guarded(run, partial(self._one, run, on_epoch), self._about(run)) for run in runs]
+
+    def fingerprint(self, recipe: AnyRecipe) -> Fingerprint:
+        """What the program of a recipe is made of."""
+        return self.fingerprints.get(recipe.id, {})
+
+    def _about(self, run: Run) -> dict[str, Any]:
+        # The command has {scale} in it, or it would have been refused.
+        about = {"command": shlex.join(self.parts), "torch": "not known", "scale_used": True}
+        return about | {"fingerprint": self.fingerprint(run.recipe)}
 
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
         started = time.perf_counter()
@@ -107,7 +122,7 @@ class CommandTrainer:
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{_tail(said)}")
             reader.look(at_end=True)
         seconds = time.perf_counter() - started
-        return own_record(run, reader.tracker, seconds, command=shlex.join(self.parts), torch="not known")
+        return own_record(run, reader.tracker, seconds, **self._about(run))
 
     def arguments(self, run: Run, history: Path) -> list[str]:
         """The command with its placeholders filled in, each argument for itself."""
@@ -215,9 +230,17 @@ def _tail(path: Path) -> str:
 
 
 def study_of(
-    command: str, name: str | None, study: str | None, effort: str | None, settings: Sequence[str]
+    command: str,
+    name: str | None,
+    study: str | None,
+    effort: str | None,
+    settings: Sequence[str],
+    watched: Sequence[Path] = (),
 ) -> tuple[Study, CommandTrainer]:
-    """The study that a command is asked to train: that of a file, or five scales and seeds of its own."""
+    """The study that a command is asked to train: that of a file, or five scales and seeds of its own.
+
+    Files that are `watched` are part of what is trained, as are those named in the command.
+    """
     called = name or name_of(parse(command))
     if study is not None:
         asked = load_study(study, effort, [*settings, f"pipeline={json.dumps(called)}"])
@@ -227,7 +250,10 @@ def study_of(
         given = dict(map(override, settings))
         scales, seeds = given.pop("scales", SCALES), given.pop("seeds", SEEDS)
         asked = own_study(called, given, _listed(scales), _listed(seeds))
-    return asked, CommandTrainer(parse(command, n_seeds=len(asked.seeds), declared=_shared_settings(asked)))
+    parts = parse(command, n_seeds=len(asked.seeds), declared=_shared_settings(asked))
+    common = command_fingerprint(parts, watched)
+    each = {recipe.id: common | settings_fingerprint(recipe.settings()) for recipe in asked.recipes}
+    return asked, CommandTrainer(parts, each)
 
 
 def _shared_settings(study: Study) -> list[str]:

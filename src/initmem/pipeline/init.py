@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from initmem.errors import ConfigError, ModelError, allowed
+from initmem.pipeline.jax_variables import is_pytree, rebuilt
 from initmem.pipeline.meta import materialise
 from initmem.pipeline.variables import Kernels, Variable, is_keras, variables
 from initmem.recipe import PipelineRecipe, Recipe
@@ -32,6 +33,7 @@ from initmem.train.scaled import Layout, deviations, draw, factors
 
 Array = NDArray[np.float64]
 Mode = Literal["redraw", "rescale"]
+ALIKE = 2.5  # times: usual initializations differ by less from N(0, 1 / fan_in)
 Model = TypeVar("Model")
 
 
@@ -45,11 +47,14 @@ class InitTable:
 
     variables: tuple[Variable, ...]
     deviations: tuple[float | None, ...]  # of what is drawn; in `rescale` the factor
+    at_scale_1: tuple[float | None, ...]  # the same at scale 1
+    own: tuple[float | None, ...]  # standard deviations of the model as it came
     mode: Mode
 
     def rows(self) -> list[dict[str, Any]]:
         """One row of plain values per parameter."""
         size = "std" if self.mode == "redraw" else "factor"
+        columns = zip(self.variables, self.deviations, self.at_scale_1, self.own, strict=True)
         return [
             {
                 "parameter": v.name,
@@ -57,10 +62,26 @@ class InitTable:
                 "role": v.role,
                 "fan_in": v.fan_in,
                 size: deviation,
+                **({"std_at_scale_1": first} if self.mode == "redraw" else {}),
+                "model_std": own,
                 "note": v.note,
             }
-            for v, deviation in zip(self.variables, self.deviations, strict=True)
+            for v, deviation, first, own in columns
         ]
+
+    @property
+    def advice(self) -> str:
+        """Which kernels would be drawn at quite another size than the model's own; empty if none."""
+        if self.mode == "rescale":
+            return ""
+        columns = zip(self.variables, self.at_scale_1, self.own, strict=True)
+        far = [
+            f"{v.name} {first:.2g} against {own:.2g}"
+            for v, first, own in columns
+            if v.role == "kernel" and first and own and not 1 / ALIKE < first / own < ALIKE
+        ]
+        more = f" and {len(far) - 3} more" if len(far) > 3 else ""
+        return f'mode="rescale" keeps the model\'s own sizes (std: {", ".join(far[:3])}{more})' if far else ""
 
     def names(self, role: str) -> list[str]:
         """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
@@ -71,10 +92,11 @@ class InitTable:
         lines = [list(rows[0])] if rows else []
         lines += [[_cell(value) for value in row.values()] for row in rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
+        table = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
-        )
+        ]
+        return "\n".join([*table, *([self.advice] if self.advice else [])])
 
 
 def _layout(found: Sequence[Variable]) -> Layout:
@@ -179,10 +201,12 @@ class Init:
                 f"{type(model).__name__}: no kernel among its parameters ({names}; `kernels` says which)"
             )
         recipe = self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
-        sizes: dict[str, float] = {}
+        sizes: list[dict[str, float]] = [{}, {}]
         if any(v.role == "kernel" for v in found):
-            sizes = (deviations if mode == "redraw" else factors)(recipe, self.scale, _layout(found))
-        return InitTable(tuple(found), tuple(sizes.get(v.name) for v in found), mode)
+            size = deviations if mode == "redraw" else factors
+            sizes = [size(recipe, scale, _layout(found)) for scale in (self.run.scale, 1.0)]
+        now, first = (tuple(each.get(v.name) for v in found) for each in sizes)
+        return InitTable(tuple(found), now, first, tuple(map(_own_deviation, found)), mode)
 
     def apply(
         self,
@@ -193,7 +217,7 @@ class Init:
         bias_std: float | None = None,
         device: str | torch.device | None = None,
     ) -> Model:
-        """Initialise a model in place for this scale and seed, and return it.
+        """Initialise a model for this scale and seed, and return it: in place, but for a pytree of JAX.
 
         mode: `redraw` draws kernels and biases anew; `rescale` multiplies the model's own kernels.
         kernels: which parameters are kernels, where the usual rule does not know them: module types, patterns
@@ -209,13 +233,14 @@ class Init:
             materialise(model, device)
         table = self.describe(model, mode=mode, kernels=kernels, bias_std=bias_std)
         _refuse_stuck(table)
+        self.used = True
         for variable, deviation in zip(table.variables, table.deviations, strict=True):
             if deviation is not None:
                 self._set(variable, deviation, mode)
         self.tables.append(table)
         if kernels is None:  # who chose the kernels knows what is left
             _tell(table)
-        return model
+        return rebuilt(table.variables) if is_pytree(model) else model
 
     def _set(self, variable: Variable, deviation: float, mode: Mode) -> None:
         if mode == "rescale":
@@ -239,6 +264,14 @@ class Init:
             yield from (v for v in table.variables if v.role == "kernel")
 
 
+def _own_deviation(variable: Variable) -> float | None:
+    """The standard deviation of a parameter as it is; None where it has no values."""
+    values = variable.place.value().detach()
+    if variable.role == "stuck" or values.is_meta or not values.numel() or not values.is_floating_point():
+        return None
+    return float(values.float().std(correction=0))
+
+
 def _tell(table: InitTable) -> None:
     others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
     if others:
@@ -247,9 +280,9 @@ def _tell(table: InitTable) -> None:
 
 
 def _check_kind(model: object) -> None:
-    if not isinstance(model, nn.Module) and not is_keras(model):
+    if not isinstance(model, nn.Module) and not is_keras(model) and not is_pytree(model):
         kind = type(model).__name__
-        raise ModelError(f"a {kind} is no model of torch or Keras (Init.kernel draws plain arrays)")
+        raise ModelError(f"a {kind} is no model of torch, Keras or JAX (Init.kernel draws plain arrays)")
 
 
 def _refuse_stuck(table: InitTable) -> None:

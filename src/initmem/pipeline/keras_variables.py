@@ -44,6 +44,9 @@ class KerasPlace(Place):
         """Multiply it."""
         self.variable.assign(self.variable * factor)
 
+    def follow(self, model: Any) -> None:
+        """Nothing to do: parameters change in place."""
+
 
 def keras_variables(model: Any, kernels: Kernels = None) -> list[Variable]:
     """Every trained variable of a Keras model once; names have dots where Keras has slashes."""

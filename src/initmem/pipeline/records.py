@@ -13,19 +13,20 @@ from initmem.study import Run
 
 
 def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunRecord:
-    """Write up a run of user code; `about` joins its provenance."""
+    """The record of a run of user code; `about` joins its provenance."""
     history, finals = tracker.history, tracker.finals
     if not (history or finals or tracker.diverged):
         raise ConfigError("no epoch was ended and no metric returned (allowed: tracker.end_epoch, a mapping)")
     start = tracker.norm_init if math.isfinite(tracker.norm_init or 0.0) else None
     summary = summarise(history, norm_init=start, test_accuracy=None, test_loss=None)
     best = summary.tau_best or 0
+    dropped = {"dropped": tracker.dropped} if tracker.dropped else {}
     found = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
     return RunRecord(
         run,
         "diverged" if tracker.diverged else "completed",
         replace(summary, test_accuracy=found.get("test_accuracy"), test_loss=found.get("test_loss")),
         history,
-        {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | about,
+        {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | dropped | about,
         finals={name: value for name, value in finals.items() if name not in TESTED},
     )

@@ -1,9 +1,10 @@
-"""What `measure` returns: the records of one pipeline, and every measure of them."""
+"""What `run` returns: the records of a pipeline, and every measure of them."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from initmem.clocks import CLOCKS
-from initmem.errors import StoreError
+from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
+from initmem.measures.by_scale import by_scale
 from initmem.measures.looks import looks_of
 from initmem.measures.memory import Memory, Verdict, default_metric, memory, own_metrics
+from initmem.pipeline.fingerprint import Fingerprint
+from initmem.pipeline.metric_choice import curve_metric, metric_reason
+from initmem.pipeline.metric_names import metric_name
+from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
+from initmem.store.causes import failure_lines
 from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
 from initmem.store.store import Store
 from initmem.study import Study
@@ -27,17 +34,34 @@ if TYPE_CHECKING:
 class Result:
     """The runs of one pipeline in a store, and what they say. Print it, or ask:
 
-    `memory(metric)`, `explain(metric)`, `verdict`, `beta()`, `half_lives()`, `clocks()`, `frame`, `history`,
-    `figure(...)`, `report()`, `failures`, `notes`, `records`.
+    `memory(metric)`, `explain(metric)`, `verdict`, `scales(metric)`, `beta()`, `half_lives()`, `clocks()`,
+    `frame`, `history`, `figure(...)`, `report()`, `failures`, `notes`, `records`. Where a grid was trained,
+    `memories(metric)` has one memory per recipe, and `select(lr=0.1)` takes some of the recipes.
     """
 
-    def __init__(self, store: Store, study: Study, *, code: str = "") -> None:
-        self.store, self.study, self._code = store, study, code
+    def __init__(self, store: Store, study: Study, *, fingerprint: Fingerprint | None = None) -> None:
+        self.store, self.study, self._fingerprint = store, study, fingerprint or {}
 
     @property
     def recipe(self) -> AnyRecipe:
-        """The recipe that stands for the pipeline."""
+        """The recipe, where there is one alone."""
+        if len(self.study.recipes) > 1:
+            raise ConfigError(
+                f"{len(self.study.recipes)} recipes ({allowed(self.study.labels())}): result.memories() has "
+                "one memory for each, result.select(...) takes one of them by its settings"
+            )
         return self.study.recipes[0]
+
+    def select(self, **settings: Any) -> Result:
+        """The part of a grid that has these settings: `result.select(lr=0.1)`."""
+        chosen = [
+            recipe
+            for recipe in self.study.recipes
+            if all(recipe.get(name) == value for name, value in settings.items())
+        ]
+        if not chosen:
+            raise ConfigError(f"select({settings}): no such recipe ({allowed(self.study.labels())})")
+        return Result(self.store, replace(self.study, recipes=tuple(chosen)), fingerprint=self._fingerprint)
 
     @cached_property
     def records(self) -> list[RunRecord]:
@@ -56,27 +80,65 @@ class Result:
         Without a metric: test accuracy where it was recorded, else the next best. Accuracies are in
         percentage points; `tolerance`, in the same unit, is the range that counts as forgotten.
         """
-        if self.records and len(self.failures) == len(self.records):
+        if self._of_one_recipe() and len(self.failures) == len(self.records):
             raise StoreError(self.notes[0])
-        chosen = metric or default_metric(self.records)
-        look = looks_of(self.store.studies()).get(self.recipe)
-        return memory(self.records, chosen, tolerance=tolerance, label=self.study.labels()[0], look=look)
+        return self.memories(metric, tolerance=tolerance)[0]
+
+    def memories(self, metric: str | None = None, *, tolerance: float | None = None) -> list[Memory]:
+        """The memory of every recipe that has a run which did not fail."""
+        rows, looks = [], looks_of(self.store.studies())
+        for recipe, label in zip(self.study.recipes, self.study.labels(), strict=True):
+            records = [record for record in self.records if record.run.recipe == recipe]
+            if any(record.status != "failed" for record in records):
+                look, chosen = looks.get(recipe), self._metric(metric)
+                rows.append(memory(records, chosen, tolerance=tolerance, label=label, look=look))
+        return rows
+
+    def _of_one_recipe(self) -> list[RunRecord]:
+        """The records, where they are not of several recipes."""
+        return [record for record in self.records if record.run.recipe == self.recipe]
+
+    def _metric(self, metric: str | None) -> str:
+        """The name under which a metric was recorded, or the default."""
+        if metric is None:
+            return default_metric(self.records)
+        return metric if metric in self.metrics else metric_name(metric)
 
     @property
     def verdict(self) -> Verdict:
-        """`remembers`, `forgets`, `undetermined` or `not applicable`, for the usual metric."""
+        """The verdict of `memory()`: `remembers`, `forgets`, `undetermined` or `not applicable`."""
         return self.memory().verdict
 
-    def beta(self, metric: str = "val_accuracy") -> BetaCurve:
-        """The slope of a metric on the scale at every epoch."""
-        return beta_curve(self.records, metric)
+    def scales(self, metric: str | None = None) -> polars.DataFrame:
+        """What every scale reached: mean, standard deviation over seeds, and n, per recipe."""
+        chosen = self._metric(metric)
+        rows = []
+        for recipe, label in zip(self.study.recipes, self.study.labels(), strict=True):
+            records = [record for record in self.records if record.run.recipe == recipe]
+            rows += [{"recipe": label, "metric": chosen} | at._asdict() for at in by_scale(records, chosen)]
+        return _frame(rows)
 
-    def half_lives(self, metric: str = "val_accuracy") -> list[HalfLife]:
+    def beta(self, metric: str | None = None) -> BetaCurve:
+        """The slope of a metric on the scale at every epoch: of validation accuracy, else of the loss."""
+        return beta_curve(self._of_one_recipe(), self._curve_metric(metric))
+
+    def half_lives(self, metric: str | None = None) -> list[HalfLife]:
         """How long |beta| stays above half of its largest value, in epochs and in every clock."""
-        return half_lives(self.records, metric)
+        return half_lives(self._of_one_recipe(), self._curve_metric(metric))
+
+    def _curve_metric(self, metric: str | None) -> str:
+        columns = {name for record in self.records for name in record.history}
+        if metric is None:
+            return curve_metric(self.records)
+        known = metric if metric in columns else metric_name(metric)
+        if known not in columns:
+            raise ConfigError(
+                f"metric = {metric!r}: not recorded epoch by epoch ({allowed(sorted(columns))})"
+            )
+        return known
 
     def clocks(self) -> dict[str, float]:
-        """The clocks at the end of training, means over runs; empty if no optimizer was watched."""
+        """The clocks at the end of training, means over runs; one that was not measured is not there."""
         found = {name: [r.history[f"clock_{name}"][-1] for r in self.records if f"clock_{name}" in r.history]
                  for name in CLOCKS}  # fmt: skip
         return {name: float(np.mean(values)) for name, values in found.items() if values}
@@ -84,8 +146,8 @@ class Result:
     @cached_property
     def frame(self) -> polars.DataFrame:
         """One row per run: scale, seed, status and every metric of the selected predictor."""
-        rows = [_address(r) | {name: r.metric(name) for name in self.metrics} for r in self.records]
-        return _frame(rows)
+        metrics = self.metrics
+        return _frame([self._address(r) | {name: r.metric(name) for name in metrics} for r in self.records])
 
     @cached_property
     def history(self) -> polars.DataFrame:
@@ -94,15 +156,28 @@ class Result:
         for record in self.records:
             for i in range(record.summary.epochs):
                 row = {name: float(column[i]) for name, column in record.history.items()}
-                rows.append(_address(record) | {"epoch": i + 1} | row)
+                rows.append(self._address(record) | {"epoch": i + 1} | row)
         return _frame(rows)
+
+    def _address(self, record: RunRecord) -> dict[str, Any]:
+        """Where a run stands: the settings that the recipes differ in, its scale and seed, its status."""
+        run = record.run
+        known = [recipe.settings() for recipe in self.study.recipes]
+        varying = [
+            name
+            for name in dict.fromkeys(name for settings in known for name in settings)
+            if len({str(settings.get(name)) for settings in known}) > 1
+        ]
+        settings = {name: run.recipe.get(name) for name in varying if name not in ("scale", "seed")}
+        design = {"scale": run.scale, "seed": run.seed, "perturbation": run.perturbation}
+        return {"run": run.id} | settings | design | {"status": record.status}
 
     def figure(self, path: str | Path, metric: str | None = None) -> Path:
         """Draw a metric against the scale, to a .png, .pdf or .svg file."""
         from initmem.paper.figures import draw_scale_plot
         from initmem.plots.curves import scale_plot
 
-        draw_scale_plot(scale_plot(self.records, metric or default_metric(self.records)), Path(path))
+        draw_scale_plot(scale_plot(self.records, self._metric(metric)), Path(path))
         return Path(path)
 
     def report(self, path: str | Path | None = None) -> Path:
@@ -112,24 +187,32 @@ class Result:
         return write_report(self.store, Path(path) if path else self.store.path / "report.html")
 
     @property
-    def failures(self) -> dict[tuple[float, int], str]:
-        """Tracebacks of the runs that raised, by (scale, seed)."""
-        return {(r.run.scale, r.run.seed): r.error or "" for r in self.records if r.status == "failed"}
+    def failures(self) -> dict[tuple[Any, ...], str]:
+        """Tracebacks of the runs that failed, by (scale, seed); in a grid by (label, scale, seed)."""
+        labels = dict(zip(self.study.recipes, self.study.labels(), strict=True))
+        several = len(labels) > 1
+        return {
+            (*([labels[r.run.recipe]] if several else []), r.run.scale, r.run.seed): r.error or ""
+            for r in self.records
+            if r.status == "failed"
+        }
 
     @property
     def notes(self) -> list[str]:
         """What the reader should know beside the verdict."""
-        return _notes(self.records, self._code, str(self.store.path))
+        stale = stale_note(self.records, lambda recipe: self._fingerprint)
+        return [*_notes(self.records), *([stale] if stale else [])]
 
     def explain(self, metric: str | None = None, *, tolerance: float | None = None) -> str:
         """The memory of a metric with its verdict, what that means in one sentence, and the notes."""
-        if len(self.failures) == len(self.records):
-            said = [f"{self.study.name}: nothing measured"]
-        else:
-            found = self.memory(metric, tolerance=tolerance)
-            counts = f"{found.n_scales} scales x {found.n_seeds} seeds"
-            said = [f"{found.recipe}: {found.metric} {found} ({counts})", f"  {found.meaning}"]
-            said += [f"  {note}" for note in found.notes]
+        rows = self.memories(metric, tolerance=tolerance)
+        said = [] if rows else [f"{self.study.name}: nothing measured"]
+        for row in rows:
+            counts = f"{row.n_scales} scales x {row.n_seeds} seeds"
+            said += [f"{row.recipe}: {row.metric} {row} ({counts})", f"  {row.meaning}"]
+            said += [f"  {note}" for note in row.notes]
+        if rows and metric is None and rows[0].metric != "test_accuracy":
+            said.append(f"  {metric_reason(rows[0].metric, self.records)}")
         return "\n".join([*said, *(f"  {note}" for note in self.notes)])
 
     def __str__(self) -> str:
@@ -141,16 +224,11 @@ class Result:
     def _repr_html_(self) -> str:
         from initmem.report.notebook import verdict_html
 
-        if len(self.failures) == len(self.records):
+        found = self.memories()
+        if not found:
             return f"<pre>{html.escape(str(self))}</pre>"
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        return verdict_html([self.memory()], self.records) + (f"<ul>{notes}</ul>" if notes else "")
-
-
-def _address(record: RunRecord) -> dict[str, Any]:
-    run = record.run
-    design = {"scale": run.scale, "seed": run.seed, "perturbation": run.perturbation}
-    return {"run": run.id} | design | {"status": record.status}
+        return verdict_html(found, self.records) + (f"<ul>{notes}</ul>" if notes else "")
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> polars.DataFrame:
@@ -159,29 +237,25 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> polars.DataFrame:
     return polars.DataFrame(rows, infer_schema_length=None)
 
 
-def _notes(records: Sequence[RunRecord], code: str, store: str) -> list[str]:
-    notes = []
-    failed = [record for record in records if record.status == "failed"]
-    if failed:
-        last = (failed[0].error or "").strip().splitlines()[-1:] or ["unknown"]
-        run = failed[0].run
-        notes.append(
-            f"{len(failed)} of {len(records)} runs failed, the first (scale {run.scale:g}, seed {run.seed}) "
-            f"with {last[0]} (tracebacks: result.failures; retry_failed=True trains them again)"
-        )
+def _notes(records: Sequence[RunRecord]) -> list[str]:
+    notes = [f"{line} (tracebacks: result.failures)" for line in failure_lines(records)]
     diverged = sum(record.status == "diverged" for record in records)
     if diverged:
-        notes.append(f"{diverged} of {len(records)} runs diverged; their predictors from before count")
+        notes.append(
+            f"{diverged} of {len(records)} runs diverged; each counts with the epoch selected before that"
+        )
     about = [record.provenance for record in records if record.status != "failed"]
     untouched = dict.fromkeys(name for one in about for name in one.get("untouched", ()))
     if untouched:
         notes.append(f"init.apply left as they are: {', '.join(untouched)} (`kernels` says what to redraw)")
     if about and not any(one.get("scale_used", True) for one in about):
-        notes.append("the training code never asked for the scale (init.apply, init.kernel or init.scale do)")
-    other = sum(bool(code and one.get("code")) and one["code"] != code for one in about)
-    if other:
         notes.append(
-            f"{other} of {len(records)} runs in {store} were trained before the code was changed "
-            "(a new `name` or store trains them anew)"
+            "not applicable: the pipeline never used the scale (init.apply, init.kernel and init.scale do)"
+        )
+    dropped = dict.fromkeys(name for one in about for name in one.get("dropped", ()))
+    if dropped:
+        notes.append(
+            f"left out, because not every epoch has them: {', '.join(dropped)} "
+            "(attach the tracker before the first epoch ends)"
         )
     return notes

@@ -11,15 +11,15 @@
     result = initmem.run(train, scales=[0.1, 0.5, 1, 1.8, 2.5], seeds=range(5), store="runs")
     print(result.memory("test_accuracy"))       # 12.3 pp [10.9, 13.8], floor 1.1, remembers
 
-`train` is called once for every scale and seed, in worker processes of one thread each. What it leaves in the
-store is what a bundled study leaves, so that `initmem status|measure|report runs` work as well. Called again,
-`run` trains only what is missing; a run that raised is in the store with its traceback.
+`train` is called once for every scale and seed, in worker processes of one thread each. It leaves in the
+store what a bundled study leaves, so `initmem status|measure|report runs` work as well. Called again, `run`
+trains only what is missing, provided that the code has not changed since: see `initmem.pipeline.fingerprint`.
+A run that raised or exited is in the store with its traceback.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import sys
 import time
@@ -35,10 +35,13 @@ from initmem.engines.inline import InlineEngine
 from initmem.engines.progress import watching
 from initmem.engines.settings import Engine, Settings, Trainer
 from initmem.errors import ConfigError, allowed
+from initmem.pipeline.fingerprint import Fingerprint, fingerprint
+from initmem.pipeline.guard import guarded
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.records import own_record
 from initmem.pipeline.result import Result
 from initmem.pipeline.seeding import seeded
+from initmem.pipeline.stale import refuse_stale
 from initmem.pipeline.tracker import Tracker
 from initmem.seeds import Role
 from initmem.store.record import RunRecord
@@ -60,12 +63,16 @@ def run(
     *,
     name: str | None = None,
     recipe: Mapping[str, Any] | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
     chaos: bool = False,
     split: Sequence[Role] = (),
+    keep_old: bool = False,
+    keep_going: bool = False,
     retry_failed: bool = False,
+    timeout: float | None = None,
     progress: bool = True,
 ) -> Result:
-    """Train from every scale and seed, and return what came out.
+    """Train from every scale and seed, and return the result.
 
     train: called as `train(init, tracker)`. It ends its epochs with `tracker.end_epoch(...)`, may return a
         mapping of final metrics (`{"test_accuracy": 0.93}`: those of the predictor it returns), or both.
@@ -76,38 +83,50 @@ def run(
     engine: `local` (worker processes), `inline` (one run after the other in this process, as a debugger
         wants it), `ray` (the cluster of $RAY_ADDRESS, or one made of this machine) or `slurm`. Training code
         that cannot be sent to another process is run inline in place of local, with a word about it.
-    name: what the pipeline is called, in the store too; the name of the function unless given. With the
-        scale and the seed it makes the id of a run: give a new name when you change what is trained.
-    recipe: what else is known, in the fields of a Recipe: `{"optimizer": "adam", "batch_size": 128}`. It
-        tells pipelines of one name apart, in tables and figures too; `init.recipe` hands it to `train`.
+    name: what the pipeline is called, in the store too; the name of the function unless given. Together with
+        the recipe, the scale and the seed it makes the id of a run.
+    recipe: settings of your code, of any name: `{"optimizer": "lion", "dropout": 0.1, "betas": [0.9, 0.99]}`.
+        They are part of the id and the label of a run; `init.recipe["dropout"]` hands them to `train`.
+    grid: settings that vary: `{"lr": [0.01, 0.1], "dropout": [0.0, 0.1]}` makes four recipes.
     chaos: give every run a replicate with one perturbed weight, for `initmem measure --what chaos`.
     split: roles (`init`, `order`) whose seed is also varied alone, for `initmem measure --what seeds`.
-    retry_failed: train failed runs again.
+    keep_old: keep runs that were trained before the code changed. Otherwise they are refused, with a message
+        that says what changed. Failed runs of other code are always tried again.
+    keep_going: do not stop when the first runs all fail with the same error.
+    retry_failed: train all failed runs again.
+    timeout: seconds within which a run has to end an epoch; one that does not is a failed run.
     progress: show a bar on stderr.
     """
     _check_function(train)
     called = name or _name_of(train)
-    study = own_study(called, recipe or {}, scales, seeds, chaos=chaos, split=split)
+    study = own_study(called, recipe or {}, scales, seeds, grid=grid, chaos=chaos, split=split)
+    trainer = PipelineTrainer(train, fingerprint(train))
+    chosen = engine_for(engine, trainer, workers, timeout)
     opened = Store.create(store or Path("runs") / called)
-    trainer = PipelineTrainer(train, code=code_of(train))
-    chosen = engine_for(engine, trainer, workers)
+    refuse_stale(opened, study, lambda recipe: trainer.fingerprint, keep_old=keep_old)
     with watching(sys.stderr if progress else None) as watch:
-        outcome = execute(study, opened, chosen, retry_failed=retry_failed, watch=watch)
+        outcome = execute(
+            study, opened, chosen, retry_failed=retry_failed, keep_going=keep_going, watch=watch
+        )
     for line in outcome.moved_aside if progress else ():
         print(f"initmem: moved aside: {line}", file=sys.stderr)
     if outcome.interrupted:
         raise KeyboardInterrupt
-    result = Result(opened, study, code=trainer.code)
+    result = Result(opened, study, fingerprint=trainer.fingerprint)
     for note in result.notes if progress else ():
         print(f"initmem: {note}", file=sys.stderr)
     return result
 
 
-def engine_for(name: str, trainer: Trainer, workers: int | None) -> Engine:
+def engine_for(name: str, trainer: Trainer, workers: int | None, timeout: float | None = None) -> Engine:
     """The engine of a name, ready to train by a trainer."""
     if name not in get_args(EngineName):
         raise ConfigError(f"engine = {name!r} ({allowed(get_args(EngineName))})")
+    if timeout is not None and not 0 < timeout < 1e9:
+        raise ConfigError(f"timeout = {timeout!r} (allowed: seconds above 0)")
     if name == "inline":
+        if timeout is not None:
+            raise ConfigError(f"timeout = {timeout:g} with engine = 'inline' (allowed: engine = 'local')")
         return InlineEngine(Settings(trainer=trainer))
     try:
         sent = Sent.pack(trainer)
@@ -116,9 +135,10 @@ def engine_for(name: str, trainer: Trainer, workers: int | None) -> Engine:
         problem = f"this training code cannot be sent to other processes ({reason})"
         if name != "local":
             raise ConfigError(f"engine = {name!r}: {problem}") from None
-        print(f"initmem: {problem}; its runs go one after the other in this one", file=sys.stderr)
+        limit = ", without the time limit" if timeout is not None else ""
+        print(f"initmem: {problem}; its runs go one after the other in this one{limit}", file=sys.stderr)
         return InlineEngine(Settings(trainer=trainer))
-    return engine_named(name, workers=workers, settings=Settings(trainer=sent))
+    return engine_named(name, workers=workers, settings=Settings(trainer=sent, timeout=timeout))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +175,12 @@ class PipelineTrainer:
     """Trains runs by a user's own function."""
 
     train: Train
-    code: str  # digest of the function's source
+    fingerprint: Fingerprint
 
     def __call__(self, runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) -> list[RunRecord]:
         """Train runs, one after the other."""
-        return [self._one(run, on_epoch) for run in runs]
+        about = {"fingerprint": self.fingerprint}
+        return [guarded(run, functools.partial(self._one, run, on_epoch), about) for run in runs]
 
     def _one(self, run: Run, on_epoch: Callable[[Run, dict[str, float]], None]) -> RunRecord:
         started = time.perf_counter()
@@ -175,7 +196,7 @@ class PipelineTrainer:
             run,
             tracker,
             time.perf_counter() - started,
-            code=self.code,
+            fingerprint=self.fingerprint,
             untouched=[name for table in init.tables for name in table.names("other")],
             scale_used=init.used,
         )
@@ -190,17 +211,6 @@ def _check_function(train: object) -> None:
         raise ConfigError(f"train: {error} (allowed: a function of (init, tracker))") from None
     except ValueError:
         return  # some callables do not say what they take
-
-
-def code_of(train: object) -> str:
-    """A digest of the source of a function, to notice that it has changed."""
-    while isinstance(train, functools.partial):
-        train = train.func
-    try:
-        text = inspect.getsource(train)  # type: ignore[arg-type]
-    except (OSError, TypeError):
-        text = ""
-    return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
 
 def _name_of(train: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +36,18 @@ class TorchPlace(Place):
         return self.tensors
 
     def value(self) -> Tensor:
-        """The tensor that the module computes with."""
-        found: Tensor = getattr(self.module, self.attribute)
+        """The tensor that the module computes with; to look at it changes nothing, as in evaluation mode."""
+        found: Tensor
+        if not parametrize.is_parametrized(self.module, self.attribute):
+            found = getattr(self.module, self.attribute)
+            return found
+        parametrization: Any = self.module.parametrizations
+        was_training = parametrization.training
+        parametrization.eval()  # spectral_norm improves its estimate whenever it is used in training
+        try:
+            found = getattr(self.module, self.attribute)
+        finally:
+            parametrization.train(was_training)
         return found
 
     def set(self, values: NDArray[np.float64]) -> None:
@@ -52,6 +63,20 @@ class TorchPlace(Place):
     def rescale(self, factor: float) -> None:
         """Multiply it."""
         self._assign(self.value() * factor)
+
+    def follow(self, model: Any) -> None:
+        """Nothing to do: parameters change in place."""
+
+    def why_stuck(self) -> str:
+        """Why a parametrised tensor cannot be set, tried on a copy of its module; empty if it can be."""
+        if not parametrize.is_parametrized(self.module, self.attribute):
+            return ""
+        copied = replace(self, module=copy.deepcopy(self.module))
+        try:
+            copied.rescale(2.0)
+        except ModelError as error:
+            return str(error).removeprefix(f"{self.name}: ")
+        return ""
 
     @torch.no_grad()
     def _assign(self, wanted: Tensor) -> None:
@@ -113,7 +138,7 @@ def _roles(
     for slot in slots:
         fan_in = fan_ins[slot.attribute]
         role, note = _role(slot, fan_in, has_kernel=has_kernel, explicit=explicit)
-        shape = tuple(getattr(module, slot.attribute).shape)
+        shape = tuple(slot.value().shape)
         kept = fan_in if role == "kernel" else None
         found.append(Variable(slot.name, shape, role, kept, note, slot))
     return found
@@ -127,7 +152,8 @@ def _role(slot: TorchPlace, fan_in: float | None, *, has_kernel: bool, explicit:
             return "stuck", f"a kernel of {tensor.dtype}, which cannot be drawn"
         if not (tensor.requires_grad or explicit):
             return "frozen", "left as it is: not trained (name it in `kernels` to redraw it)"
-        return "kernel", ""
+        stuck = slot.why_stuck()
+        return ("stuck", stuck) if stuck else ("kernel", "")
     if _is_norm(slot.module):
         return "norm", "left as it is"
     if has_kernel and "bias" in slot.attribute:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ from torch import Tensor
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed
 from initmem.pipeline.init import Init
-from initmem.pipeline.update_clocks import NORM_EVERY, Meter, Optimizers
+from initmem.pipeline.metric_names import metric_name
+from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.pipeline.variables import Kernels, Variable, kernel_variables, variables
 from initmem.store.record import SUMMARY_FIELDS
 
@@ -58,7 +59,7 @@ class Tracker:
         self._init, self._on_epoch, self._out = init, on_epoch, Path(out) if out else None
         self._rows: list[Row] = []
         self._given: set[str] = set()  # names of the metrics
-        self._meter = Meter()
+        self._updates = UpdateClocks()
         self._clock = time.perf_counter()
 
     def attach(
@@ -85,17 +86,24 @@ class Tracker:
             raise ConfigError(f"batch_size = {batch_size}, accumulation = {accumulation} (allowed: from 1)")
         found = [] if model is None else self._kernels_of(model, kernels)
         batch = batch_size * accumulation
-        self._meter.watch(found, optimizer, batch=batch, penalty=l2, every=norm_every)
+        self._updates.watch(found, optimizer, batch=batch, penalty=l2, every=norm_every)
         if self.norm_init is None:
-            self.norm_init = self._meter.norm()
+            self.norm_init = self._updates.norm()
         self._clock = time.perf_counter()
 
-    def step(self, learning_rate: float, *, momentum: float = 0.0) -> None:
-        """Count one update by hand, where there is no torch optimizer to watch."""
-        meter = self._meter
-        if not meter.groups:
-            meter.group(0).share = 1.0
-        meter.add([(meter.groups[0], float(learning_rate), momentum, meter.penalty)], leading=True)
+    def step(self, learning_rate: Any, *, momentum: float = 0.0, model: Any = None) -> None:
+        """Count an update by hand, where there is no torch optimizer to watch.
+
+        learning_rate: of the update, or an array with one value for each of several updates.
+        model: the updated model, where it is a new object (a pytree of JAX).
+        """
+        clocks = self._updates
+        if not clocks.groups:
+            clocks.group(0).share = 1.0
+        for kernel in clocks.kernels if model is not None else ():
+            kernel.place.follow(model)
+        for rate in np.asarray(learning_rate, dtype=float).reshape(-1).tolist():
+            clocks.add([(clocks.groups[0], rate, momentum, clocks.penalty)], leading=True)
 
     def end_epoch(self, **metrics: Any) -> None:
         """End an epoch with its metrics: numbers of any name, the same names in every epoch.
@@ -105,7 +113,7 @@ class Tracker:
         """
         row = checked_metrics(metrics)
         self._check(row)
-        self._append(row | self._meter.columns())
+        self._append(row | self._updates.columns())
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """End an epoch with a row that another tracker or program made: its own columns are among them."""
@@ -126,34 +134,41 @@ class Tracker:
 
     def detach(self) -> None:
         """Take the hooks off the optimizers."""
-        self._meter.detach()
+        self._updates.detach()
 
     @property
     def updates(self) -> int:
         """How many updates there were."""
-        return self._meter.updates
+        return self._updates.updates
 
     @property
     def history(self) -> dict[str, NDArray[np.float64]]:
         """The metrics of every epoch so far, an array of shape (epoch,) per column."""
-        names = self._rows[0] if self._rows else {}
-        # A parameter group that joined later has no column of its own.
-        whole = [name for name in names if all(name in row for row in self._rows)]
-        return {name: np.array([row[name] for row in self._rows]) for name in whole}
+        columns = {name: _column(name, self._rows) for name in self._names()}
+        return {name: np.array(values, float) for name, values in columns.items() if None not in values}
+
+    @property
+    def dropped(self) -> list[str]:
+        """Columns that are not in the history, because some epochs do not have them."""
+        whole = self.history
+        return [name for name in self._names() if name not in whole]
+
+    def _names(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self._rows for name in row))
 
     def clocks(self) -> dict[str, float]:
         """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
-        return self._meter.clocks()
+        return self._updates.clocks()
 
     @property
     def device(self) -> torch.device | None:
         """Where the watched kernels are."""
-        kernels = self._meter.kernels
+        kernels = self._updates.kernels
         return kernels[0].place.value().device if kernels else None
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON will do) from which `load_state_dict` goes on."""
-        return self._meter.state_dict() | {
+        return self._updates.state_dict() | {
             "rows": [dict(row) for row in self._rows],
             "metrics": sorted(self._given),
             "norm_init": self.norm_init,
@@ -163,7 +178,7 @@ class Tracker:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; before or after `attach`."""
-        self._meter.load_state_dict(state)
+        self._updates.load_state_dict(state)
         self._rows, self._given = [dict(row) for row in state["rows"]], set(state["metrics"])
         self.norm_init, self.diverged = state["norm_init"], bool(state["diverged"])
         self.finals = dict(state["finals"])
@@ -195,7 +210,7 @@ class Tracker:
         return kernel_variables(model, kernels)
 
     def _check(self, row: Row) -> None:
-        if "norm" in row and self._meter.kernels:
+        if "norm" in row and self._updates.kernels:
             raise ConfigError("metric norm: initmem records that itself (choose another name)")
         if not self._rows:
             self._given = set(row)
@@ -208,14 +223,32 @@ class Tracker:
 
 
 def checked_metrics(given: Mapping[Any, Any]) -> Row:
-    """Metrics as plain numbers, under names that are free."""
-    row = {str(name): _number(str(name), value) for name, value in given.items()}
-    for name, value in row.items():
+    """Metrics as plain numbers, under the names of initmem: `test_acc` is `test_accuracy`."""
+    row: Row = {}
+    for said, raw in given.items():
+        name, value = metric_name(str(said)), _number(str(said), raw)
         if name in RESERVED:
-            raise ConfigError(f"metric {name}: initmem records that itself (choose another name)")
+            raise ConfigError(f"metric {said}: initmem records that itself (choose another name)")
+        if name in row:
+            raise ConfigError(f"metric {said}: there is a {name} already (allowed: one of each)")
         if "accuracy" in name and not (math.isnan(value) or -1e-6 <= value <= 1 + 1e-6):
-            raise ConfigError(f"metric {name} = {value:g} (allowed: a fraction from 0 to 1)")
+            raise ConfigError(f"metric {said} = {value:g} (allowed: a fraction from 0 to 1)")
+        row[name] = value
     return row
+
+
+def _column(name: str, rows: Sequence[Row]) -> list[float | None]:
+    """A column; a clock or rate that begins late was zero before, when there had been no update.
+
+    The first parameter group has columns of its own once there is a second: before, all updates were its.
+    """
+    values = [row.get(name) for row in rows]
+    if "clock_" not in name and not name.endswith("learning_rate"):
+        return values
+    start = next(index for index, value in enumerate(values) if value is not None)
+    of_all = name.removeprefix("group0_")
+    before = [row.get(of_all, 0.0) if of_all != name else 0.0 for row in rows[:start]]
+    return before + values[start:]
 
 
 def _number(name: str, value: Any) -> float:

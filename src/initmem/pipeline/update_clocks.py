@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from initmem.clocks import CLOCKS, RateSums
+from initmem.clocks import RateSums
 from initmem.errors import ConfigError
 from initmem.pipeline.variables import Variable
 
@@ -56,7 +56,7 @@ class _Step(NamedTuple):
     leading: bool
 
 
-class Meter:
+class UpdateClocks:
     """Counts updates. What a device has still to compute is read at the end of an epoch, not waited for."""
 
     def __init__(self) -> None:
@@ -65,7 +65,8 @@ class Meter:
         self.groups: list[_Group] = []
         self.penalty = 0.0
         self.waiting: list[_Step] = []
-        self._batch, self._every = 1, NORM_EVERY
+        self._batch: int | None = None  # None: nobody has said it
+        self._every = NORM_EVERY
         self._hooks: list[Any] = []
         self._angular = 0.0  # the angular clock up to the last look at the kernels
         self._inverse = 0.0  # 1 / ||W||^2 at that look
@@ -105,25 +106,33 @@ class Meter:
         return math.sqrt(float(self._norm_squared())) if self.kernels else None
 
     def clocks(self) -> dict[str, float]:
-        """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
+        """The clocks at this moment: means over parameter groups, by their share of the kernels' values.
+
+        What was not measured is not there: no clock without an update or an optimizer to watch, none that
+        divides by a batch size that nobody gave, and no angular clock without kernels.
+        """
         self._settle()
-        found = dict.fromkeys(CLOCKS, 0.0)
+        if not self.groups:
+            return {}
+        found: dict[str, float] = {}
         for group in self.groups:
-            for name, value in group.clocks(self._batch).items():
-                found[name] += group.share * value
-        return found | {"angular": self._angular}
+            for name, value in group.clocks(self._batch or 1).items():
+                found[name] = found.get(name, 0.0) + group.share * value
+        if self._batch is None:
+            found = {name: value for name, value in found.items() if name == "adaptive"}
+        return found | ({"angular": self._angular} if self.kernels else {})
 
     def columns(self) -> dict[str, float]:
         """What joins the metrics of an epoch; several parameter groups have columns of their own, too."""
         ticks = self.clocks()
         norm = self.norm()
         row = {} if norm is None else {"norm": norm}
-        if self.updates:
+        if self.groups:
             row["learning_rate"] = sum(group.share * group.rate for group in self.groups)
             row |= {f"clock_{name}": value for name, value in ticks.items()}
         for index, group in enumerate(self.groups if len(self.groups) > 1 else ()):
             row[f"group{index}_learning_rate"] = group.rate
-            own = group.clocks(self._batch)
+            own = group.clocks(self._batch or 1)
             row |= {f"group{index}_clock_{name}": value for name, value in own.items()}
         return row
 
@@ -216,28 +225,28 @@ class Meter:
 class _Hook:
     """Runs after every real step of one optimizer; made to be quick."""
 
-    def __init__(self, meter: Meter, first: int, optimizer: torch.optim.Optimizer) -> None:
-        self.meter, self.first = meter, first
+    def __init__(self, clocks: UpdateClocks, first: int, optimizer: torch.optim.Optimizer) -> None:
+        self.clocks, self.first = clocks, first
         # The momentum of Muon does not lengthen its steps.
         self.inert = "muon" in type(optimizer).__name__.lower()
 
     def __call__(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-        meter, params = self.meter, optimizer.param_groups
-        if len(meter.groups) < self.first + len(params):  # a group was added while training
-            meter.weigh([group["params"] for group in params], self.first)
+        clocks, params = self.clocks, optimizer.param_groups
+        if len(clocks.groups) < self.first + len(params):  # a group was added while training
+            clocks.weigh([group["params"] for group in params], self.first)
         update = []
         for index, group in enumerate(params, start=self.first):
             momentum = 0.0 if self.inert else group.get("momentum", 0.0)
-            penalty = meter.penalty + group.get("weight_decay", 0.0) / 2
-            update.append((meter.groups[index], float(group["lr"]), momentum, penalty))
+            penalty = clocks.penalty + group.get("weight_decay", 0.0) / 2
+            update.append((clocks.groups[index], float(group["lr"]), momentum, penalty))
         leading = self.first == 0
         skipped = getattr(
             optimizer, "found_inf", None
         )  # fused steps under mixed precision skip on the device
         if skipped is None:
-            meter.add(update, leading=leading)
+            clocks.add(update, leading=leading)
         else:
-            meter.waiting.append(_Step(skipped.clone(), update, leading))
+            clocks.waiting.append(_Step(skipped.clone(), update, leading))
 
 
 def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:

@@ -45,6 +45,10 @@ class Place(ABC):
     def rescale(self, factor: float) -> None:
         """Multiply it."""
 
+    @abstractmethod
+    def follow(self, model: Any) -> None:
+        """Look at a newer version of the model, where a framework does not change models in place."""
+
 
 @dataclass(frozen=True, slots=True)
 class Variable:
@@ -71,7 +75,11 @@ def variables(model: Any, kernels: Kernels = None) -> list[Variable]:
         from initmem.pipeline.keras_variables import keras_variables
 
         return keras_variables(model, kernels)
+    from initmem.pipeline.jax_variables import is_pytree, jax_variables
     from initmem.pipeline.torch_variables import torch_variables
+
+    if is_pytree(model):
+        return jax_variables(model, kernels)
 
     return torch_variables(model, kernels)
 

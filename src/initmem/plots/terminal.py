@@ -32,13 +32,14 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
     ):
         table.add_column(name, justify="left" if name in ("recipe", "verdict") else "right", no_wrap=True)
     for row in rows:
-        interval = "" if row.low is None else f"{row.low:.1f} to {row.high:.1f}"
+        form = ".1f" if row.unit == "pp" else ".3g"  # points to a tenth, anything else to three digits
+        interval = "" if row.low is None else f"{_number(row.low, form)} to {_number(row.high, form)}"
         table.add_row(
             row.recipe,
-            _number(row.memory, ".1f"),
+            _number(row.memory, form),
             interval,
-            _number(row.floor, ".1f"),
-            _number(row.corrected, ".1f"),
+            _number(row.floor, form),
+            _number(row.corrected, form),
             _number(row.p, ".2g"),
             _number(row.q, ".2g"),
             f"{row.n_scales} x {row.n_seeds}",
@@ -54,7 +55,7 @@ def _remark(row: Memory, until: float | None) -> str:
     """What the reader should know beside the verdict: seeds still needed, or a width not met."""
     if until is not None and row.low is not None and row.high is not None:
         width = row.high - row.low
-        return f", interval {width:.1f} wide" + ("" if width <= until else f" (asked: {until:g})")
+        return f", interval {width:.3g} wide" + ("" if width <= until else f" (asked: {until:g})")
     return f", {row.seeds_needed} seeds would settle it" if row.seeds_needed else ""
 
 

@@ -11,6 +11,7 @@ from initmem.recipe import AnyRecipe
 from initmem.report.content import Content
 from initmem.report.pictures import bar_axis, glyph, interval_bar, nice_limit, spark
 from initmem.report.table import Cell, Column, Table, interval, number, runs_of
+from initmem.store.causes import failure_lines
 
 WORDS: dict[Verdict, str] = {
     "remembers": "the scale of the initialization is still visible in the trained predictor",
@@ -25,7 +26,12 @@ def verdicts(content: Content) -> dict[str, Any]:
     rows = content.memories
     metrics = list(dict.fromkeys(row.metric for row in rows)) or ["test_accuracy"]
     return {
-        "headline": headline(rows, waiting=len(content.names) - len(rows)),
+        "headline": " ".join(
+            [
+                headline(rows, waiting=len(content.names) - len(rows)),
+                *(f"{line}." for line in failure_lines(content.survey.records)),
+            ]
+        ),
         "extremes": extremes(rows),
         "table": table(content, rows),
         "words": {verdict: (glyph(verdict), meaning) for verdict, meaning in WORDS.items()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from initmem.store.causes import failure_causes
 from initmem.store.results import Results
 from initmem.store.survey import Survey
 
@@ -41,7 +42,16 @@ def study_status(survey: Survey) -> list[dict[str, Any]]:
             )
         total = sum(row["runs"] for row in rows)
         done = total - sum(row["missing"] for row in rows)
+        asked = {run.id for run in study.all_runs()}
+        causes = failure_causes(record for record in survey.records if record.id in asked)
         studies.append(
-            {"name": study.name, "effort": study.effort, "runs": total, "done": done, "recipes": rows}
+            {
+                "name": study.name,
+                "effort": study.effort,
+                "runs": total,
+                "done": done,
+                "recipes": rows,
+                "failures": [cause.to_json() for cause in causes],
+            }
         )
     return studies

@@ -1,0 +1,80 @@
+"""JAX with optax: parameters are a pytree, here a plain dict; those of flax and equinox work the same way.
+
+Two learning rates are asked: at the smaller one the network remembers the scale of its initialization.
+
+    python examples/jax_optax.py [--quick]
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from sklearn.datasets import load_digits
+
+import initmem
+from initmem.pipeline.jax import learning_rate
+
+BATCH = 32
+X, Y = load_digits(return_X_y=True)
+ORDER = np.random.default_rng(42).permutation(len(Y))
+TRAIN, VALIDATION, TEST = ((X[part] / 16, Y[part]) for part in np.split(ORDER, [1078, 1437]))
+
+
+def logits(params, x):
+    hidden = jax.nn.relu(x @ params["hidden"]["w"] + params["hidden"]["b"])
+    return hidden @ params["out"]["w"] + params["out"]["b"]
+
+
+@jax.jit
+def loss_of(params, x, y):
+    return optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y).mean()
+
+
+@jax.jit
+def accuracy(params, x, y):
+    return (logits(params, x).argmax(1) == y).mean()
+
+
+def layer(inputs, outputs):
+    return {"w": jnp.zeros((inputs, outputs)), "b": jnp.zeros(outputs)}
+
+
+def train(init, tracker):
+    epochs = init.recipe["epochs"]
+    updates = epochs * (len(TRAIN[0]) // BATCH)
+    schedule = optax.cosine_decay_schedule(init.recipe["learning_rate"], updates)
+    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=schedule)
+    params = init.apply({"hidden": layer(64, 64), "out": layer(64, 10)})  # a new pytree
+    state = optimizer.init(params)
+    tracker.attach(params, batch_size=BATCH)
+
+    @jax.jit
+    def update(params, state, x, y):
+        changes, state = optimizer.update(jax.grad(loss_of)(params, x, y), state, params)
+        return optax.apply_updates(params, changes), state
+
+    for epoch in range(epochs):
+        order = init.generator("order", epoch).permutation(len(TRAIN[0]))
+        for index in order[: len(order) // BATCH * BATCH].reshape(-1, BATCH):
+            params, state = update(params, state, TRAIN[0][index], TRAIN[1][index])
+            tracker.step(learning_rate(state), model=params)
+        tracker.end_epoch(
+            val_loss=loss_of(params, *VALIDATION),
+            val_accuracy=accuracy(params, *VALIDATION),
+            test_accuracy=accuracy(params, *TEST),
+        )
+
+
+if __name__ == "__main__":
+    quick = "--quick" in sys.argv
+    result = initmem.run(
+        train,
+        scales=[0.1, 1.0] if quick else [0.1, 0.5, 1.0, 1.8, 2.5],
+        seeds=range(2 if quick else 5),
+        name="jax_optax",
+        recipe={"optimizer": "sgd", "epochs": 3 if quick else 30},
+        grid={"learning_rate": [0.3] if quick else [0.01, 0.3]},
+    )
+    print(result)

@@ -1,0 +1,362 @@
+"""What a training function is made of, so that a store never passes off old results as new ones.
+
+A fingerprint maps names to short texts. It covers the function itself, the arguments of a partial, the object
+of a bound method, defaults and closures, and recursively every global value, function and class of the same
+project that the code refers to; installed packages count by their version:
+
+    {"function mine.train": "9f2c...", "function mine.helper": "77ab...", "mine.EPOCHS": "20",
+     "argument lr": "0.2", "package torch": "2.13.0"}
+
+Code counts as parsed, so that comments and formatting do not matter. Values that the code itself changes
+while it trains (a cache, a log, a counter) are its state, not settings, and do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import enum
+import functools
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+from initmem.pipeline.source import (
+    Definition,
+    Writes,
+    canonical,
+    class_node,
+    code_digest,
+    digest,
+    function_node,
+    imported,
+    parsed,
+    without_docstring,
+)
+from initmem.pipeline.value_digest import CODE, ValueDigest, short_text
+
+Fingerprint = dict[str, str]
+
+CONTAINERS = (list, tuple, set, dict)
+MOST_ENTRIES = 60  # of a mapping that is shown entry by entry
+INSTALLED = tuple(
+    str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def fingerprint(train: object) -> Fingerprint:
+    """What a training function is made of."""
+    walk = _Walk()
+    walk.callable(train)
+    return dict(sorted(walk.entries.items()))
+
+
+class _Walk:
+    """Follows references from a function, noting each thing once."""
+
+    def __init__(self) -> None:
+        self.entries: Fingerprint = {}
+        self._seen: dict[int, object] = {}  # by id; what is kept alive cannot pass its id on
+
+    def callable(self, thing: object) -> None:
+        """Note what is called to train: a function, a partial, a bound method or an object."""
+        if isinstance(thing, functools.partial):
+            for index, value in enumerate(thing.args):
+                self.value(f"argument {index + 1}", value)
+            for name, value in thing.keywords.items():
+                self.value(f"argument {name}", value)
+            self.callable(thing.func)
+        elif isinstance(thing, types.MethodType):
+            self.entries["trained by"] = _qualified(thing)
+            self._bound(thing.__self__, thing.__func__)
+        elif isinstance(thing, types.FunctionType | type):
+            self.entries["trained by"] = _qualified(thing)
+            self.code(thing)
+        else:
+            self.entries["trained by"] = _qualified(type(thing))
+            self._bound(thing, inspect.getattr_static(type(thing), "__call__", None))
+
+    def _bound(self, owner: object, method: object) -> None:
+        """A method and its object, attribute by attribute; what its methods write is state."""
+        kind = owner if isinstance(owner, type) else type(owner)
+        writes = Writes()
+        for function in _methods_reached(kind, method):
+            node = function_node(function)
+            if node is not None:
+                writes.visit(node)
+        for name, value in _attributes(owner).items():
+            if not writes.is_state(f"self.{name}", value):
+                self.value(f"{kind.__name__}.{name}", value)
+        self.code(kind)
+
+    def code(self, thing: types.FunctionType | type) -> None:
+        """Note a function or class, and what it refers to."""
+        if id(thing) in self._seen:
+            return
+        self._seen[id(thing)] = thing
+        if not self._is_project(thing.__module__):
+            self._package(thing.__module__)
+        elif isinstance(thing, type):
+            self._class(thing)
+        else:
+            self._function(thing)
+
+    def _function(self, function: types.FunctionType) -> None:
+        node = function_node(function)
+        name = f"{_short_module(function.__module__)}.{function.__qualname__.replace('.<locals>', '')}"
+        text = code_digest(function.__code__) if node is None else digest(canonical(node))
+        self._note(f"function {name}", text)
+        writes = Writes()
+        if node is not None:
+            writes.visit(node)
+        for key, value in _defaults(function).items():
+            self.value(f"default {name}({key})", value)
+        for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if (value := _content(cell)) is not function and not writes.is_state(key, value):
+                self.value(f"{name.rpartition('.')[0]}.{key}", value)
+        loaded, attributes = _names(function.__code__)
+        if node is not None:
+            self._imports(node, str(function.__globals__.get("__package__") or ""), attributes)
+        for key in sorted(loaded & set(function.__globals__)):
+            value = function.__globals__[key]
+            if isinstance(value, types.ModuleType):
+                self._module(value, attributes)
+            elif not writes.is_state(key, value):
+                self.value(f"{_short_module(function.__module__)}.{key}", value)
+
+    def _class(self, kind: type) -> None:
+        """A class: each method for itself, then the rest of its body, its plain attributes and its bases."""
+        name = f"{_short_module(kind.__module__)}.{kind.__qualname__.replace('.<locals>', '')}"
+        for key, value in sorted(vars(kind).items()):
+            inner = getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
+            own = isinstance(inner, types.FunctionType | type) and inner.__module__ == kind.__module__
+            if own and not (isinstance(inner, types.FunctionType) and _is_generated(inner)):
+                self.code(inner)
+            elif isinstance(value, (bool, int, float, str, *CONTAINERS)) and not key.startswith("__"):
+                self.value(f"{name}.{key}", value)
+        node = class_node(kind)
+        if node is not None:
+            body = [part for part in without_docstring(node.body) if not isinstance(part, Definition)]
+            fields = [canonical(part) for part in (*body, *node.bases, *node.keywords, *node.decorator_list)]
+            self._note(f"class {name}", digest("\n".join(fields)))
+        for base in kind.__bases__:
+            if base is not object:
+                self.code(base)
+
+    def _module(self, module: types.ModuleType, attributes: set[str]) -> None:
+        """Of a module of the project what some code may take from it; of an installed one the version."""
+        if not self._is_project(module.__name__):
+            self._package(module.__name__)
+            return
+        for name in sorted(attributes & set(vars(module))):
+            value = vars(module)[name]
+            if not isinstance(value, types.ModuleType):
+                self.value(f"{_short_module(module.__name__)}.{name}", value)
+            elif id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._module(value, attributes)
+
+    def _imports(self, node: ast.AST, package: str, attributes: set[str]) -> None:
+        """What a function imports for itself; a module that is not loaded yet counts as a whole."""
+        names = list(imported(node, package))
+        wanted = attributes | {name.rpartition(".")[2] for name in names}
+        for name in names:
+            module = sys.modules.get(name)
+            if module is not None:
+                self._module(module, wanted)
+            else:
+                self._whole(name, _origin(name))
+
+    def _whole(self, name: str, file: str | None) -> None:
+        if file is None or not file.endswith(".py") or not _in_project(file):
+            self._package(name)
+            return
+        tree = parsed(Path(file).read_text("utf-8", "replace"))
+        if tree is not None:
+            self._note(f"module {_short_module(name)}", digest(canonical(tree)))
+
+    def value(self, name: str, value: Any) -> None:
+        """Note a value: readable where it is small, by a digest where it is large."""
+        if isinstance(value, functools.partial):
+            self._note(name, "partial")
+            given: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
+            for key, part in given.items():
+                self.value(f"{name}({key})", part)
+            self.value(name + ".func", value.func)
+        elif isinstance(value, CODE):
+            self._note(name, _qualified(value))
+            self._reach(value)
+        elif isinstance(value, types.ModuleType):
+            self._module(value, set())
+        elif isinstance(value, dict) and 0 < len(value) <= MOST_ENTRIES and all(map(_is_plain, value)):
+            for key, part in value.items():
+                self.value(f"{name}[{key!r}]", part)
+        elif (text := short_text(value)) is not None:
+            self._note(name, text)
+        elif self._is_expandable(value):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self.code(type(value))
+                for key, part in _attributes(value).items():
+                    self.value(f"{name}.{key}", part)
+        else:
+            self._note(name, ValueDigest(self._reach).text(value))
+
+    def _is_expandable(self, value: object) -> bool:
+        """Objects of the project's classes, and plain holders such as argparse's Namespace."""
+        kind = type(value)
+        if isinstance(value, (np.ndarray, torch.Tensor, torch.nn.Module, *CONTAINERS)):
+            return False
+        holders = ("Namespace", "SimpleNamespace")
+        return (self._is_project(kind.__module__) or kind.__name__ in holders) and bool(_attributes(value))
+
+    def _reach(self, thing: object) -> None:
+        """Note code that was found within a value."""
+        if isinstance(thing, types.MethodType):
+            self.code(type(thing.__self__))
+            thing = thing.__func__
+        inner = getattr(thing, "__wrapped__", thing) if not isinstance(thing, type) else thing
+        if isinstance(inner, types.FunctionType | type):
+            self.code(inner)
+        else:
+            self._package(str(getattr(thing, "__module__", None) or "builtins"))
+
+    def _note(self, name: str, text: str) -> None:
+        """Note a text under a name; a second thing of the same name gets a number."""
+        free, n = name, 2
+        while free in self.entries and self.entries[free] != text:
+            free, n = f"{name} ({n})", n + 1
+        self.entries[free] = text
+
+    def _package(self, module: str) -> None:
+        top = module.partition(".")[0]
+        version = _version(top)
+        if version is not None:
+            self.entries[f"package {top}"] = version
+
+    @staticmethod
+    def _is_project(module: str) -> bool:
+        """Whether a module is the user's own: neither installed nor built in, nor a part of initmem."""
+        if module == "__main__" or module.partition(".")[0] == "initmem":
+            return module == "__main__"
+        loaded = sys.modules.get(module)
+        file = getattr(loaded, "__file__", None)
+        return loaded is None if file is None else _in_project(file)
+
+
+def _in_project(file: str) -> bool:
+    """Not below the folders of Python itself; a project may well keep its environment in its own folder."""
+    path = str(Path(file).resolve())
+    installed = "site-packages" in path or "dist-packages" in path
+    return not installed and not any(path.startswith(folder) for folder in INSTALLED)
+
+
+@functools.lru_cache(maxsize=512)
+def _version(package: str) -> str | None:
+    """The version of what provides a top-level module; None for Python's own modules and for initmem."""
+    if package in sys.stdlib_module_names or package in ("initmem", "builtins", "__main__"):
+        return None
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        pass
+    provided = importlib.metadata.packages_distributions().get(package, [])
+    return importlib.metadata.version(provided[0]) if provided else None
+
+
+def _origin(name: str) -> str | None:
+    """The file of a module that is not loaded, found without running anything."""
+    if "." in name and name.rpartition(".")[0] not in sys.modules:
+        return None  # to find it, its parent would have to be loaded
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return spec.origin if spec is not None else None
+
+
+def _short_module(name: str) -> str:
+    """The last part of a module's name; a script counts by its file, as when it is imported."""
+    if name == "__main__":
+        file = getattr(sys.modules.get("__main__"), "__file__", None)
+        return Path(file).stem if file else "notebook"
+    return name.rpartition(".")[2]
+
+
+def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
+    """Names that code loads from its globals, and the attributes that it takes of anything."""
+    loaded, attributes = set(), set()
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            loaded.add(step.argval)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+            attributes.add(step.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            more = _names(inner)
+            loaded |= more[0]
+            attributes |= more[1]
+    return loaded, attributes
+
+
+def _methods_reached(kind: type, method: object) -> Iterator[types.FunctionType]:
+    """A method, and those of the same class that it may call."""
+    waiting, seen = [method], set()
+    while waiting:
+        function = waiting.pop()
+        if isinstance(function, types.FunctionType) and function not in seen:
+            seen.add(function)
+            yield function
+            called = _names(function.__code__)[1]
+            waiting += [inspect.getattr_static(kind, name, None) for name in sorted(called)]
+
+
+def _attributes(owner: object) -> dict[str, Any]:
+    """What an object holds, in its `__dict__` and its slots."""
+    if isinstance(owner, type):
+        return {}
+    slots = [name for kind in type(owner).__mro__ for name in _slots(kind)]
+    found = {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
+    return dict(sorted((found | dict(getattr(owner, "__dict__", {}))).items()))
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if not name.startswith("__"))
+
+
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    values = function.__defaults__ or ()
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return dict(zip(names[len(names) - len(values) :], values, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None  # not bound yet
+
+
+def _is_generated(function: types.FunctionType) -> bool:
+    """Methods that dataclasses write follow from the fields."""
+    return function.__code__.co_filename.startswith("<string")
+
+
+def _qualified(thing: Any) -> str:
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    return f"{_short_module(str(getattr(thing, '__module__', '')))}.{name}".replace(".<locals>", "")
+
+
+def _is_plain(key: object) -> bool:
+    return isinstance(key, str | int | enum.Enum | PurePath)
