@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench.compare import gemm_limit
 
-from initmem.bench.compare import gemm_limit
 from initmem.data import sizes
 from initmem.engines.devices import cores
 from initmem.engines.local import LocalEngine

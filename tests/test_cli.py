@@ -25,10 +25,18 @@ def initmem(*arguments: object, **environment: str) -> subprocess.CompletedProce
     )
 
 
-def said(*arguments: object) -> object:
+def told(*arguments: object) -> dict:
+    """All that a command tells a program."""
     done = initmem(*arguments)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    content = json.loads(done.stdout)
+    assert list(content)[:2] == ["schema", "rows"]
+    return content
+
+
+def said(*arguments: object) -> list[dict]:
+    """The rows of a command."""
+    return told(*arguments)["rows"]
 
 
 @pytest.fixture
@@ -74,11 +82,11 @@ def test_mistakes_are_one_line_and_code_2(tmp_path: Path) -> None:
 
 def test_clocks_of_one_recipe() -> None:
     options = ["dataset=cifar10", "optimizer=sgd", "schedule=constant", "batch_size=128", "epochs=300"]
-    found = said("clocks", *(word for option in options for word in ("--set", option)), "--json")
+    (found,) = said("clocks", *(word for option in options for word in ("--set", option)), "--json")
     assert found["sgd"] == pytest.approx(7.3e-4, rel=0.01)
     assert found["updates"] == 300 * 313
     assert set(found) >= {"updates", "sgd", "l2", "adaptive"}
-    assert len(said("clocks", "quickstart", "--json")) == 3
+    assert len(said("clocks", "quickstart", "--json")) == 4
 
 
 def test_models() -> None:
@@ -88,7 +96,7 @@ def test_models() -> None:
 
 def test_studies() -> None:
     rows = {(row["study"], row["effort"]): row for row in said("studies", "--json")}
-    assert rows["quickstart", "demo"]["runs"] == 60
+    assert rows["quickstart", "demo"]["runs"] == 100
     assert rows["main-grid", "paper"]["runs"] == 6250
     names = {study for study, _ in rows}
     paper = {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug"}
@@ -99,16 +107,19 @@ def test_studies() -> None:
 
 
 def test_plan() -> None:
-    found = said("plan", "quickstart", "--effort", "smoke", "--gpus", "2", "--json")
-    assert (found["runs"], found["recipes"]) == (12, 3)
-    assert found["schedule"]["gpus"] == 2
+    found = told("plan", "quickstart", "--effort", "smoke", "--gpus", "2", "--json")
+    assert (found["summary"]["runs"], found["summary"]["recipes"]) == (16, 4)
+    assert found["summary"]["schedule"]["gpus"] == 2
+    assert len(found["rows"]) == 4
     assert found["rows"][0]["clock_adaptive"] > 0
     assert_refused(initmem("plan", "quickstart", "--accelerator", "abacus"), "abacus", "h100")
 
 
 def test_status_and_measure(filled: Path) -> None:
-    found = said("status", filled, "--json")
-    assert (found["studies"][0]["done"], found["studies"][0]["runs"]) == (6, 6)
+    found = told("status", filled, "--json")
+    (study,) = found["summary"]["studies"]
+    assert (study["done"], study["runs"]) == (6, 6)
+    assert [(row["study"], row["completed"]) for row in found["rows"]] == [(study["name"], 6)]
     (row,) = said("measure", filled, "--json")
     names = "recipe metric n_scales n_seeds memory low high floor p corrected verdict"
     assert set(names.split()) <= set(row)
@@ -126,11 +137,11 @@ def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: P
     options = ["run", "quickstart", "--effort", "smoke", "--set", "epochs=1", "--store", store]
     first = initmem(*options)
     assert first.returncode == 0, first.stderr
-    assert "12 runs trained" in first.stdout
+    assert "16 runs trained" in first.stdout
     assert "undetermined" in first.stdout
-    again = said(*options, "--json")
-    assert (again["trained"], again["completed"], again["missing"]) == (0, 12, 0)
-    assert said("report", store, "--json")["report"] == str(store / "report.html")
+    again = told(*options, "--json")["summary"]
+    assert (again["trained"], again["completed"], again["missing"]) == (0, 16, 0)
+    assert said("report", store, "--json")[0]["report"] == str(store / "report.html")
 
 
 @pytest.mark.parametrize("what", ["beta", "half-life", "forecast", "radial", "interpolation", "repair"])
@@ -191,12 +202,12 @@ def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
         "5",
         "--json",
     ]
-    found = said(*options)
+    found = told(*options)["summary"]
     (row,) = said("measure", store, "--json")
     # Plain runs and perturbed replicates of five seeds, and the two runs per role of the split.
     assert row["n_seeds"] == 5
     assert found["trained"] == found["completed"] == 5 * 2 * 2 + 2 * 2
-    again = said(*options)
+    again = told(*options)["summary"]
     assert (again["trained"], again["missing"]) == (0, 0)
     assert said("measure", store, "--what", "chaos", "--json")[0]["n_pairs"] == 10
     roles = {row["role"] for row in said("measure", store, "--what", "seeds", "--json")}
@@ -209,7 +220,7 @@ def test_advise_and_check(tmp_path: Path) -> None:
     assert told["sgd b128"]["forecast"] == "remembers"
     assert told["sgd b128"]["advice"].startswith("l2=0.045")
     assert told["adam b16"]["advice"] == "none needed"
-    assert_refused(initmem("advise", "linear"), "image networks")
+    assert_refused(initmem("advise", "linear"), "bundled networks")
     study = tmp_path / "tiny.toml"
     study.write_text(TINY.replace("chaos = true", "").replace('split = ["init", "order"]', ""))
     checked = said(

@@ -29,9 +29,9 @@ class Display:
         self._base: dict[str, int] = {}
         self._last_line = self.started
         self.live = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             console=console,
             transient=True,
         )
@@ -96,7 +96,7 @@ class Display:
 
     def _text(self) -> str:
         left = self.seconds_left()
-        parts = [f"{self.done}/{self.work.runs} runs"]
+        parts = [f"{self.done} of {self.work.runs} runs"]
         parts += [f"{self.counts[name]} {name}" for name in ("diverged", "failed") if self.counts[name]]
         parts.append("time left unknown yet" if left is None else f"{duration(left)} left")
         return ", ".join(parts)
@@ -112,7 +112,7 @@ class Display:
 @contextmanager
 def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
     """A display on a stream for as many sessions as come; without a stream nothing is shown."""
-    console = Console(file=stream, quiet=stream is None, highlight=False)
+    console = Console(file=stream, quiet=stream is None, highlight=False, markup=False, emoji=False)
     shown: list[Display] = []
 
     def watch(work: Workload) -> Listener:
@@ -132,7 +132,11 @@ def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
 @contextmanager
 def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
     """Show the progress of a fetch: a report of (what, share done)."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%"),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as live:
         task = live.add_task("", total=1.0)
 

@@ -106,7 +106,7 @@ def _difference(groups: Groups, metric: str | None) -> list[Row]:
         found = difference(first, second, metric or default_metric(first))
         if found is not None:
             row = {"field": field, "from": before, "to": after} | found._asdict()
-            rows.append(row | {"sure": found.sure})
+            rows.append(row | {"significant": found.sure})
     return rows
 
 

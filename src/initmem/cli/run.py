@@ -1,0 +1,207 @@
+"""initmem run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from initmem.cli.base import AsJson, DataDir, Effort, Settings, Wide, Workers, app, bundled_studies
+from initmem.cli.console import count, print_json, say, show
+from initmem.errors import ConfigError
+from initmem.train.requirements import Precision
+
+if TYPE_CHECKING:
+    from initmem.engines.execute import Workload
+    from initmem.engines.settings import Listener
+    from initmem.study import Study
+
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="DIR", help="Where the records go.", show_default="runs/STUDY-EFFORT"),
+]
+
+
+@app.command()
+def run(
+    study: Annotated[
+        str | None,
+        typer.Argument(
+            help="A bundled study or a .toml file; not needed with --command.", autocompletion=bundled_studies
+        ),
+    ] = None,
+    effort: Effort = None,
+    store: StoreOption = None,
+    workers: Workers = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="Where runs execute: local, ray or slurm.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --engine ray: the cluster, auto or HOST:PORT.")
+    ] = None,
+    records_travel: Annotated[
+        bool,
+        typer.Option(
+            "--records-travel", help="With --engine ray: tasks need no shared disk; the driver saves records."
+        ),
+    ] = False,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="With --engine slurm: partition=..., timeout_min=..., ..."),
+    ] = None,
+    pack: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Replicas trained together.", show_default="chosen by timing"),
+    ] = None,
+    settings: Settings = None,
+    until: Annotated[
+        float | None,
+        typer.Option(min=0.01, metavar="PP", help="Add seeds until every interval is at most this wide."),
+    ] = None,
+    max_seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="With --until: the most seeds per recipe.")
+    ] = 30,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N.")] = "cpu",
+    slots: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Packs that train at the same time on each GPU.")
+    ] = 1,
+    precision: Annotated[
+        Precision,
+        typer.Option(metavar="NAME", help="float32, tf32 or amp (bfloat16 layers); recorded with each run."),
+    ] = "float32",
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints.")
+    ] = 60.0,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="End a pack that finishes no epoch for this long: 90, 90s, 15m or 2h.",
+            show_default="never",
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Train failed runs again.")] = False,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROGRAM",
+            help="Train with your own program, which writes JSON lines: "
+            "'python train.py --scale {scale} --seed {seed} --out {history}'.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --command: its name.", show_default="that of the script"),
+    ] = None,
+    wide: Wide = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train every run of a study that is not in the store yet.
+
+    Ctrl-C stops; the same command resumes.
+    """
+    from initmem import study_file as studies
+    from initmem.engines.execute import check, execute, execute_until
+    from initmem.engines.named import engine_named
+    from initmem.engines.progress import duration
+    from initmem.engines.settings import Settings as EngineSettings
+    from initmem.engines.settings import Trainer
+    from initmem.measures.memory import default_metric, memory_table
+    from initmem.pipeline.bundled import bundled_pipeline
+    from initmem.plots import memory_table as memory_tables
+    from initmem.store.store import Store
+
+    if data_dir is not None:
+        os.environ["INITMEM_DATA"] = str(data_dir)  # the workers look there too
+    limit = None if timeout is None else seconds(timeout)
+    trainer: Trainer | None = None
+    if command is not None:
+        from initmem.pipeline.command import study_of
+
+        asked, trainer = study_of(command, name, study, effort, settings or ())
+    elif study is None:
+        raise ConfigError("nothing to run (allowed: a study, or --command)")
+    else:
+        asked = studies.load_study(study, effort, settings or ())
+        if (bundled := bundled_pipeline(asked)) is not None:
+            trainer, pack = bundled.trainer, pack or bundled.pack
+        else:
+            check(asked)
+    chosen = engine_named(
+        engine,
+        workers=workers,
+        settings=EngineSettings(
+            device=device,
+            slots=slots,
+            precision=precision,
+            checkpoint_every=checkpoint_every,
+            timeout=limit,
+            trainer=trainer,
+        ),
+        address=address,
+        records_travel=records_travel,
+        slurm=slurm or (),
+    )
+    place = store or Path("runs") / f"{asked.name}-{asked.effort}"
+    opened = Store.create(place)
+    introduce(asked, place)
+    with display() as watch:
+        if until is None:
+            outcome = execute(asked, opened, chosen, pack=pack, retry_failed=retry_failed, watch=watch)
+        else:
+            outcome = execute_until(
+                asked, opened, chosen, width=until, max_seeds=max_seeds, pack=pack, watch=watch
+            )
+    records = [r for r in opened.records() if r.run.recipe in asked.recipes]
+    memories = memory_table(records, default_metric(records), order=asked.recipes) if records else []
+    if as_json:
+        rows = [row.to_json() for row in memories]
+        print_json("run", rows, study=asked.name, effort=asked.effort, **asdict(outcome))
+    else:
+        say(f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}")
+        if memories:
+            show(memory_tables.memory_table(memories, until=until), wide=wide)
+        say(f"next: initmem report {place}")
+    if outcome.interrupted:
+        raise typer.Exit(130)
+    if not outcome.complete:
+        raise typer.Exit(1)
+
+
+def seconds(text: str) -> float:
+    """A duration: a number of seconds, or one with the unit s, m or h."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "s")
+    try:
+        value = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise ConfigError(f"timeout = {text!r} (allowed: a duration, as in 90, 90s, 15m, 2h)")
+    return value
+
+
+def introduce(study: Study, place: Path) -> None:
+    """Say on stderr what is about to happen."""
+    about = f" ({study.about})" if study.about else ""
+    say(f"{study.name}, effort {study.effort}{about}", err=True)
+    grid = [(study.recipes, "recipe"), (study.scales, "scale"), (study.seeds, "seed")]
+    sizes = " x ".join(count(len(values), noun) for values, noun in grid)
+    say(f"{sizes} = {count(len(study.all_runs()), 'run')}, store {place}", err=True)
+
+
+@contextmanager
+def display() -> Iterator[Callable[[Workload], Listener]]:
+    """A live display for any number of sessions; a polite kill ends like Ctrl-C."""
+    from initmem.engines.progress import watching
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with watching(sys.stderr) as watch:
+        yield watch
