@@ -75,7 +75,7 @@ def main() -> None:
         fail(str(error))
     except typer.TyperException as error:
         fail(error.format_message())
-    except typer.Abort:  # Ctrl-C
+    except typer.Abort:
         fail("interrupted", code=130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader has seen enough; keep the interpreter from complaining
