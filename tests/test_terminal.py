@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from conftest import fake_record
-from initmem.plots.measure_tables import MEASURES
+from initmem.plots.columns import MEASURES
 from initmem.plots.table import Cell, Column, Table, cell, table_of
 from initmem.plots.terminal import fitted, legend, print_table, printable
 from initmem.store.store import Store

@@ -88,7 +88,8 @@ def timed(
     for workload in chosen:
         rows.append(compare(workload, usable, limit, tell, rounds).row())
         if output is not None:
-            output.write_text(json.dumps(summary | {"rows": rows}, indent=1) + "\n")
+            content = {"schema": "initmem.bench/1", "rows": rows, "summary": summary}
+            output.write_text(json.dumps(content, indent=1) + "\n")
     return rows, summary
 
 

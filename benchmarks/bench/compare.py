@@ -128,7 +128,7 @@ def missing(peer: str) -> str | None:
     """Why a peer cannot be run here, in a line; None if it can."""
     package = PEERS[peer]
     if importlib.util.find_spec(package) is None:
-        return f"{peer}: {package} is not installed (pip install 'initmem[bench]')"
+        return f"{peer}: {package} is not installed (pip install -e '.[bench]')"
     return None
 
 

@@ -35,7 +35,7 @@ def advise(
     """
     from initmem import study_file as studies
     from initmem.measures.advice import advice_rows, advised_study, verdicts
-    from initmem.plots.measure_tables import ADVICE
+    from initmem.plots.columns import ADVICE
     from initmem.plots.table import table_of
 
     asked = studies.load_study(study, effort, settings or ())

@@ -27,7 +27,7 @@ def clocks(
     from initmem import study_file as studies
     from initmem.clocks import clocks as clocks_of
     from initmem.data import sizes
-    from initmem.plots.measure_tables import CLOCK_COLUMNS
+    from initmem.plots.columns import CLOCK_COLUMNS
     from initmem.plots.table import table_of
     from initmem.recipe import labels, network_of
 

@@ -27,7 +27,7 @@ def list_data(data_dir: DataDir = None, wide: Wide = False, as_json: AsJson = Fa
     """List the datasets, their sizes and where they are."""
     from initmem.data import sizes
     from initmem.data.cifar10 import cache_dir, is_cached
-    from initmem.plots.measure_tables import DATASETS
+    from initmem.plots.columns import DATASETS
     from initmem.plots.table import table_of
     from initmem.recipe import NAMED_DATASETS, Recipe
 

@@ -59,7 +59,7 @@ def measure(
     from initmem.measures.memory import default_metric, memory_table
     from initmem.measures.rows import REMARKS, rows_of
     from initmem.plots import memory_table as memory_tables
-    from initmem.plots.measure_tables import measure_table
+    from initmem.plots.columns import measure_table
     from initmem.study import recipes_of
 
     records, studies = opened(*stores)

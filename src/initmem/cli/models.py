@@ -9,7 +9,7 @@ from initmem.cli.console import print_json, show
 @app.command()
 def models(wide: Wide = False, as_json: AsJson = False) -> None:
     """List the bundled networks and their sizes."""
-    from initmem.plots.measure_tables import MODELS
+    from initmem.plots.columns import MODELS
     from initmem.plots.table import table_of
     from initmem.train.models import catalogue
 

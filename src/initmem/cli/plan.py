@@ -67,7 +67,7 @@ def plan(
 
 def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
     from initmem.engines.progress import duration
-    from initmem.plots.measure_tables import PLAN
+    from initmem.plots.columns import PLAN
     from initmem.plots.table import table_of
 
     rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]

@@ -20,7 +20,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Count the runs of each study by what became of them."""
-    from initmem.plots.measure_tables import STATUS
+    from initmem.plots.columns import STATUS
     from initmem.plots.table import table_of
     from initmem.store.results import open_results
     from initmem.store.status import store_status

@@ -10,7 +10,7 @@ from initmem.cli.base import AsJson, Wide, app, bundled_studies
 from initmem.cli.console import print_json, say, show
 
 if TYPE_CHECKING:
-    from initmem.plots.measure_tables import Columns
+    from initmem.plots.columns import Columns
 
 FIRST = "quickstart"
 GPU = "h100"
@@ -32,7 +32,7 @@ def list_studies(
 
     With a name: the efforts of that study, its smaller and larger versions.
     """
-    from initmem.plots.measure_tables import EFFORTS, STUDIES
+    from initmem.plots.columns import EFFORTS, STUDIES
     from initmem.plots.table import table_of
 
     rows = _rows(name)

@@ -29,7 +29,7 @@ def theory(
 
     Why initialization is remembered, and what erases it.
     """
-    from initmem.plots.measure_tables import THEORY
+    from initmem.plots.columns import THEORY
     from initmem.plots.table import Column, Key, table_of
     from initmem.theory.pictures import show as shown_of
 
