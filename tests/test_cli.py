@@ -351,7 +351,7 @@ def test_json_is_the_same_in_full_precision_and_without_infinities(capsys) -> No
 
 
 def test_one_is_singular() -> None:
-    from initmem.cli.console import count
+    from initmem.errors import count
 
     assert [count(n, "run") for n in (0, 1, 2, 1234)] == ["0 runs", "1 run", "2 runs", "1,234 runs"]
 

@@ -1,4 +1,4 @@
-"""The errors a user can meet: each is one line that says what is wrong and what is allowed."""
+"""The errors a user can meet, each one line with what is wrong and what is allowed; words for messages."""
 
 from __future__ import annotations
 
@@ -32,3 +32,8 @@ class ModelError(InitmemError):
 def allowed(values: Iterable[object]) -> str:
     """Format a list of permitted values for an error message."""
     return "allowed: " + ", ".join(str(value) for value in values)
+
+
+def count(n: int, noun: str) -> str:
+    """As in "1 run" and "2 runs"."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")

@@ -60,11 +60,6 @@ def fail(message: str, *, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
-def count(n: int, noun: str) -> str:
-    """As in "1 run" and "2 runs"."""
-    return f"{n:,} {noun}" + ("" if n == 1 else "s")
-
-
 def console(*, stderr: bool = False, wide: bool = False) -> Console:
     """Where tables and progress go. It reads no markup, and cuts nothing where there is no terminal."""
     from rich.console import Console

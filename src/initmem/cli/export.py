@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from initmem.cli.base import AsJson, StoreArgument, app
-from initmem.cli.console import count, print_json, say
+from initmem.cli.console import print_json, say
+from initmem.errors import count
 
 
 @app.command()

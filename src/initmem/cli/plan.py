@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from initmem.cli.base import AsJson, Effort, Settings, StudyArgument, Wide, Workers, app
-from initmem.cli.console import count, print_json, say, show
+from initmem.cli.console import print_json, say, show
+from initmem.errors import count
 
 if TYPE_CHECKING:
     from initmem.engines.plan import Plan, Schedule

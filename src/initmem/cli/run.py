@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from initmem.cli.base import AsJson, DataDir, Effort, Settings, Wide, Workers, app, bundled_studies
-from initmem.cli.console import count, print_json, say, show
-from initmem.errors import ConfigError
+from initmem.cli.console import print_json, say, show
+from initmem.errors import ConfigError, count
 from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:

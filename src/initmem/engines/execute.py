@@ -14,6 +14,7 @@ from initmem.data import check as check_data
 from initmem.engines.packing import cost, pack_size, packs
 from initmem.engines.settings import Engine, Listener
 from initmem.engines.speed import PackSizes
+from initmem.errors import count
 from initmem.measures.memory import memory
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, network_of
 from initmem.store.store import Store
@@ -39,7 +40,7 @@ class Outcome:
         """Counts in words."""
         counts = {name: getattr(self, name) for name in ("completed", "diverged", "failed", "missing")}
         said = ", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "completed")
-        return f"of {self.runs} runs: {said}"
+        return f"of {count(self.runs, 'run')}: {said}"
 
     @property
     def complete(self) -> bool:
@@ -148,8 +149,8 @@ def execute_until(
         wider = {} if outcome.interrupted else _seeds_to_add(study, store, width, max_seeds)
         if not wider:
             return replace(outcome, trained=trained)
-        for recipe, count in wider.items():
-            study = study.with_more_seeds(recipe, count)
+        for recipe, seeds in wider.items():
+            study = study.with_more_seeds(recipe, seeds)
 
 
 def _seeds_to_add(study: Study, store: Store, width: float, max_seeds: int) -> dict[AnyRecipe, int]:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from initmem.engines.execute import Workload
 from initmem.engines.settings import Listener
+from initmem.errors import count
 
 QUIET_SECONDS = 15.0  # between two lines where there is no terminal to draw on
 
@@ -62,11 +63,13 @@ class Display:
                     self.done += 1
             case "crash":
                 code, ids = content
-                self.console.print(f"a worker was lost (exit code {code}); {len(ids)} runs go back to work")
+                self.console.print(
+                    f"a worker was lost (exit code {code}); {count(len(ids), 'run')} will be tried again"
+                )
             case "fault":
                 cause, ids = content
                 self.console.print(
-                    f"{cause}: {len(ids)} runs are tried again in smaller packs, or recorded as failed"
+                    f"{cause}: {count(len(ids), 'run')} to be tried again in smaller packs, or marked failed"
                 )
             case "stopping":
                 self.console.print("stopping after the current epoch; Ctrl-C again stops at once")
@@ -96,7 +99,7 @@ class Display:
 
     def _text(self) -> str:
         left = self.seconds_left()
-        parts = [f"{self.done} of {self.work.runs} runs"]
+        parts = [f"{self.done} of {count(self.work.runs, 'run')}"]
         parts += [f"{self.counts[name]} {name}" for name in ("diverged", "failed") if self.counts[name]]
         parts.append("time left unknown yet" if left is None else f"{duration(left)} left")
         return ", ".join(parts)

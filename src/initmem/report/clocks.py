@@ -18,17 +18,17 @@ from initmem.report.content import Content, runs_of
 
 
 def forecast_table(content: Content) -> Table:
-    """What the clocks alone foretell, and what was measured."""
+    """What the clocks alone predict, and what was observed."""
     columns = [
         Column("recipe", "text"),
-        Column("forecast", "text", "from the clocks alone, with the thresholds of the paper's networks"),
-        Column("clock", "text", "the one that is furthest on its way"),
+        Column("predicted", "text", "from the clocks alone, with the thresholds of the paper's networks"),
+        Column("clock", "text", "the clock that is closest to forgetting"),
         Column("at the end", about="its value at the last epoch"),
-        Column("needed", about="from where on memory should be gone"),
+        Column("needed", about="the value from which memory should be gone"),
         Column("when selected", about="its value when the returned predictor was selected, median over runs"),
-        Column("measured", "text"),
-        Column("the forecast", "text"),
-        Column("least change that should make it forget", "text"),
+        Column("observed", "text", "the verdict of the runs"),
+        Column("outcome", "text", "whether the prediction was correct"),
+        Column("smallest change that should make it forget", "text"),
     ]
     return Table("Forecast", columns, [_forecast(content, r) for r in content.names], id="forecast")
 

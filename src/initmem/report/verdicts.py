@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from initmem.errors import count
 from initmem.measures.memory import TOLERANCE_PP, Memory, Verdict
 from initmem.plots.memory_table import COLUMNS, memory_cells, memory_form
 from initmem.plots.table import Cell, Column, Table, cell
@@ -15,7 +16,7 @@ from initmem.report.pictures import bar_axis, glyph, interval_bar, nice_limit, s
 
 WORDS: dict[Verdict, str] = {
     "remembers": "the scale of the initialization is still visible in the trained predictor",
-    "forgets": f"whatever the scale, training surely ends within {TOLERANCE_PP:g} points",
+    "forgets": f"the 95% interval of the memory lies below {TOLERANCE_PP:g} points",
     "undetermined": "too few or too noisy runs to tell",
 }
 
@@ -163,7 +164,7 @@ def remarks(content: Content, recipe: AnyRecipe, row: Memory) -> list[str]:
     missing = len(asked - {record.id for record in records})
     found = [f"about {row.seeds_needed} seeds would settle it"] if row.seeds_needed else []
     found += [f"{counts[name]} {name}" for name in ("failed", "diverged") if counts[name]]
-    found += [f"{missing} runs to come"] if missing else []
+    found += [f"{count(missing, 'run')} to come"] if missing else []
     found += ["mixed hardware"] if len({hardware(record.provenance) for record in records}) > 1 else []
     return found
 

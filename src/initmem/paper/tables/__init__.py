@@ -43,7 +43,5 @@ def make(name: str, records: Sequence[RunRecord], studies: Sequence[Study], refe
         raise StoreError("no finished run yet (initmem run makes them)")
     known = bundled(records)
     if not known:
-        raise StoreError(
-            f"table {name}: only runs of training code of your own here (initmem measure has them)"
-        )
+        raise StoreError(f"table {name}: the store holds runs of user code only (initmem measure shows them)")
     return _TABLES[name].make(known, studies, reference=reference)
