@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 import time
 
+from bench.command import asked_workloads
+from bench.workloads import Workload
 from torch.profiler import ProfilerActivity, profile
 
-from initmem.bench.table import asked_workloads
-from initmem.bench.workloads import Workload
 from initmem.data import load
 from initmem.engines.speed import PackSizes
 from initmem.engines.worker import make_ready

@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from initmem.present import figures, papertables
 from numpy.typing import NDArray
 
 from initmem.clocks import Clocks, clocks
 from initmem.measures.memory import memory_table
 from initmem.measures.rows import MEASURES, rows_of
+from initmem.paper import figures
+from initmem.paper import tables as papertables
+from initmem.plots.table_text import render
 from initmem.recipe import Recipe
 from initmem.store.record import RunRecord, summarise
 from initmem.store.store import Store
@@ -156,7 +158,7 @@ def main() -> None:
             timed(
                 f"table {name}",
                 lambda name=name: (out / f"table-{name}.txt").write_text(
-                    papertables.make(name, records, studies, reference=asked.reference).render("txt")
+                    render(papertables.make(name, records, studies, reference=asked.reference), "txt")
                 ),
             )
             for name in papertables.NAMES

@@ -18,8 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from bench.compare import gemm_limit
 
-from initmem.bench.compare import gemm_limit
 from initmem.data import sizes
 from initmem.engines.devices import cores
 from initmem.engines.events import Claimed, EpochEnded, Event

@@ -21,13 +21,23 @@ CONSOLE = re.compile(r"```console\n(?P<text>.*?)```", re.DOTALL)
 
 
 def refreshed(page: str) -> str:
-    """The page with what its commands print now, run from the current directory."""
-    return CONSOLE.sub(lambda block: f"```console\n{_session(block['text'])}```", page)
+    """The page with what its commands print now, run from the current directory.
+
+    A line of a legend is shown once: where its column first appears.
+    """
+    seen: set[str] = set()
+    return CONSOLE.sub(lambda block: f"```console\n{_session(block['text'], seen)}```", page)
 
 
-def _session(text: str) -> str:
+def _session(text: str, seen: set[str]) -> str:
     commands = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
-    return "\n".join(f"$ {command}\n{printed(command)}" for command in commands)
+    return "\n".join(f"$ {command}\n{_new(printed(command), seen)}" for command in commands)
+
+
+def _new(text: str, seen: set[str]) -> str:
+    lines = [line for line in text.splitlines() if ": " not in line or line not in seen]
+    seen.update(lines)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def printed(command: str) -> str:

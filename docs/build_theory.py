@@ -38,7 +38,8 @@ def compute() -> Numbers:
         found[name] = show(name, output=picture).rows
     found["study"] = [row for row in _initmem("studies", "--json") if row["study"] == "linear"]
     for row in found["study"]:
-        del row["hours_here"]  # another machine, another number
+        for key in ("hours_here", "gpu_hours", "title", "default"):
+            del row[key]  # not on the page, or another number on another machine
     with tempfile.TemporaryDirectory() as folder:
         _initmem("run", "linear", "--store", folder, "--json")
         found["memory"] = _initmem("measure", folder, "--json")
@@ -50,7 +51,7 @@ def _initmem(*words: str) -> Any:
     done = subprocess.run(
         [sys.executable, "-m", "initmem", *words], check=True, stdout=subprocess.PIPE, text=True
     )
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["rows"]
 
 
 def render(numbers: Numbers) -> str:

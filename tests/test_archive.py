@@ -268,18 +268,19 @@ def test_the_commands_take_an_archive_like_a_store(tmp_path: Path, tiny_study: S
     store.add_study(tiny_study)
     store.commit([fake_record(run, 0.9 - 0.1 * run.scale + 0.01 * run.seed) for run in tiny_study.all_runs()])
     code, out, _ = command("archive", store.path, "--json")
-    made = json.loads(out)
+    (made,) = json.loads(out)["rows"]
     assert (code, made["archive"], made["records"], made["damaged"]) == (0, str(file), 6, [])
     for words in (["measure"], ["measure", "--what", "beta"], ["table", "1"]):
         assert command(*words, file, "--json") == command(*words, store.path, "--json")
     of_file = json.loads(command("status", file, "--verify", "--json")[1])
     of_store = json.loads(command("status", store.path, "--json")[1])
-    assert of_file == of_store | {"store": str(file)}
+    assert of_file["rows"] == of_store["rows"]
+    assert of_file["summary"] == of_store["summary"] | {"store": str(file)}
     assert command("report", file) == (0, f"report: {tmp_path / 'store.html'}\n", "")
     assert command("figure", "1", file, "-o", tmp_path / "one.svg")[0] == 0
     back = tmp_path / "back"
     code, out, _ = command("restore", file, "--store", back, "--json")
-    assert [(row["records"], row["new"]) for row in json.loads(out)] == [(6, 6)]
+    assert [(row["records"], row["new"]) for row in json.loads(out)["rows"]] == [(6, 6)]
     assert files(Store(back)) == files(store)
     for words, said in [
         (["run", "quickstart", "--store", file], "initmem restore makes a store"),

@@ -207,9 +207,9 @@ def test_the_command_says_where_it_is_and_ends_at_ctrl_c(store: Store) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hear_ctrl_c
     )
     said = ""
-    while not said.endswith("}\n"):
+    while not said.endswith("\n}\n"):
         said += process.stdout.readline()
-    port = int(json.loads(said)["board"].rpartition(":")[2].strip("/"))
+    port = int(json.loads(said)["rows"][0]["board"].rpartition(":")[2].strip("/"))
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     line.request("GET", "/events")
     assert line.getresponse().status == 200  # and it stays open while the board ends

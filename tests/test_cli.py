@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,10 +26,18 @@ def initmem(*arguments: object, **environment: str) -> subprocess.CompletedProce
     )
 
 
-def said(*arguments: object) -> object:
+def told(*arguments: object) -> dict:
+    """All that a command tells a program."""
     done = initmem(*arguments)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    content = json.loads(done.stdout)
+    assert list(content)[:2] == ["schema", "rows"]
+    return content
+
+
+def said(*arguments: object) -> list[dict]:
+    """The rows of a command."""
+    return told(*arguments)["rows"]
 
 
 @pytest.fixture
@@ -74,7 +83,7 @@ def test_mistakes_are_one_line_and_code_2(tmp_path: Path) -> None:
 
 def test_clocks_of_one_recipe() -> None:
     options = ["dataset=cifar10", "optimizer=sgd", "schedule=constant", "batch_size=128", "epochs=300"]
-    found = said("clocks", *(word for option in options for word in ("--set", option)), "--json")
+    (found,) = said("clocks", *(word for option in options for word in ("--set", option)), "--json")
     assert found["sgd"] == pytest.approx(7.3e-4, rel=0.01)
     assert found["updates"] == 300 * 313
     assert set(found) >= {"updates", "sgd", "l2", "adaptive"}
@@ -99,16 +108,19 @@ def test_studies() -> None:
 
 
 def test_plan() -> None:
-    found = said("plan", "quickstart", "--effort", "smoke", "--gpus", "2", "--json")
-    assert (found["runs"], found["recipes"]) == (16, 4)
-    assert found["schedule"]["gpus"] == 2
+    found = told("plan", "quickstart", "--effort", "smoke", "--gpus", "2", "--json")
+    assert (found["summary"]["runs"], found["summary"]["recipes"]) == (16, 4)
+    assert found["summary"]["schedule"]["gpus"] == 2
+    assert len(found["rows"]) == 4
     assert found["rows"][0]["clock_adaptive"] > 0
     assert_refused(initmem("plan", "quickstart", "--accelerator", "abacus"), "abacus", "h100")
 
 
 def test_status_and_measure(filled: Path) -> None:
-    found = said("status", filled, "--json")
-    assert (found["studies"][0]["done"], found["studies"][0]["runs"]) == (6, 6)
+    found = told("status", filled, "--json")
+    (study,) = found["summary"]["studies"]
+    assert (study["done"], study["runs"]) == (6, 6)
+    assert [(row["study"], row["completed"]) for row in found["rows"]] == [(study["name"], 6)]
     (row,) = said("measure", filled, "--json")
     names = "recipe metric n_scales n_seeds memory low high floor p corrected verdict"
     assert set(names.split()) <= set(row)
@@ -128,9 +140,9 @@ def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: P
     assert first.returncode == 0, first.stderr
     assert "16 runs trained" in first.stdout
     assert "undetermined" in first.stdout
-    again = said(*options, "--json")
+    again = told(*options, "--json")["summary"]
     assert (again["trained"], again["completed"], again["missing"]) == (0, 16, 0)
-    assert said("report", store, "--json")["report"] == str(store / "report.html")
+    assert said("report", store, "--json")[0]["report"] == str(store / "report.html")
 
 
 @pytest.mark.parametrize("what", ["beta", "half-life", "forecast", "radial", "interpolation", "repair"])
@@ -191,12 +203,12 @@ def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
         "5",
         "--json",
     ]
-    found = said(*options)
+    found = told(*options)["summary"]
     (row,) = said("measure", store, "--json")
     # Plain runs and perturbed replicates of five seeds, and the two runs per role of the split.
     assert row["n_seeds"] == 5
     assert found["trained"] == found["completed"] == 5 * 2 * 2 + 2 * 2
-    again = said(*options)
+    again = told(*options)["summary"]
     assert (again["trained"], again["missing"]) == (0, 0)
     assert said("measure", store, "--what", "chaos", "--json")[0]["n_pairs"] == 10
     roles = {row["role"] for row in said("measure", store, "--what", "seeds", "--json")}
@@ -283,3 +295,148 @@ def test_figures_and_tables(filled: Path, tmp_path: Path) -> None:
     assert_refused(initmem("figure", "9", filled), "'9'", "all")
     assert_refused(initmem("figure", "1", filled, "-o", tmp_path / "one.doc"), "doc")
     assert_refused(initmem("table", "1", filled, "-o", tmp_path / "one.doc"), "doc")
+
+
+# -- JSON, exit codes, hints -------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "json.md").read_text("utf-8")
+
+
+def documented(schema: str) -> set[str]:
+    """The keys that the page of JSON gives a schema."""
+    (section,) = re.findall(rf"^### {re.escape(schema)}\n(.*?)(?=^#|\Z)", PAGE, flags=re.M | re.S)
+    return set(re.findall(r"`([\w-]+)`", section))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["studies"], ["studies", "chaos"], ["plan", "quickstart", "--effort", "smoke", "--gpus", "1"],
+        ["status", "STORE"], ["measure", "STORE"], ["measure", "STORE", "--what", "beta"],
+        *(["measure", "STORE", "--what", what] for what in ("half-life", "forecast", "radial")),
+        *(["measure", "STORE", "--what", what] for what in ("interpolation", "repair", "chaos", "collapse")),
+        ["measure", "GRID", "--what", "collapse"], ["measure", "GRID", "--what", "difference"],
+        ["measure", "CHAOS", "--what", "chaos"], ["report", "STORE", "-o", "OUT/r.html"],
+        ["figure", "scale", "STORE", "-o", "OUT/f.svg"], ["table", "7", "STORE"],
+        ["table", "1", "STORE", "-o", "OUT/t.csv"], ["archive", "STORE", "-o", "OUT/a.initmem"],
+        ["restore", "GRID", "--store", "OUT/back"], ["export", "STORE", "--to", "csv", "-o", "OUT/csv"],
+        ["clocks", "quickstart"], ["clocks"], ["advise", "quickstart"], ["models"], ["data", "list"],
+        ["theory", "resetting"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_json_has_one_shape_and_every_key_is_documented(words: list[str], filled: Path, command) -> None:
+    names = {"STORE": filled, "OUT": filled.parent} | {
+        name: ROOT / "docs" / "results" / f"{file}-mini.initmem"
+        for name, file in (("GRID", "main-grid"), ("CHAOS", "chaos"))
+    }
+    place = [re.sub("^(STORE|GRID|CHAOS|OUT)", lambda found: str(names[found[1]]), word) for word in words]
+    code, out, complaint = command(*place, "--json")
+    assert (code, complaint) == (0, "")
+    content = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert set(content) in ({"schema", "rows"}, {"schema", "rows", "summary"})
+    assert re.fullmatch(r"initmem(\.[\w-]+)+/1", content["schema"])
+    assert len({tuple(row) for row in content["rows"]}) <= 1
+    keys = {key for row in content["rows"] for key in row} | set(content.get("summary", {}))
+    assert keys <= documented(content["schema"]), content["schema"]
+
+
+def test_json_is_the_same_in_full_precision_and_without_infinities(capsys) -> None:
+    from initmem.cli.console import print_json
+
+    print_json("x", [{"a": 1 / 3, "b": float("nan"), "c": [float("inf"), {"d": -float("inf")}]}], n=1)
+    content = json.loads(capsys.readouterr().out)
+    assert content["rows"] == [{"a": 1 / 3, "b": None, "c": [None, {"d": None}]}]
+    assert (content["schema"], content["summary"]) == ("initmem.x/1", {"n": 1})
+
+
+def test_one_is_singular() -> None:
+    from initmem.errors import count
+
+    assert [count(n, "run") for n in (0, 1, 2, 1234)] == ["0 runs", "1 run", "2 runs", "1,234 runs"]
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [
+        (0.001, "seconds"), (0.017, "about a minute"), (0.2, "about 12 minutes"), (1.2, "about an hour"),
+        (5.2, "5 h"), (47, "47 h"), (300, "12 days"),
+    ],
+)  # fmt: skip
+def test_times_are_told_in_words(hours: float, text: str) -> None:
+    from initmem.cli.studies import _time, in_words
+
+    assert in_words(hours) == text
+    assert _time(300, hours) == f"on a GPU: {text}"
+
+
+def test_help_names_every_option_and_cuts_nothing() -> None:
+    shown = initmem("run", "--help", COLUMNS="80", TERM="dumb").stdout
+    for name in (
+        "--records-travel",
+        "--checkpoint-every",
+        "--retry-failed",
+        "--max-seeds",
+        "--data-dir",
+        "--wide",
+    ):
+        assert re.search(rf"^ +{name} ", shown, flags=re.M)
+    assert "<bool>" not in shown
+    assert "…" not in shown
+    whole = initmem("--help", COLUMNS="80", TERM="dumb").stdout
+    assert "..." not in whole.partition("Commands:")[2]
+    assert re.search(r"0 all .*1 some .*2 a mistake .*130 interrupted", " ".join(whole.split()))
+    assert initmem(COLUMNS="80", TERM="dumb").stdout == whole
+    assert "get" in initmem("data").stdout
+
+
+def test_completion_knows_the_studies() -> None:
+    typed = {"_INITMEM_COMPLETE": "complete_bash", "COMP_WORDS": "initmem run qu", "COMP_CWORD": "2"}
+    script = "import sys; sys.argv = ['initmem']; from initmem.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | typed
+    )
+    assert done.stdout.split() == ["quickstart"]
+
+
+def test_hints_say_what_was_meant_and_where_it_belongs(tmp_path: Path) -> None:
+    assert_refused(initmem("clocks", "--set", "lr=0.1"), "did you mean learning_rate?")
+    assert_refused(initmem("data", "get", "mnist"), "'mnist'", "cifar10", "digits and synthetic", ".npz")
+    assert_refused(initmem("data", "get", "digits"), "needs no download")
+    file = tmp_path / "study.toml"
+    for text, words in [
+        ("epochs = 3", "epochs belongs in [recipe] or [[grid]]"),
+        ("lr = 0.1", "learning_rate belongs in [recipe] or [[grid]]"),
+        ("[recipe]\nscales = [1.0]", "scales = 1.0 (it belongs at the top of the study file)"),
+        ("[[grid]]\nseeds = [1]", "seeds = 1 (it belongs at the top of the study file)"),
+        ("[efforts.small]\nepochs = 2", "epochs belongs in recipe = {...} of the effort"),
+        ("[efforts.small]\nchaos = true", "efforts.small.chaos = True (it belongs at the top"),
+        ("[efforts.small]\nscale = 1", "efforts.small.scale = 1 (allowed"),
+    ]:
+        file.write_text(text)
+        assert_refused(initmem("run", file), words)
+
+
+def test_the_fields_of_a_study_are_those_of_its_file() -> None:
+    from initmem.recipe import STUDY_FIELDS, SYNONYMS, Recipe
+    from initmem.study_file import _File
+
+    assert set(STUDY_FIELDS) == set(_File.model_fields)
+    assert set(SYNONYMS.values()) <= set(Recipe.model_fields)
+    assert not set(SYNONYMS) & set(Recipe.model_fields)
+
+
+def test_ctrl_c_is_130(command, monkeypatch) -> None:
+    monkeypatch.setattr("initmem.train.models.catalogue", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert command("models") == (130, "", "")
+
+
+def test_bench_needs_a_checkout_and_says_so(tmp_path: Path) -> None:
+    """As from a wheel: the package alone, somewhere else."""
+    import initmem as package
+
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "initmem").symlink_to(Path(package.__file__).parent)
+    done = initmem("bench", PYTHONPATH=str(tmp_path / "site"))
+    assert_refused(done, "checkout", "pip install -e .")

@@ -193,7 +193,7 @@ say(test_accuracy=0.5 + 0.1 * scale + 0.001 * seed)
     process = start(tmp_path, body, "--set", "seeds=[0, 1, 2]", "--json", "--workers", "1")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 1, err  # not all that was asked for is done
-    said = json.loads(out)
+    said = json.loads(out)["summary"]
     assert (said["study"], said["completed"], said["failed"]) == ("train me", 5, 1)
     records = Store(tmp_path / "store").records()
     (broken,) = [record for record in records if record.status == "failed"]

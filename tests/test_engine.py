@@ -61,7 +61,7 @@ def start(study: Path, store: Path, *options: str) -> subprocess.Popen[str]:
 def finish(process: subprocess.Popen[str]) -> dict[str, object]:
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    return json.loads(out)
+    return json.loads(out)["summary"]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
     out, err = first.communicate(timeout=60)
     assert first.returncode == 130
     assert "Traceback" not in err
-    assert json.loads(out)["interrupted"] is True
+    assert json.loads(out)["summary"]["interrupted"] is True
     assert Store(store).in_flight() == []
     assert list(store.glob("runs/*/checkpoint-*"))
     finish(start(study_file, store, "--pack", "3"))

@@ -75,5 +75,5 @@ def test_a_program_that_never_heard_of_initmem(tmp_path, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         app(["run", "--command", f"{sys.executable} {FOLDER}/{said}", *options])
     assert ended.value.code in (0, None)
-    assert json.loads(capsys.readouterr().out)["completed"] == 4
+    assert json.loads(capsys.readouterr().out)["summary"]["completed"] == 4
     assert change(Store(tmp_path).records(), "val_loss") < 0

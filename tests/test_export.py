@@ -200,7 +200,7 @@ def test_a_missing_library_is_named(store: Store, monkeypatch, to: str, package:
 
 def test_the_command(store: Store, records: list[RunRecord], tmp_path: Path, command) -> None:
     code, out, _ = command("export", store.path, "--to", "csv", "-o", tmp_path / "out", "--json")
-    assert (code, json.loads(out)["runs"]) == (0, 7)
+    assert (code, json.loads(out)["rows"][0]["runs"]) == (0, 7)
     (tmp_path / "file").touch()
     for words, said in [
         (["--to", "excel"], "--to 'excel' (allowed: csv, parquet, tensorboard, mlflow)"),

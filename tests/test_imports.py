@@ -25,7 +25,7 @@ LEVELS = (
     {"engines"},
     {"paper"},
     {"report"},
-    {"pipeline", "bench", "export"},
+    {"pipeline", "export"},
     {"cli"},
     {"__main__"},
 )

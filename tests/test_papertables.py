@@ -10,8 +10,9 @@ import pytest
 import planted
 from initmem.errors import ConfigError, StoreError
 from initmem.paper import tables as papertables
-from initmem.paper.tables.render import latex_escape
-from initmem.paper.tables.table import Column, Measured, Number, PaperTable, measured
+from initmem.paper.tables.cells import mean_of, paper_table
+from initmem.plots.table import Column, Mean, Table, cell
+from initmem.plots.table_text import latex_escape, render
 from initmem.store.record import RunRecord
 from planted import accuracies, recipe
 
@@ -20,8 +21,10 @@ RECORDS = planted.records(*ALL)
 NAMES = papertables.NAMES
 
 
-def row_of(table: PaperTable, *start: object) -> list:
-    (row,) = [row for row in table.rows if row[: len(start)] == list(start)]
+def row_of(table: Table, *start: object) -> list:
+    """The values of the only row that begins like this."""
+    rows = [[one.value for one in row] for row in table.rows]
+    (row,) = [row for row in rows if row[: len(start)] == list(start)]
     return row
 
 
@@ -38,7 +41,7 @@ def test_table_1_lists_every_setting_once_with_its_batch_sizes() -> None:
     assert adamw[1:] == [1e-3, 0.0, 1e-4, "", 0.9, 0.999, 1e-7, "cosine to 0.01", 6, "16, 128"]
     assert row_of(table, "muon")[4] == 0.95
     assert row_of(table, "momentum", 0.1)[1:5] == [0.1, 5e-4, 0.0, 0.9]
-    assert len([row for row in table.rows if row[0] == "sgd"]) == 13
+    assert len([row for row in table.rows if row[0].value == "sgd"]) == 13
     assert table.missing == []
     few = papertables.make("1", planted.records(ALL[2]), [ALL[2]])
     assert few.missing == [f"{name}: no recipe" for name in ("momentum", "adam", "adamw", "muon")]
@@ -84,9 +87,9 @@ def test_table_4_has_scales_spread_train_and_the_rows_for_comparison() -> None:
     row = row_of(table, 128, "sgd η = 0.01, λ = 0.001")
     expected = accuracies(recipe(optimizer="sgd", learning_rate=0.01, l2=1e-3, batch_size=128))
     assert np.allclose(means(row[3:8]), expected.mean(axis=1), rtol=1e-12)
-    assert row[8].value == pytest.approx(np.ptp(expected.mean(axis=1)), rel=1e-9)
+    assert row[8] == pytest.approx(np.ptp(expected.mean(axis=1)), rel=1e-9)
     assert row[9] == "17.4"
-    assert row[10].value == pytest.approx(96.0)  # 100% at three scales, 90% at two
+    assert row[10] == pytest.approx(96.0)  # 100% at three scales, 90% at two
     assert row_of(table, 16, "adam η = 0.001")[9] == "1.6"
     long = row_of(table, 128, "sgd constant η, 9 epochs")
     assert long[2] == "constant, 9 epochs"
@@ -119,7 +122,7 @@ def test_table_6_compares_norms() -> None:
     table = papertables.make("6", RECORDS, ALL, reference=True)
     layer = row_of(table, 16, "sgd", "layer norm, flip-crop")
     one = recipe(norm="layer", augment="flip-crop", optimizer="sgd", batch_size=16)
-    assert layer[8].value == pytest.approx(np.ptp(accuracies(one).mean(axis=1)), rel=1e-9)
+    assert layer[8] == pytest.approx(np.ptp(accuracies(one).mean(axis=1)), rel=1e-9)
     assert layer[9] == "5.1"
     assert row_of(table, 128, "adam", "batch norm, flip-crop")[9] == "≤ 3.5"
 
@@ -132,7 +135,7 @@ def test_table_7_sets_both_scales_side_by_side() -> None:
     ]
     assert means([row[2], row[4]]) == pytest.approx(ends)
     assert (row[3], row[5], row[7]) == ("94.2", "94.2", "0.0")
-    assert row[6].value == pytest.approx(ends[0] - ends[1])
+    assert row[6] == pytest.approx(ends[0] - ends[1])
     assert row[8:] == ["2 / 2", "4 / 4"]
     assert row_of(table, "momentum lr=0.1 l2=0.0005", 16)[2] is None
     assert "momentum lr=0.1 l2=0.0005 b16: no runs" in table.missing
@@ -154,7 +157,7 @@ def test_partial_seeds_show_their_number() -> None:
         for r in RECORDS
         if not (r.run.seed == 2 and r.run.scale == 0.1 and r.run.recipe.optimizer == "adam")
     ]
-    text = papertables.make("2", some, ALL).render("txt")
+    text = render(papertables.make("2", some, ALL), "txt")
     (line,) = [line for line in text.splitlines() if line.split()[:2] == ["16", "adam"]]
     assert line.count("(2)") == 3
     assert "over n = 3 seeds; where n differs it is given in parentheses" in text
@@ -165,21 +168,26 @@ def test_partial_seeds_show_their_number() -> None:
 
 
 @pytest.fixture
-def odd() -> PaperTable:
-    return PaperTable(
+def odd() -> Table:
+    return paper_table(
         title="A table of a_b & <c>",
-        columns=[Column("name_of"), Column("σ", "%"), Column("spread", "pp"), Column("τ | x")],
+        columns=[
+            Column("name_of", "text"),
+            Column("σ", unit="%"),
+            Column("spread", unit="pp"),
+            Column("τ | x", "text"),
+        ],
         rows=[
-            ["a_b & <c>", Measured(85.04, 0.26, 3), Number(1.25, 2), "> 300"],
-            ["100% #1 {x} ~^\\$", Measured(80.0, None, 1), None, "*"],
+            ["a_b & <c>", Mean(85.04, 0.26, 3), cell(1.25, ".2f"), "> 300"],
+            ["100% #1 {x} ~^\\$", Mean(80.0, None, 1), None, "*"],
         ],
         notes=["50% of a_b"],
         missing=["a_b: no runs"],
     )
 
 
-def test_latex_is_escaped_and_booked(odd: PaperTable) -> None:
-    text = odd.render(".tex")
+def test_latex_is_escaped_and_booked(odd: Table) -> None:
+    text = render(odd, ".tex")
     assert r"a\_b \& \textless{}c\textgreater{} & 85.0 $\pm$ 0.3 & 1.25 & \textgreater{} 300 \\" in text
     assert (
         r"100\% \#1 \{x\} \textasciitilde{}\textasciicircum{}\textbackslash{}\$ & 80.0 (1) & --- & * \\"
@@ -198,8 +206,8 @@ def test_latex_escapes_every_special_sign_once() -> None:
     assert latex_escape("plain text, 1.5") == "plain text, 1.5"
 
 
-def test_markdown_has_equal_cells_and_escapes_bars(odd: PaperTable) -> None:
-    lines = [line for line in odd.render("md").splitlines() if line.startswith("|")]
+def test_markdown_has_equal_cells_and_escapes_bars(odd: Table) -> None:
+    lines = [line for line in render(odd, "md").splitlines() if line.startswith("|")]
     assert len(lines) == 4
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in lines)
     assert lines[0] == r"| name\_of | σ (%) | spread (pp) | τ \| x |"
@@ -207,8 +215,8 @@ def test_markdown_has_equal_cells_and_escapes_bars(odd: PaperTable) -> None:
     assert lines[2] == r"| a\_b & \<c\> | 85.0 ± 0.3 | 1.25 | \> 300 |"
 
 
-def test_csv_splits_means_and_can_be_read_back(odd: PaperTable) -> None:
-    rows = list(csv.DictReader(io.StringIO(odd.render("csv"))))
+def test_csv_splits_means_and_can_be_read_back(odd: Table) -> None:
+    rows = list(csv.DictReader(io.StringIO(render(odd, "csv"))))
     assert rows[0] == {
         "name_of": "a_b & <c>",
         "σ (%)": "85.04",
@@ -220,8 +228,8 @@ def test_csv_splits_means_and_can_be_read_back(odd: PaperTable) -> None:
     assert (rows[1]["σ std"], rows[1]["spread (pp)"]) == ("", "")
 
 
-def test_text_lines_up_and_names_what_is_missing(odd: PaperTable) -> None:
-    text = odd.render("txt")
+def test_text_lines_up_and_names_what_is_missing(odd: Table) -> None:
+    text = render(odd, "txt")
     lines = text.splitlines()
     assert lines[0] == "A table of a_b & <c>"
     assert "—" in next(line for line in lines if line.startswith("100%"))
@@ -239,7 +247,7 @@ def test_every_table_is_written_in_every_format_from_a_store_with_gaps(name: str
     some: list[RunRecord] = [r for i, r in enumerate(RECORDS) if i % 3 and r.run.recipe.batch_size == 16]
     table = papertables.make(name, some, ALL, reference=True)
     assert all(len(row) == len(table.columns) for row in table.rows)
-    text = table.render(ending)
+    text = render(table, ending)
     assert text.count("\n") > len(table.rows)
     if name != "1":  # its rows come from what was asked for
         assert table.missing
@@ -256,16 +264,16 @@ def test_the_effort_is_said_and_the_reference() -> None:
 
 
 def test_deviations_are_those_of_a_sample() -> None:
-    assert measured([1.0, 2.0, 4.0, None]) == Measured(
+    assert mean_of([1.0, 2.0, 4.0, None]) == Mean(
         pytest.approx(7 / 3), pytest.approx(np.std([1, 2, 4], ddof=1)), 3
     )
-    assert measured([5.0]) == Measured(5.0, None, 1)
-    assert measured([None]) is None
+    assert mean_of([5.0]) == Mean(5.0, None, 1)
+    assert mean_of([None]) is None
 
 
-def test_mistakes_are_explained(odd: PaperTable) -> None:
+def test_mistakes_are_explained(odd: Table) -> None:
     with pytest.raises(ConfigError, match=r"table format = 'docx' \(allowed: txt, md, tex, csv\)"):
-        odd.render("docx")
+        render(odd, "docx")
     with pytest.raises(ConfigError, match=r"table = '8' \(allowed: 1, 2"):
         papertables.make("8", RECORDS, ALL)
     with pytest.raises(StoreError, match="no finished run yet"):

@@ -65,7 +65,12 @@ def test_what_an_unsettled_verdict_means(tmp_path: Path) -> None:
     def train(init, tracker):
         tracker.end_epoch(test_accuracy=0.5 + 0.05 * init.generator().standard_normal() * (init.scale - 1.5))
 
-    assert run(train, [1.0, 2.0], [0, 1, 2], tmp_path).explain().count("neither memory nor its absence is established") == 1
+    assert (
+        run(train, [1.0, 2.0], [0, 1, 2], tmp_path)
+        .explain()
+        .count("neither memory nor its absence is established")
+        == 1
+    )
     one = run(train, [1.0, 2.0], [0], tmp_path).explain()
     assert "One seed tells nothing about noise" in one
 
@@ -334,25 +339,27 @@ def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         app(list(words), standalone_mode=False)
         return capsys.readouterr().out
 
-    (study,) = json.loads(said("status", store, "--json"))["studies"]
+    (study,) = json.loads(said("status", store, "--json"))["summary"]["studies"]
     assert (study["name"], study["done"], study["runs"]) == ("planted", 15, 15)
-    (row,) = json.loads(said("measure", store, "--json"))
+    (row,) = json.loads(said("measure", store, "--json"))["rows"]
     assert (row["recipe"], row["verdict"]) == ("planted", "remembers")
-    (row,) = json.loads(said("measure", store, "--what", "beta", "--json"))
+    (row,) = json.loads(said("measure", store, "--what", "beta", "--json"))["rows"]
     assert row["last"] == pytest.approx(-0.05, abs=0.005)
-    assert json.loads(said("measure", store, "--what", "radial", "--json")) == []
+    assert json.loads(said("measure", store, "--what", "radial", "--json"))["rows"] == []
     said("export", store, "--to", "csv", "-o", str(tmp_path / "tables"))
     tables = [polars.read_csv(tmp_path / "tables" / name) for name in ("runs.csv", "history.csv")]
     assert tables[0]["pipeline"].unique().to_list() == ["planted"]
     assert "learning_rate" not in tables[0].columns  # it was not declared
     assert tables[0]["final_hardness"].n_unique() == 15
     assert tables[1].height == 45
-    (drawn,) = json.loads(said("figure", "all", store, "-o", str(tmp_path), "--ending", "png", "--json"))
+    (drawn,) = json.loads(said("figure", "all", store, "-o", str(tmp_path), "--ending", "png", "--json"))[
+        "rows"
+    ]
     assert drawn["figure"] == "scale" and Path(drawn["file"]).stat().st_size > 1000
-    assert "planted" in Path(json.loads(said("report", store, "--json"))["report"]).read_text()
+    assert "planted" in Path(json.loads(said("report", store, "--json"))["rows"][0]["report"]).read_text()
     with pytest.raises(StoreError, match=r"figure 1: only runs of training code of your own .*scale"):
         said("figure", "1", store)
-    with pytest.raises(StoreError, match="table 4: only runs of training code of your own"):
+    with pytest.raises(StoreError, match="table 4: the store holds runs of user code only"):
         said("table", "4", store)
 
 

@@ -29,7 +29,7 @@ def start(folder: Path, cluster: RayCluster, *options: str) -> subprocess.Popen[
 def finished(driver: subprocess.Popen[str]) -> dict[str, object]:
     out, err = driver.communicate(timeout=200)
     assert driver.returncode == 0, err
-    return dict(json.loads(out))
+    return dict(json.loads(out)["summary"])
 
 
 def records(folder: Path) -> int:

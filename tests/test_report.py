@@ -18,7 +18,7 @@ from initmem.errors import StoreError
 from initmem.measures.memory import Memory, memory_table
 from initmem.pipeline.result import Result
 from initmem.plots.curves import scale_plot
-from initmem.recipe import Recipe
+from initmem.recipe import PipelineRecipe
 from initmem.report import charts, html
 from initmem.report.audit import run_rows, which
 from initmem.report.content import Content
@@ -233,7 +233,7 @@ def test_published_values_stand_beside_measured_ones_with_the_effort() -> None:
 
 
 def test_a_user_s_own_code_is_shown_by_what_it_recorded() -> None:
-    recipe = Recipe(pipeline=IMAGE)
+    recipe = PipelineRecipe.parse({"pipeline": IMAGE})
     study = planted.study("own", [recipe], seeds=[0, 1, 2])
     records = [
         RunRecord(

@@ -42,7 +42,7 @@ def preempted(
     finally:
         driver.kill()
     assert driver.returncode == 0, err
-    assert json.loads(out)["missing"] == 0
+    assert json.loads(out)["summary"]["missing"] == 0
     return store
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.bench import compare
+from benchmarks.bench.command import asked_peers, asked_workloads, ratio_table
+from benchmarks.bench.compare import AS_IS, Setting, time_initmem, time_peer, whole
+from benchmarks.bench.workloads import CORE, WORKLOADS, Workload
 
-from initmem.bench import compare
-from initmem.bench.compare import AS_IS, Setting, time_initmem, time_peer, whole
-from initmem.bench.table import asked_peers, asked_workloads, ratio_table
-from initmem.bench.workloads import CORE, WORKLOADS, Workload
 from initmem.data import load, sizes
 from initmem.engines.speed import PackSizes, Speedometer, run_flops
 from initmem.errors import ConfigError
@@ -133,7 +133,10 @@ def test_peer_and_initmem_are_timed_on_a_tiny_workload() -> None:
     assert found.ratio("keras", best=True) is None
     row = json.loads(json.dumps(found.row()))
     about = {"cores": 2, "processor": "x"}
-    assert ratio_table({"machine": about, "rows": [row]}).row_count == 1
+    table = ratio_table([row], about)
+    values = {str(column): cell.text for column, cell in zip(table.columns, table.rows[0], strict=True)}
+    assert values["torch as is"] == f"{spent / seconds:.2f}"
+    assert values["workload"] == "tiny"
 
 
 def test_a_peer_that_does_not_run_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,8 @@ from initmem.cli import main
 from initmem.errors import ConfigError
 from initmem.study_file import load_study
 from initmem.theory import diagonal, exponents, figure9, propositions
-from initmem.theory import pictures as theory
 from initmem.theory.ensemble import LinearSettings
-from initmem.theory.pictures import ENTRIES, linear, show
+from initmem.theory.pictures import ENTRIES, Entry, linear, show
 
 NAMES = ["propositions", "exponents", "fig9", "diagonal", "resetting", "linear"]
 
@@ -63,7 +62,9 @@ def test_every_name_gives_a_table_json_and_a_picture_if_it_has_one(
     assert initmem(monkeypatch, "theory", name, *drawn) == 0
     table = capsys.readouterr().out
     assert initmem(monkeypatch, "theory", name, "--json") == 0
-    rows = json.loads(capsys.readouterr().out)
+    said = json.loads(capsys.readouterr().out)
+    assert said["schema"] == f"initmem.theory.{name}/1"
+    rows = said["rows"]
     assert len({tuple(row) for row in rows}) == 1
     assert "NaN" not in json.dumps(rows)
     if name == "fig9":
@@ -115,7 +116,7 @@ def test_a_seed_draws_anew_and_repeats() -> None:
 
 
 def test_what_diverged_is_none_in_json_and_a_dash_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = theory.Entry("odd", lambda _: None, lambda _: [{"a": float("nan"), "b": True, "c": 1.5}])
+    odd = Entry("odd", lambda _: None, lambda _: [{"a": float("nan"), "b": True, "c": 1.5}])
     monkeypatch.setitem(ENTRIES, "odd", odd)
     shown = show("odd")
     assert shown.rows == [{"a": None, "b": True, "c": 1.5}]

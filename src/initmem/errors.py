@@ -36,3 +36,8 @@ class ModelError(InitmemError):
 def allowed(values: Iterable[object]) -> str:
     """Format a list of permitted values for an error message."""
     return "allowed: " + ", ".join(str(value) for value in values)
+
+
+def count(n: int, noun: str) -> str:
+    """As in "1 run" and "2 runs"."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")

@@ -24,6 +24,31 @@ Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
 OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "muon", "muon-conv"]
 
 MODELS: tuple[Model, ...] = get_args(Model)
+STUDY_FIELDS = (  # of a study file, not of a recipe
+    "about", "chaos", "default_effort", "effort", "efforts", "grid", "name", "pin", "recipe", "scales",
+    "seeds", "split", "title",
+)  # fmt: skip
+SYNONYMS = {  # what other libraries call a field
+    "lr": "learning_rate",
+    "eta": "learning_rate",
+    "bs": "batch_size",
+    "batch": "batch_size",
+    "n_epochs": "epochs",
+    "num_epochs": "epochs",
+    "opt": "optimizer",
+    "optim": "optimizer",
+    "wd": "weight_decay",
+    "l2_penalty": "l2",
+    "network": "model",
+    "arch": "model",
+    "data": "dataset",
+    "betas": "beta1",
+    "eps": "epsilon",
+    "normalization": "norm",
+    "augmentation": "augment",
+    "scheduler": "schedule",
+    "lr_schedule": "schedule",
+}
 NAMED_DATASETS = ("digits", "cifar10", "synthetic")
 
 DEFAULT_WIDTH: dict[str, int] = {
@@ -358,10 +383,26 @@ def _phrase(item: Any, model: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in item["loc"])
     value = item.get("input")
     if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, model.model_fields, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        return f"unknown field {name} = {value!r} ({hint}{allowed(sorted(model.model_fields))})"
+        hint = _place(name, model) or _meant(name, model) + allowed(sorted(model.model_fields))
+        return f"unknown field {name} = {value!r} ({hint})"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
     if not name:  # of the recipe as a whole: the message names the fields itself
         return str(message)
     return f"{name} = {value!r} ({message})"
+
+
+def _place(name: str, model: type[BaseModel]) -> str:
+    """Where in a study file an unknown field belongs; empty if nowhere."""
+    last = name.rpartition(".")[2]
+    if model is Recipe:
+        return "it belongs at the top of the study file" if name in STUDY_FIELDS else ""
+    if (known := SYNONYMS.get(last, last)) in Recipe.model_fields:
+        return f"{known} belongs in " + (
+            "[recipe] or [[grid]]" if name == last else "recipe = {...} of the effort"
+        )
+    return "it belongs at the top of the study file" if name != last and last in STUDY_FIELDS else ""
+
+
+def _meant(name: str, model: type[BaseModel]) -> str:
+    near = [SYNONYMS[name]] if name in SYNONYMS else difflib.get_close_matches(name, model.model_fields, n=1)
+    return f"did you mean {near[0]}? " if near else ""

@@ -143,7 +143,7 @@ def _read(name: str) -> _File:
     try:
         return _File.model_validate(raw)
     except ValidationError as error:
-        found = problems(error)
+        found = problems(error, _File)
     # Report the recipe's mistakes in the same breath, as far as it can be read at all.
     try:
         _expand(_Part(recipe=raw.get("recipe", {}), grid=raw.get("grid")))

@@ -1,6 +1,11 @@
-"""The command line: parse, call, print. No logic lives here; heavy modules load when they are needed."""
+"""The command line: parse, call, print. One module per command; heavy imports happen inside the commands."""
 
-from initmem.cli import ask, bench, data, share, show, work
+# ruff: noqa: I001, the order is that of `initmem --help`
 from initmem.cli.base import app, main
+from initmem.cli import studies, plan, run, status, measure, report, board, figure, table
+from initmem.cli import clocks, advise, models, data, archive, export, theory, bench
 
-__all__ = ["app", "ask", "bench", "data", "main", "share", "show", "work"]
+__all__ = [
+    "advise", "app", "archive", "bench", "board", "clocks", "data", "export", "figure", "main", "measure",
+    "models", "plan", "report", "run", "status", "studies", "table", "theory",
+]  # fmt: skip

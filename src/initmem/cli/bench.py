@@ -1,58 +1,65 @@
-"""The command that times: bench."""
+"""initmem bench."""
 
 from __future__ import annotations
 
-import json
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from initmem.cli.base import AsJson, app, console, print_json
+import initmem
+from initmem.cli.base import AsJson, Wide, app
+from initmem.cli.console import print_json, say, show
+from initmem.errors import ConfigError
 
 
 @app.command()
 def bench(
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(help="Workloads by part of a name.", show_default="the core ones"),
+        typer.Argument(help="Workloads by part of their names.", show_default="the core ones"),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every workload; an hour or two.")] = False,
-    peers: Annotated[str, typer.Option(help="Comma-separated: keras, torch; or none.")] = "keras,torch",
-    rounds: Annotated[int, typer.Option(min=1, help="How often to time each; the quickest counts.")] = 2,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write JSON to a file.")] = None,
+    peers: Annotated[
+        str, typer.Option(metavar="LIST", help="Comma-separated: keras, torch; or none.")
+    ] = "keras,torch",
+    rounds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How often each is timed; the fastest counts.")
+    ] = 2,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the JSON to a file.")
+    ] = None,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time this machine: initmem beside Keras and plain PyTorch on the same work. Keep it otherwise idle."""
-    from initmem.bench.compare import compare, gemm_limit, missing
-    from initmem.bench.table import asked_peers, asked_workloads, machine, ratio_table
+    """Time initmem beside Keras and plain PyTorch.
 
-    chosen = asked_workloads(workloads or [], everything=everything)
-    asked = asked_peers(peers)
-    if output is not None:
-        output.touch()  # a place that cannot be written is known before an hour is spent
-    progress = console(stderr=True)
-    usable = []
-    for peer in asked:
-        reason = missing(peer)
-        if reason is None:
-            usable.append(peer)
-        else:
-            progress.print(reason)
-
-    def tell(line: str) -> None:
-        progress.print(line, soft_wrap=True)
-
-    limit = gemm_limit()
-    tell(f"GEMM limit: {limit / 1e9:.0f} GFLOP/s")
-    found: dict[str, Any] = {"machine": machine(), "gemm_limit": limit, "rows": []}
-    comparisons = []
-    for workload in chosen:
-        comparisons.append(compare(workload, usable, limit, tell, rounds))
-        found["rows"] = [one.row() for one in comparisons]
-        if output is not None:
-            output.write_text(json.dumps(found, indent=1) + "\n")
+    Needs a checkout of the repository and an idle machine.
+    """
+    command = _from_checkout()
+    rows, summary = command.timed(
+        workloads or [],
+        everything=everything,
+        peers=peers,
+        rounds=rounds,
+        output=output,
+        tell=lambda line: say(line, err=True),
+    )
     if as_json:
-        print_json(found)
+        print_json("bench", rows, **summary)
     else:
-        console().print(ratio_table(found))
+        show(command.ratio_table(rows, summary["machine"]), wide=wide)
+
+
+def _from_checkout() -> Any:
+    """The benchmarks are no part of the package: people who use it do not need them."""
+    root = Path(initmem.__file__).parents[2]
+    if not (root / "benchmarks" / "bench" / "command.py").is_file():
+        raise ConfigError(
+            "initmem bench needs a checkout of the repository, installed with `pip install -e .`"
+        )
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    return import_module("benchmarks.bench.command")

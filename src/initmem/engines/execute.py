@@ -15,6 +15,7 @@ from initmem.engines.events import Listener
 from initmem.engines.packing import cost, pack_size, packs, pipeline_packs
 from initmem.engines.settings import Engine
 from initmem.engines.speed import PackSizes
+from initmem.errors import count
 from initmem.measures.looks import look_of, schedule
 from initmem.measures.memory import default_metric, memory
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, network_of
@@ -42,7 +43,7 @@ class Outcome:
         """Counts in words."""
         counts = {name: getattr(self, name) for name in ("completed", "diverged", "failed", "missing")}
         said = ", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "completed")
-        return f"of {self.runs} runs: {said}"
+        return f"of {count(self.runs, 'run')}: {said}"
 
     @property
     def complete(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from initmem.engines.events import EpochEnded, Event, Faulted, Finished, Listener, Stopping, WorkerLost
 from initmem.engines.execute import Workload
+from initmem.errors import count
 
 QUIET_SECONDS = 15.0  # between two lines where there is no terminal to draw on
 
@@ -29,9 +30,9 @@ class Display:
         self._base: dict[str, int] = {}
         self._last_line = self.started
         self.live = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             console=console,
             transient=True,
         )
@@ -61,11 +62,11 @@ class Display:
                     self.done += 1
             case WorkerLost(code, lost):
                 self.console.print(
-                    f"a worker was lost (exit code {code}); {counted(lost)} will be trained by another"
+                    f"a worker was lost (exit code {code}); {count(len(lost), 'run')} will be tried again"
                 )
             case Faulted(cause, hit):
                 self.console.print(
-                    f"{cause}: {counted(hit)} will be tried again in smaller packs, or recorded as failed"
+                    f"{cause}: {count(len(hit), 'run')} will be tried again in smaller packs or marked failed"
                 )
             case Stopping():
                 self.console.print("stopping: workers write their checkpoints; Ctrl-C again stops at once")
@@ -95,7 +96,7 @@ class Display:
 
     def _text(self) -> str:
         left = self.seconds_left()
-        parts = [f"{self.done}/{self.work.runs} runs"]
+        parts = [f"{self.done} of {count(self.work.runs, 'run')}"]
         parts += [f"{self.counts[name]} {name}" for name in ("diverged", "failed") if self.counts[name]]
         parts.append("time left unknown yet" if left is None else f"{duration(left)} left")
         return ", ".join(parts)
@@ -111,7 +112,7 @@ class Display:
 @contextmanager
 def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
     """A display on a stream for as many sessions as come; without a stream nothing is shown."""
-    console = Console(file=stream, quiet=stream is None, highlight=False)
+    console = Console(file=stream, quiet=stream is None, highlight=False, markup=False, emoji=False)
     shown: list[Display] = []
 
     def watch(work: Workload) -> Listener:
@@ -131,7 +132,11 @@ def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
 @contextmanager
 def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
     """Show the progress of a fetch: a report of (what, share done)."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%"),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as live:
         task = live.add_task("", total=1.0)
 
@@ -139,11 +144,6 @@ def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
             live.update(task, description=what, completed=share)
 
         yield report
-
-
-def counted(runs: Sequence[str]) -> str:
-    """How many runs: 1 run, 2 runs."""
-    return f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
 
 
 def duration(seconds: float) -> str:

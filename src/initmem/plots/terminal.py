@@ -1,83 +1,168 @@
-"""Tables for the terminal."""
+"""Tables in a terminal: fitted to its width, with a legend; nothing from a file reaches it unescaped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
+from initmem.plots.table import Cell, Column, Table
+from initmem.plots.table_text import footing
 
 if TYPE_CHECKING:
-    from initmem.measures.memory import Memory
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
-COLOURS = {"remembers": "yellow", "forgets": "green", "undetermined": "dim", "not applicable": "dim"}
+GAP = 2  # between two columns: the divider of the box and a space
+LONGEST_WORD = 30  # longer words (paths, hashes) are broken
+COLOURS = {
+    "remembers": "yellow",
+    "forgets": "green",
+    "undetermined": "dim",
+    "remark": "dim",
+    "strong": "bold",
+}
+# Control characters, and the marks that reverse the direction of text.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
-    """Memory per recipe, with interval, noise floor and verdict; `until` is a width that was asked for."""
-    unit = rows[0].unit if rows else ""
-    title = f"Initialization memory of {rows[0].metric if rows else 'nothing'}"
-    table = Table(title=title + (f" ({unit})" if unit else ""), title_justify="left", box=box.SIMPLE_HEAD)
-    for name in (
-        "recipe",
-        "memory",
-        "95% interval",
-        "noise floor",
-        "corrected",
-        "p",
-        "q",
-        "scales x seeds",
-        "verdict",
-    ):
-        table.add_column(name, justify="left" if name in ("recipe", "verdict") else "right", no_wrap=True)
-    for row in rows:
-        form = ".1f" if row.unit == "pp" else ".3g"  # points to a tenth, anything else to three digits
-        interval = "" if row.low is None else f"{_number(row.low, form)} to {_number(row.high, form)}"
-        table.add_row(
-            row.recipe,
-            _number(row.memory, form),
-            interval,
-            _number(row.floor, form),
-            _number(row.corrected, form),
-            _number(row.p, ".2g"),
-            _number(row.q, ".2g"),
-            f"{row.n_scales} x {row.n_seeds}",
-            f"[{COLOURS[row.verdict]}]{row.verdict_text}[/]{_remark(row, until)}",
+def printable(text: str) -> str:
+    """Text with control characters made visible: an escape sequence in a file must not reach the terminal."""
+    return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table as wide as the console allows; below it what was left out, a legend and the notes."""
+    table = table.without_pictures()
+    shown, left_out = fitted(table, console.width)
+    widths = _widths(shown, console.width)
+    if table.title:
+        _line(console, table.title, "bold")
+    console.print()
+    console.print(_grid(shown, widths) if widths else _stacked(shown))
+    console.print()
+    if left_out:
+        names = ", ".join(column.title for column in left_out)
+        _line(console, f"left out to fit {console.width} columns: {names} (--wide shows all)", "dim")
+    for line in legend(shown.columns):
+        _line(console, line, "dim")
+    for note in footing(table):
+        _line(console, note)
+
+
+def legend(columns: Sequence[Column]) -> list[str]:
+    """What the columns mean, a line each; those that mean the same share a line."""
+    meanings: dict[str, list[str]] = {}
+    for column in columns:
+        if column.about:
+            meanings.setdefault(column.about, []).append(str(column))
+    return [f"{', '.join(names)}: {about}" for about, names in meanings.items()]
+
+
+def fitted(table: Table, width: int) -> tuple[Table, list[Column]]:
+    """As many columns as fit, and those that had to leave: the largest priority first, from the right."""
+    kept = list(range(len(table.columns)))
+    gone: list[int] = []
+    while _total([_least(table, i) for i in kept]) > width:
+        candidates = [i for i in kept if table.columns[i].priority]
+        if not candidates:
+            break
+        leaves = max(candidates, key=lambda i: (table.columns[i].priority, i))
+        kept.remove(leaves)
+        gone.append(leaves)
+    return table.keep(kept), [table.columns[i] for i in gone]
+
+
+def _widths(table: Table, width: int) -> list[int]:
+    """The width of every column; empty if even the narrowest table does not fit."""
+    columns = range(len(table.columns))
+    natural = [_longest([str(table.columns[i]), *_texts(table, i)]) for i in columns]
+    if _total(natural) <= width:
+        return natural
+    least = [_least(table, i) for i in columns]
+    if _total(least) > width:
+        least = [_least(table, i, squeezed=True) for i in columns]
+    room = width - _total(least)
+    if room < 0:
+        return []
+    for i in columns:  # what is left goes to the first that want it: labels
+        more = min(room, max(natural[i] - least[i], 0))
+        least[i] += more
+        room -= more
+    return least
+
+
+def _least(table: Table, i: int, *, squeezed: bool = False) -> int:
+    """The width below which a column would lose something: numbers never wrap, text does between words."""
+    column, texts = table.columns[i], _texts(table, i)
+    head = min(_longest([str(column)], words=True), LONGEST_WORD)
+    whole = _longest(texts)
+    if column.kind == "number":
+        return max(head, whole)
+    room = 0 if squeezed else column.room
+    return max(head, min(whole, max(room, min(_longest(texts, words=True), LONGEST_WORD))))
+
+
+def _texts(table: Table, i: int) -> list[str]:
+    return [printable(row[i].text) for row in table.rows]
+
+
+def _longest(texts: Sequence[str], *, words: bool = False) -> int:
+    from rich.cells import cell_len
+
+    pieces = [word for text in texts for word in text.split()] if words else texts
+    return max(map(cell_len, pieces), default=0)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _grid(table: Table, widths: Sequence[int]) -> RenderableType:
+    from rich import box
+    from rich.table import Table as Grid
+
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    for column, width in zip(table.columns, widths, strict=True):
+        grid.add_column(
+            _text(str(column)),
+            justify="right" if column.kind == "number" else "left",
+            width=width,
+            overflow="fold",
         )
-    if any(row.survives is False for row in rows):
-        table.caption = "* does not survive the adjustment for the number of recipes shown (q)"
-        table.caption_justify = "left"
-    return table
+    for part in table.parts() if table.group else [table.rows]:
+        for row in part:
+            grid.add_row(*(_text(cell.text, _colour(cell)) for cell in row))
+        grid.add_section()
+    return grid
 
 
-def _remark(row: Memory, until: float | None) -> str:
-    """What the reader should know beside the verdict: seeds still needed, or a width not met."""
-    if until is not None and row.low is not None and row.high is not None:
-        width = row.high - row.low
-        return f", interval {width:.3g} wide" + ("" if width <= until else f" (asked: {until:g})")
-    return f", {row.seeds_needed} seeds would settle it" if row.seeds_needed else ""
+def _stacked(table: Table) -> RenderableType:
+    """One cell per line, where the screen is too narrow for a table."""
+    from rich.console import Group
+
+    heads = [str(column) for column in table.columns]
+    indent = max(map(len, heads), default=0) + GAP
+    lines = [
+        [
+            _text(f"{head:<{indent}}", "dim") + _text(cell.text, _colour(cell))
+            for head, cell in zip(heads, row, strict=True)
+        ]
+        for row in table.rows
+    ]
+    return Group(*(line for row in lines for line in [*row, _text("")]))
 
 
-def plain_table(rows: Sequence[Mapping[str, object]], title: str = "") -> Table:
-    """Rows of equal keys as a table."""
-    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in rows[0] if rows else []:
-        table.add_column(name, no_wrap=name != "about")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    return table
+def _text(text: str, style: str = "") -> Text:
+    """Never markup: a name such as [/red] is a name."""
+    from rich.text import Text
+
+    return Text(printable(text), style)
 
 
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _colour(cell: Cell) -> str:
+    return next((COLOURS[word] for word in cell.style.split() if word in COLOURS), "")
 
 
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(_text(text, style))

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from initmem.plots.table import Column, Table, cell
 from initmem.report.charts import numbers
-from initmem.report.content import Content
-from initmem.report.table import Cell, Column, Table, number, runs_of
+from initmem.report.content import Content, runs_of
 from initmem.report.verdicts import hardware
 from initmem.store.record import RunRecord
 from initmem.store.status import study_status
@@ -61,10 +61,10 @@ def environment_table(content: Content) -> Table:
         Column("runs"),
     ]
     rows = [
-        [Cell(item.letter), *(Cell(value) for value in item.values), number(item.runs, ",d")]
+        [cell(item.letter), *(cell(value) for value in item.values), cell(item.runs, ",d")]
         for item in environments(content.survey.records)
     ]
-    return Table("environments", "Hardware and versions", columns, rows)
+    return Table("Hardware and versions", columns, rows, id="environments")
 
 
 def mixtures(content: Content) -> list[str]:
@@ -90,10 +90,10 @@ def progress_table(content: Content) -> Table:
     recipes = [recipe for study in content.survey.studies for recipe in study.recipes]
     status = [(study["name"], row) for study in study_status(content.survey) for row in study["recipes"]]
     for recipe, (name, row) in zip(recipes, status, strict=True):
-        counts = [number(row[key], ",d", style="none" if not row[key] else "") for key in list(row)[2:]]
-        label = Cell(content.names[recipe], href=runs_of(recipe.id), style="name")
-        rows.append([Cell(name), label, number(row["runs"], ",d"), *counts])
-    return Table("progress", "Runs per recipe", columns, rows)
+        counts = [cell(row[key], ",d", style="none" if not row[key] else "") for key in list(row)[2:]]
+        label = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
+        rows.append([cell(name), label, cell(row["runs"], ",d"), *counts])
+    return Table("Runs per recipe", columns, rows, id="progress")
 
 
 def failures(content: Content) -> list[Failure]:
@@ -141,18 +141,18 @@ def diverged_table(content: Content) -> Table | None:
     ]
     rows = [
         [
-            Cell(record.id, style="id"),
-            Cell(content.names[record.run.recipe], href=runs_of(record.run.recipe.id, record.run.scale)),
-            number(record.run.scale, "g"),
-            number(record.run.seed, "d"),
-            number(record.summary.epochs, "d"),
-            number(record.summary.tau_best, "d"),
-            number(_percent(record.summary.test_accuracy)),
+            cell(record.id, style="id"),
+            cell(content.names[record.run.recipe], href=runs_of(record.run.recipe.id, record.run.scale)),
+            cell(record.run.scale, "g"),
+            cell(record.run.seed, "d"),
+            cell(record.summary.epochs, "d"),
+            cell(record.summary.tau_best, "d"),
+            cell(_percent(record.summary.test_accuracy), ".1f"),
         ]
         for record in found[:SHOWN]
     ]
     more = f" (the first {SHOWN} of {len(found)})" if len(found) > SHOWN else ""
-    return Table("diverged", f"Diverged runs{more}", columns, rows) if rows else None
+    return Table(f"Diverged runs{more}", columns, rows, id="diverged") if rows else None
 
 
 def missing(content: Content) -> list[tuple[str, int, str]]:

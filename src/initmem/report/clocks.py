@@ -12,29 +12,29 @@ from initmem.errors import InitmemError
 from initmem.measures.advice import Row, advice_row
 from initmem.measures.beta import HalfLife
 from initmem.measures.forecast import checked
+from initmem.plots.table import Cell, Column, Table, cell, interval, three_digits
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, network_of
-from initmem.report.content import Content
-from initmem.report.table import Cell, Column, Table, interval, number, runs_of, significant
+from initmem.report.content import Content, runs_of
 
 
 def forecast_table(content: Content) -> Table:
-    """What the clocks alone foretell, and what was measured."""
+    """What the clocks alone predict, and what was observed."""
     columns = [
         Column("recipe", "text"),
-        Column("forecast", "text", "from the clocks alone, with the thresholds of the paper's networks"),
-        Column("clock", "text", "the one that is furthest on its way"),
+        Column("predicted", "text", "from the clocks alone, with the thresholds of the paper's networks"),
+        Column("clock", "text", "the clock that is closest to forgetting"),
         Column("at the end", about="its value at the last epoch"),
-        Column("needed", about="from where on memory should be gone"),
+        Column("needed", about="the value from which memory should be gone"),
         Column("when selected", about="its value when the returned predictor was selected, median over runs"),
-        Column("measured", "text"),
-        Column("the forecast", "text"),
-        Column("least change that should make it forget", "text"),
+        Column("observed", "text", "the verdict of the runs"),
+        Column("outcome", "text", "whether the prediction was correct"),
+        Column("smallest change that should make it forget", "text"),
     ]
-    return Table("forecast", "Forecast", columns, [_forecast(content, r) for r in content.names])
+    return Table("Forecast", columns, [_forecast(content, r) for r in content.names], id="forecast")
 
 
 def _forecast(content: Content, recipe: AnyRecipe) -> list[Cell]:
-    name = Cell(content.names[recipe], href=runs_of(recipe.id), style="name")
+    name = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
     facts = content.facts.get(recipe)
     measured = facts.memory.verdict if facts else None
     try:
@@ -43,18 +43,18 @@ def _forecast(content: Content, recipe: AnyRecipe) -> list[Cell]:
         row = _advice(recipe)
     except InitmemError as error:
         empty = [Cell()] * 5
-        return [name, *empty, _verdict(measured), Cell(), Cell(f"no forecast: {error}", style="remark")]
+        return [name, *empty, _verdict(measured), Cell(), cell(f"no forecast: {error}", style="remark")]
     lived = facts.lived.get(row["clock"]) if facts else None
     return [
         name,
-        Cell(row["forecast"], style=row["forecast"]),
-        Cell(row["clock"]),
-        significant(row["value"]),
-        significant(row["needed"]),
-        significant(lived),
+        cell(row["forecast"], style=row["forecast"]),
+        cell(row["clock"]),
+        three_digits(row["value"]),
+        three_digits(row["needed"]),
+        three_digits(lived),
         _verdict(measured),
-        Cell(checked(row["forecast"], measured) if measured else ""),
-        Cell(row["advice"], style="remark"),
+        cell(checked(row["forecast"], measured) if measured else ""),
+        cell(row["advice"], style="remark"),
     ]
 
 
@@ -72,13 +72,13 @@ def _at_end(recipe: AnyRecipe) -> dict[str, float]:
 
 
 def _verdict(verdict: str | None) -> Cell:
-    return Cell("no run yet") if verdict is None else Cell(verdict, style=verdict)
+    return cell("no run yet") if verdict is None else cell(verdict, style=verdict)
 
 
 def clock_table(content: Content) -> Table:
     """All clocks at the last epoch; the angular one, and all of a user's own code, are measured."""
     columns = [Column("recipe", "text"), Column("updates"), *(Column(name) for name in CLOCKS)]
-    return Table("clocks-all", "All clocks", columns, [_clocks(content, r) for r in content.names])
+    return Table("All clocks", columns, [_clocks(content, r) for r in content.names], id="clocks-all")
 
 
 def _clocks(content: Content, recipe: AnyRecipe) -> list[Cell]:
@@ -86,9 +86,9 @@ def _clocks(content: Content, recipe: AnyRecipe) -> list[Cell]:
     ends: dict[str, float] = dict(facts.last_clocks) if facts else {}
     with contextlib.suppress(InitmemError):  # the data may not be here, or be known to a user's code alone
         ends |= _at_end(recipe)
-    updates = number(ends.get("updates"), ",.0f")
-    name = Cell(content.names[recipe], style="name")
-    return [name, updates, *(significant(ends.get(clock)) for clock in CLOCKS)]
+    updates = cell(ends.get("updates"), ",.0f")
+    name = cell(content.names[recipe], style="name")
+    return [name, updates, *(three_digits(ends.get(clock)) for clock in CLOCKS)]
 
 
 def half_life_table(content: Content) -> Table:
@@ -98,19 +98,19 @@ def half_life_table(content: Content) -> Table:
     rows = []
     for recipe, facts in content.facts.items():
         lives = {life.unit: life for life in facts.half_lives}
-        name = Cell(content.names[recipe], href=runs_of(recipe.id), style="name")
+        name = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
         rows.append([name, *(_half_life(lives.get(unit)) for unit in units)])
-    return Table("half-lives", "Half-life of |β|", columns, rows)
+    return Table("Half-life of |β|", columns, rows, id="half-lives")
 
 
 def _half_life(life: HalfLife | None) -> Cell:
     if life is None:
         return Cell()
     if life.value is None:
-        return Cell("not reached", float("inf"))
+        return Cell("not reached", "not reached", order=float("inf"))
     low = "?" if life.low is None else f"{life.low:.3g}"
     high = "…" if life.high is None else f"{life.high:.3g}"
-    return Cell(f"{life.value:.3g} [{low}, {high}]", life.value)
+    return Cell(life.value, f"{life.value:.3g} [{low}, {high}]")
 
 
 def collapse_table(content: Content) -> Table | None:
@@ -125,12 +125,12 @@ def collapse_table(content: Content) -> Table | None:
     ]
     rows = [
         [
-            Cell(name, style="name"),
-            number(found.alpha, ".2f"),
+            cell(name, style="name"),
+            cell(found.alpha, ".2f"),
             interval(found.low, found.high, ".2f"),
-            Cell(found.reading),
-            Cell(str(found.n_levels), found.n_levels),
-            Cell(
+            cell(found.reading),
+            cell(found.n_levels),
+            cell(
                 ", ".join(
                     f"{s.axis} {s.disagreement:.2f}" for s in found.scores if s.disagreement is not None
                 )
@@ -138,4 +138,4 @@ def collapse_table(content: Content) -> Table | None:
         ]
         for name, found in content.collapses.items()
     ]
-    return Table("collapse", "Collapse of batch sizes", columns, rows) if rows else None
+    return Table("Collapse of batch sizes", columns, rows, id="collapse") if rows else None

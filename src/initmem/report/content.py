@@ -19,6 +19,11 @@ from initmem.store.survey import Survey
 from initmem.study import Study
 
 
+def runs_of(recipe_id: str, scale: float | None = None) -> str:
+    """Where on the page the runs behind a number are listed."""
+    return f"#runs:{recipe_id}" + ("" if scale is None else f":{scale:g}")
+
+
 class Content:
     """Everything the parts of a page are made of. Recipes in the order of the studies."""
 

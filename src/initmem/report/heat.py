@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from initmem.plots.curves import Curve, in_words
 from initmem.recipe import AnyRecipe
-from initmem.report.content import Content
+from initmem.report.content import Content, runs_of
 from initmem.report.facets import Facet
-from initmem.report.table import runs_of
 from initmem.store.record import INTERPOLATION
 
 STEPS = 9  # colours of the style sheet, h0 to h8

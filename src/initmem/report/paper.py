@@ -6,10 +6,10 @@ import math
 
 from initmem.paper.reference import Reference, references
 from initmem.plots.captions import common
+from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import Recipe
-from initmem.report.content import Content
+from initmem.report.content import Content, runs_of
 from initmem.report.recipe_stats import Facts
-from initmem.report.table import Cell, Column, Table, runs_of
 
 QUANTITIES = {
     "spread": "memory",
@@ -38,7 +38,7 @@ def paper_table(content: Content) -> Table | None:
         for item in references()
         if isinstance(recipe, Recipe) and item.fits(recipe)
     ]
-    return Table("paper-values", "Published and measured", columns, rows) if rows else None
+    return Table("Published and measured", columns, rows, id="paper-values") if rows else None
 
 
 def _row(content: Content, recipe: Recipe, facts: Facts, item: Reference) -> list[Cell]:
@@ -49,14 +49,14 @@ def _row(content: Content, recipe: Recipe, facts: Facts, item: Reference) -> lis
     digits = 2 if item.quantity == "beta" else 1
     shown = "" if limits is None else f"{limits[0]:.{digits}f} to {limits[1]:.{digits}f}"
     return [
-        Cell(content.names[recipe], href=runs_of(recipe.id, item.scale), style="name"),
-        Cell(f"{QUANTITIES[item.quantity]}{where}{unit}"),
-        Cell(str(item), item.value),
-        Cell("not run" if value is None else f"{value:.{digits}f}", value),
-        Cell(shown, limits and limits[1] - limits[0]),
-        Cell(f"{facts.memory.n_scales} × {facts.memory.n_seeds}"),
-        Cell(study.effort if study else "unknown"),
-        Cell(common([recipe], ("learning_rate", "l2", "batch_size", "momentum")), style="remark"),
+        cell(content.names[recipe], href=runs_of(recipe.id, item.scale), style="name"),
+        cell(f"{QUANTITIES[item.quantity]}{where}{unit}"),
+        Cell(item.value, str(item)),
+        Cell(value, "not run" if value is None else f"{value:.{digits}f}"),
+        Cell(shown, shown, order=limits and limits[1] - limits[0]),
+        cell(f"{facts.memory.n_scales} × {facts.memory.n_seeds}"),
+        cell(study.effort if study else "unknown"),
+        cell(common([recipe], ("learning_rate", "l2", "batch_size", "momentum")), style="remark"),
     ]
 
 

@@ -6,19 +6,27 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from initmem.errors import count
 from initmem.measures.memory import TOLERANCE_PP, Memory, Verdict
+from initmem.plots.memory_table import COLUMNS, memory_cells, memory_form
+from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import AnyRecipe
-from initmem.report.content import Content
+from initmem.report.content import Content, runs_of
 from initmem.report.pictures import bar_axis, glyph, interval_bar, nice_limit, spark
-from initmem.report.table import Cell, Column, Table, interval, number, runs_of
 from initmem.store.causes import failure_lines
 
 WORDS: dict[Verdict, str] = {
     "remembers": "the scale of the initialization is still visible in the trained predictor",
-    "forgets": f"the means at any two scales differ by at most {TOLERANCE_PP:g} points (95% interval)",
+    "forgets": f"the 95% interval of the memory lies below {TOLERANCE_PP:g} points",
     "undetermined": "too few or too noisy runs to tell",
     "not applicable": "the training code never used the scale",
 }
+
+# The columns of the page, from left to right.
+ORDER = (
+    "recipe", "verdict", "curve", "bar", "memory", "interval", "floor", "corrected", "p", "q", "design",
+    "metric", "remarks",
+)  # fmt: skip
 
 
 def verdicts(content: Content) -> dict[str, Any]:
@@ -100,12 +108,7 @@ def in_words(row: Memory) -> str:
 
 
 def _said_number(value: float | None, row: Memory) -> str:
-    return format(value or 0.0, _form(row))
-
-
-def _form(row: Memory) -> str:
-    """How the numbers of a memory are written: points to a tenth, anything else to three digits."""
-    return ".1f" if row.unit == "pp" else ".3g"
+    return format(value or 0.0, memory_form(row))
 
 
 def table(content: Content, rows: Sequence[Memory]) -> Table:
@@ -116,52 +119,40 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
     alike = len(metrics) == 1
     unit = f" ({rows[0].unit})" if alike and rows and rows[0].unit else ""
     name = metrics[0].replace("_", " ") if alike else "each recipe's metric"
-    columns = [
-        Column("recipe", "text"),
-        Column("verdict", "text"),
-        Column("by scale", "picture", f"mean of {name} against initialization scale"),
-        Column(
-            f"memory against its floor{unit}",
-            "picture",
-            "with its 95% interval",
-            bar_axis(limits[metrics[0]]) if alike else None,
+    bar = f"memory against its floor{unit}"
+    columns = {
+        **COLUMNS,
+        "curve": Column("by scale", "picture", f"mean of {name} against initialization scale"),
+        "bar": Column(
+            bar, "picture", "with its 95% interval", picture=bar_axis(limits[metrics[0]]) if alike else ""
         ),
-        Column("memory", about=f"max - min over scales of the mean {name}"),
-        Column("95% interval", about="inverts the test; sorted by width"),
-        Column("floor", about="what noise alone would show if the scale did not matter"),
-        Column("corrected", about="the memory less its upward bias"),
-        Column("p", about="of the scale not mattering"),
-        Column(
-            "q", about="p adjusted for the recipes shown; a star marks a verdict that does not survive it"
-        ),
-        Column("scales × seeds", "text"),
-        Column("metric", "text"),
-        Column("remarks", "text"),
-    ]
-    body = [
-        [
-            Cell(row.recipe, href=runs_of(recipe.id), style="name"),
-            Cell(row.verdict_text, style=f"verdict {row.verdict}", picture=glyph(row.verdict)),
-            Cell(picture=spark(content.facts[recipe].main, *bounds[row.metric])),
-            Cell(picture=interval_bar(row, limits[row.metric], TOLERANCE_PP if row.unit == "pp" else None)),
-            number(row.memory, _form(row), style="strong"),
-            interval(row.low, row.high, _form(row)),
-            number(row.floor, _form(row)),
-            number(row.corrected, _form(row)),
-            Cell("< 1e-9", row.p) if row.p is not None and row.p < 1e-9 else number(row.p, ".2g"),
-            number(row.q, ".2g"),
-            Cell(f"{row.n_scales} × {row.n_seeds}", style="number"),
-            Cell(row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")),
-            Cell("; ".join(remarks(content, recipe, row)), style="remark"),
-        ]
-        for recipe, row in zip(content.facts, rows, strict=True)
-    ]
-    dull = {"metric"} if alike else set()
-    if not any(cells[-1].text for cells in body):
-        dull.add("remarks")
-    kept = [i for i, column in enumerate(columns) if column.title not in dull]
-    shown = [[cells[i] for i in kept] for cells in body]
-    return Table("memory", "Initialization memory", [columns[i] for i in kept], shown, "stack")
+        "metric": Column("metric", "text"),
+    }
+    body = []
+    for recipe, row in zip(content.facts, rows, strict=True):
+        cells = memory_cells(row)
+        tolerance = TOLERANCE_PP if row.unit == "pp" else None
+        body.append(
+            cells
+            | {
+                "recipe": cells["recipe"]._replace(href=runs_of(recipe.id)),
+                "verdict": cells["verdict"]._replace(picture=glyph(row.verdict)),
+                "curve": Cell(picture=spark(content.facts[recipe].main, *bounds[row.metric])),
+                "bar": Cell(picture=interval_bar(row, limits[row.metric], tolerance)),
+                "metric": cell(row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")),
+                "remarks": cell("; ".join(remarks(content, recipe, row)), style="remark"),
+            }
+        )
+    shown = [key for key in ORDER if key != "metric" or not alike]
+    if not any(cells["remarks"].text for cells in body):
+        shown.remove("remarks")
+    return Table(
+        "Initialization memory",
+        [columns[key] for key in shown],
+        [[cells[key] for key in shown] for cells in body],
+        id="memory",
+        style="stack",
+    )
 
 
 def _limit(rows: Sequence[Memory]) -> float:
@@ -180,7 +171,7 @@ def remarks(content: Content, recipe: AnyRecipe, row: Memory) -> list[str]:
     missing = len(asked - {record.id for record in records})
     found = [f"about {row.seeds_needed} seeds would settle it"] if row.seeds_needed else []
     found += [f"{counts[name]} {name}" for name in ("failed", "diverged") if counts[name]]
-    found += [f"{missing} runs to come"] if missing else []
+    found += [f"{count(missing, 'run')} to come"] if missing else []
     found += ["mixed hardware"] if len({hardware(record.provenance) for record in records}) > 1 else []
     return [*found, *row.notes]
 

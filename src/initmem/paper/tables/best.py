@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from initmem.paper.figures.select import Key, also, name_of, select
 from initmem.paper.figures.view import View
 from initmem.paper.reference import find
+from initmem.paper.tables.cells import BATCH, Entry, mean_of, number, paper_table
 from initmem.paper.tables.spreads import interpolated
-from initmem.paper.tables.table import Cell, Column, Measured, Number, PaperTable, measured
 from initmem.plots.plotdata import percent
+from initmem.plots.table import Cell, Column, Mean, Table
 from initmem.store.record import RunRecord
 from initmem.study import Study
 
@@ -19,7 +20,7 @@ BATCHES = (16, 128, 256)
 SCALES = (0.1, 2.5)
 
 
-def best(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> PaperTable:
+def best(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
     """Test accuracy at both scales, their difference, and when it fitted and was selected."""
     wanted = [(*recipe, b) for recipe in RECIPES for b in BATCHES]
     # The setting is that of the standard recipe: Adam with augmentation is in other studies as well.
@@ -41,7 +42,7 @@ def best(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: b
     if (small, large) != SCALES:
         notes.insert(0, f"σ = {small:g} and {large:g} stand in for 0.1 and 2.5, which the store lacks")
     title = "Table 7. The standard recipe and Adam"
-    return PaperTable(title, _columns(small, large, reference), rows, notes, view.missing(keys))
+    return paper_table(title, _columns(small, large, reference), rows, notes, view.missing(keys))
 
 
 def _ends(view: View) -> tuple[float, float]:
@@ -52,18 +53,23 @@ def _ends(view: View) -> tuple[float, float]:
 
 
 def _columns(small: float, large: float, reference: bool) -> list[Column]:
-    columns = [Column("recipe"), Column("b")]
+    columns = [Column("recipe", "text", "optimizer, learning rate and kernel penalty"), BATCH]
     for scale in (small, large):
-        columns += [Column(f"test, σ = {scale:g}", "%")]
-        columns += [Column(f"paper, σ = {scale:g}", "%", right=True)] if reference else []
-    columns += [Column("|Δ|", "pp"), *([Column("|Δ|, paper", "pp", right=True)] if reference else [])]
-    return [*columns, Column("τ_interp", "epochs", right=True), Column("τ_best", "epochs", right=True)]
+        columns += [Column(f"test, σ = {scale:g}", about="test accuracy at that scale", unit="%")]
+        columns += [Column(f"paper, σ = {scale:g}", about="published", unit="%")] if reference else []
+    columns += [Column("|Δ|", about="difference between the two scales", unit="pp")]
+    columns += [Column("|Δ|, paper", about="published", unit="pp")] if reference else []
+    return [
+        *columns,
+        Column("τ_interp", about="epoch of interpolation", unit="epochs"),
+        Column("τ_best", about="epoch of the selected predictor", unit="epochs"),
+    ]
 
 
-def _row(view: View, key: Key, small: float, large: float, *, reference: bool) -> list[Cell]:
+def _row(view: View, key: Key, small: float, large: float, *, reference: bool) -> list[Entry]:
     ends = [[r for r in view.cell(key) if r.run.scale == scale] for scale in (small, large)]
-    tests = [measured(map(percent("test_accuracy"), end)) for end in ends]
-    row: list[Cell] = [name_of(FIELDS[:3], key[:3]), key[3]]
+    tests = [mean_of(map(percent("test_accuracy"), end)) for end in ends]
+    row: list[Entry] = [name_of(FIELDS[:3], key[:3]), key[3]]
     for scale, test in zip((small, large), tests, strict=True):
         row.append(test)
         if reference:
@@ -73,13 +79,13 @@ def _row(view: View, key: Key, small: float, large: float, *, reference: bool) -
     if reference:
         item = find("table 7", view.recipe(key), "gap")
         row.append(str(item) if item else "")
-    selected = [measured(record.summary.tau_best for record in end) for end in ends]
+    selected = [mean_of(record.summary.tau_best for record in end) for end in ends]
     best_at = [None if epoch is None else f"{epoch.mean:.0f}" for epoch in selected]
     return [*row, _both(*(interpolated(end) for end in ends)), _both(*best_at)]
 
 
-def _difference(first: Measured | None, second: Measured | None) -> Number | None:
-    return None if first is None or second is None else Number(abs(first.mean - second.mean))
+def _difference(first: Mean | None, second: Mean | None) -> Cell | None:
+    return None if first is None or second is None else number(abs(first.mean - second.mean))
 
 
 def _both(first: str | None, second: str | None) -> str | None:

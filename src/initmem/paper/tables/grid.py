@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from initmem.paper.figures.select import OPTIMIZERS, also, name_of, select, shortfall
 from initmem.paper.figures.view import View
-from initmem.paper.tables.table import Cell, Column, PaperTable, measured
+from initmem.paper.tables.cells import BATCH, OPTIMIZER, Entry, mean_of, paper_table
 from initmem.plots.plotdata import percent
+from initmem.plots.table import Column, Table, Value
 from initmem.recipe import Recipe
 from initmem.store.record import RunRecord
 from initmem.study import Study, recipes_of
@@ -19,31 +20,29 @@ ADAM_FAMILY = ("adam", "adamw", "muon", "muon-conv")
 NO_VALUES = "No published values for this table"
 
 
-def settings(
-    records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
-) -> PaperTable:
+def settings(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
     """Table 1: every distinct setting of an optimizer, from the recipes that were run or asked for."""
     recipes = dict.fromkeys([*recipes_of(studies), *(record.run.recipe for record in records)])
-    rows: dict[tuple[Cell, ...], set[int]] = {}
+    rows: dict[tuple[Value, ...], set[int]] = {}
     for recipe in (recipe for recipe in recipes if isinstance(recipe, Recipe)):
         rows.setdefault(_settings(recipe), set()).add(recipe.batch_size)
     names = also([row[0] for row in rows], OPTIMIZERS)
     ordered = sorted(rows, key=lambda row: (names.index(row[0]), row[1:4]))
     absent = [name for name in OPTIMIZERS if not any(row[0] == name for row in rows)]
-    return PaperTable(
+    return paper_table(
         title="Table 1. Optimizer settings of the recipes in the store",
         columns=[
-            Column("optimizer"),
-            Column("η"),
-            Column("λ (l2)"),
-            Column("weight decay"),
-            Column("momentum"),
-            Column("β₁"),
-            Column("β₂"),
-            Column("ε"),
-            Column("schedule"),
-            Column("epochs"),
-            Column("batch sizes"),
+            OPTIMIZER,
+            Column("η", about="learning rate"),
+            Column("λ (l2)", about="kernel penalty"),
+            Column("weight decay", about="decoupled weight decay"),
+            Column("momentum", about="its coefficient"),
+            Column("β₁", about="decay of the first moment"),
+            Column("β₂", about="decay of the second moment"),
+            Column("ε", about="added to the denominator"),
+            Column("schedule", "text", "of the learning rate"),
+            Column("epochs", about="length of training"),
+            Column("batch sizes", "text", "that were run or asked for"),
         ],
         rows=[[*row, ", ".join(map(str, sorted(rows[row])))] for row in ordered]
         + [[name, *[None] * 10] for name in absent],
@@ -56,7 +55,7 @@ def settings(
     )
 
 
-def _settings(recipe: Recipe) -> tuple[Cell, ...]:
+def _settings(recipe: Recipe) -> tuple[Value, ...]:
     adam = recipe.optimizer in ADAM_FAMILY
     inertia = recipe.optimizer in INERTIA
     cosine = recipe.schedule == "cosine"
@@ -74,23 +73,19 @@ def _settings(recipe: Recipe) -> tuple[Cell, ...]:
     )
 
 
-def small_scale(
-    records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
-) -> PaperTable:
+def small_scale(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
     """Table 2: validation accuracy at three moments, from a small initialization."""
     return _moments("Table 2", records, studies, 0.1, reference=reference)
 
 
-def large_scale(
-    records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
-) -> PaperTable:
+def large_scale(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
     """Table 3: the same from a large initialization."""
     return _moments("Table 3", records, studies, 2.5, reference=reference)
 
 
 def _moments(
     name: str, records: Sequence[RunRecord], studies: Sequence[Study], target: float, *, reference: bool
-) -> PaperTable:
+) -> Table:
     found = select(
         records, FIELDS, [(optimizer, b) for b in BATCHES for optimizer in OPTIMIZERS], own_rates=True
     )
@@ -116,17 +111,22 @@ def _moments(
         *found.notes,
     ]
     title = f"{name}. Validation accuracy at three moments, initialization scale σ = {scale:g}"
-    head = ("b", "optimizer", "at τ_interp", "at τ_best", "last epoch", "interpolated")
-    units = ("", "", "%", "%", "%", "runs")
-    columns = [Column(text, unit, right=bool(unit)) for text, unit in zip(head, units, strict=True)]
-    return PaperTable(title, columns, rows, notes, missing)
+    columns = [
+        BATCH,
+        OPTIMIZER,
+        Column("at τ_interp", about="validation accuracy when interpolation is reached", unit="%"),
+        Column("at τ_best", about="validation accuracy of the selected predictor", unit="%"),
+        Column("last epoch", about="validation accuracy at the end", unit="%"),
+        Column("interpolated", about="runs that reached interpolation", unit="runs"),
+    ]
+    return paper_table(title, columns, rows, notes, missing)
 
 
-def _moments_row(key: tuple[str, int], cell: Sequence[RunRecord]) -> list[Cell]:
+def _moments_row(key: tuple[str, int], cell: Sequence[RunRecord]) -> list[Entry]:
     optimizer, b = key
     reached = sum(record.summary.tau_interp is not None for record in cell)
     moments = ("val_accuracy_interp", "val_accuracy_best", "val_accuracy_last")
-    values: list[Cell] = [measured(map(percent(moment), cell)) for moment in moments]
+    values: list[Entry] = [mean_of(map(percent(moment), cell)) for moment in moments]
     if cell and not reached:
         values[0] = "not reached"
     return [b, optimizer, *values, f"{reached} of {len(cell)}" if cell else None]

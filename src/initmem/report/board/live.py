@@ -16,9 +16,8 @@ from initmem.engines.progress import duration
 from initmem.errors import InitmemError
 from initmem.recipe import AnyRecipe, network_of
 from initmem.report.audit import failures, place
-from initmem.report.content import Content
+from initmem.report.content import Content, runs_of
 from initmem.report.pictures import course
-from initmem.report.table import runs_of
 from initmem.store.claims import EXPIRY
 from initmem.store.live import Flight
 from initmem.study import Run

@@ -1,6 +1,6 @@
 """What every peer's process does alike: read its task, make the data, wait for the start, tell the times.
 
-A peer runs as `python -m initmem.bench.peer_NAME TASK`, with TASK the JSON of `Workload.spec` and settings.
+A peer runs as `python -m benchmarks.bench.peer_NAME TASK`; TASK is the JSON of `Workload.spec` and settings.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from initmem.bench.workloads import Workload
 from initmem.engines.devices import cores
 from initmem.engines.events import Claimed, EpochEnded, Event, Finished
 from initmem.engines.local import LocalEngine
@@ -25,9 +24,12 @@ from initmem.engines.packing import packs
 from initmem.engines.speed import PackSizes, run_flops
 from initmem.store.store import Store
 
+from .workloads import Workload
+
 Tell = Callable[[str], None]
 
 PEERS = {"keras": "tensorflow", "torch": "torch"}  # peer: the package it needs beside initmem
+ROOT = Path(__file__).parents[2]  # from where peers are imported
 LONGEST = 1800  # seconds one measurement of a peer may take
 HOPELESS = 1.3  # so many times a peer's best setting in the first round, and a setting is not tried again
 
@@ -127,7 +129,7 @@ def missing(peer: str) -> str | None:
     """Why a peer cannot be run here, in a line; None if it can."""
     package = PEERS[peer]
     if importlib.util.find_spec(package) is None:
-        return f"{peer}: {package} is not installed (pip install 'initmem[bench]')"
+        return f"{peer}: {package} is not installed (pip install -e '.[bench]')"
     return None
 
 
@@ -171,7 +173,7 @@ def time_peer(peer: str, workload: Workload, setting: Setting) -> float | None:
     task = workload.spec() | {
         "threads": setting.threads, "compile": setting.compile, "channels_last": setting.channels_last
     }  # fmt: skip
-    command = [sys.executable, "-m", f"initmem.bench.peer_{peer}", json.dumps(task)]
+    command = [sys.executable, "-m", f"benchmarks.bench.peer_{peer}", json.dumps(task)]
     try:
         told = [json.loads(line) for line in race(command, setting.at_once)]
     except (ValueError, OSError, subprocess.TimeoutExpired):
@@ -204,7 +206,12 @@ def race(command: list[str], at_once: int) -> list[str]:
     """Start processes that say `ready`, let all go at the same moment, return what each printed last."""
     processes = [
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
         )
         for _ in range(at_once)
     ]

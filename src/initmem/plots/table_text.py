@@ -1,4 +1,4 @@
-"""Write a table down as text, Markdown, LaTeX or CSV."""
+"""Write a table as plain text, Markdown, LaTeX or CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import io
 import textwrap
 from collections.abc import Callable
 
-from initmem.paper.tables.table import MISSING, Cell, Measured, Number, PaperTable, seeds_note
+from initmem.errors import ConfigError, allowed
+from initmem.plots.table import MISSING, Mean, Table
 
 WIDE = 100  # columns of text for the notes
 
@@ -56,44 +57,36 @@ def markdown_escape(text: str) -> str:
     return "".join(MARKDOWN.get(sign, sign) for sign in text)
 
 
-def cell_text(cell: Cell, usual: int | None) -> str:
-    """A cell as plain text; a mean over an unusual number of seeds says so."""
-    match cell:
-        case None:
-            return MISSING
-        case Measured(mean, std, n, digits):
-            text = f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
-            return text if n == usual else f"{text} ({n})"
-        case Number(value, digits):
-            return f"{value:.{digits}f}"
-        case float():
-            return f"{cell:g}"
-        case _:
-            return str(cell)
+def render(table: Table, format: str) -> str:
+    """Write a table as txt, md, tex or csv, as the ending of a file has it."""
+    kind = format.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise ConfigError(f"table format = {format!r} ({allowed(FORMATS)})")
+    return FORMATS[kind](table.without_pictures())
 
 
-def _texts(table: PaperTable) -> list[list[list[str]]]:
-    usual = table.usual_n()
-    return [[[cell_text(cell, usual) for cell in row] for row in part] for part in table.parts()]
+def _heads(table: Table) -> list[str]:
+    return [str(column) for column in table.columns]
 
 
-def _numeric(table: PaperTable) -> list[bool]:
+def _parts(table: Table) -> list[list[list[str]]]:
+    return [[[cell.text for cell in row] for row in part] for part in table.parts()]
+
+
+def _right(table: Table) -> list[bool]:
     """Which columns are set flush right."""
-    kinds = (int, float, Measured, Number)
-    return [
-        column.right or any(isinstance(row[i], kinds) for row in table.rows)
-        for i, column in enumerate(table.columns)
-    ]
+    return [column.kind == "number" for column in table.columns]
 
 
-def _footing(table: PaperTable) -> list[str]:
+def footing(table: Table) -> list[str]:
+    """The sentences below a table: its notes, and what is missing."""
     missing = [f"{MISSING} missing: {'; '.join(table.missing)}."] if table.missing else []
-    return [f"{note}." for note in [*seeds_note(table), *table.notes]] + missing
+    return [f"{note}." for note in table.notes] + missing
 
 
-def text(table: PaperTable) -> str:
+def text(table: Table) -> str:
     """Columns of equal width, for a terminal."""
-    heads, parts, right = [str(column) for column in table.columns], _texts(table), _numeric(table)
+    heads, parts, right = _heads(table), _parts(table), _right(table)
     widths = [
         max(len(x) for x in column)
         for column in zip(heads, *(r for part in parts for r in part), strict=True)
@@ -105,31 +98,31 @@ def text(table: PaperTable) -> str:
 
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     body = [line_ for part in parts for line_ in [rule, *map(line, part)]]
-    foot = [piece for note in _footing(table) for piece in textwrap.wrap(note, max(WIDE, len(rule)))]
+    foot = [piece for note in footing(table) for piece in textwrap.wrap(note, max(WIDE, len(rule)))]
     return "\n".join([table.title, "", line(heads), *body, rule, *foot]) + "\n"
 
 
-def markdown(table: PaperTable) -> str:
+def markdown(table: Table) -> str:
     """A pipe table under its title."""
 
     def line(cells: list[str]) -> str:
         return "| " + " | ".join(markdown_escape(cell) for cell in cells) + " |"
 
-    bars = "|" + "|".join("---:" if right else ":---" for right in _numeric(table)) + "|"
-    rows = [line(row) for part in _texts(table) for row in part]
-    head = [f"**{markdown_escape(table.title)}**", "", line([str(column) for column in table.columns]), bars]
-    foot = [markdown_escape(note) for note in _footing(table)]
+    bars = "|" + "|".join("---:" if right else ":---" for right in _right(table)) + "|"
+    rows = [line(row) for part in _parts(table) for row in part]
+    head = [f"**{markdown_escape(table.title)}**", "", line(_heads(table)), bars]
+    foot = [markdown_escape(note) for note in footing(table)]
     return "\n".join([*head, *rows, "", " ".join(foot)]) + "\n"
 
 
-def latex(table: PaperTable) -> str:
+def latex(table: Table) -> str:
     """A table environment; needs \\usepackage{booktabs}."""
 
     def line(cells: list[str]) -> str:
         return "    " + " & ".join(latex_escape(cell) for cell in cells) + r" \\"
 
-    columns = "".join("r" if right else "l" for right in _numeric(table))
-    parts = [[line(row) for row in part] for part in _texts(table)]
+    columns = "".join("r" if right else "l" for right in _right(table))
+    parts = [[line(row) for row in part] for part in _parts(table)]
     body = [line_ for i, part in enumerate(parts) for line_ in ([r"    \midrule"] if i else []) + part]
     return "\n".join(
         [
@@ -139,39 +132,35 @@ def latex(table: PaperTable) -> str:
             rf"  \caption{{{latex_escape(table.title)}}}",
             rf"  \begin{{tabular}}{{{columns}}}",
             r"    \toprule",
-            line([str(column) for column in table.columns]),
+            line(_heads(table)),
             r"    \midrule",
             *body,
             r"    \bottomrule",
             r"  \end{tabular}",
             r"  \par\smallskip\footnotesize",
-            *(f"  {latex_escape(note)}" for note in _footing(table)),
+            *(f"  {latex_escape(note)}" for note in footing(table)),
             r"\end{table}",
             "",
         ]
     )
 
 
-def comma(table: PaperTable) -> str:
-    """For programs: a mean, its deviation and its n are columns of their own; a missing cell is empty."""
-    split = [any(isinstance(row[i], Measured) for row in table.rows) for i in range(len(table.columns))]
+def comma(table: Table) -> str:
+    """For programs: values, not texts. A mean, its deviation and its n have columns of their own."""
+    means = [any(isinstance(row[i].value, Mean) for row in table.rows) for i in range(len(table.columns))]
     head: list[str] = []
-    for column, several in zip(table.columns, split, strict=True):
-        head += [str(column), f"{column.name} std", f"{column.name} n"] if several else [str(column)]
+    for column, split in zip(table.columns, means, strict=True):
+        head += [str(column), f"{column.title} std", f"{column.title} n"] if split else [str(column)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(head)
     for row in table.rows:
         values: list[object] = []
-        for cell, several in zip(row, split, strict=True):
-            if isinstance(cell, Measured):
-                values += [cell.mean, "" if cell.std is None else cell.std, cell.n]
-            elif isinstance(cell, Number):
-                values += [cell.value, *[""] * (2 * several)]
-            else:
-                values += ["" if cell is None else cell, *[""] * (2 * several)]
-        writer.writerow(values)
+        for one, split in zip(row, means, strict=True):
+            value = one.value
+            values += value[:3] if isinstance(value, Mean) else [value, *[None] * (2 * split)]
+        writer.writerow("" if value is None else value for value in values)
     return stream.getvalue()
 
 
-FORMATS: dict[str, Callable[[PaperTable], str]] = {"txt": text, "md": markdown, "tex": latex, "csv": comma}
+FORMATS: dict[str, Callable[[Table], str]] = {"txt": text, "md": markdown, "tex": latex, "csv": comma}

@@ -1,4 +1,4 @@
-"""Commands that train: run, and advise --check."""
+"""initmem run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from initmem.cli.base import (
-    AsJson,
-    DataDir,
-    Effort,
-    Settings,
-    StudyArgument,
-    Workers,
-    app,
-    console,
-    print_json,
-)
-from initmem.errors import ConfigError
+from initmem.cli.base import AsJson, DataDir, Effort, Settings, Wide, Workers, app, bundled_studies
+from initmem.cli.console import print_json, say, show
+from initmem.errors import ConfigError, count
 from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
@@ -33,73 +24,92 @@ if TYPE_CHECKING:
     from initmem.pipeline.command import CommandTrainer
     from initmem.study import Study
 
-Place = Annotated[
-    Path | None, typer.Option("--store", help="Directory for the runs.", show_default="runs/STUDY-EFFORT")
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="DIR", help="Where the records go.", show_default="runs/STUDY-EFFORT"),
 ]
 
 
 @app.command()
 def run(
     study: Annotated[
-        str | None, typer.Argument(help="A bundled study or a .toml file; not needed with --command.")
+        str | None,
+        typer.Argument(
+            help="A bundled study or a .toml file; not needed with --command.", autocompletion=bundled_studies
+        ),
     ] = None,
     effort: Effort = None,
-    store: Place = None,
+    store: StoreOption = None,
     workers: Workers = None,
-    engine: Annotated[str, typer.Option(help="Where runs are executed: local, ray or slurm.")] = "local",
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="Where runs execute: local, ray or slurm.")
+    ] = "local",
     address: Annotated[
-        str | None, typer.Option(help="With --engine ray: the cluster, as in auto or HOST:PORT.")
+        str | None, typer.Option(metavar="TEXT", help="With --engine ray: the cluster, auto or HOST:PORT.")
     ] = None,
     records_travel: Annotated[
-        bool, typer.Option(help="With --engine ray: tasks use no store; the driver commits their records.")
+        bool,
+        typer.Option(
+            "--records-travel", help="With --engine ray: tasks need no shared disk; the driver saves records."
+        ),
     ] = False,
     slurm: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="With --engine slurm: partition=..., timeout_min=..., ..."),
     ] = None,
     pack: Annotated[
-        int | None, typer.Option(min=1, help="Replicas per pack.", show_default="chosen by size")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Replicas trained together.", show_default="chosen by timing"),
     ] = None,
     settings: Settings = None,
     until: Annotated[
         float | None,
         typer.Option(
             min=0.01,
-            help="Add seeds, at planned looks, until every interval is at most this many points wide.",
+            metavar="PP",
+            help="Add seeds, at planned looks, until every interval is at most this wide.",
         ),
     ] = None,
-    max_seeds: Annotated[int, typer.Option(min=1, help="Most seeds per recipe with --until.")] = 30,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    slots: Annotated[int, typer.Option(min=1, help="Packs at the same time on each GPU.")] = 1,
+    max_seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="With --until: the most seeds per recipe.")
+    ] = 30,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N.")] = "cpu",
+    slots: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Packs that train at the same time on each GPU.")
+    ] = 1,
     precision: Annotated[
-        Precision, typer.Option(help="amp: layers in bfloat16. What it was is recorded.")
+        Precision,
+        typer.Option(metavar="NAME", help="float32, tf32 or amp (bfloat16 layers); recorded with each run."),
     ] = "float32",
-    checkpoint_every: Annotated[float, typer.Option(min=0, help="Seconds between two checkpoints.")] = 60.0,
+    checkpoint_every: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints.")
+    ] = 60.0,
     timeout: Annotated[
         str | None,
         typer.Option(
-            help="End a pack that finishes no epoch for so long: 90, 90s, 15m or 2h.", show_default="never"
+            metavar="TIME",
+            help="End a pack that finishes no epoch for this long: 90, 90s, 15m or 2h.",
+            show_default="never",
         ),
     ] = None,
     data_dir: DataDir = None,
-    retry_failed: Annotated[bool, typer.Option(help="Train failed runs again.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Train failed runs again.")] = False,
     command: Annotated[
         str | None,
         typer.Option(
             metavar="PROGRAM",
-            help="Train by a program of your own that writes JSON lines: "
+            help="Train with your own program, which writes JSON lines: "
             "'python train.py --scale {scale} --seed {seed} --out {history}'.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What the program is called.", show_default="its script")
+        str | None,
+        typer.Option(metavar="NAME", help="With --command: its name.", show_default="that of the script"),
     ] = None,
     watch_files: Annotated[
         list[Path] | None,
         typer.Option(
-            "--watch",
-            metavar="FILE",
-            help="With --command: one more file that training depends on.",
+            "--watch", metavar="FILE", help="With --command: another file that training depends on."
         ),
     ] = None,
     keep_old: Annotated[
@@ -108,9 +118,13 @@ def run(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Do not stop when the first runs all fail alike.")
     ] = False,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train every run of a study that is not in the store yet. Ctrl-C stops; the same command goes on."""
+    """Train every run of a study that is not in the store yet.
+
+    Ctrl-C stops; the same command resumes.
+    """
     from initmem import study_file as studies
     from initmem.engines import engine_named
     from initmem.engines.execute import check, execute, execute_until
@@ -121,7 +135,7 @@ def run(
     from initmem.measures.memory import default_metric, memory_table
     from initmem.pipeline.metric_choice import metric_reason
     from initmem.pipeline.stale import refuse_stale
-    from initmem.plots import terminal as tables
+    from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
     from initmem.store.causes import failure_lines
     from initmem.store.store import Store
@@ -190,97 +204,53 @@ def run(
                 watch=watch,
             )
     for line in outcome.moved_aside:
-        print(f"initmem: moved aside: {line}", file=sys.stderr)
+        say(f"initmem: moved aside: {line}", err=True)
+    records = [r for r in opened.records() if r.run.recipe in asked.recipes]
+    memories, metric = [], ""
+    if any(record.status != "failed" for record in records):
+        metric = default_metric(records)
+        memories = memory_table(records, metric, order=asked.recipes, looks=looks_of(opened.studies()))
     if as_json:
-        print_json({"study": asked.name, "effort": asked.effort} | asdict(outcome))
+        rows = [row.to_json() for row in memories]
+        print_json("run", rows, study=asked.name, effort=asked.effort, **asdict(outcome))
     else:
-        print(f"{outcome.trained} runs trained in {duration(outcome.seconds)}; {outcome.summary()}")
-        records = [r for r in opened.records() if r.run.recipe in asked.recipes]
+        say(f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}")
         for line in failure_lines(records):
-            print(line)
-        if any(record.status != "failed" for record in records):
-            metric, looks = default_metric(records), looks_of(opened.studies())
-            rows = memory_table(records, metric, order=asked.recipes, looks=looks)
-            console().print(tables.memory_table(rows, until=until))
-            print(metric_reason(metric, records))
-        print(f"next: initmem report {place}")
+            say(line)
+        if memories:
+            show(memory_tables.memory_table(memories, until=until), wide=wide)
+            say(metric_reason(metric, records))
+        say(f"next: initmem report {place}")
     if outcome.interrupted:
         raise typer.Exit(130)
     if not outcome.complete:
         raise typer.Exit(1)
 
 
-@app.command()
-def advise(
-    study: StudyArgument,
-    effort: Effort = None,
-    settings: Settings = None,
-    check_it: Annotated[
-        bool, typer.Option("--check", help="Run the first advice of each recipe and see whether it holds.")
-    ] = False,
-    store: Place = None,
-    workers: Workers = None,
-    as_json: AsJson = False,
-) -> None:
-    """Forecast from the clocks alone which recipes forget, and say the least change that should make them."""
-    from initmem import study_file as studies
-    from initmem.measures.advice import advice_rows, advised_study, verdicts
-    from initmem.plots.terminal import plain_table
-
-    asked = studies.load_study(study, effort, settings or ())
-    rows = advice_rows(asked)
-    if check_it:
-        changed = advised_study(asked)
-        rows = verdicts(rows, asked, _trained(changed, store, workers)) if changed else rows
-    if as_json:
-        print_json(rows)
-        return
-    console().print(plain_table(rows, f"{asked.name}, effort {asked.effort}: a forecast from the clocks"))
-    if not check_it:
-        print("a forecast is a forecast: --check runs the first advice of each recipe")
-
-
-def _trained(study: Study, store: Path | None, workers: int | None) -> list[Any]:
-    """Run a study and return its records."""
-    from initmem.engines.execute import check, execute
-    from initmem.engines.local import LocalEngine
-    from initmem.store.store import Store
-
-    check(study)
-    place = store or Path("runs") / f"{study.name}-{study.effort}"
-    opened = Store.create(place)
-    introduce(study, place)
-    with display() as watch:
-        outcome = execute(study, opened, LocalEngine(workers=workers), watch=watch)
-    if outcome.interrupted:
-        raise typer.Exit(130)
-    return [opened.read(run.id) for run in study.all_runs() if opened.has(run)]
-
-
 def seconds(text: str) -> float:
-    """Read a span of time: a number of seconds, or one with the unit s, m or h."""
+    """A duration: a number of seconds, or one with the unit s, m or h."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "s")
     try:
         value = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise ConfigError(f"timeout = {text!r} (allowed: a span of time, as in 90, 90s, 15m, 2h)")
+        raise ConfigError(f"timeout = {text!r} (allowed: a duration, as in 90, 90s, 15m, 2h)")
     return value
 
 
 def introduce(study: Study, place: Path) -> None:
     """Say on stderr what is about to happen."""
-    out = console(stderr=True)
     about = f" ({study.about})" if study.about else ""
-    out.print(f"{study.name}, effort {study.effort}{about}", soft_wrap=True)
-    sizes = f"{len(study.recipes)} recipes x {len(study.scales)} scales x {len(study.seeds)} seeds"
-    out.print(f"{sizes} = {len(study.all_runs())} runs, store {place}", soft_wrap=True)
+    say(f"{study.name}, effort {study.effort}{about}", err=True)
+    grid = [(study.recipes, "recipe"), (study.scales, "scale"), (study.seeds, "seed")]
+    sizes = " x ".join(count(len(values), noun) for values, noun in grid)
+    say(f"{sizes} = {count(len(study.all_runs()), 'run')}, store {place}", err=True)
 
 
 @contextmanager
 def display() -> Iterator[Callable[[Workload], Listener]]:
-    """A live display for as many sessions as come; a polite kill ends like Ctrl-C."""
+    """A live display for any number of sessions; a polite kill ends like Ctrl-C."""
     from initmem.engines.progress import watching
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

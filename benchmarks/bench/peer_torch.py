@@ -6,7 +6,7 @@ import copy
 import math
 from typing import Any
 
-from initmem.bench.peer import Laps, images, start, task
+from .peer import Laps, images, start, task
 
 TASK = task()
 

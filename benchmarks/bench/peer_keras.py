@@ -6,7 +6,7 @@ import math
 import os
 from typing import Any
 
-from initmem.bench.peer import Laps, images, start, task
+from .peer import Laps, images, start, task
 
 TASK = task()
 os.environ["KERAS_BACKEND"] = "tensorflow"

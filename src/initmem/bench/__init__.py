@@ -1,1 +1,0 @@
-"""Speed, measured beside peers on the same machine in the same run."""

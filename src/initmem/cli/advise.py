@@ -1,0 +1,68 @@
+"""initmem advise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from initmem.cli.base import AsJson, Effort, Settings, StudyArgument, Wide, Workers, app
+from initmem.cli.console import print_json, say, show
+from initmem.cli.run import StoreOption, display, introduce
+
+if TYPE_CHECKING:
+    from initmem.store.record import RunRecord
+    from initmem.study import Study
+
+
+@app.command()
+def advise(
+    study: StudyArgument,
+    effort: Effort = None,
+    settings: Settings = None,
+    check_it: Annotated[
+        bool, typer.Option("--check", help="Train each recipe with its first change and see if it forgets.")
+    ] = False,
+    store: StoreOption = None,
+    workers: Workers = None,
+    wide: Wide = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict from the clocks which recipes forget.
+
+    For the others: the smallest changes that should make them forget.
+    """
+    from initmem import study_file as studies
+    from initmem.measures.advice import advice_rows, advised_study, verdicts
+    from initmem.plots.columns import ADVICE
+    from initmem.plots.table import table_of
+
+    asked = studies.load_study(study, effort, settings or ())
+    rows = advice_rows(asked)
+    if check_it:
+        changed = advised_study(asked)
+        rows = verdicts(rows, asked, _trained(changed, store, workers)) if changed else rows
+    if as_json:
+        print_json("advise", rows, study=asked.name, effort=asked.effort)
+        return
+    show(table_of(f"{asked.name}, effort {asked.effort}: predicted from the clocks", rows, ADVICE), wide=wide)
+    if not check_it:
+        say("A prediction, not a measurement: --check trains the first change of each recipe.")
+
+
+def _trained(study: Study, store: Path | None, workers: int | None) -> list[RunRecord]:
+    """Run a study and return its records."""
+    from initmem.engines.execute import check, execute
+    from initmem.engines.local import LocalEngine
+    from initmem.store.store import Store
+
+    check(study)
+    place = store or Path("runs") / f"{study.name}-{study.effort}"
+    opened = Store.create(place)
+    introduce(study, place)
+    with display() as watch:
+        outcome = execute(study, opened, LocalEngine(workers=workers), watch=watch)
+    if outcome.interrupted:
+        raise typer.Exit(130)
+    return [opened.read(run.id) for run in study.all_runs() if opened.has(run)]

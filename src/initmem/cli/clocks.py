@@ -1,0 +1,45 @@
+"""initmem clocks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from initmem.cli.base import AsJson, Effort, Settings, Wide, app, bundled_studies
+from initmem.cli.console import print_json, show
+
+
+@app.command()
+def clocks(
+    study: Annotated[
+        str | None,
+        typer.Argument(
+            help="A study; without one, a single recipe made of --set.", autocompletion=bundled_studies
+        ),
+    ] = None,
+    effort: Effort = None,
+    settings: Settings = None,
+    wide: Wide = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the optimizer clocks of each recipe before any run."""
+    from initmem import study_file as studies
+    from initmem.clocks import clocks as clocks_of
+    from initmem.data import sizes
+    from initmem.plots.columns import CLOCK_COLUMNS
+    from initmem.plots.table import table_of
+    from initmem.recipe import labels, network_of
+
+    if study is None:
+        recipes = [studies.single(settings or ())]
+    else:
+        recipes = list(studies.load_study(study, effort, settings or ()).recipes)
+    rows = [
+        {"recipe": label} | clocks_of(network_of(recipe), sizes(recipe).n_train).at_end()
+        for label, recipe in zip(labels(recipes), recipes, strict=True)
+    ]
+    if as_json:
+        print_json("clocks", rows)
+    else:
+        show(table_of("Clocks at the end of training", rows, CLOCK_COLUMNS), wide=wide)

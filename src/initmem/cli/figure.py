@@ -1,0 +1,45 @@
+"""initmem figure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from initmem.cli.base import AsJson, Output, Reference, StoreArgument, app
+from initmem.cli.console import print_json, say
+from initmem.cli.opened import missing_in_words, opened, output_path
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="1 to 8, scale, or all.")],
+    store: StoreArgument,
+    output: Output = None,
+    ending: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Without a file name: pdf, png or svg.")
+    ] = "pdf",
+    reference: Reference = False,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a figure of the paper from a store.
+
+    As .pdf, .png or .svg; runs that are missing are named.
+    """
+    from initmem.paper import figures
+
+    records, studies = opened(store)
+    wanted = figures.available(records) if name == "all" else (name,)
+    rows = []
+    for one in wanted:
+        default = f"figure{one if one.isdecimal() else '-' + one}.{ending}"
+        path = output_path(output, default, several=name == "all")
+        done = figures.draw(one, records, studies, path, reference=reference)
+        rows.append({"figure": one, "file": str(done.path), "missing": done.missing, "notes": done.notes})
+    if as_json:
+        print_json("figure", rows)
+        return
+    for row in rows:
+        say(f"figure {row['figure']}: {row['file']}{missing_in_words(row['missing'])}")
+        for note in row["notes"]:
+            say(f"  {note}")

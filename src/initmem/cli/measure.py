@@ -1,0 +1,119 @@
+"""initmem measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from initmem.cli.base import AsJson, Wide, app
+from initmem.cli.console import print_json, say, show
+from initmem.cli.opened import opened
+from initmem.errors import ConfigError, allowed
+
+if TYPE_CHECKING:
+    from initmem.store.record import RunRecord
+
+
+@app.command()
+def measure(
+    stores: Annotated[
+        list[Path],
+        typer.Argument(help="Directories that `initmem run` wrote, or archives; several count as one."),
+    ],
+    what: Annotated[
+        str,
+        typer.Option(
+            metavar="MEASURE",
+            help="memory, scale, difference, failures, beta, half-life, collapse, exponents, forecast, "
+            "radial, interpolation, repair, chaos or seeds.",
+        ),
+    ] = "memory",
+    metric: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Any recorded metric.", show_default="test or val accuracy"),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="X",
+            help="Largest memory that counts as forgotten.",
+            show_default="2 pp for accuracies",
+        ),
+    ] = None,
+    scales: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Only these scales, as in 0.1,1,2.5: memories compare over equal scales."
+        ),
+    ] = None,
+    failure_tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="X",
+            help="Largest difference of failure rates between scales with which `forgets` is said.",
+            show_default="any, if no run failed to train",
+        ),
+    ] = None,
+    adjust: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="q over the recipes shown: bh (Benjamini-Hochberg), holm or none."),
+    ] = "bh",
+    wide: Wide = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the memory of every recipe in a store.
+
+    `--what` chooses another measure. Several stores are measured as one.
+    """
+    from initmem.measures.looks import looks_of
+    from initmem.measures.memory import default_metric, memory_table
+    from initmem.measures.rows import REMARKS, rows_of
+    from initmem.plots import memory_table as memory_tables
+    from initmem.plots.columns import measure_table
+    from initmem.study import recipes_of
+
+    records, studies = opened(*stores)
+    if scales is not None:
+        records = _at_scales(records, scales)
+    order = recipes_of(studies)
+    if what == "memory":
+        chosen = metric or default_metric(records)
+        memories = memory_table(
+            records,
+            chosen,
+            order=order,
+            tolerance=tolerance,
+            failure_tolerance=failure_tolerance,
+            adjust=adjust,
+            looks=looks_of(studies),
+        )
+        if as_json:
+            print_json("measure.memory", [row.to_json() for row in memories])
+        else:
+            show(memory_tables.memory_table(memories), wide=wide)
+        return
+    rows = rows_of(what, records, metric=metric, order=order)
+    if as_json:
+        print_json(f"measure.{what}", rows)
+    elif not rows:
+        say("nothing to measure: the store has no runs of the kind that this measure needs")
+    else:
+        show(measure_table(what, rows), wide=wide)
+        if what in REMARKS:
+            say(REMARKS[what](rows))
+
+
+def _at_scales(records: list[RunRecord], text: str) -> list[RunRecord]:
+    there = sorted({record.run.scale for record in records})
+    try:
+        wanted = {float(part) for part in text.split(",")}
+    except ValueError:
+        raise ConfigError(f"scales = {text!r} ({allowed(there)}, with commas)") from None
+    if missing := sorted(wanted - set(there)):
+        raise ConfigError(f"scales = {missing} ({allowed(there)})")
+    return [record for record in records if record.run.scale in wanted]

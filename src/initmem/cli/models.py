@@ -1,0 +1,20 @@
+"""initmem models."""
+
+from __future__ import annotations
+
+from initmem.cli.base import AsJson, Wide, app
+from initmem.cli.console import print_json, show
+
+
+@app.command()
+def models(wide: Wide = False, as_json: AsJson = False) -> None:
+    """List the bundled networks and their sizes."""
+    from initmem.plots.columns import MODELS
+    from initmem.plots.table import table_of
+    from initmem.train.models import catalogue
+
+    rows = catalogue()
+    if as_json:
+        print_json("models", rows)
+    else:
+        show(table_of("Networks for 3x32x32 images and 10 classes", rows, MODELS), wide=wide)

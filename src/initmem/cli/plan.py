@@ -1,0 +1,84 @@
+"""initmem plan."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from initmem.cli.base import AsJson, Effort, Settings, StudyArgument, Wide, Workers, app
+from initmem.cli.console import print_json, say, show
+from initmem.errors import count
+
+if TYPE_CHECKING:
+    from initmem.engines.plan import Plan, Schedule
+
+
+@app.command()
+def plan(
+    study: StudyArgument,
+    effort: Effort = None,
+    settings: Settings = None,
+    workers: Workers = None,
+    accelerator: Annotated[
+        str, typer.Option(metavar="NAME", help="h100, h200, a100, l40s, rtx4090 or v100.")
+    ] = "h100",
+    utilisation: Annotated[
+        float, typer.Option(min=0.001, max=1.0, metavar="SHARE", help="Share of its peak rate.")
+    ] = 0.2,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Simulate a schedule on N accelerators.")
+    ] = None,
+    failures: Annotated[
+        float, typer.Option(min=0, metavar="N", help="Failures per accelerator and day in that schedule.")
+    ] = 0.0,
+    wide: Wide = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a study costs before it runs.
+
+    Runs, operations, disk space, and the time here and on a GPU.
+    """
+    from initmem import study_file as studies
+    from initmem.engines.devices import cores
+    from initmem.engines.plan import plan as plan_of
+    from initmem.engines.plan import simulate
+
+    asked = studies.load_study(study, effort, settings or ())
+    made = plan_of(asked, workers=workers or cores(), accelerator=accelerator, utilisation=utilisation)
+    schedule = (
+        simulate(
+            asked,
+            gpus=gpus,
+            accelerator=accelerator,
+            utilisation=utilisation,
+            failures_per_day=failures,
+        )
+        if gpus
+        else None
+    )
+    if as_json:
+        summary = asdict(made)
+        rows = summary.pop("rows")
+        print_json("plan", rows, **summary, schedule=asdict(schedule) if schedule else None)
+    else:
+        _print(made, schedule, wide=wide)
+
+
+def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
+    from initmem.engines.progress import duration
+    from initmem.plots.columns import PLAN
+    from initmem.plots.table import table_of
+
+    rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]
+    show(table_of(f"{made.study}, effort {made.effort}", rows, PLAN), wide=wide)
+    say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
+    say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {made.disk_bytes / 1e6:,.1f} MB")
+    here = duration(3600 * (made.hours_here or 0.0))
+    say(f"here, with {count(made.workers, 'worker')}: {here} (from timed training steps)")
+    share = f"{100 * made.utilisation:.0f}% of its peak rate"
+    say(f"one {made.accelerator} at {share}: {duration(3600 * made.accelerator_hours)}")
+    if schedule:
+        span = f"{duration(3600 * schedule.makespan_hours)}, {100 * schedule.busy:.0f}% busy"
+        say(f"{schedule.gpus} of them (simulated): {span}, {count(schedule.failures, 'failure')}")

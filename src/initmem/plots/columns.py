@@ -1,0 +1,313 @@
+"""The columns of everything that commands print as a table, by the keys of their rows.
+
+A column with priority 0 always stays. Of the others the largest number leaves a narrow terminal first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from initmem.plots.table import Column, Key, Table, table_of
+
+Columns = dict[Key, Column]
+
+RECIPE = Column("recipe", "text", "the settings in which the recipes differ")
+SCALE = Column("scale", about="initialization scale", form="g")
+N_RUNS = Column("runs", about="number of runs behind the row", priority=5)
+
+MEASURES: dict[str, tuple[str, Columns]] = {
+    "beta": (
+        "Slope of the metric on the initialization scale",
+        {
+            "recipe": RECIPE,
+            "peak": Column("peak", about="slope of the largest size over training", form=".3g"),
+            "peak_epoch": Column("peak epoch", about="when it was reached", priority=4),
+            "last": Column("last", about="slope at the last epoch", form=".3g"),
+            ("low", "high"): Column("95% interval", about="of the slope at the last epoch", form=".3g"),
+            "last_epoch": Column("epochs", about="length of training", priority=6),
+            "n_runs": N_RUNS,
+        },
+    ),
+    "half-life": (
+        "Half-life of the slope on the scale",
+        {
+            "recipe": RECIPE,
+            "unit": Column("unit", "text", "epochs or a clock"),
+            "value": Column(
+                "half-life", about="how long |slope| stays above half its peak; empty: to the end", form=".4g"
+            ),
+            "low": Column("low", about="lower 95% limit", form=".4g"),
+            "high": Column("high", about="upper 95% limit; empty: not reached in every resample", form=".4g"),
+        },
+    ),
+    "difference": (
+        "Differences between recipes that differ in one field",
+        {
+            "field": Column("field", "text", "the field in which two recipes differ", priority=2),
+            "from": Column("from", "text", "the first recipe"),
+            "to": Column("to", "text", "the second recipe"),
+            "before": Column("before", about="bias-corrected memory of the first", form=".1f", priority=4),
+            "after": Column("after", about="bias-corrected memory of the second", form=".1f", priority=3),
+            "difference": Column("difference", about="second minus first", form=".1f"),
+            ("low", "high"): Column("95% interval", about="of the difference", form=".1f"),
+            "significant": Column("significant", "text", "yes: significant at the 5% level"),
+            "p": Column("p", about="of no difference", form=".2g", priority=2),
+            "q": Column("q", about="p adjusted for the number of pairs", form=".2g", priority=7),
+            "method": Column("method", "text", "how the interval was found", priority=8),
+            "n_scales": Column("scales", about="number of scales that both recipes have", priority=6),
+            "n_seeds": Column("seeds", about="number of seeds that both recipes have", priority=5),
+        },
+    ),
+    "collapse": (
+        "Collapse: the exponent of the batch size that makes the curves of |slope| agree",
+        {
+            "family": Column("family", "text", "recipes that differ in batch size alone"),
+            "alpha": Column("alpha", about="0: epochs, 1: sum of eta, 2: the SGD clock", form=".2f"),
+            ("low", "high"): Column("95% interval", about="of alpha, from seeds", form=".2f"),
+            "reading": Column("reading", "text", "what that says; cannot tell: the curves do not overlap"),
+            "n_curves": Column("curves", about="number of batch sizes", priority=5),
+            "n_levels": Column("levels", about="levels of |slope| that all curves reach", priority=6),
+        },
+    ),
+    "exponents": (
+        "Exponents of a product clock, over the recipes of each optimizer",
+        {
+            "optimizer": Column("optimizer", "text", "its recipes are compared"),
+            "name": Column("setting", "text", "whose exponent is fitted"),
+            "value": Column("exponent", about="of the setting in the clock", form=".2f"),
+            ("low", "high"): Column("95% interval", about="of the exponent, from seeds", form=".2f"),
+            "n_curves": Column("curves", about="number of recipes", priority=5),
+            "n_levels": Column("levels", about="levels of |slope| that are compared", priority=6),
+        },
+    ),
+    "scale": (
+        "What every scale reached",
+        {
+            "recipe": RECIPE,
+            "metric": Column("metric", "text", "accuracies in percent", priority=2),
+            "scale": SCALE,
+            "mean": Column("mean", about="over seeds", form=".4g"),
+            "deviation": Column("s.d.", about="standard deviation over seeds", form=".2g"),
+            "n": Column("n", about="number of runs"),
+            "n_failed": Column("failed", about="runs that failed", priority=1),
+        },
+    ),
+    "failures": (
+        "Failures to train: runs at chance, or diverged",
+        {
+            "recipe": RECIPE,
+            "scale": SCALE,
+            "failed": Column("failed", about="runs that failed to train"),
+            "n": Column("n", about="number of runs"),
+            ("low", "high"): Column("95% interval", about="of the rate (Clopper-Pearson)", form=".2f"),
+            "p": Column("p", about="exact test that the rate does not depend on the scale", form=".2g"),
+            "counts_as_chance": Column(
+                "chance", about="accuracy that counts as chance", form=".3g", priority=4
+            ),
+        },
+    ),
+    "forecast": (
+        "Predictions from the clocks, and what was observed",
+        {
+            "recipe": RECIPE,
+            "clock": Column("clock", "text", "the clock that is closest to forgetting", priority=3),
+            "needed": Column(
+                "needed", about="clock value from which memory should be gone", form=".3g", priority=6
+            ),
+            "at_horizon": Column("at end", about="clock value at the last epoch", form=".3g", priority=5),
+            "forecast": Column("predicted", "text", "prediction from the clock at the last epoch"),
+            "when_selected": Column(
+                "selected", about="clock value when the predictor was selected", form=".3g", priority=8
+            ),
+            "forecast_then": Column(
+                "predicted then", "text", "prediction from the clock at that epoch", priority=7
+            ),
+            "memory": Column("memory", about="observed memory", form=".1f"),
+            "verdict": Column("verdict", "text", "observed verdict"),
+            "horizon": Column("outcome", "text", "of the prediction from the last epoch"),
+            "selected": Column("outcome then", "text", "of the prediction when selected", priority=9),
+        },
+    ),
+    "radial": (
+        "Radial memory: elasticity of the selected norm in the initial norm",
+        {
+            "recipe": RECIPE,
+            "elasticity": Column("elasticity", about="1: the norm is carried over; 0: forgotten", form=".3f"),
+            ("low", "high"): Column("95% interval", about="of the elasticity", form=".3f"),
+            "n_runs": N_RUNS,
+            "n_seeds": Column("seeds", about="number of seeds", priority=6),
+        },
+    ),
+    "interpolation": (
+        "Interpolation epoch: when train accuracy reaches 99.5%",
+        {
+            "recipe": RECIPE,
+            "scale": SCALE,
+            "median": Column(
+                "median", about="median epoch; empty: half of the runs never got there", form=".4g"
+            ),
+            "low": Column("low", about="lower 95% limit", form=".4g"),
+            "high": Column("high", about="upper 95% limit; empty: beyond the last epoch", form=".4g"),
+            "n": Column("runs", about="number of runs"),
+            "n_censored": Column("never", about="runs that never interpolated"),
+        },
+    ),
+    "repair": (
+        "Repair gap: accuracy gained after interpolation",
+        {
+            "recipe": RECIPE,
+            "scale": SCALE,
+            "repair_gap_pp": Column("gap", about="selected minus at interpolation", unit="pp", form=".2f"),
+            "standard_error": Column("s.e.", about="standard error of the gap", form=".2f"),
+            "n": Column("runs", about="number of runs that interpolated"),
+            "n_never_interpolated": Column("never", about="runs that never interpolated"),
+        },
+    ),
+    "chaos": (
+        "Chaos: how far a run moves when one weight is perturbed",
+        {
+            "recipe": RECIPE,
+            "metric": Column("metric", "text", "what is compared", priority=2),
+            "deviation": Column("deviation", about="standard deviation of a run due to chaos", form=".2f"),
+            "largest": Column("largest", about="largest difference within a pair", form=".2f"),
+            "floor": Column("floor", about="memory expected from chaos alone", form=".2f"),
+            "n_pairs": Column("pairs", about="number of runs with a perturbed replicate"),
+        },
+    ),
+    "seeds": (
+        "Standard deviation by seed role",
+        {
+            "recipe": RECIPE,
+            "role": Column("role", "text", "the only source of randomness that varies; all: every one"),
+            "deviation": Column("deviation", about="standard deviation over seeds", form=".2f"),
+            ("low", "high"): Column("95% interval", about="of the deviation", form=".2f"),
+            "share": Column("share", about="of the variance over whole seeds", form=".2f"),
+            "n": Column("seeds", about="number of seeds"),
+            "unit": Column("unit", "text", "of the deviation", priority=2),
+        },
+    ),
+}
+
+
+def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The table of one measure other than memory."""
+    title, columns = MEASURES[what]
+    return table_of(title, rows, columns)
+
+
+STATUS: Columns = {
+    "recipe": RECIPE,
+    "runs": Column("runs", about="runs that the study asks for"),
+    "completed": Column("completed", about="trained to the end"),
+    "diverged": Column("diverged", about="stopped at a loss that is not finite: a result"),
+    "failed": Column("failed", about="stopped with an error; --retry-failed trains them again"),
+    "training": Column("training", about="being trained now"),
+    "missing": Column("missing", about="without a record yet"),
+}
+TIME = Column("time", "text", "rough estimate for this machine; on one H100 where that would be days")
+STUDIES: Columns = {
+    "study": Column("study", "text", "its name"),
+    "title": Column("question", "text", "what it asks", room=46),
+    "runs": Column("runs", about="number of runs at its default effort"),
+    "time": TIME,
+}
+EFFORTS: Columns = {
+    "study": Column("study", "text", "its name"),
+    "effort": Column("effort", "text", "for --effort; the first of a study is its default"),
+    "runs": Column("runs", about="number of runs"),
+    "time": TIME,
+    "flops": Column("operations", about="floating-point operations of all runs", form=".1e", priority=1),
+    "about": Column("about", "text", "what it trains", room=36),
+}
+PLAN: Columns = {
+    "recipe": RECIPE,
+    "runs": Column("runs", about="number of runs"),
+    "hours": Column("time", about="for all its runs, here"),
+    "pack": Column("pack", about="replicas trained together", priority=4),
+    "updates": Column("updates", about="optimizer updates per run"),
+    "flops": Column("operations", about="floating-point operations of all its runs", form=".1e", priority=5),
+    "clock_sgd": Column("sgd", about="SGD clock at the last epoch", form=".3g", priority=3),
+    "clock_l2": Column("l2", about="L2 clock at the last epoch", form=".3g", priority=2),
+    "clock_adaptive": Column("adaptive", about="adaptive clock at the last epoch", form=".3g", priority=1),
+}
+ADVICE: Columns = {
+    "recipe": RECIPE,
+    "forecast": Column("predicted", "text", "whether it should forget"),
+    "clock": Column("clock", "text", "the clock that is closest to forgetting", priority=2),
+    "value": Column("at end", about="its value at the last epoch", form=".3g", priority=3),
+    "needed": Column("needed", about="the value from which memory should be gone", form=".3g", priority=4),
+    "advice": Column("changes", "text", "each alone should make it forget; the smallest first", room=32),
+    "checked": Column("tried", "text", "the change that was trained"),
+    "memory": Column("memory", "text", "observed with that change"),
+    "held": Column("correct", "text", "whether it did forget"),
+}
+CLOCK_COLUMNS: Columns = {
+    "recipe": RECIPE,
+    "updates": Column("updates", about="optimizer updates", form=",.0f"),
+    "sgd": Column("sgd", about="sum of (learning rate)^2 / batch size"),
+    "l2": Column("l2", about="sum of learning rate x kernel penalty"),
+    "adaptive": Column("adaptive", about="sum of learning rates"),
+    "momentum": Column("momentum", about="the sgd clock at learning rate / (1 - momentum)"),
+}
+MODELS: Columns = {
+    "name": Column("network", "text", "for `model` in a recipe"),
+    "width": Column("width", about="channels of the first layer"),
+    "trainable": Column("trainable", about="trained variables"),
+    "total": Column("total", about="with the moving statistics of batch normalization"),
+}
+DATASETS: Columns = {
+    "dataset": Column("dataset", "text", "for `dataset` in a recipe"),
+    "n_train": Column("train", about="training images"),
+    "n_val": Column("val", about="validation images"),
+    "n_test": Column("test", about="test images"),
+    "channels": Column("channels", about="color channels", priority=3),
+    "height": Column("height", about="in pixels", priority=2),
+    "width": Column("width", about="in pixels", priority=2),
+    "classes": Column("classes", about="number of classes", priority=1),
+    "place": Column("place", "text", "where it is"),
+}
+THEORY: Columns = {
+    "proposition": Column("proposition", about="its number"),
+    "statement": Column("statement", "text", "the equation that is checked"),
+    "trials": Column("trials", about="random networks tried", priority=2),
+    "discrepancy": Column("discrepancy", about="largest difference between its two sides"),
+    "tolerance": Column("tolerance", about="largest difference that rounding explains", priority=1),
+    "holds": Column("holds", "text", "whether the discrepancy is within the tolerance"),
+    "name": Column("name", "text", "the effect whose order is fitted"),
+    "against": Column("against", "text", "the variable of the power law"),
+    "expected": Column("expected", about="exponent from theory"),
+    "value": Column("value", about="fitted exponent"),
+    "low": Column("low", about="lower 99% limit"),
+    "high": Column("high", about="upper 99% limit"),
+    "n": Column("n", about="number of points", priority=1),
+    "agrees": Column("agrees", "text", "whether the interval holds the expected exponent"),
+    "panel": Column("panel", "text", "of figure 9"),
+    "eta": Column("eta", about="learning rate"),
+    "D": Column("D", about="imbalance a^2 - b^2 at the end"),
+    "order": Column("order", "text", "how samples are visited"),
+    "steps": Column("steps", about="number of updates"),
+    "method": Column("method", "text", "how the network is trained"),
+    "scale": Column("scale", about="initialization scale"),
+    "effective_scale": Column(
+        "effective_scale", about="scale of the flow that ends at the same point", priority=2
+    ),
+    "l1_norm": Column("l1_norm", about="l1 norm of the solution", priority=3),
+    "l2_norm": Column("l2_norm", about="l2 norm of the solution", priority=3),
+    "place": Column("place", about="0 at the least l1 norm, 1 at the least l2 norm"),
+    "to_closed_form": Column("to_closed_form", about="distance to the closed form", priority=1),
+    "r": Column("r", about="resetting rate"),
+    "distance": Column("distance", about="of the stationary mean to the ridge solution"),
+    "error": Column("error", about="standard error of that distance"),
+    "ridge_norm": Column("ridge_norm", about="norm of the ridge solution"),
+    "largest_z": Column("largest_z", about="largest deviation in standard errors"),
+    "recipe": RECIPE,
+    "clock": Column("clock", "text", "the clock of its family"),
+    "clock_end": Column("clock_end", about="its value at the last epoch", priority=5),
+    "beta_start": Column("beta_start", about="slope of the norm on the scale at the start"),
+    "beta_end": Column("beta_end", about="slope at the last epoch"),
+    "epochs_to_quarter": Column("epochs_to_quarter", about="epochs until a quarter is left", priority=3),
+    "clock_to_quarter": Column("clock_to_quarter", about="clock until a quarter is left", priority=4),
+    "apart_epochs": Column("apart_epochs", about="disagreement of the family against epochs", priority=1),
+    "apart_clock": Column("apart_clock", about="disagreement of the family against its clock", priority=1),
+}

@@ -1,0 +1,69 @@
+"""The memory of every recipe as a table: the columns that the terminal and the page share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from initmem.measures.memory import Memory
+from initmem.plots.table import Cell, Column, Table, cell, interval
+
+COLUMNS = {
+    "recipe": Column("recipe", "text", "the settings in which the recipes differ"),
+    "verdict": Column("verdict", "text", "whether the trained predictor still depends on the scale"),
+    "memory": Column("memory", about="range over scales (max - min) of the mean over seeds"),
+    "interval": Column("95% interval", about="of the memory: it holds 0 exactly when p is above 0.05"),
+    "floor": Column("floor", about="what noise alone would show if the scale did not matter", priority=7),
+    "corrected": Column("corrected", about="the memory minus its upward bias", priority=8),
+    "p": Column("p", about="p-value of the hypothesis that the scale does not matter", priority=9),
+    "q": Column("q", about="p adjusted for the number of recipes shown", priority=5),
+    "design": Column(
+        "scales × seeds", "text", "number of scales and of seeds that have them all", priority=6
+    ),
+    "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=14),
+}
+SMALLEST_P = 1e-9
+
+
+def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
+    """A row per recipe; `until` is the interval width that was asked for."""
+    metric, unit = (rows[0].metric, rows[0].unit) if rows else ("nothing", "")
+    title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
+    body = [memory_cells(row) | {"remarks": cell(_remark(row, until))} for row in rows]
+    shown = [key for key in COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
+    starred = "* does not survive the adjustment for the number of recipes shown (q)"
+    notes = [starred] if any(row.survives is False for row in rows) else []
+    columns, cells = [COLUMNS[key] for key in shown], [[row[key] for key in shown] for row in body]
+    return Table(title, columns, cells, notes=notes)
+
+
+def memory_cells(row: Memory) -> dict[str, Cell]:
+    """The cells of one recipe by the name of their column, without remarks."""
+    form = memory_form(row)
+    return {
+        "recipe": cell(row.recipe, style="name"),
+        "verdict": cell(row.verdict_text, style=f"verdict {row.verdict.split()[0]}"),
+        "memory": cell(row.memory, form, style="strong"),
+        "interval": interval(row.low, row.high, form),
+        "floor": cell(row.floor, form),
+        "corrected": cell(row.corrected, form),
+        "p": Cell(row.p, f"< {SMALLEST_P:g}") if _tiny(row.p) else cell(row.p, ".2g"),
+        "q": cell(row.q, ".2g"),
+        "design": cell(f"{row.n_scales} × {row.n_seeds}", style="number"),
+    }
+
+
+def memory_form(row: Memory) -> str:
+    """How the numbers of a memory are written: points to a tenth, anything else to three digits."""
+    return ".1f" if row.unit == "pp" else ".3g"
+
+
+def _tiny(p: float | None) -> bool:
+    return p is not None and p < SMALLEST_P
+
+
+def _remark(row: Memory, until: float | None) -> str:
+    """Seeds still needed, or how wide the interval is against what was asked for."""
+    if until is not None and row.low is not None and row.high is not None:
+        width = row.high - row.low
+        return f"interval {width:.1f} wide" + ("" if width <= until else f" (asked: {until:g})")
+    return f"about {row.seeds_needed} seeds would settle it" if row.seeds_needed else ""

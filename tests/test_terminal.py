@@ -1,0 +1,377 @@
+"""Tables in a terminal: nothing is cut, what leaves is named, and text from files is never obeyed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from conftest import fake_record
+from initmem.plots.columns import MEASURES
+from initmem.plots.table import Cell, Column, Table, cell, table_of
+from initmem.plots.terminal import fitted, legend, print_table, printable
+from initmem.store.store import Store
+from initmem.study import Study
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+GRID, RATES, CHAOS = (str(RESULTS / f"{name}-mini.initmem") for name in ("main-grid", "lr-l2", "chaos"))
+WIDTHS = (80, 100, 160)
+LONG = """
+name = "a study with a long name"
+scales = [0.1, 1.0, 2.5]
+seeds = [0, 1]
+[recipe]
+dataset = "synthetic:100x1x8x8"
+width = 2
+batch_size = 16
+epochs = 1
+[[grid]]
+optimizer = ["sgd", "momentum"]
+learning_rate = [0.001, 0.12345]
+l2 = [0.0, 0.00321]
+"""
+COMMANDS = [
+    ["studies"],
+    ["studies", "--efforts"],
+    ["studies", "main-grid"],
+    ["plan", "quickstart", "--effort", "smoke", "--gpus", "2"],
+    ["run", "LONG", "--store", "STORE", "--workers", "2"],
+    ["status", "STORE"],
+    ["status", GRID],
+    ["measure", "STORE"],
+    ["measure", GRID],
+    ["measure", GRID, "--metric", "test_loss"],
+    *(["measure", RATES, "--what", what] for what in MEASURES if what not in ("chaos", "collapse", "seeds")),
+    ["measure", GRID, "--what", "collapse"],
+    ["measure", CHAOS, "--what", "chaos"],
+    ["measure", "STORE", "--what", "difference"],
+    *(["table", str(number), GRID, "--reference"] for number in range(1, 8)),
+    ["clocks", "main-grid"],
+    ["clocks", "LONG"],
+    ["advise", "main-grid", "--effort", "paper"],
+    ["advise", "LONG"],
+    ["models"],
+    ["data", "list"],
+    *(["theory", name] for name in ("propositions", "exponents", "fig9", "diagonal", "resetting")),
+]
+DRIVER = """
+import fcntl, functools, json, struct, sys, termios
+from initmem.cli import app, console
+import initmem.engines.plan as plan
+import initmem.theory.pictures as pictures
+
+shown, commands, log = [], *sys.argv[1:]
+of_table = console.print_table
+plan.plan = functools.cache(plan.plan)  # timed once, not once per width
+pictures.show = functools.cache(pictures.show)
+
+def noted(table, *rest, **options):
+    plain = table.without_pictures()
+    cells = [[cell.text for cell in row] for row in plain.rows]
+    shown.append([[str(c), c.title, c.kind, c.priority, c.about] for c in plain.columns] + [cells])
+    of_table(table, *rest, **options)
+
+console.print_table = noted
+for width in (80, 100, 160):
+    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    for words in json.loads(commands):
+        shown.clear()
+        print("\\x1d", flush=True)
+        app(words, standalone_mode=False)
+        print("\\x1e", flush=True)
+        with open(log, "a") as file:
+            file.write(json.dumps([width, words, shown]) + "\\n")
+"""
+
+
+class Screen(NamedTuple):
+    """What one command printed at one width, and the tables it was asked to show."""
+
+    width: int
+    words: list[str]
+    tables: list[tuple[list[Column], list[list[str]]]]
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+
+@pytest.fixture(scope="module")
+def screens(tmp_path_factory: pytest.TempPathFactory) -> list[Screen]:
+    """Every command in a pseudo-terminal of every width."""
+    folder = tmp_path_factory.mktemp("terminal")
+    (folder / "long.toml").write_text(LONG)
+    names = {"LONG": str(folder / "long.toml"), "STORE": str(folder / "store")}
+    commands = [[names.get(word, word) for word in words] for words in COMMANDS]
+    text = in_terminal([sys.executable, "-c", DRIVER, json.dumps(commands), str(folder / "log")])
+    parts = re.findall(r"\x1d\n(.*?)\x1e\n", text, flags=re.S)
+    log = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
+    assert len(parts) == len(log) == len(WIDTHS) * len(COMMANDS), text[-2000:]
+    return [
+        Screen(width, words, [(list(map(_column, heads)), rows) for *heads, rows in tables], part)
+        for (width, words, tables), part in zip(log, parts, strict=True)
+    ]
+
+
+def _column(noted: list) -> Column:
+    head, title, kind, priority, about = noted
+    column = Column(title, kind, about, head.removeprefix(title)[2:-1], priority)
+    assert str(column) == head
+    return column
+
+
+def in_terminal(command: list[str]) -> str:
+    """What a program prints on a terminal, without colours; its stderr is none."""
+    ours, theirs = pty.openpty()
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")
+    }
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment | {"TERM": "xterm"}
+    )
+    os.close(theirs)
+    output = b""
+    while True:
+        try:
+            read = os.read(ours, 1 << 16)
+        except OSError:  # nobody is left at the other end
+            break
+        output += read
+    os.close(ours)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 0, complaint.decode()
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode().replace("\r\n", "\n"))
+
+
+def left_out(screen: Screen) -> list[str]:
+    said = re.findall(r"left out to fit \d+ columns: (.*?) \(--wide", " ".join(screen.text.split()))
+    return [name for names in said for name in names.split(", ")]
+
+
+def named(screen: Screen) -> str:
+    return f"{screen.width}: initmem {' '.join(screen.words)}\n{screen.text}"
+
+
+def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut(screens: list[Screen]) -> None:
+    for screen in screens:
+        table = screen.text.partition("left out")[0]
+        assert "…" not in table, named(screen)
+        assert screen.tables, named(screen)
+        for line in screen.lines:
+            assert cell_len(line) <= screen.width or " " not in line.strip(), named(screen)  # a long path
+
+
+def test_every_number_and_every_word_of_the_columns_that_stay_is_there(screens: list[Screen]) -> None:
+    for screen in screens:
+        for columns, rows in screen.tables:
+            for i, column in enumerate(columns):
+                if column.title in left_out(screen):
+                    assert column.priority, f"{column.title} must stay. {named(screen)}"
+                    continue
+                for row in rows:
+                    pieces = [row[i]] if column.kind == "number" else row[i].split()
+                    broken = screen.text.replace("\n", "")
+                    for piece in pieces:
+                        assert piece in screen.text or len(piece) > 30, f"{piece} of {named(screen)}"
+                        assert len(piece) <= 30 or piece[:20] in broken
+
+
+def test_columns_leave_in_the_order_of_their_priorities(screens: list[Screen]) -> None:
+    seen = 0
+    for screen in screens:
+        for columns, _ in screen.tables:
+            priorities = {column.title: column.priority for column in columns}
+            gone = [priorities[name] for name in left_out(screen) if name in priorities]
+            stay = [p for name, p in priorities.items() if p and name not in left_out(screen)]
+            assert gone == sorted(gone, reverse=True), named(screen)
+            assert not gone or max(stay, default=0) <= min(gone), named(screen)
+            seen += len(gone)
+    assert seen > 10  # narrow terminals do make columns leave
+
+
+def test_p_corrected_and_floor_are_the_first_to_leave(screens: list[Screen]) -> None:
+    for screen in screens:
+        if screen.words[0] in ("measure", "run") and "--what" not in screen.words:
+            order = ["p", "corrected", "floor", "scales × seeds"]
+            assert left_out(screen) == order[: len(left_out(screen))], named(screen)
+    (narrow,) = [s for s in screens if s.width == 80 and s.words[0] == "run"]
+    assert left_out(narrow)
+    wide = [s for s in screens if s.width == 160]
+    assert not any(left_out(s) for s in wide if s.words[0] == "measure" and "forecast" not in s.words)
+
+
+def test_a_legend_explains_every_column_that_is_shown(screens: list[Screen]) -> None:
+    for screen in screens:
+        text = " ".join(screen.text.split())
+        for columns, _ in screen.tables:
+            for column in columns:
+                if column.title not in left_out(screen):
+                    assert column.about, f"{column.title} of {named(screen)}"
+                    assert f": {column.about}" in text, f"{column.title} of {named(screen)}"
+
+
+def test_memory_and_verdict_stand_in_one_line_at_80_columns(screens: list[Screen]) -> None:
+    """As the JSON has them."""
+    (screen,) = [s for s in screens if s.width == 80 and s.words == ["measure", GRID]]
+    told = subprocess.run(
+        [sys.executable, "-m", "initmem", "measure", GRID, "--json"], capture_output=True, text=True
+    )
+    for row in json.loads(told.stdout)["rows"]:
+        (line,) = [line for line in screen.lines if line.startswith(f"{row['recipe']} ")]
+        interval = f"{row['low']:.1f} to {row['high']:.1f}"
+        for piece in (row["verdict"], f"{row['memory']:.1f}", interval):
+            assert piece in line
+
+
+def test_studies_begin_with_quickstart_and_take_one_line_each(screens: list[Screen]) -> None:
+    for screen in screens:
+        if screen.words == ["studies"]:
+            (_, rows), *_ = screen.tables
+            lines = [line.split()[0] for line in screen.lines if line.split()]
+            start = lines.index("quickstart")
+            assert lines[start : start + len(rows)] == [row[0] for row in rows]
+            assert len(rows) == 9
+
+
+def test_wide_and_a_pipe_show_every_column() -> None:
+    wide = in_terminal([sys.executable, "-m", "initmem", "measure", GRID, "--wide"])
+    piped = subprocess.run(
+        [sys.executable, "-m", "initmem", "measure", GRID], capture_output=True, text=True
+    ).stdout
+    for text in (wide, piped):
+        head = next(line for line in text.splitlines() if line.startswith("recipe"))
+        assert re.sub(" +", " ", head).strip() == (
+            "recipe verdict memory 95% interval floor corrected p scales × seeds"
+        )
+        assert "left out" not in text
+
+
+# -- the renderer ------------------------------------------------------------------------------------------
+
+
+def printed(table: Table, width: int) -> str:
+    stream = io.StringIO()
+    print_table(table, Console(width=width, force_terminal=True, color_system=None, file=stream))
+    return stream.getvalue()
+
+
+def numbers(*priorities: int) -> Table:
+    columns = [Column(f"c{i}", about="x", priority=p) for i, p in enumerate(priorities)]
+    return Table("title", columns, [[cell(1234567 + i) for i in range(len(priorities))]])
+
+
+@pytest.mark.parametrize(
+    ("width", "stay"),  # a number takes nine columns, and two lie between two of them
+    [(53, "01234"), (52, "0134"), (42, "0134"), (41, "034"), (31, "034"), (30, "03"), (20, "03"), (19, "03")],
+)
+def test_the_largest_priority_leaves_first_and_ties_from_the_right(width: int, stay: str) -> None:
+    kept, gone = fitted(numbers(0, 2, 3, 0, 1), width)
+    titles = [column.title for column in kept.columns]
+    assert titles == [f"c{i}" for i in stay]
+    assert [column.title for column in gone] == ["c2", "c1", "c4"][: len(gone)]
+    tie, left = fitted(numbers(0, 1, 1), 20)
+    assert [column.title for column in tie.columns] == ["c0", "c1"]
+    assert [column.title for column in left] == ["c2"]
+
+
+def test_a_screen_too_narrow_for_any_table_gets_a_line_per_cell() -> None:
+    text = printed(numbers(0, 0, 0), 20)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert "c0  1,234,567" in lines
+    assert "c2  1,234,569" in lines
+    assert max(map(len, lines)) <= 20
+
+
+def test_numbers_do_not_wrap_and_long_words_break_without_loss() -> None:
+    word = "x" * 75
+    table = Table("", [Column("name", "text"), Column("n")], [[cell(f"a label {word}"), cell(1234567890)]])
+    lines = [line.rstrip() for line in printed(table, 50).splitlines()]
+    assert sum(line.count("x") for line in lines) == 75
+    assert sum("1,234,567,890" in line for line in lines) == 1
+    assert max(map(len, lines)) <= 50
+
+
+def test_equal_meanings_share_a_line_of_the_legend() -> None:
+    columns = [
+        Column("a", about="first"),
+        Column("b", about="same"),
+        Column("c"),
+        Column("d", about="same", unit="%"),
+    ]
+    assert legend(columns) == ["a: first", "b, d (%): same"]
+
+
+def test_rows_become_a_table_by_their_keys() -> None:
+    columns = {"b": Column("B", form=".1f"), ("low", "high"): Column("interval", form=".2f")}
+    table = table_of("t", [{"a": True, "low": 1.0, "high": 2.0, "b": 3.14159, "curve": {"x": 1}}], columns)
+    assert [str(column) for column in table.columns] == ["B", "interval", "a"]
+    assert [one.text for one in table.rows[0]] == ["3.1", "1.00 to 2.00", "yes"]
+    assert [one.value for one in table.rows[0]][::2] == [3.14159, True]
+    assert table.columns[2].priority > 0
+    assert table_of("t", [], columns).rows == []
+
+
+def test_cells_sort_by_value_unless_told_otherwise() -> None:
+    assert cell(2.5).sort_key == 2.5
+    assert cell("x").sort_key is None
+    assert Cell("a to b", "a to b", order=0.5).sort_key == 0.5
+    assert cell(None).sort_key is None
+
+
+# -- text from files ---------------------------------------------------------------------------------------
+
+NASTY = ["x[/red]", "[v1]", "[bold]b[/bold]", "\x1b[31mred\x1b[2J", "a\rb", "\u202egnp", ":boom:", "\x9b5m"]
+
+
+@pytest.mark.parametrize("name", NASTY, ids=ascii)
+def test_names_are_printed_as_they_are_and_never_obeyed(
+    name: str, tmp_path: Path, tiny_study: Study, command
+) -> None:
+    store = Store.create(tmp_path / "store")
+    store.add_study(replace(tiny_study, name=name, title=name))
+    store.commit([fake_record(run, 0.9 - 0.1 * run.scale) for run in tiny_study.all_runs()])
+    code, out, complaint = command("status", store.path)
+    assert (code, complaint) == (0, "")
+    assert printable(name) in out
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", out)
+    code, out, complaint = command("run", f"{name}.toml")
+    assert code == 2
+    assert "No such file" in complaint
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", complaint)
+
+
+def test_printable_text_stays_and_control_characters_become_visible() -> None:
+    assert printable("β₁ = 0.9 [x] — é 漢字") == "β₁ = 0.9 [x] — é 漢字"
+    assert printable("\x1b[31m\n\x9b\u202e") == r"\x1b[31m\n\x9b\u202e"
+
+
+def test_a_label_of_user_code_is_no_markup(tmp_path: Path, command) -> None:
+    from initmem.recipe import PipelineRecipe
+    from initmem.study import Run
+
+    recipe = PipelineRecipe.parse({"pipeline": "[/]\x1b[2Jmine"})
+    study = Study("s", "", "full", "", recipes=(recipe,), scales=(0.5, 2.0), seeds=(0, 1, 2))
+    store = Store.create(tmp_path / "store")
+    store.add_study(study)
+    rng = np.random.default_rng(0)
+    store.commit(
+        [fake_record(Run(recipe, r.scale, r.seed), 0.5 + rng.normal(0, 0.01)) for r in study.all_runs()]
+    )
+    for words in (["measure"], ["status"], ["measure", "--what", "radial"]):
+        code, out, _ = command(*words, store.path)
+        assert code == 0
+        assert r"[/]\x1b[2Jmine" in out
+        assert "\x1b" not in out
