@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from initmem.present import figures, papertables
 from numpy.typing import NDArray
 
 from initmem.clocks import Clocks, clocks
 from initmem.measures.memory import memory_table
 from initmem.measures.rows import MEASURES, rows_of
+from initmem.paper import figures
+from initmem.paper import tables as papertables
 from initmem.recipe import Recipe
 from initmem.store.record import RunRecord, summarise
 from initmem.store.store import Store

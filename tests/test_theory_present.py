@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from initmem.present import theory
 
 from initmem.cli import main
-from initmem.errors import ConfigError
+from initmem.errors import ConfigError, StoreError
 from initmem.recipe import Recipe
 from initmem.study_file import load_study
 from initmem.theory import diagonal, exponents, figure9, propositions
-from initmem.theory.pictures import ENTRIES, linear, show
+from initmem.theory.pictures import ENTRIES, Entry, linear, show
 
 NAMES = ["propositions", "exponents", "fig9", "diagonal", "resetting", "linear"]
 
@@ -31,8 +30,8 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
         diagonal, "reach", lambda problem, *, seed: reach(problem, (0.1, 1.0), seed=seed, steps=200)
     )
     orders = ("full", (1.0,)), ("cyclic", (0.0, 2.0))
-    lines = figure9._lines(figure9.gradient_path, 20, *orders)
-    short = figure9.Figure9(tuple(figure9.Panel(letter, "short", lines) for letter in "abcd"))
+    lines = figure9._trajectories(figure9.gradient_path, 20, *orders)
+    short = figure9.Figure9(tuple(figure9.Experiment(letter, "short", lines) for letter in "abcd"))
     monkeypatch.setattr(figure9, "figure9_data", lambda *, seed: short)
     monkeypatch.setattr(linear, "load_study", lambda name: load_study(name, "smoke"))
     monkeypatch.setattr("initmem.measures.collapse.DRAWS", 5)
@@ -60,7 +59,7 @@ def test_every_name_gives_a_table_json_and_a_picture_if_it_has_one(
     monkeypatch.setitem(ENTRIES, name, entry._replace(compute=once))
     before = "matplotlib.pyplot" in sys.modules
     picture = tmp_path / "picture.png"
-    drawn = ["-o", picture] if entry.draw else []
+    drawn = ["-o", picture] if entry.plot else []
     assert initmem(monkeypatch, "theory", name, *drawn) == 0
     table = capsys.readouterr().out
     assert initmem(monkeypatch, "theory", name, "--json") == 0
@@ -73,7 +72,7 @@ def test_every_name_gives_a_table_json_and_a_picture_if_it_has_one(
         assert key in table
     assert "True" not in table
     assert "None" not in table
-    if entry.draw:
+    if entry.plot:
         assert f"picture: {picture}" in table.replace("\n", "")
         assert picture.stat().st_size > 20_000
     assert ("matplotlib.pyplot" in sys.modules) == before
@@ -97,7 +96,7 @@ def test_mistakes_are_explained_before_anything_is_computed(
 
 
 def test_a_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere/x.png' \(No such file"):
+    with pytest.raises(StoreError, match=r"nowhere/x.png: cannot be written \(No such file"):
         show("resetting", output=tmp_path / "nowhere" / "x.png")
 
 
@@ -116,7 +115,7 @@ def test_a_seed_draws_anew_and_repeats() -> None:
 
 
 def test_what_diverged_is_none_in_json_and_a_dash_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = theory.Entry("odd", lambda _: None, lambda _: [{"a": float("nan"), "b": True, "c": 1.5}])
+    odd = Entry("odd", lambda _: None, lambda _: [{"a": float("nan"), "b": True, "c": 1.5}])
     monkeypatch.setitem(ENTRIES, "odd", odd)
     shown = show("odd")
     assert shown.rows == [{"a": None, "b": True, "c": 1.5}]

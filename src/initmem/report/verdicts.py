@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from initmem.measures.memory import TOLERANCE_PP, Memory, Verdict
+from initmem.plots.builders import memory_interval
+from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content
-from initmem.report.pictures import bar_axis, glyph, interval_bar, nice_limit, spark
 from initmem.report.table import Cell, Column, Table, interval, number, runs_of
 
 WORDS: dict[Verdict, str] = {
@@ -40,7 +43,7 @@ def verdicts(content: Content) -> dict[str, Any]:
 
 def _bounds(content: Content, metric: str) -> tuple[float, float]:
     """The axis that the small curves of one metric share."""
-    means = [m for item in content.facts.values() if item.metric == metric for m in item.main.mean]
+    means = [m for item in content.stats.values() if item.metric == metric for m in item.main.y]
     return min(means, default=0.0), max(means, default=1.0)
 
 
@@ -132,8 +135,8 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
         [
             Cell(row.recipe, href=runs_of(recipe.id), style="name"),
             Cell(row.verdict, style=f"verdict {row.verdict}", picture=glyph(row.verdict)),
-            Cell(picture=spark(content.facts[recipe].main, *bounds[row.metric])),
-            Cell(picture=interval_bar(row, limits[row.metric], TOLERANCE_PP if row.unit == "pp" else None)),
+            Cell(picture=sparkline(content.stats[recipe].main, *bounds[row.metric])),
+            Cell(picture=_bar(row, limits[row.metric])),
             number(row.memory, _form(row), style="strong"),
             interval(row.low, row.high, _form(row)),
             number(row.floor, _form(row)),
@@ -143,7 +146,7 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
             Cell(row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")),
             Cell("; ".join(remarks(content, recipe, row)), style="remark"),
         ]
-        for recipe, row in zip(content.facts, rows, strict=True)
+        for recipe, row in zip(content.stats, rows, strict=True)
     ]
     dull = {"metric"} if alike else set()
     if not any(cells[-1].text for cells in body):
@@ -151,6 +154,10 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
     kept = [i for i, column in enumerate(columns) if column.title not in dull]
     shown = [[cells[i] for i in kept] for cells in body]
     return Table("memory", "Initialization memory", [columns[i] for i in kept], shown, "stack")
+
+
+def _bar(row: Memory, limit: float) -> Markup:
+    return interval_bar(memory_interval(row), limit, TOLERANCE_PP if row.unit == "pp" else None)
 
 
 def _limit(rows: Sequence[Memory]) -> float:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from initmem.paper.figures.select import Key, also, batch_sizes, name_of, select
 from initmem.paper.figures.view import Member, View
 from initmem.paper.reference import find
-from initmem.plots import captions, styles
-from initmem.plots.panels import draw_panels
-from initmem.plots.plotdata import Panel, PanelPlot, SpreadPanel, Style, Value, percent
+from initmem.plots import styles
+from initmem.plots.captions import SIGMA
+from initmem.plots.model import AnyPanel, Intervals, Panel, Plot, Style
+from initmem.plots.series import MEAN, value_of
 from initmem.store.record import RunRecord
 from initmem.study import Study
 
@@ -87,73 +87,60 @@ def pairs(records: Sequence[RunRecord], studies: Sequence[Study], family: Family
     fields = (*family.fields, "optimizer", "batch_size")
     wanted = [(*kind, name, b) for kind in family.wanted for name in OPTIMIZERS for b in BATCHES]
     ours = [record for record in records if record.run.recipe.get("optimizer") in OPTIMIZERS]
-    found = select(ours, fields, wanted, ignore=family.ignore)
-    kinds = also([key[:-2] for key in found.cells], family.wanted)
-    return Pairs(View.of(found, studies), kinds, batch_sizes(found, BATCHES), family)
+    selection = select(ours, fields, wanted, ignore=family.ignore)
+    kinds = also([key[:-2] for key in selection.cells], family.wanted)
+    return Pairs(View.of(selection, studies), kinds, batch_sizes(selection, BATCHES), family)
 
 
-def plot_depth(
-    records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
-) -> PanelPlot:
+def plot_depth(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Plot:
     """Figure 5: test accuracy by depth."""
-    found = pairs(records, studies, DEPTHS)
+    shown = pairs(records, studies, DEPTHS)
     head = "Test accuracy by network, at the least validation loss"
-    return _plot(found, "figure 5", percent("test_accuracy"), "test accuracy (%)", head, reference=reference)
+    return _plot(shown, "figure 5", "test_accuracy", head, reference=reference)
 
 
 def plot_depth_train(
     records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
-) -> PanelPlot:
+) -> Plot:
     """Figure 7: train accuracy by depth."""
-    found = pairs(records, studies, DEPTHS)
+    shown = pairs(records, studies, DEPTHS)
     head = "Train accuracy by network, at the last epoch"
-    value, y_title = percent("train_accuracy_last"), "train accuracy (%)"
-    return _plot(found, "figure 7", value, y_title, head, reference=reference)
+    return _plot(shown, "figure 7", "train_accuracy_last", head, reference=reference)
 
 
-def plot_norms(
-    records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
-) -> PanelPlot:
+def plot_norms(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Plot:
     """Figure 8: normalization and augmentation."""
-    found = pairs(records, studies, NORMS)
+    shown = pairs(records, studies, NORMS)
     head = "Test accuracy by normalization and augmentation, at the least validation loss"
-    return _plot(found, "figure 8", percent("test_accuracy"), "test accuracy (%)", head, reference=reference)
+    return _plot(shown, "figure 8", "test_accuracy", head, reference=reference)
 
 
-def _plot(found: Pairs, where: str, value: Value, y_title: str, head: str, *, reference: bool) -> PanelPlot:
-    rows: list[list[Panel | SpreadPanel]] = []
-    for b in found.batches:
-        row: list[Panel | SpreadPanel] = [
-            _panel(found, where, name, b, value, y_title, reference=reference) for name in OPTIMIZERS
+def _plot(shown: Pairs, where: str, metric: str, head: str, *, reference: bool) -> Plot:
+    rows: list[list[AnyPanel]] = []
+    for b in shown.batches:
+        row: list[AnyPanel] = [
+            _panel(shown, where, name, b, metric, reference=reference) for name in OPTIMIZERS
         ]
-        if reference and where != "figure 7":
-            row.append(_spreads(found, where, b))
-        rows.append(row)
-    return found.view.plot(rows, found.everyone(), head=head, reference=reference)
+        rows.append([*row, _spreads(shown, where, b)] if reference and where != "figure 7" else row)
+    return shown.view.plot(rows, shown.everyone(), head=head, reference=reference)
 
 
-def _panel(
-    found: Pairs, where: str, name: str, b: int, value: Value, y_title: str, *, reference: bool
-) -> Panel:
-    members = found.members(name, b)
-    lines = found.view.lines(members, value)
-    panel = Panel(f"b = {b}, {name}", captions.SIGMA, y_title, lines)
+def _panel(shown: Pairs, where: str, name: str, b: int, metric: str, *, reference: bool) -> Panel:
+    members = shown.members(name, b)
+    series = shown.view.series(members, value_of(metric))
+    y_title = f"{metric.partition('_')[0]} accuracy (%)"
+    panel = Panel(f"b = {b}, {name}", SIGMA, y_title, series, MEAN, top=100)
     if not reference:
         return panel
-    fitted = [find(where, found.view.recipe(member.key), "train") for member in members]
+    fitted = [find(where, shown.view.recipe(member.key), "train") for member in members]
     level = next((item.value for item in fitted if item), None) if where == "figure 7" else None
-    return panel._replace(marks=found.view.marks(where, members), level=level)
+    return panel._replace(published=shown.view.published(where, members), published_level=level)
 
 
-def _spreads(found: Pairs, where: str, b: int) -> SpreadPanel:
+def _spreads(shown: Pairs, where: str, b: int) -> Intervals:
     members = [
-        member._replace(label=f"{name}, {found.family.short[member.key[:-2]]}")
+        member._replace(label=f"{name}, {shown.family.short[member.key[:-2]]}")
         for name in OPTIMIZERS
-        for member in found.members(name, b)
+        for member in shown.members(name, b)
     ]
-    return found.view.spreads(where, f"b = {b}", members)
-
-
-def draw(plot: PanelPlot, path: Path) -> None:
-    """Draw figure 5, 7 or 8."""
-    draw_panels(plot, path, row_height=1.95)
+    return shown.view.spreads(where, f"b = {b}", members)

@@ -19,13 +19,13 @@ from initmem.paper.tables.table import (
     measured,
     over_scales,
 )
-from initmem.plots.plotdata import percent, spread_over
+from initmem.plots.series import spread_over, value_of
 from initmem.store.record import RunRecord
 from initmem.study import Study
 
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # where nothing has been run at all
 SPREAD = "Spread: largest less smallest mean over the scales shown, over seeds that have them all"
-TEST = percent("test_accuracy")
+TEST = value_of("test_accuracy")
 
 
 def rates(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> PaperTable:
@@ -47,7 +47,7 @@ def _rate_row(view: View, member: Member, b: int, grid: Sequence[float], *, refe
     here = [record for record in cell if record.run.scale in grid]
     name = member.label if recipe.optimizer == "adam" else f"sgd {member.label}"
     schedule = f"{recipe.schedule}, {recipe.epochs:,} epochs" if cell else None
-    train = measured(map(percent("train_accuracy"), here))
+    train = measured(map(value_of("train_accuracy"), here))
     cells = [
         *over_scales(cell, grid, TEST),
         _spread(cell, grid),
@@ -106,7 +106,7 @@ def _quantity(quantity: str, cell: Sequence[RunRecord], grid: Sequence[float]) -
         case "test accuracy":
             return over_scales(cell, grid, TEST)
         case "train accuracy":
-            return over_scales(cell, grid, percent("train_accuracy_last"))
+            return over_scales(cell, grid, value_of("train_accuracy_last"))
         case "τ_interp":
             return [interpolated([r for r in cell if r.run.scale == scale]) for scale in grid]
         case _:
@@ -149,5 +149,5 @@ def _pairs_table(
 ) -> PaperTable:
     keys = [member.key for member in found.everyone()]
     sources = [text for text in found.view.source(keys, reference=reference) if text]
-    everything = [*notes, *sources, *found.view.found.notes]
+    everything = [*notes, *sources, *found.view.selection.notes]
     return PaperTable(title, columns, rows, everything, found.view.missing(keys), group=2)
