@@ -32,6 +32,7 @@ class Reference(NamedTuple):
     shown: tuple[str, ...]  # "figure 4", "table 4", ...
     relation: str = "="
     scale: float | None = None
+    n_scales: int | None = None  # over how many scales a spread was taken
 
     def __str__(self) -> str:
         digits = 2 if self.quantity == "beta" else 1

@@ -121,6 +121,10 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
     elif series.low:
         high = [min(value, panel.ceiling or math.inf) for value in series.high]
         axes.fill_between(series.x, series.low, high, color=series.style.colour, alpha=0.16, linewidth=0)
+        for i in series.isolated():  # without a neighbour there is nothing to fill
+            axes.vlines(
+                series.x[i], series.low[i], high[i], color=series.style.colour, alpha=0.3, linewidth=3
+            )
     # What is too small for a logarithmic axis stands at its lower edge.
     edge = axes.get_ylim()[0] if axes.get_yscale() == "log" else -math.inf
     y = [max(value, edge) if value == value else value for value in series.y]

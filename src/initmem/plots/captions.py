@@ -30,7 +30,7 @@ def caption(plot: Plot) -> str:
         "Values too small for the axis stand at its lower edge" if _cut_off(plot) else "",
         f"Published values: {', '.join(signs)}" if signs else "",
         "No published values for what is shown" if plot.reference and not paper else "",
-        SPREAD if _intervals(plot) else "",
+        _spread(plot),
         plot.source and plot.source + paper,
         plot.setting,
         *plot.notes,
@@ -56,7 +56,8 @@ def _statistics(plot: Plot) -> list[str]:
 
 def _without_band(panel: Panel) -> str:
     """The statistic of a panel, less the band where all have zero width, as from a single seed."""
-    wide = any(low < high for s in panel.series for low, high in zip(s.low, s.high, strict=True))
+    ends = [pair for series in panel.series for pair in zip(series.low, series.high, strict=True)]
+    wide = any(high - low > 1e-9 * abs(high) for low, high in ends)
     return panel.statistic if wide else panel.statistic.partition(", band ")[0]
 
 
@@ -116,6 +117,20 @@ def _intervals(plot: Plot) -> list[Intervals]:
     beside = [panel for panel in plot.all_panels if isinstance(panel, Intervals) and panel.has_runs()]
     inside = [panel.inset for panel in plot.panels if panel.inset is not None and panel.has_values()]
     return beside + inside
+
+
+def _spread(plot: Plot) -> str:
+    """What a spread is, and over how many scales: over more of them it is larger."""
+    panels = [panel for panel in _intervals(plot) if panel.n_scales]
+    rows = [row for panel in panels for row in panel.rows] + _written(plot)
+    referred = [row for row in rows if row.reference is not None]
+    published = sorted({row.reference_scales for row in referred if row.reference_scales is not None})
+    here = sorted({panel.n_scales for panel in panels})
+    text = SPREAD if panels or _written(plot) else ""
+    if published:
+        text += f"; published over {' or '.join(map(str, published))} scales"
+        text += f", measured over {' or '.join(map(str, here))}" if here else ""
+    return text
 
 
 def published_signs(plot: Plot) -> list[str]:

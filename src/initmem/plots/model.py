@@ -64,6 +64,11 @@ class Series(NamedTuple):
             if not math.isnan(y) and (censored or n < expected)
         ]
 
+    def isolated(self) -> list[int]:
+        """Indices of the points with a value whose neighbours have none."""
+        there = [False, *(not math.isnan(y) for y in self.y), False]
+        return [i for i in range(len(self.y)) if there[i : i + 3] == [False, True, False]]
+
     def at(self, x: float) -> int | None:
         """The index of a point."""
         return list(self.x).index(x) if x in self.x else None
@@ -96,6 +101,7 @@ class Interval(NamedTuple):
     floor: float | None = None
     reference: float | None = None
     relation: str = "="  # how the published value is meant: =, <, <=, about
+    reference_scales: int | None = None  # over how many scales it was taken
     void: str = "no runs"  # why there is no value
     verdict: str = ""  # of a memory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from initmem.paper.figures.select import OPTIMIZERS, also, batch_sizes, numbers, select
+from initmem.paper.figures.select import OPTIMIZERS, also, batch_sizes, left_out, numbers, select
 from initmem.paper.figures.view import Member, View
 from initmem.plots import styles
 from initmem.plots.captions import SIGMA
@@ -48,24 +48,28 @@ class ByOptimizer(NamedTuple):
 
 
 def by_optimizer(
-    records: Sequence[RunRecord], studies: Sequence[Study], wanted: Sequence[int]
+    records: Sequence[RunRecord], studies: Sequence[Study], wanted: Sequence[int], *, every: bool = False
 ) -> ByOptimizer:
-    """Find the records."""
+    """Find the records; `every` shows all batch sizes that there are beside those that are wanted."""
     selection = select(records, FIELDS, [(name, b) for b in wanted for name in OPTIMIZERS], own_rates=True)
     names = also(selection.axis("optimizer"), OPTIMIZERS)
-    return ByOptimizer(View.of(selection, studies), batch_sizes(selection, wanted), names)
+    batches = batch_sizes(selection, wanted)
+    if every:
+        batches = sorted(also(selection.axis("batch_size"), wanted))
+    return ByOptimizer(View.of(selection, studies), batches, names)
 
 
 def plot_scales(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Plot:
     """Figure 1: rows are batch sizes, columns the accuracy gap, the test accuracy and the kernel norm."""
     shown = by_optimizer(records, studies, BATCHES)
-    return shown.view.plot(
+    plot = shown.view.plot(
         [_scale_row(shown, b, reference=reference) for b in shown.batches],
         shown.everyone(),
         head="Accuracy gap, test accuracy and kernel norm of the predictor with the least validation loss",
         about=["Kernel norm: Frobenius"],
         reference=reference,
     )
+    return plot._replace(notes=[*plot.notes, *left_out(shown.view.selection, shown.batches)])
 
 
 def _scale_row(shown: ByOptimizer, b: int, *, reference: bool) -> list[AnyPanel]:
@@ -95,10 +99,8 @@ def _initial_norm(view: View, members: Sequence[Member]) -> Series:
 
 def plot_heatmaps(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Plot:
     """Figure 2: test accuracy, optimizer x scale, a map per batch size, two in a row."""
-    shown = by_optimizer(records, studies, ALL_BATCHES)
-    batches = sorted(also(shown.view.selection.axis("batch_size"), ALL_BATCHES))
-    shown = shown._replace(batches=batches)
-    maps = [_heatmap(shown, b, reference=reference) for b in batches]
+    shown = by_optimizer(records, studies, ALL_BATCHES, every=True)
+    maps = [_heatmap(shown, b, reference=reference) for b in shown.batches]
     known = [y for panel in maps for row in panel.rows for y in row.known()]
     limits = (min(known), max(known)) if known else (0.0, 100.0)
     maps = [panel._replace(limits=limits) for panel in maps]
@@ -143,7 +145,7 @@ def plot_interpolation(
     records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
 ) -> Plot:
     """Figure 3: columns are batch sizes; above the interpolation epoch, below the repair gap."""
-    shown = by_optimizer(records, studies, BATCHES)
+    shown = by_optimizer(records, studies, BATCHES, every=True)
     plot = shown.view.plot(
         [[_times(shown, b) for b in shown.batches], [_repair(shown, b) for b in shown.batches]],
         shown.everyone(),

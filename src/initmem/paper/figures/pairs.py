@@ -1,11 +1,11 @@
-"""Figures 5, 7 and 8: a panel for SGD and one for Adam at each batch size, lines by network or norm."""
+"""Figures 5, 7 and 8: a panel for each optimizer at each batch size, lines by network or norm."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from initmem.paper.figures.select import Key, also, batch_sizes, name_of, select
+from initmem.paper.figures.select import Key, also, batch_sizes, left_out, name_of, select
 from initmem.paper.figures.view import Member, View
 from initmem.paper.reference import find
 from initmem.plots import styles
@@ -15,7 +15,7 @@ from initmem.plots.series import MEAN, value_of
 from initmem.store.record import RunRecord
 from initmem.study import Study
 
-OPTIMIZERS = ("sgd", "adam")
+OPTIMIZERS = ("sgd", "adam")  # those of the paper's figures; others have rows of their own below
 BATCHES = (16, 128)
 
 
@@ -56,12 +56,13 @@ NORMS = Family(
 
 
 class Pairs(NamedTuple):
-    """The records of a family at both optimizers."""
+    """The records of a family, by optimizer and batch size."""
 
     view: View
     kinds: list[Key]
     batches: list[int]
     family: Family
+    others: list[str]  # further optimizers with which several kinds were run
 
     def members(self, optimizer: str, b: int) -> list[Member]:
         """The lines of one panel."""
@@ -69,9 +70,16 @@ class Pairs(NamedTuple):
         keys = [key for key in keys if key[:-2] in self.family.wanted or self.view.cell(key)]
         return [Member(key, label_of(self.family, key[:-2]), self.family.style[key[:-2]]) for key in keys]
 
+    @property
+    def optimizers(self) -> list[str]:
+        """All that are shown."""
+        return [*OPTIMIZERS, *self.others]
+
     def everyone(self) -> list[Member]:
         """All lines of all panels."""
-        return [m for b in self.batches for name in OPTIMIZERS for m in self.members(name, b)]
+        wanted = [m for b in self.batches for name in OPTIMIZERS for m in self.members(name, b)]
+        others = [m for b in self.batches for name in self.others for m in self.members(name, b)]
+        return wanted + [member for member in others if self.view.cell(member.key)]
 
 
 def label_of(family: Family, kind: Key) -> str:
@@ -86,10 +94,15 @@ def pairs(records: Sequence[RunRecord], studies: Sequence[Study], family: Family
     """Find the records of a family."""
     fields = (*family.fields, "optimizer", "batch_size")
     wanted = [(*kind, name, b) for kind in family.wanted for name in OPTIMIZERS for b in BATCHES]
-    ours = [record for record in records if record.run.recipe.get("optimizer") in OPTIMIZERS]
-    selection = select(ours, fields, wanted, ignore=family.ignore)
+    selection = select(records, fields, wanted, ignore=family.ignore)
     kinds = also([key[:-2] for key in selection.cells], family.wanted)
-    return Pairs(View.of(selection, studies), kinds, batch_sizes(selection, BATCHES), family)
+    several = [
+        name
+        for name in selection.axis("optimizer")
+        if len({key[:-2] for key in selection.cells if key[-2] == name}) > 1
+    ]
+    others = [name for name in several if name not in OPTIMIZERS]
+    return Pairs(View.of(selection, studies), kinds, batch_sizes(selection, BATCHES), family, others)
 
 
 def plot_depth(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Plot:
@@ -116,13 +129,15 @@ def plot_norms(records: Sequence[RunRecord], studies: Sequence[Study], *, refere
 
 
 def _plot(shown: Pairs, where: str, metric: str, head: str, *, reference: bool) -> Plot:
-    rows: list[list[AnyPanel]] = []
-    for b in shown.batches:
-        row: list[AnyPanel] = [
-            _panel(shown, where, name, b, metric, reference=reference) for name in OPTIMIZERS
-        ]
-        rows.append([*row, _spreads(shown, where, b)] if reference and where != "figure 7" else row)
-    return shown.view.plot(rows, shown.everyone(), head=head, reference=reference)
+    def row(names: Sequence[str], b: int) -> list[AnyPanel]:
+        return [_panel(shown, where, name, b, metric, reference=reference) for name in names]
+
+    rows = [row(OPTIMIZERS, b) for b in shown.batches]
+    if reference and where != "figure 7":
+        rows = [[*panels, _spreads(shown, where, b)] for b, panels in zip(shown.batches, rows, strict=True)]
+    rows += [row(shown.others, b) for b in shown.batches if shown.others]
+    plot = shown.view.plot(rows, shown.everyone(), head=head, reference=reference)
+    return plot._replace(notes=[*plot.notes, *left_out(shown.view.selection, shown.batches)])
 
 
 def _panel(shown: Pairs, where: str, name: str, b: int, metric: str, *, reference: bool) -> Panel:

@@ -181,6 +181,12 @@ def batch_sizes(selection: Selection, wanted: Sequence[int]) -> list[int]:
     return sorted(set(wanted) if present >= set(wanted) else present | set(wanted))
 
 
+def left_out(selection: Selection, shown: Sequence[int]) -> list[str]:
+    """A note on the batch sizes that have runs but are not shown."""
+    others = [b for b in sorted(selection.axis("batch_size")) if b not in shown] if selection.cells else []
+    return [f"Not shown: batch sizes {', '.join(map(str, others))}"] if others else []
+
+
 def also(present: Iterable[Any], wanted: Sequence[Any]) -> list[Any]:
     """The wanted values in their order, then what else is present."""
     return list(dict.fromkeys([*wanted, *present]))

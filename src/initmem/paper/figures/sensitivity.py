@@ -112,23 +112,23 @@ def _penalised(shown: Slopes, b: int) -> Member:
 def _clock_members(shown: Slopes, every: Sequence[int]) -> list[list[Member]]:
     """SGD, SGD with a penalty, Adam: a line per batch size each. The penalty is wanted at two sizes only."""
     style = styles.in_order(every)
+    green = {b: style[b]._replace(colour=styles.GREEN) for b in every}
     some = [b for b in every if b in BATCHES or shown.penalised.cell(shown.penalised_key(b))]
     return [
         [Member(("sgd", b), f"b = {b}", style[b]) for b in every],
-        [Member(shown.penalised_key(b), f"b = {b}", style[b]) for b in some],
+        [Member(shown.penalised_key(b), f"b = {b}, λ = {shown.l2:g}", green[b]) for b in some],
         [Member(("adam", b), f"b = {b}", style[b]) for b in every],
     ]
 
 
 def _clock_row(shown: Slopes, every: Sequence[int], level: float | None) -> list[Panel]:
-    axes = (
-        ("sgd", "sgd", "SGD clock  (1/b) Σ η²", level),
-        (f"sgd η = {shown.rate:g}, λ = {shown.l2:g}", "l2", "penalty clock  λ Σ η", None),
-        ("adam", "adaptive", "adaptive clock  Σ η", None),
-    )
+    """SGD with and without a penalty in one panel, each against the clock that is its own."""
+    sgd, penalised, adam = _clock_members(shown, every)
+    both = [*shown.series(sgd, "sgd"), *shown.series(penalised, "l2")]
+    own = "SGD clock  (1/b) Σ η², with penalty  λ Σ η"
     return [
-        _panel(title, x_title, shown.series(members, clock))._replace(published_level=at)
-        for (title, clock, x_title, at), members in zip(axes, _clock_members(shown, every), strict=True)
+        _panel("sgd", own, both)._replace(published_level=level),
+        _panel("adam", "adaptive clock  Σ η", shown.series(adam, "adaptive")),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from initmem.paper.figures.select import Selection, also, batch_sizes, select
+from initmem.paper.figures.select import Selection, also, batch_sizes, left_out, select
 from initmem.paper.figures.view import Member, View, legend_entries
 from initmem.plots import captions, styles
 from initmem.plots.model import Entry, Intervals, Panel, Plot
@@ -64,6 +64,7 @@ class Sweep(NamedTuple):
     def notes(self) -> list[str]:
         """What else the store holds, and in what the long training differs from the rest."""
         notes = self.main.selection.notes + self.long.selection.notes
+        notes = notes + left_out(self.main.selection, self.batches)
         if self.main.selection.cells and self.long.selection.cells:
             main, long = self.main.selection.recipes()[0], self.long.selection.recipes()[0]
             names = [n for n in ("dataset", "train_size", "width") if getattr(main, n) != getattr(long, n)]

@@ -84,11 +84,14 @@ class View:
             grid = self.grid_of([key for key, _, _ in members])
         rows = []
         for key, label, style in members:
-            item = find(where, self.recipe(key), "spread")
-            value, relation = (item.value, item.relation) if item else (None, "=")
             void = "incomplete" if self.cell(key) else "no runs"
-            measured = spread_over(self.cell(key), grid)
-            rows.append(Interval(label, style, measured, reference=value, relation=relation, void=void))
+            row = Interval(label, style, spread_over(self.cell(key), grid), void=void)
+            item = find(where, self.recipe(key), "spread")
+            if item is not None:
+                row = row._replace(
+                    reference=item.value, relation=item.relation, reference_scales=item.n_scales
+                )
+            rows.append(row)
         return Intervals(title, f"spread, {len(grid)} scales (pp)", rows, len(grid))
 
     def recipe(self, key: Key) -> Recipe:

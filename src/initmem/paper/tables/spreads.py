@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from initmem.measures.interpolation import median_interpolation
-from initmem.paper.figures.pairs import DEPTHS, NORMS, OPTIMIZERS, Pairs, label_of, pairs
+from initmem.paper.figures.pairs import DEPTHS, NORMS, Pairs, label_of, pairs
 from initmem.paper.figures.select import Key
 from initmem.paper.figures.sweep import Sweep, sweep
 from initmem.paper.figures.view import Member, View
@@ -98,7 +98,7 @@ def depth(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: 
 
 
 def _everyone(found: Pairs) -> list[tuple[int, str, Member]]:
-    return [(b, name, m) for b in found.batches for name in OPTIMIZERS for m in found.members(name, b)]
+    return [(b, name, m) for b in found.batches for name in found.optimizers for m in found.members(name, b)]
 
 
 def _quantity(quantity: str, cell: Sequence[RunRecord], grid: Sequence[float]) -> list[Cell]:
