@@ -9,9 +9,11 @@ import planted
 from initmem.errors import ConfigError, StoreError
 from initmem.paper import figures
 from initmem.paper.reference import SYMBOLS, find, references
-from initmem.plots import canvas
-from initmem.plots import captions as words
-from initmem.plots.curves import scale_plot
+from initmem.plots import captions
+from initmem.plots import matplotlib as renderer
+from initmem.plots.builders import scale_plot
+from initmem.plots.captions import caption
+from initmem.plots.model import Plot
 from initmem.recipe import Recipe
 from planted import recipe, without
 
@@ -32,23 +34,26 @@ def test_every_figure_is_drawn_from_a_store_with_gaps(name: str, tmp_path: Path)
 
 def test_the_ending_picks_the_format_and_the_bytes_depend_on_the_data_alone(tmp_path: Path) -> None:
     plot = scale_plot(FULL[:15], "test_accuracy")
+    assert plot.panels[0].series
     for ending, magic in ((".png", b"\x89PNG"), (".PDF", b"%PDF"), (".svg", b"<?xml")):
         for name in ("a", "b"):
-            figures.draw_scale_plot(plot, tmp_path / f"{name}{ending}")
+            renderer.save(renderer.draw(plot)[0], tmp_path / f"{name}{ending}")
         first = (tmp_path / f"a{ending}").read_bytes()
         assert first.startswith(magic)
         assert first == (tmp_path / f"b{ending}").read_bytes()
 
 
-def test_a_place_without_runs_says_so(tmp_path: Path, monkeypatch) -> None:
-    drawn = []
-    monkeypatch.setattr(canvas, "save", lambda figure, path: drawn.append(figure))
-    some = without(FULL, batch_size=128)
-    figures.draw("1", some, [MAIN], tmp_path / "1.png")
-    figures.draw("5", without(FULL, optimizer="adam"), [MAIN], tmp_path / "5.png")
-    texts = [[text.get_text() for text in figure.findobj(Text)] for figure in drawn]
-    assert "b = 128: no runs" in texts[0]
-    assert {"b = 16, adam: no runs", "b = 128, adam: no runs"} <= set(texts[1])
+def texts_of(plot: Plot) -> list[str]:
+    return [text.get_text() for text in renderer.draw(plot)[0].findobj(Text)]
+
+
+def test_a_place_without_runs_says_so() -> None:
+    rows = figures.plot_of("1", without(FULL, batch_size=128), [MAIN])
+    assert "b = 128: no runs" in texts_of(rows)
+    columns = figures.plot_of("5", without(FULL, optimizer="adam"), [MAIN])
+    assert "b = 16, adam; b = 128, adam: no runs" in texts_of(columns)
+    one = figures.plot_of("5", without(FULL, optimizer="adam", batch_size=128), [MAIN])
+    assert "no runs" in texts_of(one)  # in its place, beside those that have some
 
 
 def test_mistakes_are_explained(tmp_path: Path) -> None:
@@ -63,21 +68,19 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
 
 
 def test_a_legend_too_wide_for_the_page_is_broken() -> None:
-    entry = figures.plot_data("1", FULL, [MAIN]).legend[0][0]
-    rows = canvas.fitting([[entry._replace(label="fifteen letters" + str(i)) for i in range(7)]])
+    entry = figures.plot_of("1", FULL, [MAIN]).legend[0][0]
+    rows = renderer.fitting([[entry._replace(label="fifteen letters" + str(i)) for i in range(7)]])
     assert [len(row) for row in rows] == [4, 3]
-    assert canvas.fitting([[entry] * 5]) == [[entry] * 5]
+    assert renderer.fitting([[entry] * 5]) == [[entry] * 5]
 
 
-def test_never_reached_is_drawn_above_the_last_epoch(tmp_path: Path, monkeypatch) -> None:
-    drawn = []
-    monkeypatch.setattr(canvas, "save", lambda figure, path: drawn.append(figure))
-    figures.draw("3", FULL, [MAIN], tmp_path / "3.png")
-    texts = [text.get_text() for text in drawn[0].findobj(Text)]
+def test_never_reached_is_drawn_above_the_last_epoch() -> None:
+    figure, every = renderer.draw(figures.plot_of("3", FULL, [MAIN]))
+    texts = [text.get_text() for text in figure.findobj(Text)]
     assert texts.count("not reached in 6 epochs") == 2
     above = [
         line
-        for axes in drawn[0].axes
+        for axes in every
         for line in axes.lines
         if line.get_linestyle() == "None" and len(line.get_ydata()) and min(line.get_ydata()) > planted.EPOCHS
     ]
@@ -88,32 +91,29 @@ def test_never_reached_is_drawn_above_the_last_epoch(tmp_path: Path, monkeypatch
 
 
 def test_the_caption_says_the_effort_and_what_stands_beside() -> None:
-    plain = figures.plot_data("1", FULL, [MAIN])
-    beside = figures.plot_data("1", FULL, [MAIN], reference=True)
-    assert "Measured at effort mini (main-grid)." in plain.caption
-    assert "Measured at effort mini (main-grid); reference: the paper." in beside.caption
-    assert "width 8" in plain.caption
-    assert "6 epochs" in plain.caption
+    plain = figures.plot_of("1", FULL, [MAIN])
+    beside = figures.plot_of("1", FULL, [MAIN], reference=True)
+    assert "Measured at effort mini (main-grid)." in caption(plain)
+    assert "Measured at effort mini (main-grid); reference: the paper." in caption(beside)
+    assert "width 8" in caption(plain)
+    assert "6 epochs" in caption(plain)
     assert all(
-        spread.reference is not None for spread in beside.rows[1][3].spreads if spread.label != "momentum"
+        spread.reference is not None for spread in beside.rows[1][3].rows if spread.label != "momentum"
     )
-    marks = {(mark.x, mark.y) for mark in beside.rows[1][1].marks}
+    marks = {(mark.x, mark.y) for mark in beside.rows[1][1].published}
     assert marks == {(0.1, 85.0), (2.5, 58.6)}
     assert all(len(row) == 3 for row in plain.rows)
 
 
 def test_the_count_of_runs_is_in_the_caption() -> None:
-    assert "n = 3 per point." in figures.plot_data("1", FULL, [MAIN]).caption
-    some = without(FULL, seed=1, scale=0.1)
-    assert (
-        "n = 2 to 3 per point (open markers: some are missing)"
-        in figures.plot_data("1", some, [MAIN]).caption
-    )
+    assert "n = 3 per point." in caption(figures.plot_of("1", FULL, [MAIN]))
+    some = figures.plot_of("1", without(FULL, seed=1, scale=0.1), [MAIN])
+    assert "n = 2 to 3 per point (open markers: some are missing)" in caption(some)
 
 
 def test_a_long_list_of_gaps_is_cut_in_the_caption_alone() -> None:
     missing = [f"cell {i}: no runs" for i in range(9)]
-    text = words.caption("Head", [], missing)
+    text = captions.caption(Plot([], head="Head", missing=missing))
     assert "cell 5: no runs; and 3 more." in text
     assert "cell 6" not in text
 

@@ -357,7 +357,7 @@ def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]
     assert drawn["figure"] == "scale" and Path(drawn["file"]).stat().st_size > 1000
     assert "planted" in Path(json.loads(said("report", store, "--json"))["rows"][0]["report"]).read_text()
-    with pytest.raises(StoreError, match=r"figure 1: only runs of training code of your own .*scale"):
+    with pytest.raises(StoreError, match=r"figure 1: only runs of your own training code .*scale"):
         said("figure", "1", store)
     with pytest.raises(StoreError, match="table 4: the store holds runs of user code only"):
         said("table", "4", store)

@@ -17,7 +17,10 @@ from conftest import fake_record
 from initmem.errors import StoreError
 from initmem.measures.memory import Memory, memory_table
 from initmem.pipeline.result import Result
-from initmem.plots.curves import scale_plot
+from initmem.plots.builders import scale_plot
+from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
+from initmem.plots.model import Plot, Series
+from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
 from initmem.report import charts, html
 from initmem.report.audit import run_rows, which
@@ -45,6 +48,10 @@ def store(tmp_path: Path, tiny_study: Study) -> Store:
 
 def content_of(studies: Sequence[Study], records: Sequence[RunRecord], *, in_flight: Sequence[str] = ()):
     return Content(Survey(records, [], studies, frozenset(in_flight)))
+
+
+def series_of(plot: Plot) -> dict[str, Series]:
+    return {series.recipe_id: series for panel in plot.panels for series in panel.series}
 
 
 def text_of(page: str) -> str:
@@ -160,24 +167,35 @@ def test_the_numbers_are_those_of_the_measures() -> None:
     assert content.memories[0].memory == pytest.approx(
         float(np.ptp(planted.accuracies(order[0]).mean(axis=1)))
     )
-    data = charts.curves(content.facts, content.names, content.facets)
-    for recipe, line in zip(order, data["series"]["test_accuracy"], strict=True):
+    plots = charts.curves(content)
+    series = series_of(plots["test_accuracy"])
+    assert set(series) == {recipe.id for recipe in order}
+    data = chart_json(plots)
+    written = {one["recipe"]: one for panel in data["choices"][0]["panels"] for one in panel["series"]}
+    for recipe in order:
+        line, values = series[recipe.id], data["values"][written[recipe.id]["values"]]
         expected = planted.accuracies(recipe)  # (scale, seed)
-        assert np.allclose(line["y"], expected.mean(axis=1), rtol=1e-4)
-        assert np.allclose(line["high"], np.percentile(expected, 90, axis=1), rtol=1e-4)
+        assert np.allclose(line.y, expected.mean(axis=1), rtol=1e-12)
+        assert np.allclose(line.high, np.percentile(expected, 90, axis=1), rtol=1e-12)
         half = 4.302653 * expected.std(axis=1, ddof=1) / np.sqrt(3)  # Student's t, two degrees of freedom
-        assert np.allclose([b - a for a, b in line["limits"]], 2 * half, rtol=1e-3)
-        assert line["n"] == [3] * 5
+        assert np.allclose([b - a for a, b in line.limits], 2 * half, rtol=1e-6)
+        assert line.n == [3] * 5
+        for name in ("y", "low", "high", "limits", "n"):
+            assert np.allclose(values[name], getattr(line, name), rtol=1e-4)
 
 
 def test_every_point_leads_to_its_runs() -> None:
     studies = [planted.main_grid()]
     content = content_of(studies, planted.records(*studies))
-    data = charts.curves(content.facts, content.names, content.facets)
     recipe = studies[0].recipes[3]
-    place = [item["id"] for item in data["recipes"]].index(recipe.id)
+    series = series_of(charts.curves(content)["test_accuracy"])[recipe.id]
     wanted = {Run(recipe, 1.8, seed).id for seed in planted.SEEDS}
-    assert set(data["runs"][place]["1.8"]) == wanted
+    assert set(series.runs[series.at(1.8)]) == wanted
+    data = chart_json(charts.curves(content))
+    (written,) = [
+        one for panel in data["choices"][0]["panels"] for one in panel["series"] if one["recipe"] == recipe.id
+    ]
+    assert set(data["runs"][written["runs"]][written["x"].index(1.8)]) == wanted
     rows = run_rows(content, content.groups[recipe])
     shown = {row[0] for row in rows["rows"] if row[rows["columns"].index("scale")] == 1.8}
     assert shown == wanted
@@ -186,8 +204,10 @@ def test_every_point_leads_to_its_runs() -> None:
 def test_runs_that_never_fitted_are_counted_not_dropped() -> None:
     studies = [planted.main_grid()]
     content = content_of(studies, planted.records(*studies))
-    data = charts.curves(content.facts, content.names, content.facets)
-    sgd = data["series"]["fitted"][0]  # from scales above 1.5 it never fits
+    data = chart_json(charts.curves(content))
+    (choice,) = [choice for choice in data["choices"] if choice["key"] == "fitted"]
+    assert choice["ceiling"]
+    sgd = data["values"][choice["panels"][0]["series"][0]["values"]]  # from scales above 1.5 it never fits
     assert sgd["y"][-2:] == [None, None]
     assert sgd["never"] == [0, 0, 0, 3, 3]
     assert sgd["n"] == [3] * 5
@@ -196,25 +216,25 @@ def test_runs_that_never_fitted_are_counted_not_dropped() -> None:
 def test_charts_have_few_lines_and_a_name_keeps_its_style() -> None:
     studies = planted.everything()
     content = content_of(studies, planted.records(*studies))
-    assert sum(len(facet.lines) for facet in content.facets) == len(content.facts)
+    assert sum(len(facet.members) for facet in content.facets) == len(content.stats)
     for facet in content.facets:
-        assert len(facet.lines) <= 8
-        assert len({line.label for line in facet.lines}) == len(facet.lines)
-        assert len({line.style % 8 for line in facet.lines}) == len(facet.lines)
-    styles: dict[str, set[int]] = {}
+        assert len(facet.members) <= 8
+        assert len({member.label for member in facet.members}) == len(facet.members)
+        assert len({PALETTE.index(member.style) for member in facet.members}) == len(facet.members)
+    styles: dict[str, set[object]] = {}
     for facet in content.facets:
-        for line in facet.lines:
-            styles.setdefault(line.label, set()).add(line.style)
+        for member in facet.members:
+            styles.setdefault(member.label, set()).add(member.style)
     assert all(len(found) == 1 for found in styles.values())
 
 
 def test_long_curves_are_thinned_with_both_ends() -> None:
-    assert charts.thinned(100).tolist() == list(range(100))
-    at = charts.thinned(5000)
+    assert thinned(100).tolist() == list(range(100))
+    at = thinned(5000)
     assert (at[0], at[-1]) == (0, 4999)
-    assert len(at) <= charts.MOST_POINTS
+    assert len(at) <= MOST_POINTS
     assert (np.diff(at) > 0).all()
-    assert charts.numbers([float("nan"), None, 1.23456789]) == [None, None, 1.2346]
+    assert numbers([float("nan"), None, 1.23456789]) == [None, None, 1.2346]
 
 
 def test_published_values_stand_beside_measured_ones_with_the_effort() -> None:
@@ -252,8 +272,7 @@ def test_a_user_s_own_code_is_shown_by_what_it_recorded() -> None:
     assert "resnet9" not in seen and "cifar10" not in seen  # of which nothing is known
     assert "paper" not in parts
     assert "no forecast" in text_of(parts["clocks"].html)
-    data = charts.curves(content.facts, content.names, content.facets)
-    assert [choice["key"] for choice in data["choices"]] == ["perplexity", "settling"]
+    assert list(charts.curves(content)) == ["perplexity", "settling"]
     rows = run_rows(content, records)
     assert rows["columns"][-1] == "perplexity"
     assert sorted(row[-1] for row in rows["rows"])[0] == pytest.approx(5.1)
@@ -311,15 +330,15 @@ def test_the_report_holds_every_run(store: Store) -> None:
 # -- what is worked out once ---------------------------------------------------------------------------------
 
 
-def test_facts_are_kept_until_their_records_change(tiny_study: Study) -> None:
+def test_stats_are_kept_until_their_records_change(tiny_study: Study) -> None:
     records = [fake_record(run, 0.5 + 0.1 * run.seed) for run in tiny_study.all_runs()]
     (recipe,) = tiny_study.recipes
     kept = Kept()
-    first = Content(Survey(records, [], [tiny_study], frozenset()), kept).facts[recipe]
-    again = Content(Survey(list(records), [], [tiny_study], frozenset()), kept).facts[recipe]
+    first = Content(Survey(records, [], [tiny_study], frozenset()), kept).stats[recipe]
+    again = Content(Survey(list(records), [], [tiny_study], frozenset()), kept).stats[recipe]
     assert again is first
     retried = [replace(records[0], status="failed", error="once more"), *records[1:]]
-    other = Content(Survey(retried, [], [tiny_study], frozenset()), kept).facts[recipe]
+    other = Content(Survey(retried, [], [tiny_study], frozenset()), kept).stats[recipe]
     assert other is not first
     assert other.main.n != first.main.n
 
@@ -353,9 +372,10 @@ def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, ti
 
 
 def test_plot_data_are_means_and_percentiles(store: Store) -> None:
-    (curve,) = scale_plot(store.records(), "test_accuracy").curves
-    assert curve.scales == [0.5, 1.0, 2.0]
+    (panel,) = scale_plot(store.records(), "test_accuracy").panels
+    (curve,) = panel.series
+    assert curve.x == [0.5, 1.0, 2.0]
     assert curve.n == [2, 2, 2]
-    assert np.allclose(curve.mean, [85.5, 80.5, 70.5])
+    assert np.allclose(curve.y, [85.5, 80.5, 70.5])
     assert np.allclose(curve.low, np.percentile([[85, 80, 70], [86, 81, 71]], 10, axis=0))
     assert np.allclose(curve.high, np.percentile([[85, 80, 70], [86, 81, 71]], 90, axis=0))

@@ -66,18 +66,18 @@ def test_scalar_loops_are_the_dynamics_of_one_by_one_networks(path, rule, eta):
 
 
 def test_thinned_lines_keep_both_ends(data):
-    for panel in data.panels:
-        for line in panel.lines:
+    for panel in data.experiments:
+        for line in panel.trajectories:
             assert (line.a[0], line.b[0]) == figure9.START
             assert line.steps[0] == 0
             assert np.all(np.diff(line.steps) > 0)
             assert len(line.a) == len(line.b) == len(line.steps) <= 600
-    short = data.panels[0].lines[0]
+    short = data.experiments[0].trajectories[0]
     assert list(short.steps) == list(range(21))
 
 
 def test_the_annotations_carry_the_numbers(data):
-    texts = [figure9._describe(line, False) for panel in data.panels for line in panel.lines]
+    texts = [figure9._describe(line, False) for panel in data.experiments for line in panel.trajectories]
     assert "-34.6" in texts[0]
     assert "10^{-4}" in texts[2]
     assert "10^{-2}" in texts[6]

@@ -91,7 +91,7 @@ def test_the_rows_of_the_study_are_those_of_its_runs() -> None:
 
 def test_pictures_are_there_and_shown() -> None:
     shown = set(re.findall(r"\(images/(theory-[\w-]+\.png)\)", PAGE))
-    assert shown == {f"theory-{name}.png" for name, entry in ENTRIES.items() if entry.draw}
+    assert shown == {f"theory-{name}.png" for name, entry in ENTRIES.items() if entry.plot}
     for name in shown:
         data = (DOCS / "images" / name).read_bytes()
         assert data.startswith(b"\x89PNG")
@@ -110,8 +110,8 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def short_figure9() -> figure9.Figure9:
-    lines = figure9._lines(figure9.gradient_path, 20, ("full", (1.0,)))
-    return figure9.Figure9(tuple(figure9.Panel(letter, "short", lines) for letter in "abcd"))
+    lines = figure9._trajectories(figure9.gradient_path, 20, ("full", (1.0,)))
+    return figure9.Figure9(tuple(figure9.Experiment(letter, "short", lines) for letter in "abcd"))
 
 
 def run_here(_: LocalEngine, store: Store, packs: list[list[Run]], listen: Listener) -> bool:

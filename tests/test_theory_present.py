@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from initmem.cli import main
-from initmem.errors import ConfigError
+from initmem.errors import ConfigError, StoreError
 from initmem.study_file import load_study
 from initmem.theory import diagonal, exponents, figure9, propositions
 from initmem.theory.ensemble import LinearSettings
@@ -30,8 +30,8 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
         diagonal, "reach", lambda problem, *, seed: reach(problem, (0.1, 1.0), seed=seed, steps=200)
     )
     orders = ("full", (1.0,)), ("cyclic", (0.0, 2.0))
-    lines = figure9._lines(figure9.gradient_path, 20, *orders)
-    short = figure9.Figure9(tuple(figure9.Panel(letter, "short", lines) for letter in "abcd"))
+    lines = figure9._trajectories(figure9.gradient_path, 20, *orders)
+    short = figure9.Figure9(tuple(figure9.Experiment(letter, "short", lines) for letter in "abcd"))
     monkeypatch.setattr(figure9, "figure9_data", lambda *, seed: short)
     monkeypatch.setattr(linear, "load_study", lambda name: load_study(name, "smoke"))
 
@@ -58,7 +58,7 @@ def test_every_name_gives_a_table_json_and_a_picture_if_it_has_one(
     monkeypatch.setitem(ENTRIES, name, entry._replace(compute=once))
     before = "matplotlib.pyplot" in sys.modules
     picture = tmp_path / "picture.png"
-    drawn = ["-o", picture] if entry.draw else []
+    drawn = ["-o", picture] if entry.plot else []
     assert initmem(monkeypatch, "theory", name, *drawn) == 0
     table = capsys.readouterr().out
     assert initmem(monkeypatch, "theory", name, "--json") == 0
@@ -73,7 +73,7 @@ def test_every_name_gives_a_table_json_and_a_picture_if_it_has_one(
         assert key in table
     assert "True" not in table
     assert "None" not in table
-    if entry.draw:
+    if entry.plot:
         assert f"picture: {picture}" in table.replace("\n", "")
         assert picture.stat().st_size > 20_000
     assert ("matplotlib.pyplot" in sys.modules) == before
@@ -97,7 +97,7 @@ def test_mistakes_are_explained_before_anything_is_computed(
 
 
 def test_a_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere/x.png' \(No such file"):
+    with pytest.raises(StoreError, match=r"nowhere/x.png: cannot be written \(No such file"):
         show("resetting", output=tmp_path / "nowhere" / "x.png")
 
 

@@ -174,10 +174,12 @@ class Result:
 
     def figure(self, path: str | Path, metric: str | None = None) -> Path:
         """Draw a metric against the scale, to a .png, .pdf or .svg file."""
-        from initmem.paper.figures import draw_scale_plot
-        from initmem.plots.curves import scale_plot
+        from initmem.plots.builders import scale_plot
+        from initmem.plots.matplotlib import check, draw, save
 
-        draw_scale_plot(scale_plot(self.records, self._metric(metric)), Path(path))
+        check(Path(path))
+        figure, _ = draw(scale_plot(self.records, self._metric(metric)))
+        save(figure, Path(path))
         return Path(path)
 
     def report(self, path: str | Path | None = None) -> Path:

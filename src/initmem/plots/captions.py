@@ -1,26 +1,180 @@
-"""What is written under a figure or a table: where the numbers come from and what is missing."""
+"""What is written under a plot: what is drawn, where the numbers come from and what is missing.
+
+Every sentence about a sign, such as "open diamonds" or "hatched", is derived from the panels: a caption never
+speaks of what is not drawn.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from initmem.plots.plotdata import Panel, SpreadPanel
+from initmem.plots.model import AnyPanel, Heatmap, Interval, Intervals, Panel, Plot, Series, log_limits
 from initmem.recipe import AnyRecipe
+from initmem.store.record import INTERPOLATION
 from initmem.study import Study
 
 SIGMA = "initialization scale σ"
-BANDS = "Lines: means over seeds; bands: 10th to 90th percentile"
-NAMED = 6  # how many missing cells a caption names; the plot data hold them all
+SPREAD = "Spread: max - min over scales of the mean test accuracy"
+NAMED = 6  # how many missing cells a caption names; the plot holds them all
 
 
-def source(recipes: Sequence[AnyRecipe], studies: Sequence[Study], *, reference: bool = False) -> str:
-    """At which effort of which study the recipes were measured, and beside what."""
+def caption(plot: Plot) -> str:
+    """All sentences, the missing cells last."""
+    signs, paper = published_signs(plot), "; reference: the paper" if has_published(plot) else ""
+    sentences = [
+        plot.head,
+        *_statistics(plot),
+        *_heatmaps(plot),
+        *plot.about,
+        *_guides(plot),
+        "Values too small for the axis stand at its lower edge" if _cut_off(plot) else "",
+        f"Published values: {', '.join(signs)}" if signs else "",
+        "No published values for what is shown" if plot.reference and not paper else "",
+        _spread(plot),
+        plot.source and plot.source + paper,
+        plot.setting,
+        *plot.notes,
+        "Hatched: no runs" if hatched(plot) else "",
+        f"Missing: {first_of(plot.missing, NAMED)}" if plot.missing else "",
+    ]
+    return "".join(f"{sentence}. " for sentence in sentences if sentence).strip()
+
+
+def _statistics(plot: Plot) -> list[str]:
+    """What lines and bands are, with n; by quantity, where a plot shows several kinds."""
+    drawn = [panel for panel in plot.panels if panel.has_values() and panel.statistic]
+    kinds: dict[str, dict[str, None]] = {}
+    for panel in drawn:
+        kinds.setdefault(_without_band(panel), {})[panel.y_title.partition(" (")[0]] = None
+    if not kinds:
+        return []
+    text = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items())
+    if len(kinds) == 1:
+        (text,) = (f"Lines: {kind}" for kind in kinds)
+    return [f"{text[0].upper()}{text[1:]}, {counts(drawn)}"]
+
+
+def _without_band(panel: Panel) -> str:
+    """The statistic of a panel, less the band where all have zero width, as from a single seed."""
+    ends = [pair for series in panel.series for pair in zip(series.low, series.high, strict=True)]
+    wide = any(high - low > 1e-9 * abs(high) for low, high in ends)
+    return panel.statistic if wide else panel.statistic.partition(", band ")[0]
+
+
+def counts(panels: Iterable[Panel]) -> str:
+    """How many runs stand behind the points."""
+    panels = list(panels)
+    series = [one for panel in panels for one in panel.series]
+    points = [n for one in series for n, y in zip(one.n, one.y, strict=True) if y == y]  # a NaN is no point
+    if not points:
+        return "no values"
+    what = panels[0].counted
+    least, most = min(points), max(points)
+    text = f"n = {least} {what}" if least == most else f"n = {least} to {most} {what}"
+    return text + (" (open markers: some are missing)" if any(one.partial() for one in series) else "")
+
+
+def _heatmaps(plot: Plot) -> list[str]:
+    """Counts, crosses and spreads of heat maps."""
+    maps = [panel for panel in plot.all_panels if isinstance(panel, Heatmap)]
+    rows = [row for panel in maps for row in panel.rows]
+    n = sorted({n for row in rows for n in row.n if n})
+    if not n:
+        return []
+    crossed = any(any(row) for panel in maps for row in panel.crossed)
+    written = _written(plot)
+    paper = " (the paper)" if any(row.reference is not None for row in written) else ""
+    return [
+        f"Mean over n = {n[0]}{f' to {n[-1]}' if len(n) > 1 else ''} seeds",
+        "In parentheses: n, where seeds are missing" if any(map(_short_of_seeds, rows)) else "",
+        f"Crosses: mean train accuracy below {100 * INTERPOLATION:g}%" if crossed else "",
+        f"Right of each row: the spread in points, measured{paper}" if written else "",
+    ]
+
+
+def _short_of_seeds(row: Series) -> bool:
+    return any(0 < n < expected for n, expected in zip(row.n, row.expected, strict=True))
+
+
+def _guides(plot: Plot) -> list[str]:
+    named = dict.fromkeys(g.label for panel in plot.panels if panel.has_values() for g in panel.guides)
+    return [f"Dashed: {label}" for label in named if label]
+
+
+def _cut_off(plot: Plot) -> bool:
+    limits = log_limits(plot)
+    return any(
+        0 <= y < limits[panel.y_title][0]
+        for panel in plot.panels
+        if panel.y_title in limits and panel.log_y and panel.ceiling is None
+        for series in panel.series
+        for y in series.y
+    )
+
+
+def _intervals(plot: Plot) -> list[Intervals]:
+    """The spreads that are drawn, those inside panels included."""
+    beside = [panel for panel in plot.all_panels if isinstance(panel, Intervals) and panel.has_runs()]
+    inside = [panel.inset for panel in plot.panels if panel.inset is not None and panel.has_values()]
+    return beside + inside
+
+
+def _spread(plot: Plot) -> str:
+    """What a spread is, and over how many scales: over more of them it is larger."""
+    panels = [panel for panel in _intervals(plot) if panel.n_scales]
+    rows = [row for panel in panels for row in panel.rows] + _written(plot)
+    referred = [row for row in rows if row.reference is not None]
+    published = sorted({row.reference_scales for row in referred if row.reference_scales is not None})
+    here = sorted({panel.n_scales for panel in panels})
+    text = SPREAD if panels or _written(plot) else ""
+    if published:
+        text += f"; published over {' or '.join(map(str, published))} scales"
+        text += f", measured over {' or '.join(map(str, here))}" if here else ""
+    return text
+
+
+def published_signs(plot: Plot) -> list[str]:
+    """How published values are marked in what is drawn."""
+    rows: list[Interval] = [row for panel in _intervals(plot) for row in panel.rows]
+    shown = [row for row in rows if row.reference is not None]
+    drawn = [panel for panel in plot.panels if panel.has_values()]
+    signs = ["open triangles (upper limits)" if row.is_bound else "open diamonds" for row in shown]
+    signs += ["stars" for panel in drawn if panel.published]
+    signs += [f"dotted line at {p.published_level:g}" for p in drawn if p.published_level is not None]
+    return list(dict.fromkeys(signs))
+
+
+def has_published(plot: Plot) -> bool:
+    """Whether any published value is shown, marked in a panel or written beside a heat map."""
+    return bool(published_signs(plot)) or any(row.reference is not None for row in _written(plot))
+
+
+def _written(plot: Plot) -> list[Interval]:
+    """The spreads that stand right of the rows of heat maps."""
+    maps = [panel for panel in plot.all_panels if isinstance(panel, Heatmap) and panel.has_runs()]
+    return [row for panel in maps for row in panel.intervals]
+
+
+def hatched(plot: Plot) -> bool:
+    """Whether any place without runs is hatched: a panel, a bar, a cell, or a sample in the legend."""
+    absent = any(not entry.present for row in plot.legend for entry in row)
+    return absent or any(map(_has_gaps, plot.all_panels))
+
+
+def _has_gaps(panel: AnyPanel) -> bool:
+    if isinstance(panel, Heatmap):
+        return any(y != y for row in panel.rows for y in row.y)
+    bars = panel.inset.rows if isinstance(panel, Panel) and panel.inset and panel.has_values() else ()
+    return not panel.has_runs() or any(bar.value is None for bar in bars)
+
+
+def source(recipes: Sequence[AnyRecipe], studies: Sequence[Study]) -> str:
+    """At which effort of which study the recipes were measured."""
     shown = set(recipes)
-    found = [study for study in studies if shown & set(study.recipes)]
-    efforts = list(dict.fromkeys(study.effort for study in found))
-    names = list(dict.fromkeys(study.name for study in found))
-    text = f"Measured at effort {' and '.join(efforts)} ({', '.join(names)})" if found else "Effort unknown"
-    return text + ("; reference: the paper" if reference else "")
+    asking = [study for study in studies if shown & set(study.recipes)]
+    efforts = list(dict.fromkeys(study.effort for study in asking))
+    names = list(dict.fromkeys(study.name for study in asking))
+    return f"Measured at effort {' and '.join(efforts)} ({', '.join(names)})" if asking else "Effort unknown"
 
 
 def common(recipes: Sequence[AnyRecipe], shown: Iterable[str] = ()) -> str:
@@ -54,58 +208,6 @@ def phrase(recipe: AnyRecipe, name: str) -> str:
             return f"width {value}"
         case _:
             return recipe.label([name])
-
-
-def counts(panels: Iterable[Panel | SpreadPanel], what: str = "per point") -> str:
-    """How many runs stand behind the points."""
-    lines = [line for panel in panels if isinstance(panel, Panel) for line in panel.lines]
-    points = [
-        (n, n < expected or censored > 0)
-        for line in lines
-        for n, y, expected, censored in zip(line.n, line.y, line.expected, line.n_censored, strict=True)
-        if y == y  # a NaN is no point
-    ]
-    if not points:
-        return "no values"
-    least, most = min(n for n, _ in points), max(n for n, _ in points)
-    text = f"n = {least} {what}" if least == most else f"n = {least} to {most} {what}"
-    return text + (" (open markers: some are missing)" if any(partial for _, partial in points) else "")
-
-
-def has_published(panels: Iterable[Panel | SpreadPanel]) -> bool:
-    """Whether any published value is shown."""
-    return bool(_signs(panels))
-
-
-def published(panels: Iterable[Panel | SpreadPanel]) -> str:
-    """How published values are marked in these panels."""
-    signs = _signs(panels)
-    if not signs:
-        return "No published values for what is shown"
-    spread = "; spread: largest less smallest mean test accuracy" if "open diamonds" in signs else ""
-    return f"Published values: {', '.join(signs)}{spread}"
-
-
-def _signs(panels: Iterable[Panel | SpreadPanel]) -> list[str]:
-    found: dict[str, None] = {}
-    for panel in panels:
-        spreads = panel if isinstance(panel, SpreadPanel) else panel.inset
-        for spread in spreads.spreads if spreads else []:
-            if spread.reference is not None:
-                sign = "open triangles (upper limits)" if spread.relation in ("<", "<=") else "open diamonds"
-                found[sign] = None
-        if isinstance(panel, Panel):
-            found |= {"stars": None} if panel.marks else {}
-            found |= {f"dotted line at {panel.level:g}": None} if panel.level is not None else {}
-    return list(found)
-
-
-def caption(head: str, parts: Sequence[str], missing: Sequence[str], notes: Sequence[str] = ()) -> str:
-    """Sentences in a row, the missing cells last."""
-    sentences = [head, *(part for part in parts if part), *notes]
-    if missing:
-        sentences.append(f"Hatched: no runs. Missing: {first_of(missing, NAMED)}")
-    return ". ".join(sentences) + "."
 
 
 def first_of(names: Sequence[str], most: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from initmem.plots.plotdata import Style
+from initmem.plots.model import Style
 
 VERMILLION, ORANGE, BLUE, SKY, GREEN, PURPLE = (
     "#D55E00",
@@ -14,7 +14,12 @@ VERMILLION, ORANGE, BLUE, SKY, GREEN, PURPLE = (
     "#009E73",
     "#CC79A7",
 )
-BLACK, GREY = "#000000", "#7F7F7F"
+BLACK, GREY, OLIVE = "#000000", "#7F7F7F", "#B8A900"
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":")
+COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, OLIVE)
+# Recipes of any kind; the page has a light and a dark shade of every colour, in the same order.
+PALETTE = tuple(Style(colour, MARKERS[i], DASHES[i % len(DASHES)]) for i, colour in enumerate(COLOURS))
 
 OPTIMIZERS = {
     "sgd": Style(VERMILLION, "o", "-"),
@@ -40,17 +45,20 @@ NORMS = {
 PENALISED = Style(BLACK, "X", ":")  # sgd with a kernel penalty, beside the optimizers of the main grid
 ADAM = Style(BLACK, "*", "--")  # beside a sweep of SGD, whose colours mean learning rates
 LONG = Style(GREY, "X", ":")
-REFERENCE = Style(BLACK, "D", ":")
+GUIDE = Style("#404040", "", "--", width=0.9)
 
 # From dark to light, so that order shows in print too; markers tell them apart as well.
 SEQUENCE = ("#440154", "#3B528B", "#21918C", "#5EC962", "#C2A000", "#7F7F7F")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES = ("-", "--", "-.", ":")
 
 
 def adam_beside_sgd(i: int) -> Style:
     """Adam in a sweep of SGD: black, a marker for each of its settings."""
     return ADAM._replace(marker=("*", "P", "X", "v")[i % 4])
+
+
+def nth(i: int) -> Style:
+    """The style of the i-th recipe; after eight they repeat."""
+    return PALETTE[i % len(PALETTE)]
 
 
 def in_order(values: Sequence[object]) -> dict[object, Style]:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from initmem.plots.html import numbers
 from initmem.plots.table import Column, Table, cell
-from initmem.report.charts import numbers
 from initmem.report.content import Content, runs_of
 from initmem.report.verdicts import hardware
 from initmem.store.record import RunRecord
@@ -190,7 +190,7 @@ def run_rows(content: Content, records: Sequence[RunRecord]) -> dict[str, Any]:
     ordered = sorted(records, key=lambda r: (r.run.scale, r.run.seed, r.run.pins, r.run.perturbation))
     rows = [_run_row(record, letters) for record in ordered]
     recipe = records[0].run.recipe
-    metric = content.facts[recipe].metric
+    metric = content.stats[recipe].metric
     if metric == "test_accuracy":
         return {"columns": RUN_COLUMNS, "rows": rows}
     values = numbers(record.metric(metric) for record in ordered)

@@ -35,8 +35,8 @@ def forecast_table(content: Content) -> Table:
 
 def _forecast(content: Content, recipe: AnyRecipe) -> list[Cell]:
     name = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
-    facts = content.facts.get(recipe)
-    measured = facts.memory.verdict if facts else None
+    stats = content.stats.get(recipe)
+    measured = stats.memory.verdict if stats else None
     try:
         if isinstance(recipe, PipelineRecipe):
             raise InitmemError("its clocks are measured, below; the thresholds are those of bundled networks")
@@ -44,7 +44,7 @@ def _forecast(content: Content, recipe: AnyRecipe) -> list[Cell]:
     except InitmemError as error:
         empty = [Cell()] * 5
         return [name, *empty, _verdict(measured), Cell(), cell(f"no forecast: {error}", style="remark")]
-    lived = facts.lived.get(row["clock"]) if facts else None
+    lived = stats.lived.get(row["clock"]) if stats else None
     return [
         name,
         cell(row["forecast"], style=row["forecast"]),
@@ -82,8 +82,8 @@ def clock_table(content: Content) -> Table:
 
 
 def _clocks(content: Content, recipe: AnyRecipe) -> list[Cell]:
-    facts = content.facts.get(recipe)
-    ends: dict[str, float] = dict(facts.last_clocks) if facts else {}
+    stats = content.stats.get(recipe)
+    ends: dict[str, float] = dict(stats.last_clocks) if stats else {}
     with contextlib.suppress(InitmemError):  # the data may not be here, or be known to a user's code alone
         ends |= _at_end(recipe)
     updates = cell(ends.get("updates"), ",.0f")
@@ -96,8 +96,8 @@ def half_life_table(content: Content) -> Table:
     units = ["epochs", *CLOCKS]
     columns = [Column("recipe", "text"), *(Column(unit) for unit in units)]
     rows = []
-    for recipe, facts in content.facts.items():
-        lives = {life.unit: life for life in facts.half_lives}
+    for recipe, stats in content.stats.items():
+        lives = {life.unit: life for life in stats.half_lives}
         name = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
         rows.append([name, *(_half_life(lives.get(unit)) for unit in units)])
     return Table("Half-life of |β|", columns, rows, id="half-lives")

@@ -34,7 +34,7 @@ class Content:
         self.groups = by_recipe(survey.records, survey.order())
         every = list(dict.fromkeys([*survey.order(), *self.groups]))
         self.names = dict(zip(every, labels(every), strict=True))  # asked for or found
-        self.facts = self._kept.facts(self.groups, looks_of(survey.studies))
+        self.stats = self._kept.stats(self.groups, looks_of(survey.studies))
         self._families = families({self.names[recipe]: records for recipe, records in self.groups.items()})
 
     @property
@@ -50,7 +50,7 @@ class Content:
     @cached_property
     def memories(self) -> list[Memory]:
         """The memory of every recipe, as `initmem measure` has it."""
-        named = [replace(item.memory, recipe=self.names[recipe]) for recipe, item in self.facts.items()]
+        named = [replace(item.memory, recipe=self.names[recipe]) for recipe, item in self.stats.items()]
         return adjust_memories(named)
 
     def study_of(self, recipe: AnyRecipe) -> Study | None:
@@ -61,7 +61,7 @@ class Content:
     def facets(self) -> list[Facet]:
         """The charts of metrics against scale: by study, then by whatever keeps the lines few."""
         groups: dict[str, list[AnyRecipe]] = {}
-        for recipe in self.facts:
+        for recipe in self.stats:
             study = self.study_of(recipe)
             groups.setdefault(f"{study.name} ({study.effort})" if study else "other runs", []).append(recipe)
         return facets(list(groups.items()))
@@ -72,14 +72,14 @@ class Content:
         if not self.families:
             return self.facets
         inside = {recipe for members in self.families.values() for recipe in members}
-        alone = [recipe for recipe in self.facts if recipe not in inside]
+        alone = [recipe for recipe in self.stats if recipe not in inside]
         together = styled(list(self.families.items()), by_batch_size=True)
         return together + [facet._replace(title=facet.title or "others") for facet in facets([("", alone)])]
 
     @property
     def metric(self) -> str:
         """What the memory of most recipes is measured in."""
-        counts = Counter(item.metric for item in self.facts.values())
+        counts = Counter(item.metric for item in self.stats.values())
         return counts.most_common(1)[0][0] if counts else "test_accuracy"
 
     @property
@@ -90,5 +90,5 @@ class Content:
 
     def epochs(self, recipe: AnyRecipe) -> int | None:
         """How long a recipe trains; of a user's own code, as long as the longest run so far."""
-        found = self.facts[recipe].epochs if recipe in self.facts else 0
-        return recipe.get("epochs") or found or None
+        trained = self.stats[recipe].epochs if recipe in self.stats else 0
+        return recipe.get("epochs") or trained or None

@@ -6,28 +6,21 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from initmem.plots.captions import phrase
+from initmem.plots.model import Member, Style
+from initmem.plots.styles import PALETTE, nth
 from initmem.recipe import AnyRecipe, labels
 
 MOST_LINES = 8
-STYLES = 8  # colours and markers of the style sheet and the script
 # What charts are split by, the most telling first; the optimizer tells lines apart within a chart.
 FIRST = ("batch_size", "l2", "learning_rate", "model", "norm", "augment")
 NEVER = ("optimizer", "data_sha256")
 
 
-class Line(NamedTuple):
-    """One recipe in a chart."""
-
-    recipe: AnyRecipe
-    label: str  # what tells it from the other lines of its chart
-    style: int
-
-
 class Facet(NamedTuple):
-    """One chart."""
+    """One chart; the key of a member is its recipe, its label what tells it from the others here."""
 
     title: str
-    lines: list[Line]
+    members: list[Member]
 
 
 def facets(groups: Sequence[tuple[str, Sequence[AnyRecipe]]]) -> list[Facet]:
@@ -43,27 +36,25 @@ def facets(groups: Sequence[tuple[str, Sequence[AnyRecipe]]]) -> list[Facet]:
 
 def styled(parts: Sequence[tuple[str, Sequence[AnyRecipe]]], *, by_batch_size: bool = False) -> list[Facet]:
     """Name the lines of every chart. A name keeps its style, unless two in one chart would look alike."""
-    styles: dict[str, int] = {}
-    found = []
+    styles: dict[str, Style] = {}
+    charts = []
     for title, recipes in parts:
         names = [f"b{r.get('batch_size')}" for r in recipes] if by_batch_size else labels(list(recipes))
         chosen = _styles(names, styles)
-        found.append(Facet(title, [Line(*line) for line in zip(recipes, names, chosen, strict=True)]))
-    return found
+        charts.append(Facet(title, [Member(*member) for member in zip(recipes, names, chosen, strict=True)]))
+    return charts
 
 
-def _styles(names: Sequence[str], styles: dict[str, int]) -> list[int]:
+def _styles(names: Sequence[str], styles: dict[str, Style]) -> list[Style]:
     """A style for each line of a chart, all different as long as there are enough; new names are noted."""
     wanted = {styles[name] for name in names if name in styles}
-    taken: set[int] = set()
-    chosen = []
+    chosen: list[Style] = []
     for i, name in enumerate(names):
         style = styles.get(name)
-        if style is None or style in taken:
-            free = [s for s in range(STYLES) if s not in taken]
-            style = next((s for s in free if s not in wanted), free[0] if free else i % STYLES)
+        if style is None or style in chosen:
+            free = [s for s in PALETTE if s not in chosen]
+            style = next((s for s in free if s not in wanted), free[0] if free else nth(i))
         styles.setdefault(name, style)
-        taken.add(style)
         chosen.append(style)
     return chosen
 
@@ -79,21 +70,21 @@ def _split(recipes: Sequence[AnyRecipe]) -> list[tuple[str, list[AnyRecipe]]]:
         if name not in NEVER and len({str(recipe.get(name)) for recipe in recipes}) > 1:
             fields.append(name)
             groups = _grouped(recipes, fields)
-    found = []
+    charts = []
     for members in groups:
-        title = ", ".join(said(members[0], name) for name in fields)
+        title = ", ".join(_title(members[0], name) for name in fields)
         pieces = [members[i : i + MOST_LINES] for i in range(0, len(members), MOST_LINES)]
-        found += [(f"{title} ({i + 1})" if i else title, piece) for i, piece in enumerate(pieces)]
-    return found
+        charts += [(f"{title} ({i + 1})" if i else title, piece) for i, piece in enumerate(pieces)]
+    return charts
 
 
 def _grouped(recipes: Sequence[AnyRecipe], fields: Sequence[str]) -> list[list[AnyRecipe]]:
-    found: dict[Hashable, list[AnyRecipe]] = {}
+    groups: dict[Hashable, list[AnyRecipe]] = {}
     for recipe in recipes:
-        found.setdefault(tuple(str(recipe.get(name)) for name in fields), []).append(recipe)
-    return list(found.values())
+        groups.setdefault(tuple(str(recipe.get(name)) for name in fields), []).append(recipe)
+    return list(groups.values())
 
 
-def said(recipe: AnyRecipe, name: str) -> str:
-    """One field of a recipe as the title of a chart."""
+def _title(recipe: AnyRecipe, name: str) -> str:
+    """One field of a recipe in the title of a chart."""
     return f"batch size {recipe.get(name)}" if name == "batch_size" else phrase(recipe, name)

@@ -1,119 +1,105 @@
-"""Heat maps as tables: every cell says its number, the colour only helps the eye."""
+"""Heat maps of the page: memory over batch size, and the metric over scale."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from initmem.plots.curves import Curve, in_words
+from initmem.plots.builders import metric_title
+from initmem.plots.captions import SIGMA
+from initmem.plots.model import Heatmap, Series
+from initmem.plots.series import UNSTYLED
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content, runs_of
 from initmem.report.facets import Facet
 from initmem.store.record import INTERPOLATION
 
-STEPS = 9  # colours of the style sheet, h0 to h8
 
-
-class HeatCell(NamedTuple):
-    """One cell; `step` picks its colour, -1 where there are no runs."""
-
-    text: str
-    step: int
-    about: str
-    href: str
-    crossed: bool = False
-
-
-class HeatMap(NamedTuple):
-    """One map with its axes."""
-
-    title: str
-    columns_are: str
-    columns: list[str]
-    rows: list[tuple[str, list[HeatCell]]]
-    low: float
-    high: float
-
-
-def memory_maps(content: Content) -> list[HeatMap]:
+def memory_maps(content: Content) -> list[Heatmap]:
     """Memory over batch size, a row per family of recipes that differ in nothing else."""
-    members = content.families
-    sizes = sorted({recipe.get("batch_size") for recipes in members.values() for recipe in recipes})
-    rows = [content.facts[recipe].memory for recipes in members.values() for recipe in recipes]
-    shown = [row.memory for row in rows if row.memory is not None and row.metric == content.metric]
-    if not shown:
+    recipes = [recipe for family in content.families.values() for recipe in family]
+    sizes = sorted({recipe.get("batch_size") for recipe in recipes})
+    rows, tips, links = [], [], []
+    for name, family in content.families.items():
+        at = {recipe.get("batch_size"): recipe for recipe in family}
+        values = [_memory(content, at.get(size)) for size in sizes]
+        rows.append(Series(name, UNSTYLED, sizes, values))
+        tips.append([_memory_tip(content, at.get(size)) for size in sizes])
+        links.append([runs_of(at[size].id) if size in at else "" for size in sizes])
+    known = [value for row in rows for value in row.known()]
+    if not known:
         return []
-    low, high = min(shown), max(shown)
-    maps = []
-    for name, recipes in members.items():
-        at = {recipe.get("batch_size"): recipe for recipe in recipes}
-        maps.append((name, [_memory_cell(content, at.get(size), low, high) for size in sizes]))
-    unit = f" ({rows[0].unit})" if rows[0].unit else ""
-    return [HeatMap(f"Memory{unit}", "batch size", [str(size) for size in sizes], maps, low, high)]
+    unit = content.stats[recipes[0]].memory.unit
+    title, form = f"Memory{f' ({unit})' if unit else ''}", ".1f" if unit == "pp" else ".2g"
+    limits = (min(known), max(known))
+    return [Heatmap(title, "batch size", title, rows, limits, form=form, tips=tips, links=links)]
 
 
-def metric_maps(content: Content, facets: Sequence[Facet]) -> list[HeatMap]:
-    """The metric over initialization scale, a row per recipe, a map per chart of the curves."""
-    curves = {recipe: item.curve(content.metric) for recipe, item in content.facts.items()}
-    shown = [mean for curve in curves.values() for mean in curve.mean]
-    if not shown:
-        return []
-    low, high = min(shown), max(shown)
-    maps = []
-    for facet in facets:
-        scales = sorted({scale for line in facet.lines for scale in curves[line.recipe].scales})
-        rows = [
-            (line.label, [_cell(content, line.recipe, curves[line.recipe], s, low, high) for s in scales])
-            for line in facet.lines
-            if curves[line.recipe].scales
-        ]
-        title = facet.title or in_words(content.metric).capitalize()
-        if rows:
-            maps.append(HeatMap(title, "initialization scale σ", [f"{s:g}" for s in scales], rows, low, high))
-    return maps
+def _memory(content: Content, recipe: AnyRecipe | None) -> float:
+    """The memory of a recipe; NaN where it is not known, or is one of another metric."""
+    row = content.stats[recipe].memory if recipe is not None else None
+    known = row is not None and row.memory is not None and row.metric == content.metric
+    return row.memory if known else math.nan  # type: ignore[union-attr,return-value]
 
 
-def _memory_cell(content: Content, recipe: AnyRecipe | None, low: float, high: float) -> HeatCell:
-    row = content.facts[recipe].memory if recipe is not None else None
-    if recipe is None or row is None or row.memory is None or row.metric != content.metric:
-        return HeatCell("", -1, "no value", "")
-    limits = (
-        f", 95% interval {row.low:.3g} to {row.high:.3g}, floor {row.floor:.2g}"
-        if row.low is not None
-        else ""
-    )
+def _memory_tip(content: Content, recipe: AnyRecipe | None) -> str:
+    if recipe is None or math.isnan(_memory(content, recipe)):
+        return "no value"
+    row = content.stats[recipe].memory
     counts = f"n = {row.n_scales} × {row.n_seeds}"
-    about = f"{content.names[recipe]}: {row.memory:.3g} {row.unit}{limits}, {row.verdict}, {counts}"
-    text = f"{row.memory:.1f}" if row.unit == "pp" else f"{row.memory:.2g}"
-    return HeatCell(text, step(row.memory, low, high), about, runs_of(recipe.id))
+    limits = ""
+    if row.low is not None:
+        limits = f", 95% interval {row.low:.3g} to {row.high:.3g}, floor {row.floor:.2g}"
+    return f"{content.names[recipe]}: {row.memory:.3g} {row.unit}{limits}, {row.verdict}, {counts}"
 
 
-def _cell(
-    content: Content, recipe: AnyRecipe, curve: Curve, scale: float, low: float, high: float
-) -> HeatCell:
-    if scale not in curve.scales:
-        return HeatCell("", -1, "no runs", "")
-    facts = content.facts[recipe]
-    i = curve.scales.index(scale)
-    mean, limits, train = curve.mean[i], curve.limits[i], facts.train.get(scale)
-    about = f"{content.names[recipe]}, σ = {scale:g}: {mean:.4g}{'%' if 'accuracy' in content.metric else ''}"
-    about += f", 95% interval {limits[0]:.4g} to {limits[1]:.4g}" if limits else ""
-    about += f", n = {curve.n[i]}" + (f", train accuracy {train:.1f}%" if train is not None else "")
-    about += f", runs {listed(facts.runs[scale])}"
-    crossed = train is not None and train < 100 * INTERPOLATION
-    return HeatCell(_short(mean, curve), step(mean, low, high), about, runs_of(recipe.id, scale), crossed)
+def metric_maps(content: Content, facets: Sequence[Facet]) -> list[Heatmap]:
+    """The metric over initialization scale, a row per recipe, a map per chart of the curves."""
+    curves = {recipe: item.curve(content.metric) for recipe, item in content.stats.items()}
+    known = [mean for curve in curves.values() for mean in curve.y]
+    if not known:
+        return []
+    limits = (min(known), max(known))
+    maps = [_metric_map(content, facet, curves, limits) for facet in facets]
+    return [panel for panel in maps if panel.has_runs()]
 
 
-def _short(value: float, curve: Curve) -> str:
-    """What there is room for: with many scales, percentages lose their tenths."""
-    if max(curve.mean) < 1:
-        return f"{value:.2g}"
-    return f"{value:.1f}" if len(curve.scales) <= 12 else f"{value:.0f}"
+def _metric_map(
+    content: Content, facet: Facet, curves: dict[AnyRecipe, Series], limits: tuple[float, float]
+) -> Heatmap:
+    members = [member for member in facet.members if curves[member.key].x]
+    scales = sorted({scale for member in members for scale in curves[member.key].x})
+    few = ".1f" if len(scales) <= 12 else ".0f"  # with many scales there is no room for tenths
+    trains = [content.stats[recipe].train for recipe, _, _ in members]
+    return Heatmap(
+        title=facet.title or metric_title(content.metric).capitalize(),
+        x_title=SIGMA,
+        y_title=metric_title(content.metric),
+        rows=[_over(curves[recipe], scales)._replace(label=label) for recipe, label, _ in members],
+        limits=limits,
+        crossed=[[train.get(s, 100.0) < 100 * INTERPOLATION for s in scales] for train in trains],
+        form=".2g" if limits[1] < 1 else few,
+        tips=[[_tip(content, recipe, curves[recipe], s) for s in scales] for recipe, _, _ in members],
+        links=[[runs_of(recipe.id, scale) for scale in scales] for recipe, _, _ in members],
+    )
 
 
-def step(value: float, low: float, high: float) -> int:
-    """Which of the colours a value has."""
-    return min(STEPS - 1, int(STEPS * (value - low) / ((high - low) or 1.0)))
+def _over(curve: Series, scales: Sequence[float]) -> Series:
+    """A curve on the scales of a whole map."""
+    places = [curve.at(scale) for scale in scales]
+    return Series("", UNSTYLED, scales, [math.nan if i is None else curve.y[i] for i in places])
+
+
+def _tip(content: Content, recipe: AnyRecipe, curve: Series, scale: float) -> str:
+    i = curve.at(scale)
+    if i is None:
+        return "no runs"
+    limits, train = curve.limits[i], content.stats[recipe].train.get(scale)
+    percent = "%" if "accuracy" in content.metric else ""
+    text = f"{content.names[recipe]}, σ = {scale:g}: {curve.y[i]:.4g}{percent}"
+    text += f", 95% interval {limits[0]:.4g} to {limits[1]:.4g}" if limits else ""
+    text += f", n = {curve.n[i]}" + (f", train accuracy {train:.1f}%" if train is not None else "")
+    return f"{text}, runs {listed(curve.runs[i])}"
 
 
 def listed(ids: Sequence[str], most: int = 4) -> str:

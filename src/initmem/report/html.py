@@ -14,7 +14,8 @@ import jinja2
 from markupsafe import Markup
 
 from initmem import __version__
-from initmem.plots.curves import in_words
+from initmem.plots.builders import metric_title
+from initmem.plots.html import chart_json, heat_rows
 from initmem.report import audit, charts, clocks, heat, paper
 from initmem.report.content import Content
 from initmem.report.verdicts import verdicts
@@ -115,22 +116,24 @@ def _compact(value: Any, **options: Any) -> str:
 
 
 def _curves(content: Content) -> dict[str, Any] | None:
-    data = charts.curves(content.facts, content.names, content.facets) if content.facts else None
-    return {"data": data} if data and data["choices"] else None
+    plots = charts.curves(content)
+    return {"data": chart_json(plots)} if plots else None
 
 
 def _heat(content: Content) -> dict[str, Any] | None:
     maps = heat.metric_maps(content, content.facets)
-    values = {"memory": heat.memory_maps(content), "maps": maps, "metric": in_words(content.metric)}
-    return values if maps else None
+    values = {"memory": heat.memory_maps(content), "maps": maps, "metric": metric_title(content.metric)}
+    return values | {"heat_rows": heat_rows} if maps else None
 
 
 def _slopes(content: Content) -> dict[str, Any] | None:
-    if not any(len(item.beta.beta) for item in content.facts.values()):
+    if not any(len(item.beta.beta) for item in content.stats.values()):
         return None
-    data = charts.slopes(content.facts, content.names, content.family_facets)
-    tables = [clocks.half_life_table(content), clocks.collapse_table(content)]
-    return {"data": data, "half_lives": tables[0], "collapse": tables[1]}
+    return {
+        "data": chart_json(charts.slopes(content)),
+        "half_lives": clocks.half_life_table(content),
+        "collapse": clocks.collapse_table(content),
+    }
 
 
 def _clocks(content: Content) -> dict[str, Any] | None:
@@ -155,7 +158,7 @@ def _runs(content: Content) -> dict[str, Any]:
         "n_runs": len(content.survey.records),
         "recipes": [
             {"id": recipe.id, "label": content.names[recipe], "scales": sorted(item.runs)}
-            for recipe, item in content.facts.items()
+            for recipe, item in content.stats.items()
         ],
     }
 

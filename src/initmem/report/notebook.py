@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from initmem.measures.design import by_recipe
+from initmem.measures.design import by_recipe, plain
 from initmem.measures.memory import TOLERANCE_PP, Memory
-from initmem.plots.curves import curve
+from initmem.plots.builders import memory_interval
+from initmem.plots.html import glyph, interval_bar, nice_limit, sparkline
+from initmem.plots.series import scale_series, value_of
 from initmem.report.html import environment, static
-from initmem.report.pictures import glyph, interval_bar, nice_limit, spark
 from initmem.report.verdicts import headline
 from initmem.store.record import RunRecord
 
@@ -18,16 +19,17 @@ from initmem.store.record import RunRecord
 def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
     """Show memories, and how their metric depends on the scale in the records behind them."""
     groups = {recipe.id: group for recipe, group in by_recipe(records).items()}
-    curves = {row.recipe_id: curve(groups.get(row.recipe_id, []), row.metric) for row in rows}
-    means = [mean for one in curves.values() for mean in one.mean]
+    records_of = {row.recipe_id: plain(groups.get(row.recipe_id, [])) for row in rows}
+    curves = {row.recipe_id: scale_series(records_of[row.recipe_id], value_of(row.metric)) for row in rows}
+    means = [mean for curve in curves.values() for mean in curve.y]
     bounds = min(means, default=0.0), max(means, default=1.0)
     limit = nice_limit(max((row.high or row.memory or 0.0 for row in rows), default=1.0))
     shown = [
         {
             "row": row,
             "glyph": glyph(row.verdict),
-            "bar": interval_bar(row, limit, TOLERANCE_PP if row.unit == "pp" else None),
-            "spark": spark(curves[row.recipe_id], *bounds),
+            "bar": interval_bar(memory_interval(row), limit, TOLERANCE_PP if row.unit == "pp" else None),
+            "spark": sparkline(curves[row.recipe_id], *bounds),
         }
         for row in rows
     ]

@@ -6,10 +6,11 @@ import math
 
 from initmem.paper.reference import Reference, references
 from initmem.plots.captions import common
+from initmem.plots.series import folded
 from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import Recipe
 from initmem.report.content import Content, runs_of
-from initmem.report.recipe_stats import Facts
+from initmem.report.recipe_stats import RecipeStats
 
 QUANTITIES = {
     "spread": "memory",
@@ -33,17 +34,17 @@ def paper_table(content: Content) -> Table | None:
         Column("measured on", "text"),
     ]
     rows = [
-        _row(content, recipe, facts, item)
-        for recipe, facts in content.facts.items()
+        _row(content, recipe, stats, item)
+        for recipe, stats in content.stats.items()
         for item in references()
         if isinstance(recipe, Recipe) and item.fits(recipe)
     ]
     return Table("Published and measured", columns, rows, id="paper-values") if rows else None
 
 
-def _row(content: Content, recipe: Recipe, facts: Facts, item: Reference) -> list[Cell]:
+def _row(content: Content, recipe: Recipe, stats: RecipeStats, item: Reference) -> list[Cell]:
     study = content.study_of(recipe)
-    value, limits = _measured(facts, item)
+    value, limits = _measured(stats, item)
     where = "" if item.scale is None else f" at σ = {item.scale:g}"
     unit = f" ({item.unit})" if item.unit in ("pp", "%") else ""
     digits = 2 if item.quantity == "beta" else 1
@@ -54,38 +55,34 @@ def _row(content: Content, recipe: Recipe, facts: Facts, item: Reference) -> lis
         Cell(item.value, str(item)),
         Cell(value, "not run" if value is None else f"{value:.{digits}f}"),
         Cell(shown, shown, order=limits and limits[1] - limits[0]),
-        cell(f"{facts.memory.n_scales} × {facts.memory.n_seeds}"),
+        cell(f"{stats.memory.n_scales} × {stats.memory.n_seeds}"),
         cell(study.effort if study else "unknown"),
         cell(common([recipe], ("learning_rate", "l2", "batch_size", "momentum")), style="remark"),
     ]
 
 
-def _measured(facts: Facts, item: Reference) -> tuple[float | None, tuple[float, float] | None]:
+def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, tuple[float, float] | None]:
     """The same quantity from our records, with its interval."""
-    memory = facts.memory
+    memory = stats.memory
     match item.quantity:
         case "spread" | "gap":
             whole = memory.low is not None and memory.high is not None
             return memory.memory, (memory.low, memory.high) if whole else None  # type: ignore[return-value]
         case "test":
-            curve = facts.curve("test_accuracy")
-            if item.scale not in curve.scales:
-                return None, None
-            i = curve.scales.index(item.scale)
-            return curve.mean[i], curve.limits[i]
+            curve = stats.curve("test_accuracy")
+            i = None if item.scale is None else curve.at(item.scale)
+            return (None, None) if i is None else (curve.y[i], curve.limits[i])
         case "train":
-            values = list(facts.train.values())
+            values = list(stats.train.values())
             return (sum(values) / len(values) if values else None), None
         case _:
-            return _slope(facts)
+            return _slope(stats)
 
 
-def _slope(facts: Facts) -> tuple[float | None, tuple[float, float] | None]:
-    from initmem.paper.figures.sensitivity import folded
-
-    if not len(facts.beta.beta):
+def _slope(stats: RecipeStats) -> tuple[float | None, tuple[float, float] | None]:
+    if not len(stats.beta.beta):
         return None, None
-    size, low, high = (column[-1] for column in folded(facts.beta))
+    size, low, high = (column[-1] for column in folded(stats.beta))
     if math.isnan(size):
         return None, None
     return size, None if math.isnan(low) else (low, high)

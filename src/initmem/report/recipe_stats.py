@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,30 +13,18 @@ from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse
 from initmem.measures.design import plain
 from initmem.measures.forecast import lived_clocks
-from initmem.measures.interpolation import median_interpolation
 from initmem.measures.looks import Look
 from initmem.measures.memory import Memory, default_metric, memory, own_metrics, profile
-from initmem.plots.curves import Curve, curve
-from initmem.plots.plotdata import by_scale
+from initmem.plots.model import Series
+from initmem.plots.series import UNSTYLED, by_scale, interpolation_series, scale_series, value_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
 
 SEEDS_SHOWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # where the estimate is shown as seeds come in
 
 
-class Fitted(NamedTuple):
-    """When the labels are fitted at one scale: the median epoch; None: half of the runs never got there."""
-
-    scale: float
-    median: float | None
-    low: float | None
-    high: float | None
-    n: int
-    never: int
-
-
-class Facts:
-    """One recipe. Each fact is worked out when it is first asked for, and then kept.
+class RecipeStats:
+    """One recipe. Each value is worked out when it is first asked for, and then kept.
 
     The first ones need the summaries of records only, the later ones their histories.
     """
@@ -44,10 +32,9 @@ class Facts:
     def __init__(self, records: Sequence[RunRecord], look: Look | None = None) -> None:
         self._records, self._look = records, look
         self._kept = [record for record in plain(records) if record.status != "failed"]
-        self._groups = by_scale(self._kept)
-        self._curves: dict[str, Curve] = {}
+        self._curves: dict[str, Series] = {}
         self.recipe: AnyRecipe = records[0].run.recipe
-        self.runs = {scale: [record.id for record in at] for scale, at in self._groups.items()}
+        self.runs = {scale: [record.id for record in at] for scale, at in by_scale(self._kept).items()}
 
     @cached_property
     def metric(self) -> str:
@@ -66,14 +53,28 @@ class Facts:
         counts = sorted({*(n for n in SEEDS_SHOWN if n < len(seeds)), len(seeds)} - {0, 1})
         return [memory([r for r in self._kept if r.run.seed in seeds[:n]], self.metric) for n in counts]
 
-    def curve(self, metric: str) -> Curve:
+    @property
+    def settling_series(self) -> Series:
+        """The memory with its 95% interval against the number of seeds."""
+        rows = self.settling
+        return Series(
+            label="",
+            style=UNSTYLED,
+            x=[row.n_seeds for row in rows],
+            y=[_or_nan(row.memory) for row in rows],
+            low=[_or_nan(row.low) for row in rows],
+            high=[_or_nan(row.high) for row in rows],
+            n=[row.n_seeds * row.n_scales for row in rows],
+        )
+
+    def curve(self, metric: str) -> Series:
         """A metric against scale."""
         if metric not in self._curves:
-            self._curves[metric] = curve(self._kept, metric)
+            self._curves[metric] = scale_series(self._kept, value_of(metric))
         return self._curves[metric]
 
     @property
-    def main(self) -> Curve:
+    def main(self) -> Series:
         """The metric of the memory against scale."""
         return self.curve(self.metric)
 
@@ -83,21 +84,16 @@ class Facts:
         return own_metrics(self._kept)
 
     @cached_property
-    def fitted(self) -> list[Fitted]:
+    def interpolation(self) -> Series:
         """The interpolation epoch against scale, of runs whose train accuracy was recorded."""
-        found = []
-        for scale, records in self._groups.items():
-            known = [r for r in records if r.summary.train_accuracy_last is not None]
-            if known:
-                item = median_interpolation(known)
-                found.append(Fitted(scale, item.median, item.low, item.high, item.n, item.n_censored))
-        return found
+        known = [record for record in self._kept if record.summary.train_accuracy_last is not None]
+        return interpolation_series(known)
 
-    @cached_property
+    @property
     def train(self) -> dict[float, float]:
         """Mean train accuracy of the selected predictors, in percent, by scale."""
-        found = {scale: _values(at, "train_accuracy") for scale, at in self._groups.items()}
-        return {scale: 100 * float(np.mean(values)) for scale, values in found.items() if values}
+        curve = self.curve("train_accuracy")
+        return dict(zip(curve.x, curve.y, strict=True))
 
     @cached_property
     def lived(self) -> dict[str, float]:
@@ -126,36 +122,37 @@ class Facts:
         return max((record.summary.epochs for record in self._records), default=0)
 
 
-def _values(records: Sequence[RunRecord], metric: str) -> list[float]:
-    return [value for record in records if (value := record.metric(metric)) is not None]
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 class Kept:
-    """Facts that were asked for before, as long as the records behind them stay the same."""
+    """What was worked out before, as long as the records behind it stay the same."""
 
     def __init__(self) -> None:
-        self._facts: dict[Hashable, Facts] = {}
+        self._stats: dict[Hashable, RecipeStats] = {}
         self._collapses: dict[Hashable, Collapse] = {}
 
-    def facts(
+    def stats(
         self, groups: Mapping[AnyRecipe, Sequence[RunRecord]], looks: Mapping[AnyRecipe, Look]
-    ) -> dict[AnyRecipe, Facts]:
-        """The facts of every recipe; those of records that are gone are dropped."""
-        old, self._facts = self._facts, {}
-        found = {}
+    ) -> dict[AnyRecipe, RecipeStats]:
+        """Of every recipe; what belongs to records that are gone is dropped."""
+        old, self._stats = self._stats, {}
+        stats = {}
         for recipe, records in groups.items():
-            key = fingerprint(records), looks.get(recipe)
-            found[recipe] = self._facts[key] = old[key] if key in old else Facts(records, looks.get(recipe))
-        return found
+            look = looks.get(recipe)
+            key = fingerprint(records), look
+            stats[recipe] = self._stats[key] = old[key] if key in old else RecipeStats(records, look)
+        return stats
 
     def collapses(self, families: Mapping[str, Sequence[Sequence[RunRecord]]]) -> dict[str, Collapse]:
         """The collapse of every family of recipes."""
         old, self._collapses = self._collapses, {}
-        found = {}
+        collapses = {}
         for name, groups in families.items():
             key = tuple(fingerprint(records) for records in groups)
-            found[name] = self._collapses[key] = old[key] if key in old else collapse(groups)
-        return found
+            collapses[name] = self._collapses[key] = old[key] if key in old else collapse(groups)
+        return collapses
 
 
 def fingerprint(records: Sequence[RunRecord]) -> Hashable:

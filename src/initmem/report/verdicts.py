@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from initmem.errors import count
 from initmem.measures.memory import TOLERANCE_PP, Memory, Verdict
+from initmem.plots.builders import memory_interval
+from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
 from initmem.plots.memory_table import COLUMNS, memory_cells, memory_form
 from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content, runs_of
-from initmem.report.pictures import bar_axis, glyph, interval_bar, nice_limit, spark
 from initmem.store.causes import failure_lines
 
 WORDS: dict[Verdict, str] = {
@@ -55,7 +58,7 @@ def verdicts(content: Content) -> dict[str, Any]:
 
 def _bounds(content: Content, metric: str) -> tuple[float, float]:
     """The axis that the small curves of one metric share."""
-    means = [m for item in content.facts.values() if item.metric == metric for m in item.main.mean]
+    means = [m for item in content.stats.values() if item.metric == metric for m in item.main.y]
     return min(means, default=0.0), max(means, default=1.0)
 
 
@@ -129,16 +132,15 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
         "metric": Column("metric", "text"),
     }
     body = []
-    for recipe, row in zip(content.facts, rows, strict=True):
+    for recipe, row in zip(content.stats, rows, strict=True):
         cells = memory_cells(row)
-        tolerance = TOLERANCE_PP if row.unit == "pp" else None
         body.append(
             cells
             | {
                 "recipe": cells["recipe"]._replace(href=runs_of(recipe.id)),
                 "verdict": cells["verdict"]._replace(picture=glyph(row.verdict)),
-                "curve": Cell(picture=spark(content.facts[recipe].main, *bounds[row.metric])),
-                "bar": Cell(picture=interval_bar(row, limits[row.metric], tolerance)),
+                "curve": Cell(picture=sparkline(content.stats[recipe].main, *bounds[row.metric])),
+                "bar": Cell(picture=_bar(row, limits[row.metric])),
                 "metric": cell(row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")),
                 "remarks": cell("; ".join(remarks(content, recipe, row)), style="remark"),
             }
@@ -153,6 +155,10 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
         id="memory",
         style="stack",
     )
+
+
+def _bar(row: Memory, limit: float) -> Markup:
+    return interval_bar(memory_interval(row), limit, TOLERANCE_PP if row.unit == "pp" else None)
 
 
 def _limit(rows: Sequence[Memory]) -> float:

@@ -14,15 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from itertools import cycle, islice
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
+from initmem.plots.styles import BLUE, VERMILLION
 from initmem.theory._arrays import Array
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 START = (1.0, 6.0)
 RATES = (0.01, 0.04)
@@ -30,7 +28,7 @@ TARGETS = (0.0, 1.0, 2.0)
 Points = list[tuple[float, float]]
 
 
-class Line(NamedTuple):
+class Trajectory(NamedTuple):
     """One trajectory, thinned for drawing: `steps`, `a` and `b` are (point,).
 
     `order` says how the targets follow each other: `full` (always their mean), `cyclic`, `random`.
@@ -48,31 +46,31 @@ class Line(NamedTuple):
         return float(self.a[-1] ** 2 - self.b[-1] ** 2)
 
 
-class Panel(NamedTuple):
+class Experiment(NamedTuple):
     """One optimizer: its letter, what it is, and a trajectory per rate (and target order)."""
 
     letter: str
     title: str
-    lines: tuple[Line, ...]
+    trajectories: tuple[Trajectory, ...]
 
 
 class Figure9(NamedTuple):
-    """The four panels."""
+    """The four experiments, a panel each."""
 
-    panels: tuple[Panel, ...]
+    experiments: tuple[Experiment, ...]
 
     def rows(self) -> list[dict[str, object]]:
         """One row per trajectory: `panel`, `eta`, `D`, and the `order` and number of `steps`."""
         return [
             {
-                "panel": panel.letter,
-                "eta": line.eta,
-                "D": line.imbalance,
-                "order": line.order,
-                "steps": int(line.steps[-1]),
+                "panel": experiment.letter,
+                "eta": trajectory.eta,
+                "D": trajectory.imbalance,
+                "order": trajectory.order,
+                "steps": int(trajectory.steps[-1]),
             }
-            for panel in self.panels
-            for line in panel.lines
+            for experiment in self.experiments
+            for trajectory in experiment.trajectories
         ]
 
 
@@ -83,10 +81,10 @@ def figure9_data(*, seed: int) -> Figure9:
     random = ("random", tuple(rng.choice(TARGETS, size=200_000).tolist()))
     return Figure9(
         (
-            Panel("a", "Gradient descent", _lines(gradient_path, 20, full)),
-            Panel("b", "SGD, cyclic targets", _lines(gradient_path, 50_000, cyclic)),
-            Panel("c", "Adam, full batch", _lines(adam_path, 5_000, full)),
-            Panel("d", "Adam, minibatch targets", _lines(adam_path, 200_000, random, cyclic)),
+            Experiment("a", "Gradient descent", _trajectories(gradient_path, 20, full)),
+            Experiment("b", "SGD, cyclic targets", _trajectories(gradient_path, 50_000, cyclic)),
+            Experiment("c", "Adam, full batch", _trajectories(adam_path, 5_000, full)),
+            Experiment("d", "Adam, minibatch targets", _trajectories(adam_path, 200_000, random, cyclic)),
         )
     )
 
@@ -131,102 +129,88 @@ def adam_path(
     return points
 
 
-def _lines(
+def _trajectories(
     path: Callable[[float, Iterable[float]], Points],
     steps: int,
     *orders: tuple[str, tuple[float, ...]],
-) -> tuple[Line, ...]:
+) -> tuple[Trajectory, ...]:
     """A trajectory for each rate and each order, a name and the targets to cycle through."""
     seen = [(order, list(islice(cycle(targets), steps))) for order, targets in orders]
     return tuple(_thin(eta, order, path(eta, goals)) for order, goals in seen for eta in RATES)
 
 
-def _thin(eta: float, order: str, points: Points, keep: int = 600) -> Line:
+def _thin(eta: float, order: str, points: Points, keep: int = 600) -> Trajectory:
     """Keep about `keep` points: all of the first steps, ever fewer later, always the last."""
     last = len(points) - 1
     steps = np.unique(np.rint(np.geomspace(1, last + 1, keep)).astype(np.int64)) - 1
     a, b = np.array(points)[steps].T
-    return Line(eta, order, steps.astype(np.float64), a, b)
+    return Trajectory(eta, order, steps.astype(np.float64), a, b)
 
 
-def draw(data: Figure9, file: str | Path) -> None:
-    """Draw the four panels into `file`; its suffix picks the format."""
-    # The object interface leaves pyplot's global figures and the user's back end alone.
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    figure = Figure(figsize=(7.2, 8.0), layout="constrained")
-    grid = figure.subplots(2, 2, sharex=True, sharey=True)
-    for axes, panel in zip(grid.flat, data.panels, strict=True):
-        _draw_panel(axes, panel)
-    for axes in grid[1]:
-        axes.set_xlabel("$a$")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("$b$")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    handles.append(Line2D([], [], marker="o", color="0.35", mfc="white", markersize=7, ls="none"))
-    labels.append("hollow, in (d): cyclic")
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=6,
-        frameon=False,
-        fontsize=9,
-        columnspacing=1.2,
-        handletextpad=0.5,
-    )
-    figure.savefig(file, dpi=150)
+# The shapes of the end points carry the difference between the rates without any colour.
+_STYLES = dict(
+    zip(RATES, (Style(BLUE, "o", "none", size=7), Style(VERMILLION, "^", "none", size=7)), strict=True)
+)
+_MINIMA = Style("#595959", width=1.0)
+_LEAST_NORM = Style("#F0E442", "*", "none", size=13)
+_START = Style("#000000", "s", "none", size=5)
 
 
-# Blue and vermilion of Okabe and Ito, apart for every common kind of colour vision; the shapes of
-# the end points carry the same difference without any colour.
-_STYLES = dict(zip(RATES, (("#0072B2", "o"), ("#D55E00", "^")), strict=True))
+def plot(data: Figure9) -> Plot:
+    """The four panels: minima, least-norm points, trajectories, and what is left of D."""
+    panels = [_panel(experiment) for experiment in data.experiments]
+    hollow = Entry("hollow, in (d): cyclic", Style("#595959", "o", "none", hollow=True, size=6))
+    entries = [
+        Entry("minima $ab = 1$", _MINIMA),
+        Entry("least norm", _LEAST_NORM),
+        *(Entry(rf"$\eta = {eta:g}$", style) for eta, style in _STYLES.items()),
+        Entry("start", _START),
+        hollow,
+    ]
+    return Plot([panels[:2], panels[2:]], [entries], row_height=3.7)
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
-    """Minima, least-norm points, trajectories, and what is left of D in the empty corner."""
+def _panel(experiment: Experiment) -> Panel:
     a = np.linspace(0.1, 6.0, 400)
-    axes.plot(a, 1 / a, color="0.35", linewidth=1, label="minima $ab = 1$")
-    axes.plot(-a, -1 / a, color="0.35", linewidth=1)
-    axes.plot((1, -1), (1, -1), "*", color="#F0E442", markersize=17, mec="black", label="least norm")
-    first = panel.lines[0].order
-    for line in panel.lines:
-        _draw_line(axes, line, hollow=line.order != first)
-    axes.plot(*START, "s", color="black", markersize=5, label="start")
-    axes.annotate(f"$D = {START[0] ** 2 - START[1] ** 2:g}$", START, (1.2, 5.9), fontsize=9)
-    text = "\n".join(_describe(line, len(panel.lines) > len(RATES)) for line in panel.lines)
-    axes.text(0.97, 0.03, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=9)
-    steps = int(panel.lines[0].steps[-1])
-    axes.set_title(f"({panel.letter}) {panel.title}: {steps:,} steps", fontsize=10)
-    axes.set(xlim=(-2.4, 3.6), ylim=(-1.9, 6.6))
-
-
-def _draw_line(axes: Axes, line: Line, *, hollow: bool) -> None:
-    """A trajectory and its end point, hollow for the second target order of a panel."""
-    colour, marker = _STYLES[line.eta]
-    face = "white" if hollow else colour
-    # Steps are told apart only where there are few of them.
-    dots = "." if len(line.steps) < 50 else ""
-    axes.plot(line.a, line.b, color=colour, linewidth=0.9, alpha=0.75, marker=dots, markersize=4)
-    axes.plot(
-        line.a[-1],
-        line.b[-1],
-        marker,
-        color=colour,
-        markerfacecolor=face,
-        markeredgecolor=colour if hollow else "white",
-        markersize=7,
-        zorder=4,
-        linestyle="none",
-        label=rf"$\eta = {line.eta:g}$",
+    first = experiment.trajectories[0]
+    several = len(experiment.trajectories) > len(RATES)
+    text = "\n".join(_describe(one, several) for one in experiment.trajectories)
+    start_text = f"start: $D = {START[0] ** 2 - START[1] ** 2:g}$"
+    return Panel(
+        title=f"{experiment.title}: {int(first.steps[-1]):,} steps",
+        x_title="$a$",
+        y_title="$b$",
+        series=[
+            drawn for one in experiment.trajectories for drawn in _drawn(one, hollow=one.order != first.order)
+        ],
+        guides=[
+            Series("minima $ab = 1$", _MINIMA, a.tolist(), (1 / a).tolist()),
+            Series("", _MINIMA, (-a).tolist(), (-1 / a).tolist()),
+            Series("least norm", _LEAST_NORM, [1, -1], [1, -1]),
+            Series("start", _START, [START[0]], [START[1]]),
+        ],
+        texts=[Text(0.97, 0.03, text), Text(0.97, 0.97, start_text)],
+        x_limits=(-2.4, 3.6),
+        y_limits=(-1.9, 6.6),
     )
 
 
-def _describe(line: Line, name_order: bool) -> str:
+def _drawn(one: Trajectory, *, hollow: bool) -> list[Series]:
+    """A trajectory and its end point, hollow for the second target order of a panel."""
+    end = _STYLES[one.eta]._replace(hollow=hollow)
+    # Steps are told apart only where there are few of them.
+    dots = "." if len(one.steps) < 50 else ""
+    path = Style(end.colour, dots, "-", size=4, width=0.9)
+    return [
+        Series("", path, one.a.tolist(), one.b.tolist()),
+        Series(rf"$\eta = {one.eta:g}$", end, [float(one.a[-1])], [float(one.b[-1])]),
+    ]
+
+
+def _describe(one: Trajectory, name_order: bool) -> str:
     """The rate and the final D, which below a tenth is given by the power of ten above it."""
-    size = abs(line.imbalance)
-    final = f"D = {line.imbalance:.3g}"
+    size = abs(one.imbalance)
+    final = f"D = {one.imbalance:.3g}"
     if size < 0.1:
         final = rf"|D| < 10^{{{math.floor(math.log10(max(size, 1e-13))) + 1}}}"
-    return rf"{line.order + ', ' if name_order else ''}$\eta = {line.eta:g}$:  ${final}$"
+    return rf"{one.order + ', ' if name_order else ''}$\eta = {one.eta:g}$:  ${final}$"

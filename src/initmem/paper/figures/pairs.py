@@ -1,21 +1,21 @@
-"""Figures 5, 7 and 8: a panel for SGD and one for Adam at each batch size, lines by network or norm."""
+"""Figures 5, 7 and 8: a panel for each optimizer at each batch size, lines by network or norm."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from initmem.paper.figures.select import Key, also, batch_sizes, name_of, select
+from initmem.paper.figures.select import Key, also, batch_sizes, left_out, name_of, select
 from initmem.paper.figures.view import Member, View
 from initmem.paper.reference import find
-from initmem.plots import captions, styles
-from initmem.plots.panels import draw_panels
-from initmem.plots.plotdata import Panel, PanelPlot, SpreadPanel, Style, Value, percent
+from initmem.plots import styles
+from initmem.plots.captions import SIGMA
+from initmem.plots.model import AnyPanel, Intervals, Panel, Plot, Style
+from initmem.plots.series import MEAN, value_of
 from initmem.store.record import RunRecord
 from initmem.study import Study
 
-OPTIMIZERS = ("sgd", "adam")
+OPTIMIZERS = ("sgd", "adam")  # those of the paper's figures; others have rows of their own below
 BATCHES = (16, 128)
 
 
@@ -56,12 +56,13 @@ NORMS = Family(
 
 
 class Pairs(NamedTuple):
-    """The records of a family at both optimizers."""
+    """The records of a family, by optimizer and batch size."""
 
     view: View
     kinds: list[Key]
     batches: list[int]
     family: Family
+    others: list[str]  # further optimizers with which several kinds were run
 
     def members(self, optimizer: str, b: int) -> list[Member]:
         """The lines of one panel."""
@@ -69,9 +70,16 @@ class Pairs(NamedTuple):
         keys = [key for key in keys if key[:-2] in self.family.wanted or self.view.cell(key)]
         return [Member(key, label_of(self.family, key[:-2]), self.family.style[key[:-2]]) for key in keys]
 
+    @property
+    def optimizers(self) -> list[str]:
+        """All that are shown."""
+        return [*OPTIMIZERS, *self.others]
+
     def everyone(self) -> list[Member]:
         """All lines of all panels."""
-        return [m for b in self.batches for name in OPTIMIZERS for m in self.members(name, b)]
+        wanted = [m for b in self.batches for name in OPTIMIZERS for m in self.members(name, b)]
+        others = [m for b in self.batches for name in self.others for m in self.members(name, b)]
+        return wanted + [member for member in others if self.view.cell(member.key)]
 
 
 def label_of(family: Family, kind: Key) -> str:
@@ -86,74 +94,68 @@ def pairs(records: Sequence[RunRecord], studies: Sequence[Study], family: Family
     """Find the records of a family."""
     fields = (*family.fields, "optimizer", "batch_size")
     wanted = [(*kind, name, b) for kind in family.wanted for name in OPTIMIZERS for b in BATCHES]
-    ours = [record for record in records if record.run.recipe.get("optimizer") in OPTIMIZERS]
-    found = select(ours, fields, wanted, ignore=family.ignore)
-    kinds = also([key[:-2] for key in found.cells], family.wanted)
-    return Pairs(View.of(found, studies), kinds, batch_sizes(found, BATCHES), family)
+    selection = select(records, fields, wanted, ignore=family.ignore)
+    kinds = also([key[:-2] for key in selection.cells], family.wanted)
+    several = [
+        name
+        for name in selection.axis("optimizer")
+        if len({key[:-2] for key in selection.cells if key[-2] == name}) > 1
+    ]
+    others = [name for name in several if name not in OPTIMIZERS]
+    return Pairs(View.of(selection, studies), kinds, batch_sizes(selection, BATCHES), family, others)
 
 
-def plot_depth(
-    records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
-) -> PanelPlot:
+def plot_depth(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Plot:
     """Figure 5: test accuracy by depth."""
-    found = pairs(records, studies, DEPTHS)
+    shown = pairs(records, studies, DEPTHS)
     head = "Test accuracy by network, at the least validation loss"
-    return _plot(found, "figure 5", percent("test_accuracy"), "test accuracy (%)", head, reference=reference)
+    return _plot(shown, "figure 5", "test_accuracy", head, reference=reference)
 
 
 def plot_depth_train(
     records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
-) -> PanelPlot:
+) -> Plot:
     """Figure 7: train accuracy by depth."""
-    found = pairs(records, studies, DEPTHS)
+    shown = pairs(records, studies, DEPTHS)
     head = "Train accuracy by network, at the last epoch"
-    value, y_title = percent("train_accuracy_last"), "train accuracy (%)"
-    return _plot(found, "figure 7", value, y_title, head, reference=reference)
+    return _plot(shown, "figure 7", "train_accuracy_last", head, reference=reference)
 
 
-def plot_norms(
-    records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False
-) -> PanelPlot:
+def plot_norms(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Plot:
     """Figure 8: normalization and augmentation."""
-    found = pairs(records, studies, NORMS)
+    shown = pairs(records, studies, NORMS)
     head = "Test accuracy by normalization and augmentation, at the least validation loss"
-    return _plot(found, "figure 8", percent("test_accuracy"), "test accuracy (%)", head, reference=reference)
+    return _plot(shown, "figure 8", "test_accuracy", head, reference=reference)
 
 
-def _plot(found: Pairs, where: str, value: Value, y_title: str, head: str, *, reference: bool) -> PanelPlot:
-    rows: list[list[Panel | SpreadPanel]] = []
-    for b in found.batches:
-        row: list[Panel | SpreadPanel] = [
-            _panel(found, where, name, b, value, y_title, reference=reference) for name in OPTIMIZERS
-        ]
-        if reference and where != "figure 7":
-            row.append(_spreads(found, where, b))
-        rows.append(row)
-    return found.view.plot(rows, found.everyone(), head=head, reference=reference)
+def _plot(shown: Pairs, where: str, metric: str, head: str, *, reference: bool) -> Plot:
+    def row(names: Sequence[str], b: int) -> list[AnyPanel]:
+        return [_panel(shown, where, name, b, metric, reference=reference) for name in names]
+
+    rows = [row(OPTIMIZERS, b) for b in shown.batches]
+    if reference and where != "figure 7":
+        rows = [[*panels, _spreads(shown, where, b)] for b, panels in zip(shown.batches, rows, strict=True)]
+    rows += [row(shown.others, b) for b in shown.batches if shown.others]
+    plot = shown.view.plot(rows, shown.everyone(), head=head, reference=reference)
+    return plot._replace(notes=[*plot.notes, *left_out(shown.view.selection, shown.batches)])
 
 
-def _panel(
-    found: Pairs, where: str, name: str, b: int, value: Value, y_title: str, *, reference: bool
-) -> Panel:
-    members = found.members(name, b)
-    lines = found.view.lines(members, value)
-    panel = Panel(f"b = {b}, {name}", captions.SIGMA, y_title, lines)
+def _panel(shown: Pairs, where: str, name: str, b: int, metric: str, *, reference: bool) -> Panel:
+    members = shown.members(name, b)
+    series = shown.view.series(members, value_of(metric))
+    y_title = f"{metric.partition('_')[0]} accuracy (%)"
+    panel = Panel(f"b = {b}, {name}", SIGMA, y_title, series, MEAN, top=100)
     if not reference:
         return panel
-    fitted = [find(where, found.view.recipe(member.key), "train") for member in members]
+    fitted = [find(where, shown.view.recipe(member.key), "train") for member in members]
     level = next((item.value for item in fitted if item), None) if where == "figure 7" else None
-    return panel._replace(marks=found.view.marks(where, members), level=level)
+    return panel._replace(published=shown.view.published(where, members), published_level=level)
 
 
-def _spreads(found: Pairs, where: str, b: int) -> SpreadPanel:
+def _spreads(shown: Pairs, where: str, b: int) -> Intervals:
     members = [
-        member._replace(label=f"{name}, {found.family.short[member.key[:-2]]}")
+        member._replace(label=f"{name}, {shown.family.short[member.key[:-2]]}")
         for name in OPTIMIZERS
-        for member in found.members(name, b)
+        for member in shown.members(name, b)
     ]
-    return found.view.spreads(where, f"b = {b}", members)
-
-
-def draw(plot: PanelPlot, path: Path) -> None:
-    """Draw figure 5, 7 or 8."""
-    draw_panels(plot, path, row_height=1.95)
+    return shown.view.spreads(where, f"b = {b}", members)

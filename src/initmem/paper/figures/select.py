@@ -125,10 +125,10 @@ def _largest(cells: Mapping[Key, Sequence[list[RunRecord]]]) -> dict[Key, list[R
 
 def _distance(setting: Setting, prefer: Mapping[str, Any]) -> int:
     """How many fields of the procedure differ from what the figure is about."""
-    found = dict(_procedure(setting))
+    changes = dict(_procedure(setting))
     defaults = {name: field.default for name, field in Recipe.model_fields.items()}
-    names = found.keys() | prefer.keys()
-    return sum(found.get(name, defaults[name]) != prefer.get(name, defaults[name]) for name in names)
+    names = changes.keys() | prefer.keys()
+    return sum(changes.get(name, defaults[name]) != prefer.get(name, defaults[name]) for name in names)
 
 
 def _not_drawn(
@@ -181,6 +181,12 @@ def batch_sizes(selection: Selection, wanted: Sequence[int]) -> list[int]:
     return sorted(set(wanted) if present >= set(wanted) else present | set(wanted))
 
 
+def left_out(selection: Selection, shown: Sequence[int]) -> list[str]:
+    """A note on the batch sizes that have runs but are not shown."""
+    others = [b for b in sorted(selection.axis("batch_size")) if b not in shown] if selection.cells else []
+    return [f"Not shown: batch sizes {', '.join(map(str, others))}"] if others else []
+
+
 def also(present: Iterable[Any], wanted: Sequence[Any]) -> list[Any]:
     """The wanted values in their order, then what else is present."""
     return list(dict.fromkeys([*wanted, *present]))
@@ -191,12 +197,12 @@ Asked = dict[AnyRecipe, set[tuple[float, int]]]
 
 def asked_for(studies: Sequence[Study]) -> Asked:
     """(scale, seed) that the studies of the store asked for, by recipe."""
-    found: Asked = {}
+    asked: Asked = {}
     for study in studies:
         for recipe in study.recipes:
             main = [run for run in study.runs(recipe) if run.pins == study.pins and run.perturbation == 1.0]
-            found.setdefault(recipe, set()).update((run.scale, run.seed) for run in main)
-    return found
+            asked.setdefault(recipe, set()).update((run.scale, run.seed) for run in main)
+    return asked
 
 
 def shortfall(name: str, records: Sequence[RunRecord], expected: Mapping[float, int]) -> list[str]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import numpy as np
 
 from initmem.measures.beta import BetaCurve, beta_curve
 from initmem.paper.figures.select import OPTIMIZERS, Key, Setting, also, batch_sizes, select
-from initmem.paper.figures.view import Member, View
+from initmem.paper.figures.view import Member, View, legend_entries
 from initmem.paper.reference import find
 from initmem.plots import captions, styles
-from initmem.plots.panels import draw_panels
-from initmem.plots.plotdata import Entry, Line, Panel, PanelPlot, SpreadPanel
+from initmem.plots.builders import BETA
+from initmem.plots.model import Panel, Plot, Series
+from initmem.plots.series import SLOPE, beta_series
 from initmem.store.record import RunRecord
 from initmem.study import Study
 
@@ -22,7 +20,6 @@ FIELDS = ("optimizer", "batch_size")
 PENALISED = ("optimizer", "learning_rate", "l2", "batch_size")
 PLAIN, ADAPTIVE = ("sgd", "momentum"), ("adam", "adamw", "muon", "muon-conv")
 BATCHES, ALL_BATCHES = (16, 128), (16, 32, 64, 128, 256)
-SLOPE = "|β| per unit of σ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,47 +40,17 @@ class Slopes:
         """Where the records of a cell are."""
         return self.main if len(key) == len(FIELDS) else self.penalised
 
-    def line(self, member: Member, clock: str | None = None) -> list[Line]:
-        """|beta| against epoch or a clock, shape (epoch,); nothing where there are no runs."""
-        key, label, style = member
-        records = self.view(key).cell(key)
-        if not records:
-            return []
-        if key not in self.curves:
-            self.curves[key] = beta_curve(records)
-        curve = self.curves[key]
-        size, low, high = folded(curve)
-        count = len(size)
-        asked = sum(self.view(key).expected(key).values())
-        return [
-            Line(
-                label=label,
-                style=style,
-                x=(curve.epochs if clock is None else curve.clocks[clock]).tolist(),
-                y=size,
-                low=low,
-                high=high,
-                n=[curve.n_runs] * count,
-                n_censored=[0] * count,
-                expected=[min(asked, curve.n_runs)] * count,  # open markers on 300 points would say little
-            )
-        ]
+    def records(self, key: Key) -> list[RunRecord]:
+        """The records of a cell."""
+        return self.view(key).cell(key)
 
-    def by_epoch(self, members: Sequence[Member]) -> list[Line]:
-        """Lines against epoch."""
-        return [line for member in members for line in self.line(member)]
-
-    def by_clock(self, members: Sequence[Member], clock: str) -> list[Line]:
-        """Lines against a clock."""
-        return [line for member in members for line in self.line(member, clock)]
-
-
-def folded(curve: BetaCurve) -> tuple[list[float], list[float], list[float]]:
-    """|beta| with the limits of |beta|, shape (epoch,) each: an interval around zero starts at zero."""
-    around_zero = (curve.low <= 0) & (curve.high >= 0)
-    ends = np.abs(np.stack([curve.low, curve.high]))
-    low = np.where(around_zero, 0.0, ends.min(axis=0))
-    return np.abs(curve.beta).tolist(), low.tolist(), ends.max(axis=0).tolist()
+    def series(self, members: Sequence[Member], clock: str | None = None) -> list[Series]:
+        """|beta| of every member that has runs, against epoch or a clock."""
+        there = [member for member in members if self.records(member.key)]
+        for key, _, _ in there:
+            if key not in self.curves:
+                self.curves[key] = beta_curve(self.records(key))
+        return [beta_series(self.curves[m.key], clock, label=m.label, style=m.style) for m in there]
 
 
 def slopes(records: Sequence[RunRecord], studies: Sequence[Study]) -> Slopes:
@@ -91,112 +58,104 @@ def slopes(records: Sequence[RunRecord], studies: Sequence[Study]) -> Slopes:
 
     Where that is not there, the penalty that acts most stands in.
     """
-    found = select(records, FIELDS, [(name, b) for name in OPTIMIZERS for b in ALL_BATCHES], own_rates=True)
-    rest: Setting = tuple(item for item in found.setting if item[0] not in PENALISED)
+    wanted = [(name, b) for name in OPTIMIZERS for b in ALL_BATCHES]
+    selection = select(records, FIELDS, wanted, own_rates=True)
+    rest: Setting = tuple(item for item in selection.setting if item[0] not in PENALISED)
     ours = [r for r in records if r.run.recipe.get("optimizer") == "sgd" and r.run.recipe.get("l2")]
     others = select(ours, PENALISED, [], within=rest)
     settings = {key[1:3] for key in others.cells}
     best = (1e-2, 1e-2)
     if settings and best not in settings:
         best = max(settings, key=lambda pair: (pair[0] * pair[1], pair))
-    return Slopes(View.of(found, studies), View.of(others, studies), *best)
+    return Slopes(View.of(selection, studies), View.of(others, studies), *best)
 
 
-def plot(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> PanelPlot:
+def plot(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Plot:
     """Against epoch: a row per batch size, the SGD family left, adaptive methods right; below: the clocks."""
-    found = slopes(records, studies)
-    cells = found.main.found
-    batches = batch_sizes(cells, BATCHES)
-    every = sorted(also(cells.axis("batch_size"), ALL_BATCHES))
-    level = _published(found) if reference else None
-    left = {b: [*_family(found, b, PLAIN), _penalised(found, b)] for b in batches}
-    right = {b: _family(found, b, ADAPTIVE) for b in batches}
-    rows: list[list[Panel | SpreadPanel]] = [
+    shown = slopes(records, studies)
+    selection = shown.main.selection
+    batches = batch_sizes(selection, BATCHES)
+    every = sorted(also(selection.axis("batch_size"), ALL_BATCHES))
+    level = _published(shown) if reference else None
+    left = {b: [*_family(shown, b, PLAIN), _penalised(shown, b)] for b in batches}
+    right = {b: _family(shown, b, ADAPTIVE) for b in batches}
+    rows = [
         [
-            Panel(f"b = {b}, SGD", "epoch", SLOPE, found.by_epoch(left[b]), level=level, log_y=True),
-            Panel(f"b = {b}, adaptive", "epoch", SLOPE, found.by_epoch(right[b]), log_y=True),
+            _panel(f"b = {b}, SGD", "epoch", shown.series(left[b]))._replace(published_level=level),
+            _panel(f"b = {b}, adaptive", "epoch", shown.series(right[b])),
         ]
         for b in batches
     ]
-    rows.append(_clock_row(found, every, level))
+    rows.append(_clock_row(shown, every, level))
     top = [member for b in batches for member in left[b] + right[b]]
-    bottom = [member for group in _clock_members(found, every) for member in group]
-    return _finish(found, rows, top, bottom, reference=reference)
+    bottom = [member for group in _clock_members(shown, every) for member in group]
+    return _finish(shown, rows, top, bottom, reference=reference)
 
 
-def _family(found: Slopes, b: int, names: Sequence[str]) -> list[Member]:
+def _panel(title: str, x_title: str, series: Sequence[Series]) -> Panel:
+    log_x = x_title != "epoch"
+    return Panel(title, x_title, BETA, series, SLOPE, "runs per line", log_x=log_x, log_y=True)
+
+
+def _family(shown: Slopes, b: int, names: Sequence[str]) -> list[Member]:
     return [
         Member((name, b), name, styles.OPTIMIZERS[name])
         for name in names
-        if name in OPTIMIZERS or found.main.cell((name, b))
+        if name in OPTIMIZERS or shown.main.cell((name, b))
     ]
 
 
-def _penalised(found: Slopes, b: int) -> Member:
-    return Member(found.penalised_key(b), f"sgd η = {found.rate:g}, λ = {found.l2:g}", styles.PENALISED)
+def _penalised(shown: Slopes, b: int) -> Member:
+    return Member(shown.penalised_key(b), f"sgd η = {shown.rate:g}, λ = {shown.l2:g}", styles.PENALISED)
 
 
-def _clock_members(found: Slopes, every: Sequence[int]) -> list[list[Member]]:
+def _clock_members(shown: Slopes, every: Sequence[int]) -> list[list[Member]]:
     """SGD, SGD with a penalty, Adam: a line per batch size each. The penalty is wanted at two sizes only."""
     style = styles.in_order(every)
-    some = [b for b in every if b in BATCHES or found.penalised.cell(found.penalised_key(b))]
+    green = {b: style[b]._replace(colour=styles.GREEN) for b in every}
+    some = [b for b in every if b in BATCHES or shown.penalised.cell(shown.penalised_key(b))]
     return [
         [Member(("sgd", b), f"b = {b}", style[b]) for b in every],
-        [Member(found.penalised_key(b), f"b = {b}", style[b]) for b in some],
+        [Member(shown.penalised_key(b), f"b = {b}, λ = {shown.l2:g}", green[b]) for b in some],
         [Member(("adam", b), f"b = {b}", style[b]) for b in every],
     ]
 
 
-def _clock_row(found: Slopes, every: Sequence[int], level: float | None) -> list[Panel | SpreadPanel]:
-    axes = (
-        ("sgd", "sgd", "SGD clock  (1/b) Σ η²", level),
-        (f"sgd η = {found.rate:g}, λ = {found.l2:g}", "l2", "penalty clock  λ Σ η", None),
-        ("adam", "adaptive", "adaptive clock  Σ η", None),
-    )
+def _clock_row(shown: Slopes, every: Sequence[int], level: float | None) -> list[Panel]:
+    """SGD with and without a penalty in one panel, each against the clock that is its own."""
+    sgd, penalised, adam = _clock_members(shown, every)
+    both = [*shown.series(sgd, "sgd"), *shown.series(penalised, "l2")]
+    own = "SGD clock  (1/b) Σ η², with penalty  λ Σ η"
     return [
-        Panel(title, x_title, SLOPE, found.by_clock(members, clock), level=at, log_x=True, log_y=True)
-        for (title, clock, x_title, at), members in zip(axes, _clock_members(found, every), strict=True)
+        _panel("sgd", own, both)._replace(published_level=level),
+        _panel("adam", "adaptive clock  Σ η", shown.series(adam, "adaptive")),
     ]
 
 
-def _published(found: Slopes) -> float | None:
-    item = find("figure 6", found.main.recipe(("sgd", 16)), "beta")
+def _published(shown: Slopes) -> float | None:
+    item = find("figure 6", shown.main.recipe(("sgd", 16)), "beta")
     return item.value if item else None
 
 
 def _finish(
-    found: Slopes,
-    rows: list[list[Panel | SpreadPanel]],
+    shown: Slopes,
+    rows: Sequence[Sequence[Panel]],
     top: Sequence[Member],
     bottom: Sequence[Member],
     *,
     reference: bool,
-) -> PanelPlot:
+) -> Plot:
     keys = list(dict.fromkeys(member.key for member in [*top, *bottom]))
-    missing = [text for key in keys for text in found.view(key).missing([key])]
-    panels = [panel for row in rows for panel in row]
-    recipes = [found.view(key).recipe(key) for key in keys if found.view(key).cell(key)]
-    counts = captions.counts(panels, what="runs per line")
-    bands = f"Bands: 95% intervals, one seed left out at a time, {counts}"
-    parts = [
-        bands,
-        "Values too small for the axis stand at its lower edge",
-        *([captions.published(panels)] if reference else []),
-    ]
-    parts += [
-        captions.source(recipes, found.main.studies, reference=reference),
-        captions.common(recipes, PENALISED),
-    ]
-    head = "Slope β of validation accuracy on initialization scale, against epoch and against the clocks"
-    notes = found.main.found.notes
-    present = {m.label for m in [*top, *bottom] if found.view(m.key).cell(m.key)}
-    legend = [
-        list({m.label: Entry(m.label, m.style, m.label in present) for m in members}.values())
-        for members in (top, bottom)
-    ]
-    return PanelPlot(rows, legend, captions.caption(head, parts, missing, notes), missing, notes)
-
-
-def draw(plot: PanelPlot, path: Path) -> None:
-    """Draw figure 6."""
-    draw_panels(plot, path, row_height=1.9)
+    with_runs = {key for key in keys if shown.records(key)}
+    recipes = [shown.view(key).recipe(key) for key in keys if key in with_runs]
+    return Plot(
+        rows=rows,
+        legend=[legend_entries(top, with_runs), legend_entries(bottom, with_runs)],
+        head="Slope β of validation accuracy on initialization scale, against epoch and against the clocks",
+        source=captions.source(recipes, shown.main.studies),
+        setting=captions.common(recipes, PENALISED),
+        missing=[text for key in keys for text in shown.view(key).missing([key])],
+        notes=shown.main.selection.notes,
+        reference=reference,
+        row_height=1.9,
+    )

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from initmem.paper.figures.select import Selection, also, batch_sizes, select
-from initmem.paper.figures.view import Member, View
-from initmem.plots import canvas, captions, styles
-from initmem.plots.panels import draw_panels
-from initmem.plots.plotdata import (
-    Entry,
-    Panel,
-    PanelPlot,
-    Spread,
-    SpreadPanel,
-    common_grid,
-    percent,
-)
+from initmem.paper.figures.select import Selection, also, batch_sizes, left_out, select
+from initmem.paper.figures.view import Member, View, legend_entries
+from initmem.plots import captions, styles
+from initmem.plots.model import Entry, Intervals, Panel, Plot
+from initmem.plots.series import MEAN, common_grid, value_of
 from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord
 from initmem.study import Study
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 FIELDS = ("optimizer", "learning_rate", "l2", "batch_size")
 RATES = (1e-3, 1e-2, 1e-1)
@@ -47,15 +35,15 @@ class Sweep(NamedTuple):
         """SGD at one batch size, rate by rate, then Adam."""
         style = styles.crossed(self.rates, self.penalties)
         keys = [("sgd", rate, penalty, b) for rate in self.rates for penalty in self.penalties]
-        keys = [key for key in keys if _wanted(key) or key in self.main.found.cells]
-        found = [Member(key, f"η = {key[1]:g}, λ = {key[2]:g}", style[key[1], key[2]]) for key in keys]
-        others = [key for key in self.main.found.cells if key[0] == "adam" and key[3] == b]
+        keys = [key for key in keys if _wanted(key) or key in self.main.selection.cells]
+        sgd = [Member(key, f"η = {key[1]:g}, λ = {key[2]:g}", style[key[1], key[2]]) for key in keys]
+        others = [key for key in self.main.selection.cells if key[0] == "adam" and key[3] == b]
         adam = also(others, [("adam", 1e-3, 0.0, b)])
-        return found + [Member(k, _adam_label(k), styles.adam_beside_sgd(i)) for i, k in enumerate(adam)]
+        return sgd + [Member(k, _adam_label(k), styles.adam_beside_sgd(i)) for i, k in enumerate(adam)]
 
     def long_members(self, b: int) -> list[Member]:
         """SGD at a constant rate."""
-        runs = self.long.found.recipes()
+        runs = self.long.selection.recipes()
         epochs = f"{runs[0].epochs:,}" if runs else "5,000"
         return [Member(("sgd", 1e-3, "constant", b), f"constant η, {epochs} epochs", styles.LONG)]
 
@@ -75,19 +63,21 @@ class Sweep(NamedTuple):
 
     def notes(self) -> list[str]:
         """What else the store holds, and in what the long training differs from the rest."""
-        found = self.main.found.notes + self.long.found.notes
-        if self.main.found.cells and self.long.found.cells:
-            main, long = self.main.found.recipes()[0], self.long.found.recipes()[0]
+        notes = self.main.selection.notes + self.long.selection.notes
+        notes = notes + left_out(self.main.selection, self.batches)
+        if self.main.selection.cells and self.long.selection.cells:
+            main, long = self.main.selection.recipes()[0], self.long.selection.recipes()[0]
             names = [n for n in ("dataset", "train_size", "width") if getattr(main, n) != getattr(long, n)]
             differs = ", ".join(captions.phrase(long, name) for name in names)
-            found = [*found, f"Constant rate: {differs}"] if names else found
-        return found
+            notes = [*notes, f"Constant rate: {differs}"] if names else notes
+        return notes
 
     def source(self, *, reference: bool) -> list[str]:
         """Where the numbers come from."""
-        recipes = self.main.found.recipes() + self.long.found.recipes()
-        text = captions.source(recipes, self.main.studies, reference=reference)
-        return [text, captions.common(self.main.found.recipes(), FIELDS)]
+        recipes = self.main.selection.recipes() + self.long.selection.recipes()
+        paper = "; reference: the paper" if reference else ""
+        text = captions.source(recipes, self.main.studies) + paper
+        return [text, captions.common(self.main.selection.recipes(), FIELDS)]
 
 
 def _wanted(key: tuple[str, float, float, int]) -> bool:
@@ -126,90 +116,45 @@ def _is_long(recipe: AnyRecipe) -> bool:
     return recipe.get("schedule") == "constant" and settings == LONG
 
 
-def _axis(found: Selection, field: str) -> list[float]:
+def _axis(selection: Selection, field: str) -> list[float]:
     index = FIELDS.index(field)
-    return [key[index] for key in found.cells if key[0] == "sgd"]
+    return [key[index] for key in selection.cells if key[0] == "sgd"]
 
 
-def plot(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> PanelPlot:
+def plot(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Plot:
     """A panel per batch size; below the lines, their spreads in ascending order."""
-    found = sweep(records, studies)
-    row = [_panel(found, b, reference=reference) for b in found.batches]
-    missing = found.missing()
-    notes = found.notes()
-    parts = [f"{captions.BANDS}, {captions.counts(row)}", "Bars: spread of test accuracy, in ascending order"]
-    parts += [captions.published(row)] if reference else []
-    head = "Test accuracy of SGD by learning rate η and kernel penalty λ"
-    text = captions.caption(
-        head, [*parts, *found.source(reference=reference and captions.has_published(row))], missing, notes
+    shown = sweep(records, studies)
+    source, setting = shown.source(reference=False)
+    return Plot(
+        rows=[[_panel(shown, b, reference=reference) for b in shown.batches]],
+        legend=_legend(shown),
+        head="Test accuracy of SGD by learning rate η and kernel penalty λ",
+        about=["Bars: spread of test accuracy, in ascending order"],
+        source=source,
+        setting=setting,
+        missing=shown.missing(),
+        notes=shown.notes(),
+        reference=reference,
+        row_height=3.4,
     )
-    return PanelPlot([list(row)], _legend(found), text, missing, notes)
 
 
-def _panel(found: Sweep, b: int, *, reference: bool) -> Panel:
-    lines = [line for view, m in found.everyone(b) for line in view.lines([m], percent("test_accuracy"))]
-    grid = found.grid(b)
-    bars = [
-        spread
-        for view, member in found.everyone(b)
-        for spread in view.spreads("figure 4", "", [member], grid).spreads
-    ]
-    bars.sort(key=lambda bar: (bar.measured is None, bar.measured or 0.0))
+def _panel(shown: Sweep, b: int, *, reference: bool) -> Panel:
+    everyone, grid = shown.everyone(b), shown.grid(b)
+    series = [one for view, m in everyone for one in view.series([m], value_of("test_accuracy"))]
+    bars = [bar for view, m in everyone for bar in view.spreads("figure 4", "", [m], grid).rows]
+    bars.sort(key=lambda bar: (bar.value is None, bar.value or 0.0))
     if not reference:
         bars = [bar._replace(reference=None) for bar in bars]
-    inset = SpreadPanel(f"b = {b}", f"spread over {len(grid)} scales (pp)", bars, len(grid))
-    return Panel(f"b = {b}", captions.SIGMA, "test accuracy (%)", lines, inset=inset)
+    inset = Intervals(f"b = {b}", f"spread over {len(grid)} scales (pp)", bars, len(grid))
+    return Panel(f"b = {b}", captions.SIGMA, "test accuracy (%)", series, MEAN, inset=inset, top=100)
 
 
-def _legend(found: Sweep) -> list[list[Entry]]:
+def _legend(shown: Sweep) -> list[list[Entry]]:
     """A row per learning rate, a column per penalty; the others below."""
-    every: dict[str, Entry] = {}
-    for b in found.batches:
-        for view, member in found.everyone(b):
-            (entry,) = view.entries([member])
-            seen = every.get(entry.label, entry)
-            every[entry.label] = entry._replace(present=entry.present or seen.present)
-    rows = [[e for label, e in every.items() if label.startswith(f"η = {rate:g},")] for rate in found.rates]
-    used = {entry.label for row in rows for entry in row}
-    return [row for row in [*rows, [e for label, e in every.items() if label not in used]] if row]
-
-
-def draw(plot: PanelPlot, path: Path) -> None:
-    """Draw figure 4."""
-    draw_panels(plot, path, row_height=3.4, extra=_draw_inset)
-
-
-def _draw_inset(axes: Axes, panel: Panel) -> None:
-    """Bars in the lower part of the panel, which the lines leave free."""
-    if panel.inset is None:
-        return
-    low, high = axes.get_ylim()
-    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
-    axes.set_ylim(low - 0.8 * (high - low), high)
-    axes.set_yticks(ticks)
-    inset = axes.inset_axes((0.02, 0.02, 0.97, 0.38))
-    inset.grid(visible=False)
-    inset.spines[:].set_visible(False)
-    bars = panel.inset.spreads
-    top = max([1.0, *(x for bar in bars for x in (bar.measured, bar.reference) if x is not None)])
-    inset.set(xticks=[], yticks=[], xlim=(-0.6, len(bars) - 0.4), ylim=(-0.2 * top, 1.15 * top))
-    inset.text(0.01, 1.01, panel.inset.x_title, transform=inset.transAxes, va="bottom", fontsize=6.5)
-    inset.axhline(0, color="#404040", linewidth=0.5)
-    for i, bar in enumerate(bars):
-        _draw_bar(inset, i, bar, top)
-
-
-def _draw_bar(inset: Axes, i: int, bar: Spread, top: float) -> None:
-    """A bar with its value, the sign of its line below, and the published value."""
-    inset.plot(i, -0.1 * top, **canvas.look(bar.style, size=3.5), clip_on=False)
-    if bar.reference is not None:
-        sign = "v" if bar.relation in ("<", "<=") else "D"
-        inset.plot(i, bar.reference, sign, color="none", mec="black", mew=0.8, ms=4.5, zorder=5)
-    if bar.measured is None:
-        inset.bar(i, 0.7 * top, color="white", edgecolor="#D0D0D0", hatch="////", width=0.75, linewidth=0.4)
-        if bar.reference is None:
-            inset.text(i, 0.35 * top, bar.void, rotation=90, ha="center", va="center", fontsize=5.5)
-        return
-    inset.bar(i, bar.measured, color=bar.style.colour, width=0.75, alpha=0.75)
-    above = max(bar.measured, (bar.reference or 0.0) + 0.04 * top)
-    inset.text(i, above + 0.02 * top, f"{bar.measured:.1f}", ha="center", va="bottom", fontsize=5.5)
+    everyone = [pair for b in shown.batches for pair in shown.everyone(b)]
+    with_runs = {member.key for view, member in everyone if view.cell(member.key)}
+    entries = legend_entries([member for _, member in everyone], with_runs)
+    rows = [[e for e in entries if e.label.startswith(f"η = {rate:g},")] for rate in shown.rates]
+    others = [e for e in entries if not any(e in row for row in rows)]
+    return [row for row in [*rows, others] if row]

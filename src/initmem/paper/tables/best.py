@@ -9,7 +9,7 @@ from initmem.paper.figures.view import View
 from initmem.paper.reference import find
 from initmem.paper.tables.cells import BATCH, Entry, mean_of, number, paper_table
 from initmem.paper.tables.spreads import interpolated
-from initmem.plots.plotdata import percent
+from initmem.plots.series import value_of
 from initmem.plots.table import Cell, Column, Mean, Table
 from initmem.store.record import RunRecord
 from initmem.study import Study
@@ -68,7 +68,7 @@ def _columns(small: float, large: float, reference: bool) -> list[Column]:
 
 def _row(view: View, key: Key, small: float, large: float, *, reference: bool) -> list[Entry]:
     ends = [[r for r in view.cell(key) if r.run.scale == scale] for scale in (small, large)]
-    tests = [mean_of(map(percent("test_accuracy"), end)) for end in ends]
+    tests = [mean_of(map(value_of("test_accuracy"), end)) for end in ends]
     row: list[Entry] = [name_of(FIELDS[:3], key[:3]), key[3]]
     for scale, test in zip((small, large), tests, strict=True):
         row.append(test)

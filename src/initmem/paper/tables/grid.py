@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from initmem.paper.figures.select import OPTIMIZERS, also, name_of, select, shortfall
 from initmem.paper.figures.view import View
 from initmem.paper.tables.cells import BATCH, OPTIMIZER, Entry, mean_of, paper_table
-from initmem.plots.plotdata import percent
+from initmem.plots.series import value_of
 from initmem.plots.table import Column, Table, Value
 from initmem.recipe import Recipe
 from initmem.store.record import RunRecord
@@ -126,7 +126,7 @@ def _moments_row(key: tuple[str, int], cell: Sequence[RunRecord]) -> list[Entry]
     optimizer, b = key
     reached = sum(record.summary.tau_interp is not None for record in cell)
     moments = ("val_accuracy_interp", "val_accuracy_best", "val_accuracy_last")
-    values: list[Entry] = [mean_of(map(percent(moment), cell)) for moment in moments]
+    values: list[Entry] = [mean_of(map(value_of(moment), cell)) for moment in moments]
     if cell and not reached:
         values[0] = "not reached"
     return [b, optimizer, *values, f"{reached} of {len(cell)}" if cell else None]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from initmem.measures.interpolation import median_interpolation
-from initmem.paper.figures.pairs import DEPTHS, NORMS, OPTIMIZERS, Pairs, label_of, pairs
+from initmem.paper.figures.pairs import DEPTHS, NORMS, Pairs, label_of, pairs
 from initmem.paper.figures.select import Key
 from initmem.paper.figures.sweep import Sweep, sweep
 from initmem.paper.figures.view import Member, View
 from initmem.paper.reference import find
 from initmem.paper.tables.cells import BATCH, OPTIMIZER, Entry, mean_of, means_by_scale, number, paper_table
-from initmem.plots.plotdata import percent, spread_over
+from initmem.plots.series import spread_over, value_of
 from initmem.plots.table import Cell, Column, Table
 from initmem.store.record import RunRecord
 from initmem.study import Study
@@ -19,7 +19,7 @@ from initmem.study import Study
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # where nothing has been run at all
 SPREAD = "Spread: range (max - min) of the means over the scales shown, over seeds that have them all"
 SPREAD_COLUMN = Column("spread", about="range over scales (max - min)", unit="pp")
-TEST = percent("test_accuracy")
+TEST = value_of("test_accuracy")
 
 
 def rates(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
@@ -50,7 +50,7 @@ def _rate_row(view: View, member: Member, b: int, grid: Sequence[float], *, refe
     here = [record for record in cell if record.run.scale in grid]
     name = member.label if recipe.optimizer == "adam" else f"sgd {member.label}"
     schedule = f"{recipe.schedule}, {recipe.epochs:,} epochs" if cell else None
-    train = mean_of(map(percent("train_accuracy"), here))
+    train = mean_of(map(value_of("train_accuracy"), here))
     cells = [
         *means_by_scale(cell, grid, TEST),
         _spread(cell, grid),
@@ -108,7 +108,7 @@ def depth(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: 
 
 
 def _everyone(found: Pairs) -> list[tuple[int, str, Member]]:
-    return [(b, name, m) for b in found.batches for name in OPTIMIZERS for m in found.members(name, b)]
+    return [(b, name, m) for b in found.batches for name in found.optimizers for m in found.members(name, b)]
 
 
 def _quantity(quantity: str, cell: Sequence[RunRecord], grid: Sequence[float]) -> list[Entry]:
@@ -116,7 +116,7 @@ def _quantity(quantity: str, cell: Sequence[RunRecord], grid: Sequence[float]) -
         case "test accuracy":
             return [*means_by_scale(cell, grid, TEST)]
         case "train accuracy":
-            return [*means_by_scale(cell, grid, percent("train_accuracy_last"))]
+            return [*means_by_scale(cell, grid, value_of("train_accuracy_last"))]
         case "τ_interp":
             return [interpolated([r for r in cell if r.run.scale == scale]) for scale in grid]
         case _:
@@ -164,5 +164,5 @@ def _pairs_table(
 ) -> Table:
     keys = [member.key for member in found.everyone()]
     sources = [text for text in found.view.source(keys, reference=reference) if text]
-    everything = [*notes, *sources, *found.view.found.notes]
+    everything = [*notes, *sources, *found.view.selection.notes]
     return paper_table(title, columns, rows, everything, found.view.missing(keys), group=2)

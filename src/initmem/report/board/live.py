@@ -14,10 +14,10 @@ from initmem.data import sizes
 from initmem.engines.packing import cost
 from initmem.engines.progress import duration
 from initmem.errors import InitmemError
+from initmem.plots.html import course
 from initmem.recipe import AnyRecipe, network_of
 from initmem.report.audit import failures, place
 from initmem.report.content import Content, runs_of
-from initmem.report.pictures import course
 from initmem.store.claims import EXPIRY
 from initmem.store.live import Flight
 from initmem.study import Run

@@ -17,11 +17,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from initmem.plots.html import numbers
 from initmem.report import html
 from initmem.report.audit import place, run_rows
 from initmem.report.board.budget import Budget
 from initmem.report.board.live import asked_runs, live
-from initmem.report.charts import numbers
 from initmem.report.content import Content
 from initmem.report.recipe_stats import Kept, fingerprint
 from initmem.store.results import Results

@@ -12,7 +12,7 @@
     const data = JSON.parse(root.querySelector("script.data").textContent);
     const state = (chosen[part] ||= { key: data.choices[0].key, off: new Set() });
     if (!data.choices.some((choice) => choice.key === state.key)) state.key = data.choices[0].key;
-    const hosts = data.facets.map((facet) => host(root, facet));
+    const hosts = choiceOf(data, state).panels.map((panel) => host(root, panel));
     const drawn = new Set();
     const redraw = () => {
       const specs = specsOf(data, state);
@@ -31,9 +31,9 @@
     root.querySelector(".values").ontoggle = (event) => event.target.open && fill(event.target, data, state);
   }
 
-  function host(root, facet) {
+  function host(root, panel) {
     const place = html("div", { class: "plot", tabindex: "0" });
-    const caption = facet.title ? [html("figcaption", {}, [facet.title])] : [];
+    const caption = panel.title ? [html("figcaption", {}, [panel.title])] : [];
     root.querySelector(".charts").append(html("figure", { class: "chart" }, [...caption, place]));
     return place;
   }
@@ -55,7 +55,7 @@
   }
 
   function legend(root, data, state, hosts, redraw) {
-    const names = new Map(data.facets.flatMap((facet) => facet.lines.map((line) => [line.label, line.style])));
+    const names = new Map(choiceOf(data, state).panels.flatMap((panel) => panel.series.map((one) => [one.label, one.style])));
     for (const [label, style] of names) {
       const button = html("button", { type: "button", "aria-pressed": String(!state.off.has(label)), title: "show or hide" }, [
         initmem.sample(style),
@@ -98,14 +98,14 @@
 
   function specsOf(data, state) {
     const choice = choiceOf(data, state);
-    const lines = data.facets.map((facet) => facet.lines.filter((line) => !state.off.has(line.label)).map((line) => lineOf(data, choice, line)));
+    const lines = choice.panels.map((panel) => panel.series.filter((one) => !state.off.has(one.label)).map((one) => lineOf(data, choice, one)));
     const points = lines.flat().flatMap((line) => line.points);
     const ylog = choice.ylog || (choice.ceiling && wide(points));
     const heights = points.flatMap((p) => (ylog ? [p.y] : [p.y, p.low, p.high]));
     const x = { title: choice.x, log: choice.xlog, whole: choice.x === "seeds", limits: initmem.domain(points.map((p) => p.x), choice.xlog) };
     const y = { title: choice.y, log: ylog, limits: initmem.domain(heights, ylog) };
     const ceiling = points.some((p) => p.beyond);
-    return data.facets.map((facet, i) => ({ title: facet.title, lines: lines[i], x, y, ceiling }));
+    return choice.panels.map((panel, i) => ({ title: panel.title, lines: lines[i], x, y, ceiling }));
   }
 
   function wide(points) {
@@ -113,30 +113,24 @@
     return known.length > 0 && Math.max(...known) > 20 * Math.min(...known);
   }
 
-  function seriesOf(data, key, recipe) {
-    const own = data.series[key][recipe];
-    return own.as ? { ...data.series[own.as][recipe], x: own.x } : own;
+  function lineOf(data, choice, series) {
+    return { label: series.label, name: series.name, style: series.style, points: pointsOf(data, choice, series).filter((p) => p.x !== null) };
   }
 
-  function lineOf(data, choice, line) {
-    const series = seriesOf(data, choice.key, line.recipe), recipe = data.recipes[line.recipe];
-    const points = series.x.map((x, i) => pointOf(data, choice, line.recipe, series, x, i));
-    return { label: line.label, name: recipe.label, style: line.style, points: points.filter((p) => p.x !== null) };
-  }
+  const pointsOf = (data, choice, series) => series.x.map((x, i) => pointOf(data, choice, series, x, i));
 
-  function pointOf(data, choice, recipe, series, x, i) {
-    const at = (name) => (series[name] ? (series[name][i] ?? null) : null);
-    const y = at("y"), [low, high, limits, never] = [at("low"), at("high"), at("limits"), at("never")];
-    const n = Array.isArray(series.n) ? series.n[i] : series.n;
-    const ids = data.runs && choice.x !== "seeds" ? (data.runs[recipe][short(x)] ?? data.runs[recipe][String(x)]) : null;
+  function pointOf(data, choice, series, x, i) {
+    const values = data.values[series.values], ids = series.runs === null ? null : data.runs[series.runs][i];
+    const at = (name) => values[name]?.[i] ?? null;
+    const [y, low, high, limits, never, n] = ["y", "low", "high", "limits", "never", "n"].map(at);
     const words = [`${choice.x} = ${short(x)}`];
     words.push(y === null ? `${choice.y}: not reached by half of the runs` : `${choice.y}: ${short4(y)}`);
     if (limits) words.push(`95% interval of the mean: ${short4(limits[0])} to ${short4(limits[1])}`);
     if (y !== null && low !== null && high !== null) words.push(`${limits ? "10th to 90th percentile" : "95% interval"}: ${short4(low)} to ${short4(high)}`);
     words.push(`n = ${n}${never ? (choice.ceiling ? `, of which ${never} never got there` : `; ${never} more without a value`) : ""}`);
     if (ids) words.push(`runs ${listed(ids)}`);
-    const scale = data.runs && choice.x !== "seeds" ? `:${String(x)}` : "";
-    return { x, y, low, high, open: Boolean(never), beyond: choice.ceiling && y === null && n > 0, words, n, limits, href: `#runs:${data.recipes[recipe].id}${scale}` };
+    const href = `#runs:${series.recipe}${ids ? `:${String(x)}` : ""}`;
+    return { x, y, low, high, open: Boolean(never), beyond: choice.ceiling && y === null && n > 0, words, n, limits, href };
   }
 
   const short4 = (v) => String(Number(v.toPrecision(4)));
@@ -146,10 +140,8 @@
 
   function fill(details, data, state) {
     const choice = choiceOf(data, state);
-    const rows = data.recipes.flatMap((recipe, r) => {
-      const series = seriesOf(data, choice.key, r);
-      return series.x.map((x, i) => [recipe, x, pointOf(data, choice, r, series, x, i)]);
-    });
+    const series = choice.panels.flatMap((panel) => panel.series);
+    const rows = series.flatMap((one) => pointsOf(data, choice, one).map((p) => [one.name, p]));
     const columns = [
       ["recipe", "text"],
       [choice.x, "number"],
@@ -160,7 +152,7 @@
       ["to", "number"],
       ["n", "number"],
     ];
-    const cells = rows.map(([recipe, x, p]) => [link(recipe.label, p.href), x, p.y, p.low, p.high, p.limits?.[0] ?? null, p.limits?.[1] ?? null, p.n]);
+    const cells = rows.map(([name, p]) => [link(name, p.href), p.x, p.y, p.low, p.high, p.limits?.[0] ?? null, p.limits?.[1] ?? null, p.n]);
     details.replaceChildren(details.firstElementChild, tableOf(`values-${choice.key}`, `${choice.title} of every recipe`, columns, cells));
   }
 

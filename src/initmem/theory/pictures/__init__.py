@@ -8,21 +8,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from initmem.errors import ConfigError, allowed
+from initmem.plots.model import Plot
 from initmem.theory import exponents, figure9, propositions
-from initmem.theory.pictures.diagonal import diagonal_view, draw_diagonal
-from initmem.theory.pictures.linear import draw_linear, linear_rows, linear_view
-from initmem.theory.pictures.resetting import draw_resetting, resetting_view
+from initmem.theory.pictures.diagonal import diagonal_plot, diagonal_view
+from initmem.theory.pictures.linear import linear_plot, linear_rows, linear_view
+from initmem.theory.pictures.resetting import resetting_plot, resetting_view
 
 Rows = list[dict[str, Any]]
 
 
 class Entry(NamedTuple):
-    """One part of the theory: how it is computed from a seed, told in rows, and drawn to a file."""
+    """One part of the theory: how it is computed from a seed, told in rows, and plotted."""
 
     title: str
     compute: Callable[[int], Any]
     rows: Callable[[Any], Rows]
-    draw: Callable[[Any, Path], None] | None = None
+    plot: Callable[[Any], Plot] | None = None
     in_brief: tuple[str, ...] = ()  # the columns that a terminal has room for; empty: all
 
 
@@ -47,24 +48,22 @@ def show(name: str, *, seed: int = 0, output: Path | None = None) -> Shown:
     if output is not None:
         _check_drawable(name, output)  # before anything is computed
     data = entry.compute(seed)
-    if output is not None and entry.draw is not None:
-        try:
-            entry.draw(data, output)
-        except OSError as error:
-            raise ConfigError(f"output = {str(output)!r} ({error.strerror})") from None
+    if output is not None and entry.plot is not None:
+        from initmem.plots.matplotlib import draw, save
+
+        figure, _ = draw(entry.plot(data))
+        save(figure, output)
     rows = [_plain(row) for row in entry.rows(data)]
     return Shown(entry.title, rows, entry.in_brief or tuple(rows[0]))
 
 
 def _check_drawable(name: str, output: Path) -> None:
-    if ENTRIES[name].draw is None:
-        drawn = [other for other, entry in ENTRIES.items() if entry.draw is not None]
-        raise ConfigError(f"output: theory {name} has no picture ({allowed(drawn)})")
-    from matplotlib.backend_bases import FigureCanvasBase
+    from initmem.plots.matplotlib import check
 
-    formats = FigureCanvasBase.get_supported_filetypes()
-    if output.suffix[1:].lower() not in formats:
-        raise ConfigError(f"output = {str(output)!r} (allowed endings: {', '.join(sorted(formats))})")
+    if ENTRIES[name].plot is None:
+        drawn = [other for other, entry in ENTRIES.items() if entry.plot is not None]
+        raise ConfigError(f"output: theory {name} has no picture ({allowed(drawn)})")
+    check(output)
 
 
 def _in_words(value: object) -> object:
@@ -97,25 +96,25 @@ ENTRIES = {
         "Loss (ab - 1)^2 from (1, 6): what is left of the imbalance D = -35",
         lambda seed: figure9.figure9_data(seed=seed),
         lambda data: data.rows(),
-        figure9.draw,
+        figure9.plot,
     ),
     "diagonal": Entry(
         "Diagonal networks: the solution against the scale of initialization (place: 0 least l1, 1 least l2)",
         diagonal_view,
         lambda view: view.reached.rows(),
-        draw_diagonal,
+        diagonal_plot,
         in_brief=("method", "scale", "effective_scale", "l1_norm", "l2_norm", "place", "to_closed_form"),
     ),
     "resetting": Entry(
         "Resetting at rate r: the distance of the stationary mean to ridge with penalty r",
         resetting_view,
         lambda view: view.found.rows(),
-        draw_resetting,
+        resetting_plot,
     ),
     "linear": Entry(
         "The study `linear`: the slope of the norm on the scale, against epochs and against its clock",
         linear_view,
         linear_rows,
-        draw_linear,
+        linear_plot,
     ),
 }

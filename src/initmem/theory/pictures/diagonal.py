@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.plots.curves import COLOURS
+from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
+from initmem.plots.styles import BLUE, GREEN, PURPLE, VERMILLION
 from initmem.theory import diagonal
-from initmem.theory.pictures.style import tidy
 
 Array = NDArray[np.float64]
 
@@ -33,38 +32,46 @@ def diagonal_view(seed: int) -> DiagonalView:
 
 
 # Two methods often end at one point: the first of each pair is hollow and holds the second.
-CLOSED_FORM: dict[str, Any] = {"color": "0.75", "lw": 4, "zorder": 1}
-METHOD_STYLES: dict[str, dict[str, Any]] = {
-    "flow": {"marker": "o", "ms": 11, "mfc": "none", "mec": COLOURS[0], "mew": 1.6},
-    "decay": {"marker": "s", "ms": 10, "mfc": "none", "mec": COLOURS[1], "mew": 1.6},
-    "sgd": {"marker": "D", "ms": 4.5, "color": COLOURS[2]},
-    "sgd with label noise": {"marker": "^", "ms": 5.5, "color": COLOURS[3]},
+CLOSED_FORM = Style("0.75", "", "-", width=4.0)
+METHOD_STYLES = {
+    "flow": Style(BLUE, "o", "none", hollow=True, size=10),
+    "decay": Style(VERMILLION, "s", "none", hollow=True, size=9),
+    "sgd": Style(GREEN, "D", "none", size=4.5),
+    "sgd with label noise": Style(PURPLE, "^", "none", size=5.5),
 }
 
 
-def draw_diagonal(view: DiagonalView, file: Path) -> None:
-    """The place of each solution between least l1 and least l2, against two scales."""
-    from matplotlib.figure import Figure
+def diagonal_plot(view: DiagonalView) -> Plot:
+    """Where each solution lies between least l1 and least l2, against two scales."""
+    outcomes = view.reached.outcomes
+    places = {outcome.method: view.reached.place(outcome.solution).tolist() for outcome in outcomes}
+    left_scales = {outcome.method: list(outcome.scales) for outcome in outcomes}
+    right_scales = {o.method: np.exp(np.log(o.effective).mean(axis=1)).tolist() for o in outcomes}
+    left = _panel(view, "scale of initialization $\\alpha$", left_scales, places, view.scales >= 6e-4)
+    right_title = "scale that is left, geometric mean of $\\sqrt{u_i v_i}$"
+    right = _panel(view, right_title, right_scales, places, view.scales > 0)
+    left = left._replace(texts=[Text(0.45, 0.6, "remembered"), Text(0.97, 0.1, "forgotten")])
+    entries = [Entry("closed form", CLOSED_FORM), *(Entry(m, METHOD_STYLES[m]) for m in places)]
+    return Plot([[left, right]], [entries], row_height=3.0, lettered=False)
 
-    figure = Figure(figsize=(7.2, 3.5), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes in (left, right):
-        tidy(axes)
-        for height in (0, 1):
-            axes.axhline(height, color="0.3", lw=0.8, ls=":")
-    in_range = view.scales >= 6e-4
-    left.plot(view.scales[in_range], view.closed[in_range], **CLOSED_FORM, label="closed form")
-    right.plot(view.scales, view.closed, **CLOSED_FORM)
-    for outcome in view.reached.outcomes:
-        style = {"ls": "none", "label": outcome.method} | METHOD_STYLES[outcome.method]
-        place = view.reached.place(outcome.solution)
-        left.plot(outcome.scales, place, **style)
-        right.plot(np.exp(np.log(outcome.effective).mean(axis=1)), place, **style)
-    left.set(xscale="log", xlabel=r"scale of initialization $\alpha$", ylabel="where the solution lies")
-    left.set_yticks((0, 0.5, 1), ("least $\\ell_1$", "half-way", "least $\\ell_2$"))
-    left.text(0.12, 0.55, "remembered", ha="right", fontsize=9)
-    left.text(1.0, 0.06, "forgotten", ha="right", fontsize=9)
-    right.set(xscale="log", xlabel=r"scale that is left, geometric mean of $\sqrt{u_i v_i}$")
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
-    figure.savefig(file, dpi=150)
+
+def _panel(
+    view: DiagonalView,
+    x_title: str,
+    scales: dict[str, list[float]],
+    places: dict[str, list[float]],
+    in_range: NDArray[np.bool_],
+) -> Panel:
+    closed = Series(
+        "closed form", CLOSED_FORM, view.scales[in_range].tolist(), view.closed[in_range].tolist()
+    )
+    return Panel(
+        title="",
+        x_title=x_title,
+        y_title="where the solution lies",
+        series=[Series(m, METHOD_STYLES[m], scales[m], places[m]) for m in places],
+        guides=[closed],
+        levels=(0, 1),
+        log_x=True,
+        y_ticks={0: "least $\\ell_1$", 0.5: "half-way", 1: "least $\\ell_2$"},
+    )

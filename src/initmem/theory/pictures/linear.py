@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.beta import beta_curve
 from initmem.measures.collapse import Collapse, collapse
-from initmem.plots.curves import COLOURS
+from initmem.plots.model import Entry, Member, Panel, Plot, Series, Style, Text
+from initmem.plots.styles import GREY, nth
 from initmem.recipe import AnyRecipe, labels
 from initmem.store.record import RunRecord
 from initmem.study_file import load_study
 from initmem.theory.ensemble import LinearSettings
 from initmem.theory.lab import train_linear
-from initmem.theory.pictures.style import tidy
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
 CLOCK_TITLES = {
@@ -65,8 +61,8 @@ class Family(NamedTuple):
 
     def apart(self, axis: str) -> float:
         """The distance between batch sizes against an axis, in decades of the slope."""
-        found = next(score.disagreement for score in self.collapse.scores if score.axis == axis)
-        return math.inf if found is None else found
+        decades = next(score.disagreement for score in self.collapse.scores if score.axis == axis)
+        return math.inf if decades is None else decades
 
 
 def linear_view(seed: int) -> list[Family]:
@@ -119,58 +115,51 @@ def linear_rows(families: list[Family]) -> list[dict[str, Any]]:
     ]
 
 
-def draw_linear(families: list[Family], file: Path) -> None:
+def linear_plot(families: list[Family]) -> Plot:
     """The slope of the norm on the scale: above against epochs, below against each family's clock."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.9), layout="constrained")
-    grid = figure.subplots(2, len(families), sharey=True)
-    for column, family in zip(grid.T, families, strict=True):
-        title, clock = CLOCK_TITLES[family.clock]
-        first = family.members[0].recipe
-        penalty = f", l2 = {first.l2:g}" if first.l2 else ""
-        column[0].set_title(rf"{title}: $\eta = {first.learning_rate:g}${penalty}", fontsize=10)
-        column[0].set_xlabel("epochs")
-        column[1].set_xlabel(clock)
-        for axes, name in zip(column, ("epochs", family.clock), strict=True):
-            tidy(axes)
-            axes.set_xscale("log")
-            for fading, colour, marker in zip(family.members, COLOURS, "os^", strict=False):
-                _draw_fading(axes, fading, name, colour, marker, f"$b = {fading.recipe.batch_size}$")
-            for fading in family.others:
-                rate, size = fading.recipe.learning_rate, fading.recipe.batch_size
-                _draw_fading(axes, fading, name, "0.45", "x", rf"Adam, $\eta = {rate:g}$, $b = {size}$")
-            text = f"{family.apart(name):.2f} decades apart"
-            axes.text(0.98, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=8.5)
-        column[0].set_xticks((1, 3, 10, 30), ("1", "3", "10", "30"), minor=False)
-    grid[0, 0].set_ylim(0, None)
-    for axes in grid[:, 0]:
-        axes.set_ylabel(r"$\beta$ of the norm")
-    handles, names = grid[0, -1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.savefig(file, dpi=150)
+    rows = [
+        [_panel(family, "epochs") for family in families],
+        [_panel(family, family.clock) for family in families],
+    ]
+    members = {member.label: member for family in families for member in _members(family)}
+    legend = [[Entry(member.label, member.style) for member in members.values()]]
+    return Plot(rows, legend, row_height=2.2)
 
 
-def _draw_fading(axes: Axes, fading: Fading, against: str, colour: str, marker: str, label: str) -> None:
-    """A slope with its interval, from the first epoch on."""
-    x = (fading.epochs if against == "epochs" else fading.time)[1:]
-    dashed = "--" if marker == "x" else "-"
-    axes.fill_between(x, fading.low[1:], fading.high[1:], color=colour, alpha=0.15, lw=0)
-    # Epochs crowd together on a logarithmic axis: mark them at even distances.
-    marked = sorted({int(i) for i in np.geomspace(1, len(x), 9)})
-    axes.plot(
-        x,
-        fading.beta[1:],
-        color=colour,
-        ls=dashed,
-        lw=1.5,
-        marker=marker,
-        ms=5,
-        mec=colour if marker == "x" else "white",
-        mew=0.7,
-        markevery=[i - 1 for i in marked],
-        label=label,
+def _members(family: Family) -> list[Member]:
+    """Batch sizes by style; what shares the clock at another learning rate is grey."""
+    sizes = [Member(f, f"$b = {f.recipe.batch_size}$", nth(i)) for i, f in enumerate(family.members)]
+    others = [
+        Member(
+            f,
+            rf"Adam, $\eta = {f.recipe.learning_rate:g}$, $b = {f.recipe.batch_size}$",
+            Style(GREY, "x", "--"),
+        )
+        for f in family.others
+    ]
+    return sizes + others
+
+
+def _panel(family: Family, axis: str) -> Panel:
+    title, clock = CLOCK_TITLES[family.clock]
+    first = family.members[0].recipe
+    penalty = f", l2 = {first.l2:g}" if first.l2 else ""
+    return Panel(
+        title=rf"{title}: $\eta = {first.learning_rate:g}${penalty}",
+        x_title="epochs" if axis == "epochs" else clock,
+        y_title=r"$\beta$ of the norm",
+        series=[_series(member, axis) for member in _members(family)],
+        texts=[Text(0.98, 0.97, f"{family.apart(axis):.2f} decades apart")],
+        log_x=True,
     )
+
+
+def _series(member: Member, axis: str) -> Series:
+    """A slope with its interval, from the first epoch on."""
+    fading: Fading = member.key
+    x = fading.epochs if axis == "epochs" else fading.time
+    columns = (column[1:].tolist() for column in (x, fading.beta, fading.low, fading.high))
+    return Series(member.label, member.style, *columns)
 
 
 def _clock_of(recipe: AnyRecipe) -> str:

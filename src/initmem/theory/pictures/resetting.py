@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.plots.curves import COLOURS
+from initmem.plots.model import Entry, Panel, Plot, Series, Style
+from initmem.plots.styles import COLOURS, MARKERS
 from initmem.theory import resetting
-from initmem.theory.pictures.style import tidy
 
 Array = NDArray[np.float64]
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -32,27 +31,46 @@ def resetting_view(seed: int) -> ResettingView:
     return ResettingView(found, penalties, np.stack([resetting.ridge(x, y, p) for p in penalties]))
 
 
-def draw_resetting(view: ResettingView, file: Path) -> None:
+def resetting_plot(view: ResettingView) -> Plot:
     """Coefficients against the rate of resetting, and their distance from ridge in standard errors."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    found = view.found
-    right.axhspan(-2, 2, color="0.9", lw=0)
-    right.axhline(0, color="0.5", lw=0.8)
-    for i, (path, colour, marker) in enumerate(zip(view.ridge.T, COLOURS, "osD^vP", strict=False)):
-        left.plot(view.penalties, path, color=colour, lw=1.2)
-        style = {"color": colour, "marker": marker, "ms": 5, "mec": "white", "mew": 0.6, "ls": "none"}
-        left.errorbar(found.rates, found.mean[:, i], yerr=2 * found.error[:, i], elinewidth=1, **style)
-        right.plot(found.rates * 1.03 ** (i - 2.5), found.z[:, i], **style)  # side by side, not on top
-    for axes in (left, right):
-        tidy(axes)
-        axes.set(xscale="log", xlabel="rate of resetting $r$ = ridge penalty")
-    left.set_ylabel("coefficient")
-    left.plot([], [], color="0.4", lw=1.2, label="ridge regression")
-    left.plot([], [], "o", color="0.4", ms=5, label=f"resetting: mean of {found.runs:,} processes")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    reach = max(3.5, 1.1 * float(np.abs(found.z).max()))
-    right.set(ylabel="(mean $-$ ridge) / standard error", ylim=(-reach, reach))
-    figure.savefig(file, dpi=150)
+    means, x_title = view.found, "rate of resetting $r$ = ridge penalty"
+    points = [Style(COLOURS[i], MARKERS[i], "none", size=5) for i in range(view.ridge.shape[1])]
+    left = Panel(
+        title="",
+        x_title=x_title,
+        y_title="coefficient",
+        series=[
+            Series(
+                "",
+                style,
+                means.rates.tolist(),
+                means.mean[:, i].tolist(),
+                (means.mean - 2 * means.error)[:, i].tolist(),
+                (means.mean + 2 * means.error)[:, i].tolist(),
+            )
+            for i, style in enumerate(points)
+        ],
+        guides=[
+            Series("", Style(style.colour), view.penalties.tolist(), path.tolist())
+            for style, path in zip(points, view.ridge.T, strict=True)
+        ],
+        log_x=True,
+    )
+    reach = max(3.5, 1.1 * float(np.abs(means.z).max()))
+    # Side by side, not on top of each other.
+    beside = [means.rates * 1.03 ** (i - 2.5) for i in range(len(points))]
+    right = Panel(
+        title="",
+        x_title=x_title,
+        y_title="(mean $-$ ridge) / standard error",
+        series=[Series("", s, beside[i].tolist(), means.z[:, i].tolist()) for i, s in enumerate(points)],
+        log_x=True,
+        levels=(0,),
+        span=(-2, 2),
+        y_limits=(-reach, reach),
+    )
+    entries = [
+        Entry("ridge regression", Style("0.4")),
+        Entry(f"resetting: mean of {means.runs:,} processes, 2 standard errors", Style("0.4", "o", "none")),
+    ]
+    return Plot([[left, right]], [entries], row_height=3.0, lettered=False)

@@ -1,0 +1,303 @@
+"""Draw one panel into matplotlib axes. Thin: everything worth testing is in the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+from initmem.plots.model import Heatmap, Interval, Intervals, Mark, Panel, Series, Style
+
+FAINT, INK = "#8A8A8A", "#404040"
+MANY = 12  # points beyond which only some carry a marker
+ROOM_FOR_TEXT = 6  # up to so many scales the values are written into the cells of a heat map
+Limits = tuple[float, float]
+Options = dict[str, Any]  # of matplotlib artists
+
+
+def look(style: Style) -> Options:
+    """Arguments of a matplotlib line."""
+    return {
+        "color": style.colour,
+        "marker": style.marker,
+        "linestyle": style.dash,
+        "markersize": style.size,
+        "linewidth": style.width,
+        "markeredgewidth": 1.6 if style.hollow else 0.7,
+        "markerfacecolor": "none" if style.hollow else style.colour,
+    }
+
+
+def no_runs(axes: Axes, text: str = "no runs") -> None:
+    """A hatched place for what has no data."""
+    axes.set(xticks=[], yticks=[], facecolor="white")
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set(visible=True, color=FAINT, linewidth=0.5)
+    axes.patch.set(hatch="////", edgecolor="#D0D0D0", facecolor="white")
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 2.0}
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", bbox=box, color=INK)
+
+
+# -- series -----------------------------------------------------------------------------------------------
+
+
+def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named: Sequence[str] = ()) -> None:
+    """Series with their bands, and all that stands beside them; `named` guides are in a legend elsewhere."""
+    if not panel.has_values():
+        no_runs(axes, panel.void if panel.series else "no runs")
+        return
+    axes.set(xlabel=panel.x_title, ylabel=panel.y_title)
+    _scales(axes, panel, log_limits)
+    if panel.span is not None:
+        axes.axhspan(*panel.span, color="0.9", linewidth=0)
+    for level in panel.levels:
+        axes.axhline(level, color=INK, linestyle="-.", linewidth=0.7)
+    guides = [axes.plot(g.x, g.y, **look(g.style), label=g.label, zorder=1.5)[0] for g in panel.guides]
+    for index, series in enumerate(panel.series):
+        _draw_series(axes, series, index, panel)
+    for mark in panel.published:
+        _draw_published(axes, mark)
+    if panel.published_level is not None:
+        axes.axhline(panel.published_level, color="black", linestyle=":", linewidth=1.0)
+    unnamed = [guide for guide in guides if guide.get_label() not in ("", *named)]
+    if unnamed:
+        axes.legend(handles=unnamed, loc="best", frameon=False, fontsize=6.5, handlelength=2.2)
+    _frame(axes, panel)
+
+
+def _frame(axes: Axes, panel: Panel) -> None:
+    """Limits, ticks and words that a panel asks for."""
+    for text in panel.texts:
+        sides: Options = {
+            "ha": "right" if text.x > 0.5 else "left",
+            "va": "top" if text.y > 0.5 else "bottom",
+        }
+        axes.text(text.x, text.y, text.text, transform=axes.transAxes, **sides)
+    if panel.y_ticks is not None:
+        axes.set_yticks(list(panel.y_ticks), list(panel.y_ticks.values()))
+    if panel.x_limits is not None:
+        axes.set_xlim(panel.x_limits)
+    if panel.y_limits is not None:
+        axes.set_ylim(panel.y_limits)
+    if panel.top is not None:
+        axes.set_ylim(top=min(axes.get_ylim()[1], panel.top))
+    if panel.ceiling is not None:
+        _never_reached(axes, panel, panel.ceiling)
+
+
+def _scales(axes: Axes, panel: Panel, log_limits: Limits | None) -> None:
+    """Logarithmic axes, where the values span enough for one."""
+    ticks = [x for series in panel.series for x in series.x]
+    if panel.log_x and 0 < 20 * min(ticks) < max(ticks):
+        axes.set_xscale("log")
+    elif panel.log_x or panel.x_title == "epoch":
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=panel.x_title == "epoch"))
+        axes.ticklabel_format(axis="x", scilimits=(-2, 4))
+    if panel.ceiling is not None:
+        known = [y for series in panel.series for y in series.y if y > 0]
+        axes.set_yscale("log")
+        axes.set_ylim(0.8 * min([*known, panel.ceiling / 2]), 1.3 * panel.ceiling)
+        rungs = [m * 10**k for k in range(6) for m in (1, 2, 5) if 1.3 * m * 10**k <= panel.ceiling]
+        axes.yaxis.set_major_locator(FixedLocator([*rungs, panel.ceiling]))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    elif log_limits is not None:
+        axes.set_yscale("log")
+        axes.set_ylim(log_limits)
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
+    """A band, a line, and open markers where runs are missing; points without a line get error bars."""
+    style = look(series.style)
+    if series.low and series.style.dash == "none":
+        axes.vlines(series.x, series.low, series.high, color=series.style.colour, linewidth=1.0)
+    elif series.low:
+        high = [min(value, panel.ceiling or math.inf) for value in series.high]
+        axes.fill_between(series.x, series.low, high, color=series.style.colour, alpha=0.16, linewidth=0)
+        for i in series.isolated():  # without a neighbour there is nothing to fill
+            axes.vlines(
+                series.x[i], series.low[i], high[i], color=series.style.colour, alpha=0.3, linewidth=3
+            )
+    # What is too small for a logarithmic axis stands at its lower edge.
+    edge = axes.get_ylim()[0] if axes.get_yscale() == "log" else -math.inf
+    y = [max(value, edge) if value == value else value for value in series.y]
+    # A value at the very top of its range is drawn whole.
+    style["clip_on"] = panel.top is None
+    marked = _marked(len(series.x), index, log=panel.log_x)
+    axes.plot(series.x, y, **style, markevery=marked, label=series.label)
+    partial = series.partial()
+    if partial:
+        style |= {"linestyle": "none", "markerfacecolor": "white", "markersize": 4.0}
+        axes.plot([series.x[i] for i in partial], [y[i] for i in partial], **style, zorder=5)
+
+
+def _marked(n: int, index: int, *, log: bool) -> list[int]:
+    """The points that carry a marker, evenly spread over the axis, each series' at places of its own."""
+    if n <= MANY:
+        return list(range(n))
+    share = (index % 6) / 6
+    if log:
+        return sorted({min(n - 1, round(n ** ((k + share) / 8)) - 1) for k in range(8)})
+    step = n / 7
+    return [int(step * (k + share)) for k in range(7)]
+
+
+def _draw_published(axes: Axes, mark: Mark) -> None:
+    star: Options = {"color": "white", "mec": mark.style.colour, "mew": 1.0, "ms": 9}
+    axes.plot(mark.x, mark.y, "*", **star, zorder=6, clip_on=False)
+
+
+def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
+    """Points whose median lies beyond the last epoch stand in a grey band above it, a row per series."""
+    late = {
+        index: [x for x, y, n in zip(series.x, series.y, series.n, strict=True) if math.isnan(y) and n]
+        for index, series in enumerate(panel.series)
+    }
+    late = {index: places for index, places in late.items() if places}
+    axes.axhline(ceiling, color=FAINT, linewidth=0.8, linestyle="-")
+    low, high = axes.get_ylim()
+    step = (ceiling / low) ** 0.085
+    axes.axhspan(ceiling, ceiling * 1e3, color="#EFEFEF", zorder=0, linewidth=0)
+    axes.set_ylim(low, ceiling * step ** (len(late) + 2.2) if late else high)
+    for row, (index, places) in enumerate(late.items(), start=1):
+        style = look(panel.series[index].style) | {"linestyle": "none", "markerfacecolor": "white"}
+        axes.plot(places, [ceiling * step**row] * len(places), **style)
+    if late:
+        words = f"not reached in {ceiling:.0f} epoch{'s' if ceiling != 1 else ''}"
+        place: Options = {"transform": axes.transAxes, "ha": "right", "va": "top"}
+        axes.text(0.98, 0.985, words, **place, fontsize=6.5, color=INK)
+
+
+# -- intervals --------------------------------------------------------------------------------------------
+
+
+def draw_intervals(axes: Axes, panel: Intervals) -> None:
+    """A row per value: its interval or a stem from zero, its noise floor, what was published."""
+    known = [v for row in panel.rows for v in (row.value, row.high, row.reference) if v is not None]
+    limit = 1.12 * max([*known, panel.tolerance or 0.0, 1.0 if panel.n_scales else 1e-9])
+    axes.set(xlim=(0, limit), ylim=(len(panel.rows) - 0.4, -0.6), xlabel=panel.x_title)
+    axes.set_yticks(range(len(panel.rows)), [row.label for row in panel.rows])
+    axes.grid(visible=False, axis="y")
+    if panel.tolerance is not None:
+        axes.axvline(panel.tolerance, color=FAINT, linestyle="--", linewidth=0.9, label="tolerance")
+    for i, row in enumerate(panel.rows):
+        _draw_interval(axes, i, row, limit)
+
+
+def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
+    colour = row.style.colour
+    if row.floor is not None:
+        axes.barh(i, row.floor, height=0.6, color="#D9D9D9", label="noise floor" if i == 0 else "")
+    if row.value is None:  # on the side where no published value stands
+        right = row.reference is None or row.reference < 0.5 * limit
+        place: Options = {
+            "transform": axes.get_yaxis_transform(),
+            "ha": "right" if right else "left",
+            "va": "center",
+        }
+        axes.text(0.99 if right else 0.02, i, row.void, **place, color=FAINT)
+    else:
+        if row.low is not None and row.high is not None:
+            axes.plot([row.low, row.high], [i, i], color=colour, linewidth=1.4)
+        else:
+            axes.plot([0.0, row.value], [i, i], color=colour, linewidth=1.0, alpha=0.6)
+        axes.plot(row.value, i, row.style.marker, color=colour, markersize=4.5, clip_on=False)
+    if row.reference is not None:
+        sign = "<" if row.is_bound else "D"
+        axes.plot(row.reference, i, sign, color="none", mec="black", mew=0.9, ms=6, clip_on=False)
+
+
+def draw_inset(axes: Axes, panel: Intervals) -> None:
+    """Bars in the lower part of a panel, which its lines leave free once the axis is longer."""
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    axes.set_ylim(low - 0.8 * (high - low), high)
+    axes.set_yticks(ticks)
+    inset = axes.inset_axes((0.02, 0.02, 0.97, 0.38))
+    inset.grid(visible=False)
+    inset.spines[:].set_visible(False)
+    top = max([1.0, *(x for row in panel.rows for x in (row.value, row.reference) if x is not None)])
+    inset.set(xticks=[], yticks=[], xlim=(-0.6, len(panel.rows) - 0.4), ylim=(-0.36 * top, 1.1 * top))
+    inset.text(0.01, 1.01, panel.x_title, transform=inset.transAxes, va="bottom", fontsize=6.5)
+    inset.axhline(0, color=INK, linewidth=0.5)
+    for i, row in enumerate(panel.rows):
+        _draw_bar(inset, i, row, top)
+
+
+def _draw_bar(inset: Axes, i: int, row: Interval, top: float) -> None:
+    """A bar; below it the sign of its line and its value, where no published value can be."""
+    inset.plot(i, -0.1 * top, **look(row.style), clip_on=False)
+    if row.reference is not None:
+        sign = "v" if row.is_bound else "D"
+        inset.plot(i, row.reference, sign, color="none", mec="black", mew=0.8, ms=4.5, zorder=5)
+    centred: Options = {"ha": "center", "va": "center", "fontsize": 5.5}
+    if row.value is not None:
+        inset.bar(i, row.value, color=row.style.colour, width=0.75, alpha=0.75)
+        inset.text(i, -0.27 * top, f"{row.value:.1f}", **centred)
+        return
+    inset.bar(i, 0.7 * top, color="white", edgecolor="#D0D0D0", hatch="////", width=0.75, linewidth=0.4)
+    if row.reference is None:
+        inset.text(i, 0.35 * top, row.void, rotation=90, **centred)
+
+
+# -- heat maps --------------------------------------------------------------------------------------------
+
+
+def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
+    """Coloured cells, hatched where there are no runs."""
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.patch.set(hatch="//////", edgecolor="#C8C8C8", facecolor="white")  # seen where a cell is empty
+    low, high = panel.limits
+    values = [row.y for row in panel.rows]
+    image = axes.imshow(values, aspect="auto", cmap="cividis", vmin=low, vmax=high, zorder=1)
+    axes.set_yticks(range(len(panel.rows)), [row.label for row in panel.rows])
+    axes.tick_params(length=0)
+    x = panel.rows[0].x
+    ticks = _ticks(x)
+    axes.set_xticks(ticks, [f"{x[i]:g}" for i in ticks])
+    axes.set_xlabel(panel.x_title)
+    for i, j in np.ndindex(len(panel.rows), len(x)):
+        if not math.isnan(panel.rows[i].y[j]):
+            _draw_cell(axes, panel, i, j)
+    for i, row in enumerate(panel.intervals):
+        place: Options = {"transform": axes.get_yaxis_transform(), "va": "center"}
+        axes.text(1.02, i, _in_short(row), **place, fontsize=6, color="#202020")
+    return image
+
+
+def _in_short(row: Interval) -> str:
+    published = "" if row.reference is None else f" ({row.reference:.1f})"
+    return ("—" if row.value is None else f"{row.value:.1f}") + published
+
+
+def _ticks(scales: Sequence[float]) -> list[int]:
+    """All scales where there is room, else those on a round half."""
+    if len(scales) <= 10:
+        return list(range(len(scales)))
+    round_ones = [i for i, scale in enumerate(scales) if abs(2 * scale - round(2 * scale)) < 1e-9]
+    return [0, *round_ones] if round_ones else list(range(0, len(scales), 4))
+
+
+def _draw_cell(axes: Axes, panel: Heatmap, i: int, j: int) -> None:
+    """The cross, the value and, where seeds are missing, n."""
+    row, (low, high) = panel.rows[i], panel.limits
+    value, n = row.y[j], row.n[j]
+    ink = "white" if (value - low) < 0.55 * (high - low) else "black"
+    style: Options = {"color": ink, "textcoords": "offset points", "ha": "center", "va": "center"}
+    few = f"({n})" if n < row.expected[j] else ""
+    roomy = len(row.x) <= ROOM_FOR_TEXT
+    text = f"{value:.1f} {few}".strip() if roomy else few
+    if panel.crossed and panel.crossed[i][j]:
+        high_up = 2.0 if few and not roomy else -0.7  # the sign stands above the middle of its line
+        axes.annotate("×", (j, i), (-13 if roomy else 0, high_up), fontsize=8, **style)
+    if text:
+        offset = (3, 0) if roomy else (0, -3)
+        axes.annotate(text, (j, i), offset, fontsize=5.5 if roomy else 4, **style)

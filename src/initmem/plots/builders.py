@@ -1,0 +1,135 @@
+"""Plots of any records: nothing needs to be known about their recipes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from initmem.errors import ConfigError, allowed
+from initmem.measures.beta import beta_curve
+from initmem.measures.design import by_recipe, plain
+from initmem.measures.memory import METRICS, TOLERANCE_PP, Memory, default_metric, memory_table, own_metrics
+from initmem.plots.captions import SIGMA
+from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot
+from initmem.plots.series import (
+    MEAN,
+    MEDIAN,
+    SLOPE,
+    beta_series,
+    interpolation_series,
+    scale_series,
+    value_of,
+)
+from initmem.plots.styles import COLOURS, nth
+from initmem.recipe import AnyRecipe, labels
+from initmem.store.record import RunRecord
+
+BETA = "|β| per unit of σ"
+CLOCK_TITLES = {
+    "sgd": "SGD clock, (1/b) Σ η²",
+    "l2": "L2 clock, λ Σ η",
+    "adaptive": "adaptive clock, Σ η",
+    "momentum": "momentum clock, (1/b) Σ (η/(1-μ))²",
+    "angular": "angular clock, Σ η/‖W‖²",
+}
+METRIC_TITLES = {
+    "test_accuracy": ("Test accuracy of the selected predictor", "test accuracy (%)"),
+    "norm_best": ("Kernel norm of the selected predictor", "Frobenius norm of the kernels"),
+    "repair_gap": ("Repair gap", "repair gap (pp)"),
+}
+VERDICT_COLOURS = {"remembers": COLOURS[1], "forgets": COLOURS[2], "undetermined": COLOURS[6]}
+
+
+def metric_title(metric: str) -> str:
+    """The name of a metric with the unit it is drawn in."""
+    return f"{metric.replace('_', ' ')}{' (%)' if 'accuracy' in metric else ''}"
+
+
+def scale_plot(
+    records: Sequence[RunRecord], metric: str | None = None, *, order: Sequence[AnyRecipe] = ()
+) -> Plot:
+    """A metric against scale, a line per recipe; recipes in the given order, then as they come."""
+    metric = metric or default_metric(records)
+    known = dict.fromkeys([*METRICS, *own_metrics(records)])
+    if metric not in known:
+        raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
+    title, y_title = METRIC_TITLES.get(metric, (metric.replace("_", " "), metric_title(metric)))
+    top = 100.0 if y_title.endswith("(%)") else None
+    series = [
+        scale_series(plain(group), value_of(metric), label=label, style=nth(i))
+        for i, (label, group) in enumerate(_labelled(records, order))
+    ]
+    return _single(Panel(title, SIGMA, y_title, series, MEAN, top=top))
+
+
+def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
+    """The median interpolation epoch against scale, a line per recipe."""
+    series = [
+        interpolation_series(plain(group), label=label, style=nth(i))
+        for i, (label, group) in enumerate(_labelled(records, order))
+    ]
+    last = float(max((record.summary.epochs for record in records), default=0))
+    title, y_title = "Interpolation epoch", "interpolation epoch"
+    return _single(Panel(title, SIGMA, y_title, series, MEDIAN, ceiling=last, log_y=True))
+
+
+def beta_plot(
+    records: Sequence[RunRecord],
+    metric: str = "val_accuracy",
+    clock: str | None = None,
+    *,
+    order: Sequence[AnyRecipe] = (),
+) -> Plot:
+    """|beta| of a metric against epoch or against a clock, a line per recipe."""
+    if clock is not None and clock not in CLOCK_TITLES:
+        raise ConfigError(f"clock = {clock!r} ({allowed(CLOCK_TITLES)})")
+    curves = [(label, beta_curve(group, metric)) for label, group in _labelled(records, order)]
+    series = [beta_series(curve, clock, label=label, style=nth(i)) for i, (label, curve) in enumerate(curves)]
+    x_title = "epoch" if clock is None else CLOCK_TITLES[clock]
+    title = f"Slope of {metric.replace('_', ' ')} on the initialization scale"
+    panel = Panel(title, x_title, BETA, [one for one in series if one.y], SLOPE, "runs per line")
+    return _single(panel._replace(log_x=clock is not None, log_y=True))
+
+
+def memory_plot(
+    records: Sequence[RunRecord],
+    metric: str | None = None,
+    *,
+    tolerance: float | None = None,
+    order: Sequence[AnyRecipe] = (),
+) -> Plot:
+    """The memory of every recipe with its interval, its noise floor and the tolerance."""
+    metric = metric or default_metric(records)
+    rows = memory_table(records, metric, order=order, tolerance=tolerance)
+    unit = rows[0].unit if rows else ""
+    limit = TOLERANCE_PP if tolerance is None and unit == "pp" else tolerance
+    x_title = f"memory{f' ({unit})' if unit else ''}"
+    title = f"Initialization memory of {metric.replace('_', ' ')}"
+    return Plot(
+        [[Intervals(title, x_title, [memory_interval(row) for row in rows], tolerance=limit)]],
+        row_height=0.7 + 0.22 * len(rows),
+        lettered=False,
+        about=[
+            "Memory: max - min over scales of the mean, with its 95% interval",
+            *(["Grey: noise floor"] if any(row.floor is not None for row in rows) else []),
+            *(["Dashed: tolerance"] if limit is not None else []),
+        ],
+    )
+
+
+def memory_interval(row: Memory) -> Interval:
+    """A memory as one row of a panel of intervals."""
+    style = nth(0)._replace(colour=VERDICT_COLOURS[row.verdict], marker="o")
+    label, void = row.recipe, "not measured yet"
+    return Interval(label, style, row.memory, row.low, row.high, row.floor, void=void, verdict=row.verdict)
+
+
+def _labelled(records: Sequence[RunRecord], order: Sequence[AnyRecipe]) -> list[tuple[str, list[RunRecord]]]:
+    groups = by_recipe(records, order)
+    return list(zip(labels(list(groups)), groups.values(), strict=True))
+
+
+def _single(panel: Panel) -> Plot:
+    """One panel, its legend in rows of three."""
+    entries = [Entry(one.label, one.style) for one in panel.series if one.x]
+    legend = [entries[i : i + 3] for i in range(0, len(entries), 3)]
+    return Plot([[panel]], legend, row_height=3.0, lettered=False)

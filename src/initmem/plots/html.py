@@ -1,0 +1,245 @@
+"""Plots for the page: JSON that its script draws, and small pictures that are there without any script.
+
+The pictures hold numbers only, no text from a store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from initmem.plots.model import Heatmap, Interval, Panel, Plot, Series
+from initmem.plots.styles import PALETTE
+
+Json = dict[str, Any]
+MOST_POINTS = 160  # of one series: more would not be seen
+STEPS = 9  # colours of heat maps in the style sheet, h0 to h8
+BAR = (240, 22)  # width and height of the picture of an interval
+SPARK = (120, 30)
+
+# Shapes as well as colours: filled diamond, ring, question mark.
+GLYPHS = {
+    "remembers": '<path d="M8 1.5 14.5 8 8 14.5 1.5 8Z"/>',
+    "forgets": '<circle cx="8" cy="8" r="5.5" class="ring"/>',
+    "undetermined": '<path class="ring" d="M5 6a3 3 0 1 1 4.6 2.5C8.5 9.2 8 9.8 8 11"/>'
+    '<circle cx="8" cy="14" r="1.2"/>',
+}
+
+
+# -- charts -----------------------------------------------------------------------------------------------
+
+
+class _Table:
+    """Values that many series share are written once; a series holds their place in the list."""
+
+    def __init__(self) -> None:
+        self._places: dict[Hashable, int] = {}
+        self.rows: list[Any] = []
+
+    def place(self, value: Any) -> int:
+        key = repr(value)
+        if key not in self._places:
+            self._places[key] = len(self.rows)
+            self.rows.append(value)
+        return self._places[key]
+
+
+def chart_json(plots: Mapping[str, Plot]) -> Json:
+    """Plots of the same recipes, between which the reader chooses."""
+    values, runs = _Table(), _Table()
+    choices = []
+    for key, plot in plots.items():
+        first = plot.panels[0]
+        choices.append(
+            {
+                "key": key,
+                "title": plot.head,
+                "about": " ".join(plot.about),
+                "x": first.x_title,
+                "y": first.y_title,
+                "xlog": first.log_x,
+                "ylog": first.log_y,
+                "ceiling": first.ceiling is not None,
+                "panels": [_panel(panel, values, runs) for panel in plot.panels],
+            }
+        )
+    return {"choices": choices, "values": values.rows, "runs": runs.rows}
+
+
+def _panel(panel: Panel, values: _Table, runs: _Table) -> Json:
+    return {"title": panel.title, "series": [_series(one, values, runs) for one in panel.series]}
+
+
+def _series(series: Series, values: _Table, runs: _Table) -> Json:
+    at = thinned(len(series.x))
+    columns: Json = {"y": numbers(series.y[i] for i in at), "n": [series.n[i] for i in at]}
+    if series.low:
+        columns |= {"low": numbers(series.low[i] for i in at), "high": numbers(series.high[i] for i in at)}
+    if series.limits:
+        columns["limits"] = [limits and numbers(limits) for limits in (series.limits[i] for i in at)]
+    if any(series.n_censored):
+        columns["never"] = [series.n_censored[i] for i in at]
+    return {
+        "label": series.label,
+        "name": series.name or series.label,
+        "recipe": series.recipe_id,
+        "style": PALETTE.index(series.style),
+        "x": numbers(series.x[i] for i in at),
+        "values": values.place(columns),
+        "runs": runs.place(list(series.runs)) if series.runs else None,
+    }
+
+
+def thinned(count: int) -> NDArray[np.int64]:
+    """Indices of the points to show: the first and the last, dense in the beginning for logarithmic axes."""
+    if count <= MOST_POINTS:
+        return np.arange(count)
+    early = np.geomspace(1, count, MOST_POINTS // 2) - 1
+    even = np.linspace(0, count - 1, MOST_POINTS // 2)
+    return np.unique(np.round(np.concatenate([early, even])).astype(np.int64))
+
+
+def numbers(values: Iterable[float | None]) -> list[float | None]:
+    """Values to five digits; what is not a number becomes null."""
+    return [None if v is None or not np.isfinite(v) else float(f"{v:.5g}") for v in values]
+
+
+# -- heat maps --------------------------------------------------------------------------------------------
+
+
+class HeatCell(NamedTuple):
+    """One cell; `step` picks its colour, -1 where there is no value."""
+
+    text: str
+    step: int
+    tip: str
+    href: str
+    crossed: bool
+
+
+def heat_rows(panel: Heatmap) -> list[tuple[str, list[HeatCell]]]:
+    """The cells of a heat map, row by row: every cell says its number, the colour only helps the eye."""
+    return [(row.label, [_cell(panel, i, j) for j in range(len(row.x))]) for i, row in enumerate(panel.rows)]
+
+
+def _cell(panel: Heatmap, i: int, j: int) -> HeatCell:
+    value, tip = panel.rows[i].y[j], panel.tips[i][j]
+    if math.isnan(value):
+        return HeatCell("", -1, tip, "", crossed=False)
+    crossed = bool(panel.crossed) and panel.crossed[i][j]
+    return HeatCell(format(value, panel.form), step(value, *panel.limits), tip, panel.links[i][j], crossed)
+
+
+def step(value: float, low: float, high: float) -> int:
+    """Which of the colours a value has."""
+    return min(STEPS - 1, int(STEPS * (value - low) / ((high - low) or 1.0)))
+
+
+# -- small pictures ---------------------------------------------------------------------------------------
+
+
+def glyph(verdict: str) -> Markup:
+    """The sign of a verdict; the word stands beside it."""
+    return Markup(f'<svg class="glyph" viewBox="0 0 16 16" aria-hidden="true">{GLYPHS[verdict]}</svg>')
+
+
+def nice_limit(value: float) -> float:
+    """The next round number at or above a positive value: 1, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten."""
+    if not value > 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))
+
+
+def interval_bar(row: Interval, limit: float, tolerance: float | None) -> Markup:
+    """A memory with its interval; shaded: what noise alone would show; dashed: the tolerance."""
+    width, height = BAR
+    middle = height / 2
+
+    def x(value: float) -> float:
+        return round(4 + (width - 8) * min(max(value, 0.0), limit) / limit, 1)
+
+    parts = [f'<line class="base" x1="{x(0)}" x2="{x(limit)}" y1="{middle}" y2="{middle}"/>']
+    if row.floor is not None:
+        size = f'width="{x(row.floor) - x(0):.1f}" height="{height - 4}"'
+        parts.append(f'<rect class="floor" x="{x(0)}" y="2" {size}/>')
+    if tolerance is not None and tolerance < limit:
+        at = x(tolerance)
+        parts.append(f'<line class="tolerance" x1="{at}" x2="{at}" y1="0" y2="{height}"/>')
+    whiskers = ""
+    if row.low is not None and row.high is not None:
+        low, high = x(row.low), x(row.high)
+        parts.append(f'<line x1="{low}" x2="{high}" y1="{middle}" y2="{middle}"/>')
+        whiskers = f'<path d="M{low} {middle - 4}v8M{high} {middle - 4}v8"/>'
+    if row.value is not None:
+        place = f"translate({x(row.value) - 6.8:.1f} {middle - 6.8}) scale(.85)"
+        parts.append(f'<g transform="{place}">{GLYPHS[row.verdict]}</g>')
+    parts.append(whiskers)  # above the sign, which would hide narrow ones
+    label = f"{row.value:.1f}" if row.value is not None else "not measured"
+    return Markup(
+        f'<svg class="bar {row.verdict}" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="memory {label} on an axis from 0 to {limit:g}">{"".join(parts)}</svg>'
+    )
+
+
+def bar_axis(limit: float) -> Markup:
+    """The axis above a column of interval bars."""
+    width, _ = BAR
+    ticks = "".join(
+        f'<text x="{4 + (width - 8) * i / 2}" y="11" text-anchor="{anchor}">{limit * i / 2:g}</text>'
+        for i, anchor in enumerate(("start", "middle", "end"))
+    )
+    return Markup(f'<svg class="axis" viewBox="0 0 {width} 13" aria-hidden="true">{ticks}</svg>')
+
+
+def sparkline(series: Series, low: float, high: float) -> Markup:
+    """A metric against scale: means as a line, percentiles as a band, on an axis shared by all recipes."""
+    if not series.x:
+        return Markup("")
+    xs = _positions(series.x, series.x[0], series.x[-1])
+    there = _path(xs, series.high, low, high)
+    back = _path(xs[::-1], series.low[::-1], low, high)
+    dots = "".join(
+        f'<circle cx="{x}" cy="{_height(y, low, high)}" r="1.8"/>' for x, y in zip(xs, series.y, strict=True)
+    )
+    ends = [f"{series.y[i]:.3g} at scale {series.x[i]:g}" for i in (0, -1)]
+    return _spark(
+        f'<polygon points="{there} {back}"/><polyline points="{_path(xs, series.y, low, high)}"/>'
+        f"{dots if len(xs) <= 12 else ''}",
+        f"mean by scale, from {' to '.join(ends)}",
+    )
+
+
+def course(values: Sequence[float], length: int, low: float, high: float) -> Markup:
+    """A metric against epoch for a run in flight; the axis ends where the run will end."""
+    xs = _positions(range(1, len(values) + 1), 1, max(length, 2))
+    end = f'<circle cx="{xs[-1]}" cy="{_height(values[-1], low, high)}" r="2"/>' if values else ""
+    line = f'<polyline points="{_path(xs, values, low, high)}"/>'
+    return _spark(line + end, f"{len(values)} of {length} epochs")
+
+
+def _spark(inside: str, label: str) -> Markup:
+    width, height = SPARK
+    return Markup(
+        f'<svg class="spark" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
+        f'<line class="base" x1="2" x2="{width - 2}" y1="{height - 1}" y2="{height - 1}"/>{inside}</svg>'
+    )
+
+
+def _positions(values: Sequence[float], first: float, last: float) -> list[float]:
+    span = (last - first) or 1.0
+    return [round(3 + (SPARK[0] - 6) * (value - first) / span, 1) for value in values]
+
+
+def _height(value: float, low: float, high: float) -> float:
+    share = (value - low) / ((high - low) or 1.0)
+    return round(3 + (SPARK[1] - 6) * (1 - min(max(share, 0.0), 1.0)), 1)
+
+
+def _path(xs: Sequence[float], ys: Sequence[float], low: float, high: float) -> str:
+    return " ".join(f"{x},{_height(y, low, high)}" for x, y in zip(xs, ys, strict=True))

@@ -1,0 +1,286 @@
+"""Draw a plot with matplotlib: pages, legends, shared limits, files."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.textpath import TextToPath
+
+from initmem.errors import ConfigError, StoreError
+from initmem.plots.axes import (
+    FAINT,
+    INK,
+    draw_heatmap,
+    draw_inset,
+    draw_intervals,
+    draw_panel,
+    look,
+    no_runs,
+)
+from initmem.plots.captions import caption
+from initmem.plots.model import AnyPanel, Entry, Heatmap, Intervals, Panel, Plot, Style, log_limits
+from initmem.store.files import write_atomic
+from initmem.store.record import INTERPOLATION
+
+WIDTH = 7.2  # inches: two columns of a journal page
+ENDINGS = (".pdf", ".png", ".svg")
+CAPTION = 6.0  # points
+HATCHED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#B0B0B0", "hatch": "//////", "linewidth": 0.4}
+TYPE: dict[str, Any] = {
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "axes.grid": True,
+    "grid.linewidth": 0.4,
+    "grid.color": "#DDDDDD",
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.5,
+    "pdf.fonttype": 42,  # letters stay letters
+    "svg.hashsalt": "initmem",
+}
+
+
+def typeset() -> AbstractContextManager[None]:
+    """The type and the lines of all our figures."""
+    return rc_context(TYPE)  # type: ignore[arg-type]  # the stubs want every key as a literal
+
+
+def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
+    """A figure of full page width with legend and caption; the axes are those of the panels, row by row.
+
+    Rows and columns of panels without any runs are named in one hatched strip below the others.
+    """
+    rows, absent = _without_empty(plot)
+    heights = [_height(row, plot) for row in rows]
+    maps = [panel for row in rows for panel in row if isinstance(panel, Heatmap)]
+    own_row = bool(maps) and len(rows[-1]) == len(rows[0])  # the key of the colours needs a row of its own
+    heights += [0.95] * own_row + [0.3] * bool(absent)
+    legend = fitting(plot.legend)
+    with typeset():
+        lines = wrapped(caption(plot), 72 * (WIDTH - 0.2))
+        height = 0.3 + 0.16 * len(legend) + sum(heights) + 0.115 * len(lines)
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        if lines:
+            figure.supxlabel("\n".join(lines), x=0.012, ha="left", fontsize=CAPTION, color=INK)
+        if legend:
+            _draw_legend(figure, legend)
+        columns = max(map(len, rows), default=1) if maps else math.lcm(*map(len, rows))
+        grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+        drawn = _draw_rows(figure, grid, rows, plot)
+        _share_limits(drawn)
+        for axes, panel in drawn:
+            if isinstance(panel, Panel) and panel.inset is not None and panel.has_values():
+                draw_inset(axes, panel.inset)
+        if maps:
+            place = grid[len(rows), :] if own_row else grid[len(rows) - 1, len(rows[-1]) :]
+            _draw_key(figure.add_subplot(place), maps, drawn[0][0].images[0])
+        if absent:
+            no_runs(figure.add_subplot(grid[-1, :]), f"{'; '.join(absent)}: no runs")
+    return figure, [axes for axes, _ in drawn]
+
+
+def check(path: Path) -> None:
+    """Refuse a path whose ending names no format that we write."""
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"figure file = {str(path)!r} (allowed endings: {', '.join(ENDINGS)})")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture, the same bytes for the same data; the ending of the path picks the format."""
+    check(path)
+    kind = path.suffix.lower().removeprefix(".")
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    stream = io.BytesIO()
+    with typeset():
+        figure.savefig(stream, format=kind, dpi=250, metadata=undated)
+    try:
+        write_atomic(path, stream.getvalue())
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _without_empty(plot: Plot) -> tuple[list[Sequence[AnyPanel]], list[str]]:
+    """The rows and columns that have runs, and the titles of those that have none."""
+    empty_rows = [row for row in plot.rows if not any(panel.has_runs() for panel in row)]
+    full = [row for row in plot.rows if row not in empty_rows]
+    absent = [panel for row in empty_rows for panel in row]
+    if len({len(row) for row in full}) == 1:
+        columns = [column for column in zip(*full, strict=True) if any(panel.has_runs() for panel in column)]
+        absent_columns = [c for c in zip(*full, strict=True) if not any(panel.has_runs() for panel in c)]
+        full = [list(row) for row in zip(*columns, strict=True)]
+        beside = [panel.title for column in absent_columns for panel in column]
+    else:
+        beside = []
+    # Of a whole row "b = 128, sgd" and "b = 128, adam", what they share says enough.
+    return full, list(dict.fromkeys([*beside, *(panel.title.partition(",")[0] for panel in absent)]))
+
+
+def _height(row: Sequence[AnyPanel], plot: Plot) -> float:
+    maps = [len(panel.rows) for panel in row if isinstance(panel, Heatmap)]
+    return 0.62 + 0.17 * max(maps) if maps else plot.row_height
+
+
+def _draw_rows(
+    figure: Figure, grid: Any, rows: Sequence[Sequence[AnyPanel]], plot: Plot
+) -> list[tuple[Axes, AnyPanel]]:
+    """Draw every panel; an axis title that the panel beside or below repeats is left out."""
+    drawn: list[tuple[Axes, AnyPanel]] = []
+    limits = log_limits(plot)
+    named = [entry.label for line in plot.legend for entry in line]
+    for i, row in enumerate(rows):
+        for j, panel in enumerate(row):
+            wide = 1 if isinstance(panel, Heatmap) else grid.ncols // len(row)
+            axes = figure.add_subplot(grid[i, j * wide : (j + 1) * wide])
+            axes.set_title(f"{letter(len(drawn))} {panel.title}" if plot.lettered else panel.title)
+            draw_any(axes, panel, limits, named)
+            if j and _same_y(row[j - 1], panel):
+                axes.set_ylabel("")
+            if i + 1 < len(rows) and _same_x(rows[i + 1], row, j):
+                axes.set_xlabel("")
+            drawn.append((axes, panel))
+    return drawn
+
+
+def draw_any(
+    axes: Axes, panel: AnyPanel, limits: dict[str, tuple[float, float]], named: Sequence[str] = ()
+) -> None:
+    """Draw a panel of any kind."""
+    if isinstance(panel, Panel):
+        draw_panel(axes, panel, limits.get(panel.y_title) if panel.log_y else None, named)
+    elif isinstance(panel, Intervals):
+        draw_intervals(axes, panel)
+    else:
+        draw_heatmap(axes, panel)
+
+
+def _same_y(beside: AnyPanel, panel: AnyPanel) -> bool:
+    if not isinstance(beside, Panel) or not isinstance(panel, Panel):
+        return False
+    return beside.y_title == panel.y_title and beside.has_values()
+
+
+def _same_x(below: Sequence[AnyPanel], row: Sequence[AnyPanel], j: int) -> bool:
+    if len(below) != len(row) or isinstance(row[j], Heatmap):
+        return False
+    return isinstance(row[j], Panel) and below[j].x_title == row[j].x_title
+
+
+def letter(i: int) -> str:
+    """(a), (b), ..., for the titles of panels."""
+    return f"({'abcdefghijklmnopqrstuvwxyz'[i]})"
+
+
+def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
+    """Panels of one quantity get the same limits, so that they compare at a glance."""
+    groups: dict[tuple[str, str], list[Axes]] = {}
+    for axes, panel in drawn:
+        if isinstance(panel, Intervals):
+            groups.setdefault(("x", "intervals"), []).append(axes)
+        elif isinstance(panel, Panel) and panel.has_values():
+            groups.setdefault(("x", panel.x_title + axes.get_xscale()), []).append(axes)
+            groups.setdefault(("y", panel.y_title + axes.get_yscale()), []).append(axes)
+    for (side, _), group in groups.items():
+        limits = [axes.get_xlim() if side == "x" else axes.get_ylim() for axes in group]
+        both = min(low for low, _ in limits), max(high for _, high in limits)
+        for axes in group:
+            axes.set(**{f"{side}lim": both})
+
+
+# -- legends ----------------------------------------------------------------------------------------------
+
+
+def _draw_legend(figure: Figure, rows: Sequence[Sequence[Entry]]) -> None:
+    """One legend above all panels, row by row; what has no runs is named there, in grey."""
+    wide = max(map(len, rows))
+    blank = Entry("", Style("none", "", "none"))
+    table = [[*row, *[blank] * (wide - len(row))] for row in rows]
+    entries = [row[column] for column in range(wide) for row in table]  # matplotlib fills by column
+    box = figure.legend(
+        handles=[_sample(entry) for entry in entries],
+        loc="outside upper center",
+        ncols=wide,
+        frameon=False,
+        handlelength=2.8,
+        columnspacing=1.4,
+        labelspacing=0.3,
+    )
+    for text, entry in zip(box.get_texts(), entries, strict=True):
+        if not entry.present:
+            text.set_color(FAINT)
+
+
+def _sample(entry: Entry) -> Line2D | Patch:
+    if not entry.present:
+        return Patch(**HATCHED, label=entry.label)
+    return Line2D([], [], **look(entry.style), label=entry.label)
+
+
+def fitting(rows: Sequence[Sequence[Entry]]) -> list[Sequence[Entry]]:
+    """Rows of a legend, broken where they are too wide for the page."""
+    fitted: list[Sequence[Entry]] = list(rows)
+    for most in range(max(map(len, rows), default=0), 0, -1):
+        fitted = [piece for row in rows for piece in _broken(row, most)]
+        wide = max(map(len, fitted))
+        widest = [max(len(row[i].label) for row in fitted if len(row) > i) for i in range(wide)]
+        if sum(0.62 + 0.058 * letters for letters in widest) <= WIDTH:  # inches, about
+            break
+    return fitted
+
+
+def _broken(row: Sequence[Entry], most: int) -> list[Sequence[Entry]]:
+    """Lines of about equal length, none longer than `most`."""
+    count = -(-len(row) // most)
+    size = -(-len(row) // count)
+    return [row[i : i + size] for i in range(0, len(row), size)]
+
+
+def _draw_key(axes: Axes, maps: Sequence[Heatmap], image: AxesImage) -> None:
+    """The colours of heat maps, and what crosses and hatches mean, where there are any."""
+    axes.set_axis_off()
+    place = axes.inset_axes((0.0, 0.62, 0.9, 0.16))
+    bar = axes.figure.colorbar(image, cax=place, orientation="horizontal", label=maps[0].y_title)
+    bar.ax.spines[:].set_visible(False)
+    handles: list[Line2D | Patch] = []
+    if any(any(row) for panel in maps for row in panel.crossed):
+        text = f"mean train accuracy below {100 * INTERPOLATION:g}%"
+        handles.append(Line2D([], [], marker="x", ls="none", color="black", ms=4, mew=0.8, label=text))
+    if any(len(row.known()) < len(row.y) for panel in maps for row in panel.rows):
+        handles.append(Patch(**HATCHED, label="no runs"))
+    if handles:
+        axes.legend(handles=handles, loc="lower left", frameon=False, borderaxespad=0, ncols=2)
+
+
+def wrapped(text: str, width: float) -> list[str]:
+    """Lines of a caption that are at most so many points wide."""
+    ruler, font = TextToPath(), FontProperties(size=CAPTION)
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and ruler.get_text_width_height_descent(longer, font, ismath=False)[0] <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines

@@ -1,0 +1,233 @@
+"""Plots as values: what is shown, without how it is drawn.
+
+A figure of the paper, a chart on the page, a sparkline and a picture of the theory are all a `Plot`, or a
+part of one. `plots.matplotlib` draws it, `plots.html` turns it into JSON and SVG for the page, and
+`plots.captions` puts it into words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Style(NamedTuple):
+    """How a series is told apart: by colour, and by marker and dashes for those who do not see it."""
+
+    colour: str
+    marker: str = ""
+    dash: str = "-"  # a matplotlib line style; "none": points only
+    hollow: bool = False
+    size: float = 3.5  # of the markers, in points
+    width: float = 1.2  # of the line, in points
+
+
+class Member(NamedTuple):
+    """What a series stands for: a cell of a selection or a recipe, its label and its style."""
+
+    key: Any
+    label: str
+    style: Style
+
+
+class Series(NamedTuple):
+    """A value against x, with one entry per point in every list; NaN where there is no value.
+
+    `low` and `high` bound the band that is drawn, `limits` is the 95% interval of a mean.
+    """
+
+    label: str
+    style: Style
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()  # inf: beyond the last epoch
+    limits: Sequence[tuple[float, float] | None] = ()  # None from a single seed
+    n: Sequence[int] = ()  # runs behind each point
+    n_censored: Sequence[int] = ()  # further runs without a value, or with one beyond the last epoch
+    expected: Sequence[int] = ()  # runs that the studies ask for
+    runs: Sequence[Sequence[str]] = ()  # ids of the runs behind each point
+    name: str = ""  # the label in full, where a panel's title holds a part of it
+    recipe_id: str = ""
+
+    def known(self) -> list[float]:
+        """The values that are there."""
+        return [y for y in self.y if not math.isnan(y)]
+
+    def partial(self) -> list[int]:
+        """Indices of the points with a value behind which some runs are missing or have none."""
+        counts = zip(self.y, self.n, self.n_censored, self.expected, strict=False)
+        return [
+            i
+            for i, (y, n, censored, expected) in enumerate(counts)
+            if not math.isnan(y) and (censored or n < expected)
+        ]
+
+    def isolated(self) -> list[int]:
+        """Indices of the points with a value whose neighbours have none."""
+        there = [False, *(not math.isnan(y) for y in self.y), False]
+        return [i for i in range(len(self.y)) if there[i : i + 3] == [False, True, False]]
+
+    def at(self, x: float) -> int | None:
+        """The index of a point."""
+        return list(self.x).index(x) if x in self.x else None
+
+
+class Mark(NamedTuple):
+    """A published value at a point of a panel."""
+
+    x: float
+    y: float
+    style: Style
+
+
+class Text(NamedTuple):
+    """A few words inside a panel; x and y are fractions of its width and height."""
+
+    x: float
+    y: float
+    text: str
+
+
+class Interval(NamedTuple):
+    """One value with whatever is known beside it: interval, noise floor, published value."""
+
+    label: str
+    style: Style
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    floor: float | None = None
+    reference: float | None = None
+    relation: str = "="  # how the published value is meant: =, <, <=, about
+    reference_scales: int | None = None  # over how many scales it was taken
+    void: str = "no runs"  # why there is no value
+    verdict: str = ""  # of a memory
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the published value is an upper bound."""
+        return self.relation in ("<", "<=")
+
+
+class Intervals(NamedTuple):
+    """Values of one kind below each other, such as spreads or memories."""
+
+    title: str
+    x_title: str
+    rows: Sequence[Interval]
+    n_scales: int = 0
+    tolerance: float | None = None
+
+    def has_runs(self) -> bool:
+        """Whether there is any value."""
+        return any(row.value is not None for row in self.rows)
+
+
+class Panel(NamedTuple):
+    """Series over one pair of axes. A panel without series says so where it would stand."""
+
+    title: str
+    x_title: str
+    y_title: str
+    series: Sequence[Series]
+    statistic: str = ""  # what lines and bands are, for the caption; "" where nothing was sampled
+    counted: str = "per point"  # what n counts
+    guides: Sequence[Series] = ()  # lines and points that are not the panel's own measurements
+    published: Sequence[Mark] = ()
+    published_level: float | None = None  # a published value that holds all along
+    ceiling: float | None = None  # the last epoch: values beyond it are shown above
+    top: float | None = None  # no value can be above, as for percentages
+    log_x: bool = False
+    log_y: bool = False
+    void: str = "no values"  # what to say where there are runs but none has a value
+    inset: Intervals | None = None
+    levels: Sequence[float] = ()  # thin lines that help the eye
+    span: tuple[float, float] | None = None  # a shaded range of y
+    texts: Sequence[Text] = ()
+    x_limits: tuple[float, float] | None = None
+    y_limits: tuple[float, float] | None = None
+    y_ticks: Mapping[float, str] | None = None
+
+    def has_runs(self) -> bool:
+        """Whether there are any runs behind the panel."""
+        return bool(self.series)
+
+    def has_values(self) -> bool:
+        """Whether any of the runs has a value to draw, or is known never to have reached one."""
+        reached = any(series.known() for series in self.series)
+        return reached or (self.ceiling is not None and bool(self.series))
+
+
+class Heatmap(NamedTuple):
+    """A row of cells for every series; all series have the same x."""
+
+    title: str
+    x_title: str
+    y_title: str  # what the colours show
+    rows: Sequence[Series]
+    limits: tuple[float, float]  # of the colours, shared by all maps of a plot
+    crossed: Sequence[Sequence[bool]] = ()  # labels not fitted; per row and cell
+    intervals: Sequence[Interval] = ()  # written right of each row
+    form: str = ".1f"  # of the numbers in the cells
+    tips: Sequence[Sequence[str]] = ()  # on the page, each cell in words
+    links: Sequence[Sequence[str]] = ()  # on the page, where the runs behind each cell are listed
+
+    def has_runs(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(row.known() for row in self.rows)
+
+
+AnyPanel = Panel | Intervals | Heatmap
+
+
+class Entry(NamedTuple):
+    """A line of the legend; `present` is False for what has no run anywhere in the plot."""
+
+    label: str
+    style: Style
+    present: bool = True
+
+
+class Plot(NamedTuple):
+    """Rows of panels with their legend, and what a caption needs beside them."""
+
+    rows: Sequence[Sequence[AnyPanel]]
+    legend: Sequence[Sequence[Entry]] = ()  # by row
+    head: str = ""
+    about: Sequence[str] = ()  # definitions of what is shown
+    source: str = ""  # at which effort of which study it was measured
+    setting: str = ""  # what all recipes share
+    missing: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    reference: bool = False  # published values were asked for
+    row_height: float = 2.0  # inches
+    lettered: bool = True
+
+    @property
+    def all_panels(self) -> list[AnyPanel]:
+        """All panels, row by row."""
+        return [panel for row in self.rows for panel in row]
+
+    @property
+    def panels(self) -> list[Panel]:
+        """The panels with lines."""
+        return [panel for panel in self.all_panels if isinstance(panel, Panel)]
+
+
+def log_limits(plot: Plot) -> dict[str, tuple[float, float]]:
+    """Limits of the logarithmic axes, by what they show; all panels of one quantity are alike.
+
+    Less than a decade of values is better seen on a linear axis; more than four are cut off below.
+    """
+    known: dict[str, list[float]] = {}
+    for panel in plot.panels:
+        if panel.log_y and panel.ceiling is None:
+            values = [y for series in panel.series for y in series.y if y > 0]
+            known.setdefault(panel.y_title, []).extend(values)
+    return {
+        title: (max(min(values) / 1.5, max(values) / 1e4), 2 * max(values))
+        for title, values in known.items()
+        if values and max(values) > 10 * min(values)
+    }

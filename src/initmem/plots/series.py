@@ -1,0 +1,163 @@
+"""From records to series: the one place where means, percentiles, intervals and counts are taken. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from initmem.measures.beta import BetaCurve
+from initmem.measures.interpolation import median_interpolation
+from initmem.measures.memory import profile, unit_of
+from initmem.measures.statistics import spread_of, student
+from initmem.plots.model import Series, Style
+from initmem.store.record import RunRecord
+
+Value = Callable[[RunRecord], float | None]
+# What lines and bands are, for captions; the band last, because some have none.
+MEAN = "mean over seeds, band from the 10th to the 90th percentile"
+MEDIAN = "median, runs that never reach it counted as later than the last epoch, band of 95% limits"
+SLOPE = "slope over all runs, band of 95% intervals by leaving out one seed at a time"
+UNSTYLED = Style("")
+
+
+def value_of(metric: str) -> Value:
+    """A metric of a record in the unit in which it is shown: percent for accuracies."""
+    factor, _ = unit_of(metric)
+
+    def value(record: RunRecord) -> float | None:
+        recorded = record.metric(metric)
+        return None if recorded is None else factor * recorded
+
+    return value
+
+
+def accuracy_gap(record: RunRecord) -> float | None:
+    """Train less test accuracy of the selected predictor, in points."""
+    train, test = record.metric("train_accuracy"), record.metric("test_accuracy")
+    return None if train is None or test is None else 100 * (train - test)
+
+
+def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:
+    """Records by initialization scale, in ascending order."""
+    groups: dict[float, list[RunRecord]] = {}
+    for record in sorted(records, key=lambda record: record.run.scale):
+        groups.setdefault(record.run.scale, []).append(record)
+    return groups
+
+
+def scale_series(
+    records: Sequence[RunRecord],
+    value: Value,
+    expected: Mapping[float, int] | None = None,
+    *,
+    label: str = "",
+    style: Style = UNSTYLED,
+) -> Series:
+    """Mean, 10th and 90th percentile, 95% interval and n of a value, scale by scale.
+
+    `expected` says how many runs there should be at every scale; without it, the scales are those that have
+    a value.
+    """
+    groups = by_scale(records)
+    values = {scale: [v for v in map(value, group) if v is not None] for scale, group in groups.items()}
+    scales = [scale for scale in groups if values[scale]] if expected is None else list(expected)
+    samples = [np.asarray(values.get(scale, []), dtype=float) for scale in scales]
+    bands = [np.percentile(x, [10, 90]) if len(x) else (math.nan, math.nan) for x in samples]
+    return Series(
+        label=label,
+        style=style,
+        x=scales,
+        y=[float(x.mean()) if len(x) else math.nan for x in samples],
+        low=[float(low) for low, _ in bands],
+        high=[float(high) for _, high in bands],
+        limits=[mean_limits(x) for x in samples],
+        n=[len(x) for x in samples],
+        n_censored=[len(groups.get(scale, ())) - len(x) for scale, x in zip(scales, samples, strict=True)],
+        expected=[0] * len(scales) if expected is None else list(expected.values()),
+        runs=[[record.id for record in groups.get(scale, ())] for scale in scales],
+    )
+
+
+def mean_limits(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
+    """Student's 95% interval of a mean; None from a single value."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean, half = float(np.mean(values)), student(n - 1) * float(np.std(values, ddof=1)) / n**0.5
+    return mean - half, mean + half
+
+
+def interpolation_series(
+    records: Sequence[RunRecord],
+    expected: Mapping[float, int] | None = None,
+    *,
+    label: str = "",
+    style: Style = UNSTYLED,
+) -> Series:
+    """The median interpolation epoch by scale; NaN where half of the runs never interpolate.
+
+    Here `n_censored` counts runs of `n`: they never interpolate, but they are part of the estimate.
+    """
+    groups = by_scale(records)
+    scales = list(groups) if expected is None else list(expected)
+    medians = {scale: median_interpolation(groups[scale]) for scale in scales if scale in groups}
+    rows = [medians.get(scale) for scale in scales]
+    reached = [row if row is not None and row.median is not None else None for row in rows]
+    return Series(
+        label=label,
+        style=style,
+        x=scales,
+        y=[math.nan if row is None else row.median or math.nan for row in reached],
+        low=[math.nan if row is None else row.low or math.nan for row in reached],
+        high=[math.nan if row is None else row.high or math.inf for row in reached],
+        n=[0 if row is None else row.n for row in rows],
+        n_censored=[0 if row is None else row.n_censored for row in rows],
+        expected=[0] * len(scales) if expected is None else list(expected.values()),
+        runs=[[record.id for record in groups.get(scale, ())] for scale in scales],
+    )
+
+
+def beta_series(
+    curve: BetaCurve, clock: str | None = None, *, label: str = "", style: Style = UNSTYLED
+) -> Series:
+    """|beta| with its 95% interval against epoch or a clock."""
+    size, low, high = folded(curve)
+    ticks = curve.epochs if clock is None else curve.clocks[clock]
+    return Series(label, style, ticks.tolist(), size, low, high, n=[curve.n_runs] * len(size))
+
+
+def folded(curve: BetaCurve) -> tuple[list[float], list[float], list[float]]:
+    """|beta| with the limits of |beta|, shape (epoch,) each: an interval around zero starts at zero."""
+    around_zero = (curve.low <= 0) & (curve.high >= 0)
+    ends = np.abs(np.stack([curve.low, curve.high]))
+    low = np.where(around_zero, 0.0, ends.min(axis=0))
+    return np.abs(curve.beta).tolist(), low.tolist(), ends.max(axis=0).tolist()
+
+
+def usual_grid(groups: Iterable[Sequence[RunRecord]]) -> list[float]:
+    """The scales that most groups of records have, exactly."""
+    counts = Counter(tuple(sorted({record.run.scale for record in records})) for records in groups)
+    best = max(counts, key=lambda grid: (counts[grid], len(grid)), default=())
+    return list(best)
+
+
+def common_grid(grids: Sequence[Iterable[float]]) -> list[float]:
+    """The grid of scales that most of the given ones contain: spreads over different grids do not compare."""
+    sets = [frozenset(grid) for grid in grids]
+    best = max(set(sets), key=lambda grid: (sum(grid <= other for other in sets), len(grid)), default=None)
+    return sorted(best) if best is not None else []
+
+
+def spread_over(records: Sequence[RunRecord], scales: Sequence[float]) -> float | None:
+    """max - min over scales of the mean test accuracy, in points, over the seeds that have every scale.
+
+    None where no seed has them all, or where there is but one scale.
+    """
+    there = [record for record in records if record.run.scale in scales]
+    if len(scales) < 2 or {record.run.scale for record in there} != set(scales):
+        return None
+    values = profile(there, "test_accuracy").values
+    return float(spread_of(values.mean(axis=0))) if len(values) else None

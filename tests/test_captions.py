@@ -1,0 +1,180 @@
+"""Captions speak of what is drawn, and of nothing else; nothing that is drawn overlaps or misleads."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Text
+
+import planted
+from initmem.paper import figures
+from initmem.plots import matplotlib as renderer
+from initmem.plots.captions import caption
+from initmem.plots.model import Plot
+from initmem.store.record import RunRecord
+from initmem.store.results import open_results
+from initmem.study import Study
+from planted import without
+
+ARCHIVES = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*.initmem"))
+STORES = [*(path.stem for path in ARCHIVES), "planted", "gaps"]
+FIGURES = [(store, name) for store in STORES for name in (*figures.NAMES, "scale")]
+
+
+@cache
+def records_of(store: str) -> tuple[list[RunRecord], list[Study]]:
+    for path in ARCHIVES:
+        if path.stem == store:
+            results = open_results(path)
+            return results.records(), results.studies()
+    studies = planted.everything()
+    records = planted.records(*studies)
+    if store == "gaps":
+        records = without([r for i, r in enumerate(records) if i % 3], optimizer="sgd", batch_size=128)
+    return records, studies
+
+
+def signs(figure: Figure, text: str) -> dict[str, bool]:
+    """What a caption can name, and whether it is in the figure."""
+    lines = [line for line in figure.findobj(Line2D) if len(line.get_xdata())]
+    patches = figure.findobj(Patch)
+    words = [one.get_text() for one in figure.findobj(Text) if one.get_text().split() != text.split()]
+    bands = [one for axes in figure.axes for one in axes.collections if _is_band(one)]
+    drawn = [line for line in lines if line.get_marker() not in ("None", "", None)]
+    right = [one.get_text() for axes in figure.axes for one in axes.texts if one.get_position()[0] == 1.02]
+    return {
+        "Hatched": any(patch.get_hatch() for patch in patches),
+        "open diamonds": any(line.get_marker() == "D" and _hollow(line) for line in drawn),
+        "open triangles": any(line.get_marker() in ("<", "v") and _hollow(line) for line in drawn),
+        "stars": any(line.get_marker() == "*" and line.get_markersize() == 9 for line in drawn),
+        "dotted line": any(line.get_linestyle() == ":" and _level(line) for line in lines),
+        "Dashed: at initialization": any(line.get_label() == "at initialization" for line in lines),
+        "open markers": any(
+            _face(line) == "white" and line.get_marker() != "*" and _in_range(line) for line in drawn
+        ),
+        "band": bool(bands),
+        "Crosses": "×" in words,
+        "In parentheses": any(re.search(r"^(\d+\.\d )?\(\d+\)$", word) for word in words),
+        "Right of each row": bool(right),
+        "(the paper)": any("(" in word for word in right),
+        "Bars": any(axes.patches for axes in figure.findobj(Axes) if _is_inset(axes)),
+    }
+
+
+def _is_band(one: object) -> bool:
+    if isinstance(one, LineCollection):  # of a point that has no neighbours
+        return any(np.ptp(segment[:, 1]) > 1e-9 for segment in one.get_segments())
+    if not isinstance(one, PolyCollection):
+        return False
+    return any(_area(path.vertices) > 1e-9 for path in one.get_paths())
+
+
+def _area(corners: np.ndarray) -> float:
+    x, y = corners.T
+    return 0.5 * abs(float(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))))
+
+
+def _hollow(line: Line2D) -> bool:
+    return _face(line) == "none" and line.get_markeredgecolor() == "black"
+
+
+def _face(line: Line2D) -> object:
+    return line.get_markerfacecolor()
+
+
+def _level(line: Line2D) -> bool:
+    return line.get_color() == "black" and len(set(line.get_ydata())) == 1
+
+
+def _in_range(line: Line2D) -> bool:
+    """Not one of the points above the last epoch, which have words of their own."""
+    return not any("not reached" in text.get_text() for text in line.axes.texts) or bool(
+        min(line.get_ydata()) <= line.axes.get_yticks()[-1]
+    )
+
+
+def _is_inset(axes: Axes) -> bool:
+    return not axes.get_yticks().size and not axes.get_xticks().size
+
+
+@pytest.mark.parametrize("reference", [False, True])
+@pytest.mark.parametrize(("store", "name"), FIGURES)
+def test_a_caption_names_what_is_drawn_and_nothing_else(store: str, name: str, reference: bool) -> None:
+    records, studies = records_of(store)
+    plot = figures.plot_of(name, records, studies, reference)
+    figure, _ = renderer.draw(plot)
+    text = caption(plot)
+    for sign, is_drawn in signs(figure, text).items():
+        assert (sign in text) == is_drawn, f"{sign}: {'not ' * (not is_drawn)}drawn, but: {text}"
+    published = any(sign in text for sign in ("Published values", "(the paper)"))
+    assert ("reference: the paper" in text) == published
+    if published:
+        assert "No published values" not in text
+    assert ("No published values" in text) == (reference and not published and name != "scale")
+
+
+# -- what overlapped or misled ----------------------------------------------------------------------------
+
+
+def plot_of(name: str, store: str = "planted", *, reference: bool = True) -> Plot:
+    return figures.plot_of(name, *records_of(store), reference)
+
+
+def drawn(name: str, store: str = "planted", *, reference: bool = True) -> tuple[Figure, list[Axes]]:
+    """A figure whose panels have found their places."""
+    figure, axes = renderer.draw(plot_of(name, store, reference=reference))
+    figure.draw_without_rendering()
+    return figure, axes
+
+
+def test_the_numbers_of_figure_4_stand_below_the_bars_where_no_published_value_is() -> None:
+    _, axes = drawn("4")
+    (inset,) = axes[1].child_axes
+    numbers = [text for text in inset.texts if re.fullmatch(r"\d+\.\d", text.get_text())]
+    assert len(numbers) == 14
+    assert all(text.get_position()[1] < 0 for text in numbers)
+    boxes = [text.get_window_extent() for text in numbers]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[i + 1 :])
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_no_percentage_axis_goes_beyond_100(store: str) -> None:
+    for name in ("1", "4", "5", "7", "8", "scale"):
+        _, axes = renderer.draw(plot_of(name, store))
+        tops = [one.get_ylim()[1] for one in axes if "(%)" in one.get_ylabel()]
+        assert tops
+        assert max(tops) <= 100, name
+
+
+@pytest.mark.parametrize("store", ["best-recipe-mini", "norm-aug-mini", "gaps"])
+@pytest.mark.parametrize("name", ["1", "5", "8"])
+def test_no_words_stand_on_a_published_value(store: str, name: str) -> None:
+    _, every = drawn(name, store)
+    for axes in every:
+        marks = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
+        for text in axes.texts:
+            box = text.get_window_extent()
+            for mark in marks:
+                at = axes.transData.transform((mark.get_xdata()[0], mark.get_ydata()[0]))
+                assert not box.contains(*at), text.get_text()
+
+
+@pytest.mark.parametrize(("store", "name"), [("best-recipe-mini", "5"), ("norm-aug-mini", "8")])
+def test_panels_fill_the_page_where_some_have_no_runs(store: str, name: str) -> None:
+    _, axes = drawn(name, store, reference=False)
+    filled = sum(one.get_position().width for one in axes[: len({a.get_position().x0 for a in axes})])
+    assert filled > 0.75
+
+
+def test_the_caption_says_over_how_many_scales_a_published_spread_was_taken() -> None:
+    assert "published over 5 or 25 scales, measured over 5" in caption(plot_of("8"))
+    assert "published over 25 scales" in caption(plot_of("2"))
