@@ -133,8 +133,7 @@ def run(
     from initmem.engines.settings import Trainer
     from initmem.measures.looks import looks_of
     from initmem.measures.memory import default_metric, memory_table
-    from initmem.pipeline.metric_choice import metric_reason
-    from initmem.pipeline.stale import refuse_stale
+    from initmem.measures.metric_choice import metric_reason
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
     from initmem.store.causes import failure_lines
@@ -179,6 +178,8 @@ def run(
     place = store or Path("runs") / f"{asked.name}-{asked.effort}"
     opened = Store.create(place)
     if program is not None:
+        from initmem.pipeline.stale import refuse_stale
+
         refuse_stale(opened, asked, program.fingerprint, keep_old=keep_old)
     introduce(asked, place)
     with display() as watch:
