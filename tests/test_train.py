@@ -188,6 +188,30 @@ def test_a_restored_pack_continues_bit_by_bit(tiny: Recipe, optimizer: str) -> N
     assert all(a.same_result(b) for a, b in zip(whole, second, strict=True))
 
 
+@pytest.mark.parametrize("augment", ["none", "flip-crop"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "muon-conv"])
+def test_a_pack_saved_inside_an_epoch_continues_bit_by_bit(
+    tiny: Recipe, optimizer: str, augment: str
+) -> None:
+    changes = {"optimizer": optimizer, "augment": augment, "epochs": 4, "batch_size": 7}
+    recipe = Recipe.parse(tiny.changes() | changes)
+    data, runs = load(recipe), runs_of(recipe)
+    whole = train_pack(runs, data)
+    per_epoch = math.ceil(len(data.train) / 7)
+    asked = iter([False, True] + [False] * (per_epoch - 3) + [True] * 99)
+    pack, pauses = Pack(runs, data), []
+    while not pack.finished:
+        if not pack.train_epoch(lambda: next(asked, False)):
+            pauses.append((pack.epoch, pack.position))
+            saved = pack.checkpoint()
+            pack = Pack(runs, data)
+            pack.restore(saved)
+    assert pauses[0] == (0, 2)  # in the first epoch
+    assert pauses[1] == (1, 1)  # never at its end: there it is over
+    assert len(pauses) > 10
+    assert all(a.same_result(b) for a, b in zip(whole, pack.records({}), strict=True))
+
+
 def test_initialization_is_paired_and_has_the_right_size() -> None:
     recipe = Recipe(dataset="synthetic", bias_std=0.2)
     runs = [Run(recipe, 0.5, 7), Run(recipe, 2.0, 7), Run(recipe, 2.0, 8)]
