@@ -32,12 +32,12 @@ from initmem.train.requirements import Precision
 EVALUATION_PIXELS = {"cpu": 100_000, "cuda": 4_000_000}
 
 Rows = dict[str, list[float]]
-RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
+RUNNING = ("loss", "correct", "angular")  # sums over the batches of the current epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where one run stands between two batches: enough to continue it exactly."""
+    """The state of one run between two batches: enough to resume it exactly."""
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
@@ -85,7 +85,7 @@ class Pack:
         self.norm_init = self._kernel_squares().sqrt().tolist()
         self.history: list[Rows] = [{name: [] for name in COLUMNS} for _ in self.runs]
         self.status: list[Status | None] = [None] * self.replicas  # None: still training
-        self.position: int  # batches of the present epoch that are done
+        self.position: int  # completed batches of the current epoch
         self.seconds: float  # spent on them
         self._begin_epoch()
 
@@ -96,14 +96,14 @@ class Pack:
 
     @property
     def updates(self) -> int:
-        """Updates made so far."""
+        """The number of updates so far."""
         return self.epoch * updates_per_epoch(self.recipe, len(self.train)) + self.position
 
     def train_epoch(self, pause: Callable[[], bool] = lambda: False) -> bool:
         """One pass over the training split, one validation, one row of history per replica.
 
-        `pause` is asked between two batches. When it says so, False is returned, and the next call continues
-        at the next batch: of this pack, or of one restored from its checkpoints.
+        `pause` is called between batches. If it returns true, the epoch is interrupted and False is returned;
+        the next call, on this pack or on one restored from its checkpoints, continues with the next batch.
         """
         started = time.perf_counter()
         epoch, recipe = self.epoch + 1, self.recipe
@@ -134,7 +134,7 @@ class Pack:
         return True
 
     def _begin_epoch(self) -> None:
-        """Set the sums over the batches of an epoch to zero, each of shape (replica,)."""
+        """Reset the sums over the batches of an epoch, each of shape (replica,)."""
         self.running = {name: torch.zeros(self.replicas, device=self.device) for name in RUNNING}
         self.position, self.seconds = 0, 0.0
 
@@ -160,7 +160,7 @@ class Pack:
         ]
 
     def checkpoint(self) -> list[Checkpoint]:
-        """Take the pack apart between two batches: one checkpoint per run."""
+        """Split the state of the pack between two batches: one checkpoint per run."""
         tensors = self._state()
         return [
             Checkpoint(
@@ -178,10 +178,10 @@ class Pack:
 
     @torch.no_grad()
     def restore(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Continue from checkpoints of the same update, one per run."""
+        """Resume from checkpoints of the same update, one per run."""
         metas = [saved.meta for saved in checkpoints]
         self.epoch = metas[0]["epoch"]
-        self.position = metas[0].get("position", 0)  # older checkpoints were all taken at the end of an epoch
+        self.position = metas[0].get("position", 0)  # older checkpoints were taken at the end of an epoch
         for r, saved in enumerate(checkpoints):
             for name, tensor in self._state().items():
                 by_replica(tensor, self.replicas)[r].copy_(saved.tensors[name])
