@@ -32,7 +32,7 @@ from initmem.train.requirements import Precision
 EVALUATION_PIXELS = {"cpu": 100_000, "cuda": 4_000_000}
 
 Rows = dict[str, list[float]]
-RUNNING = ("loss", "correct", "angular")  # sums over the batches of the current epoch
+RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Pack:
         self.norm_init = self._kernel_squares().sqrt().tolist()
         self.history: list[Rows] = [{name: [] for name in COLUMNS} for _ in self.runs]
         self.status: list[Status | None] = [None] * self.replicas  # None: still training
-        self.position: int  # completed batches of the current epoch
+        self.position: int  # batches of the present epoch that are done
         self.seconds: float  # spent on them
         self._begin_epoch()
 
@@ -178,10 +178,10 @@ class Pack:
 
     @torch.no_grad()
     def restore(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Resume from checkpoints of the same update, one per run."""
+        """Continue from checkpoints of the same update, one per run."""
         metas = [saved.meta for saved in checkpoints]
         self.epoch = metas[0]["epoch"]
-        self.position = metas[0].get("position", 0)  # older checkpoints were taken at the end of an epoch
+        self.position = metas[0].get("position", 0)  # older checkpoints were all taken at the end of an epoch
         for r, saved in enumerate(checkpoints):
             for name, tensor in self._state().items():
                 by_replica(tensor, self.replicas)[r].copy_(saved.tensors[name])
