@@ -130,9 +130,9 @@ def updates_per_epoch(recipe: Schedule, n_train: int) -> int:
 
 
 def epoch_rates(recipe: Schedule, n_train: int, epoch: int) -> NDArray[np.float64]:
-    """Learning rates of the updates of one epoch (counted from 1), shape (update,).
+    """The learning rates of the updates in one epoch (counted from 1), shape (update,).
 
-    Update k of K has the rate of the schedule at k; during warmup it is multiplied by (k + 1) / warmup.
+    Update k of K has the learning rate of the schedule at k, multiplied by (k + 1) / warmup during warmup.
     """
     import numpy as np
 

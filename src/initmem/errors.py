@@ -1,4 +1,4 @@
-"""The errors that users see: each is one line that says what is wrong and what is allowed."""
+"""The errors a user can meet: each is one line that says what is wrong and what is allowed."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Run:
 
 
 def recipe_json(recipe: AnyRecipe) -> dict[str, Any]:
-    """The recipe as plain values, for `stored_recipe`."""
+    """Plain values from which `stored_recipe` rebuilds a recipe."""
     content = recipe.changes()
     if isinstance(recipe, Recipe) and recipe.data_sha256 is not None:
         content["dataset"] = recipe.dataset

@@ -26,17 +26,17 @@ def clocks(
     """Print the optimizer clocks of each recipe before any run."""
     from initmem import study_file as studies
     from initmem.clocks import clocks as clocks_of
-    from initmem.data import sizes
+    from initmem.pipeline.bundled import schedule_of
     from initmem.plots.columns import CLOCK_COLUMNS
     from initmem.plots.table import table_of
-    from initmem.recipe import labels, network_of
+    from initmem.recipe import labels
 
     if study is None:
         recipes = [studies.single(settings or ())]
     else:
         recipes = list(studies.load_study(study, effort, settings or ()).recipes)
     rows = [
-        {"recipe": label} | clocks_of(network_of(recipe), sizes(recipe).n_train).at_end()
+        {"recipe": label} | clocks_of(*schedule_of(recipe)).at_end()
         for label, recipe in zip(labels(recipes), recipes, strict=True)
     ]
     if as_json:

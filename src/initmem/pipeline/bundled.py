@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from initmem.clocks import Schedule
+from initmem.data import sizes
 from initmem.engines.settings import Trainer
 from initmem.errors import ConfigError
-from initmem.recipe import PipelineRecipe
+from initmem.recipe import AnyRecipe, PipelineRecipe, network_of
 from initmem.study import Study
 from initmem.theory import lab
-from initmem.theory.ensemble import LinearSettings
+from initmem.theory.ensemble import LinearSettings, linear_task
 
 
 class BundledPipeline(NamedTuple):
@@ -17,6 +19,14 @@ class BundledPipeline(NamedTuple):
 
     trainer: Trainer
     pack: int
+
+
+def schedule_of(recipe: AnyRecipe) -> tuple[Schedule, int]:
+    """What fixes the learning rates of a recipe, and on how many examples it trains; known before any run."""
+    if isinstance(recipe, PipelineRecipe) and recipe.pipeline == lab.PIPELINE:
+        return LinearSettings.of(recipe), len(linear_task().x)
+    network = network_of(recipe)
+    return network, sizes(network).n_train
 
 
 def bundled_pipeline(study: Study) -> BundledPipeline:

@@ -28,10 +28,11 @@ def train_pack(
     pause: Callable[[], bool] = lambda: False,
     on_pause: Callable[[Pack], None] | None = None,
 ) -> list[RunRecord]:
-    """Train the runs of one recipe side by side.
+    """Train the runs of one recipe as a pack and return one record per run.
 
-    `on_epoch` is called after every epoch. `pause` is asked between two batches; where it says so, `on_pause`
-    is called to save the pack. Either may raise to stop.
+    Training resumes from the checkpoints in `resume`, if given. `on_epoch` is called after every epoch.
+    `pause` is called between batches; if it returns true, `on_pause` is called, to save the pack. Both
+    callbacks may raise to stop training.
     """
     started = time.perf_counter()
     # By default PyTorch allows TF32 in GPU convolutions; here it has to be requested.
@@ -40,9 +41,10 @@ def train_pack(
     if resume is not None:
         pack.restore(resume)
     while not pack.finished:
-        whole = pack.train_epoch(pause)
-        if (heard := on_epoch if whole else on_pause) is not None:
-            heard(pack)
+        completed = pack.train_epoch(pause)
+        callback = on_epoch if completed else on_pause
+        if callback is not None:
+            callback(pack)
     return pack.records(provenance(pack, time.perf_counter() - started))
 
 

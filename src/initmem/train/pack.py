@@ -40,7 +40,7 @@ Session = dict[str, Any]  # the conditions under which a run was trained, and un
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where one run stands between two batches: enough to continue it exactly."""
+    """The state of one run between two batches: enough to resume it exactly."""
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
@@ -100,14 +100,14 @@ class Pack:
 
     @property
     def updates(self) -> int:
-        """Updates made so far."""
+        """The number of updates so far."""
         return self.epoch * updates_per_epoch(self.recipe, len(self.train)) + self.position
 
     def train_epoch(self, pause: Callable[[], bool] = lambda: False) -> bool:
         """One pass over the training split, one validation, one row of history per replica.
 
-        `pause` is asked between two batches. When it says so, False is returned, and the next call continues
-        at the next batch: of this pack, or of one restored from its checkpoints.
+        `pause` is called between batches. If it returns true, the epoch is interrupted and False is returned;
+        the next call, on this pack or on one restored from its checkpoints, continues with the next batch.
         """
         started = time.perf_counter()
         epoch, recipe = self.epoch + 1, self.recipe
@@ -138,7 +138,7 @@ class Pack:
         return True
 
     def _begin_epoch(self) -> None:
-        """Set the sums over the batches of an epoch to zero, each of shape (replica,)."""
+        """Reset the sums over the batches of an epoch, each of shape (replica,)."""
         self.running = {name: torch.zeros(self.replicas, device=self.device) for name in RUNNING}
         self.position, self.seconds = 0, 0.0
 
@@ -166,7 +166,7 @@ class Pack:
         ]
 
     def checkpoint(self) -> list[Checkpoint]:
-        """Take the pack apart between two batches: one checkpoint per run."""
+        """Split the state of the pack between two batches: one checkpoint per run."""
         tensors = self._state()
         return [
             Checkpoint(
