@@ -278,3 +278,8 @@ def test_the_table_and_apply_agree_about_what_cannot_be_set() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     weighted = nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 5)), nn.Linear(5, 2))
     assert {row["role"] for row in Init().describe(weighted).rows()} == {"kernel", "bias"}
+
+
+def test_a_setting_that_init_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Init\(probe=...\) \(allowed: scale, seed, .*scaled"):
+        Init(2.0, 0, probe="output")

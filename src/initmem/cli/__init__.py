@@ -11,8 +11,8 @@ from typing import Any
 COMMANDS = {
     name: name
     for name in (
-        "studies", "plan", "run", "status", "measure", "report", "board", "figure", "table", "clocks", "advise",
-        "models", "data", "archive", "export", "theory", "bench",
+        "studies", "plan", "run", "status", "measure", "report", "board", "figure", "table", "clocks",
+        "advise", "models", "data", "archive", "export", "theory", "bench",
     )
 } | {"restore": "archive"}  # fmt: skip
 

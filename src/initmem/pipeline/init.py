@@ -26,7 +26,7 @@ from initmem.errors import ConfigError, ModelError, allowed
 from initmem.pipeline.jax_variables import is_pytree, rebuilt
 from initmem.pipeline.meta import materialise
 from initmem.pipeline.variables import Kernels, Variable, is_keras, variables
-from initmem.recipe import PipelineRecipe, Recipe
+from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.train.scaled import Layout, deviations, draw, factors
@@ -126,6 +126,9 @@ class Init:
     """
 
     def __init__(self, scale: float = 1.0, seed: int = 0, **recipe: Any) -> None:
+        for name in recipe:
+            if name not in INITIALIZATION:  # anywhere else a free setting, but here it would do nothing
+                raise ConfigError(f"Init({name}=...) ({allowed(('scale', 'seed', *INITIALIZATION))})")
         self._begin(Run(PipelineRecipe.parse({"pipeline": "init", **recipe}), float(scale), seed))
 
     @classmethod

@@ -17,8 +17,8 @@ from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.by_scale import by_scale
 from initmem.measures.looks import looks_of
 from initmem.measures.memory import Memory, Verdict, default_metric, memory, own_metrics
-from initmem.pipeline.fingerprint import Fingerprint
 from initmem.measures.metric_choice import curve_metric, metric_reason
+from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe

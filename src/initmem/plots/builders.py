@@ -36,7 +36,17 @@ METRIC_TITLES = {
     "norm_best": ("Kernel norm of the selected predictor", "Frobenius norm of the kernels"),
     "repair_gap": ("Repair gap", "repair gap (pp)"),
 }
-VERDICT_COLOURS = {"remembers": COLOURS[1], "forgets": COLOURS[2], "undetermined": COLOURS[6]}
+VERDICT_COLOURS = {
+    "remembers": COLOURS[1],
+    "forgets": COLOURS[2],
+    "undetermined": COLOURS[6],
+    "not applicable": COLOURS[6],
+}
+    "remembers": COLOURS[1],
+    "forgets": COLOURS[2],
+    "undetermined": COLOURS[6],
+    "not applicable": COLOURS[6],
+}
 
 
 def metric_title(metric: str) -> str:

@@ -28,6 +28,7 @@ GLYPHS = {
     "forgets": '<circle cx="8" cy="8" r="5.5" class="ring"/>',
     "undetermined": '<path class="ring" d="M5 6a3 3 0 1 1 4.6 2.5C8.5 9.2 8 9.8 8 11"/>'
     '<circle cx="8" cy="14" r="1.2"/>',
+    "not applicable": '<path class="ring" d="M3 8h10"/>',
 }
 
 

@@ -19,6 +19,7 @@ COLOURS = {
     "remembers": "yellow",
     "forgets": "green",
     "undetermined": "dim",
+    "not": "dim",  # not applicable
     "remark": "dim",
     "strong": "bold",
 }
