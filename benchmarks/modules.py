@@ -26,7 +26,8 @@ def imported(*arguments: str) -> set[str]:
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     if ended.returncode:
         raise SystemExit(ended.stderr[-2000:])
-    return {name for name in LINE.findall(ended.stderr) if has_code(name)}
+    own = f"initmem.cli.{arguments[0]}"  # loaded by name, which Python does not report
+    return {name for name in [own, *LINE.findall(ended.stderr)] if has_code(name)}
 
 
 def has_code(name: str) -> bool:

@@ -42,11 +42,6 @@ VERDICT_COLOURS = {
     "undetermined": COLOURS[6],
     "not applicable": COLOURS[6],
 }
-    "remembers": COLOURS[1],
-    "forgets": COLOURS[2],
-    "undetermined": COLOURS[6],
-    "not applicable": COLOURS[6],
-}
 
 
 def metric_title(metric: str) -> str:
