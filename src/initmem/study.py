@@ -15,6 +15,7 @@ from initmem.errors import ConfigError
 from initmem.recipe import AnyRecipe, Recipe, content_id, labels, problems, stored_recipe
 from initmem.seeds import ROLES, Role
 
+LARGEST_STUDY = 1_000_000  # runs
 ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # of a study of a user's own, unless said
 SEEDS = range(5)
@@ -116,6 +117,13 @@ class Study:
     perturbation: float = 1.0  # other than 1: every run gets a perturbed replicate
     split: tuple[Role, ...] = ()  # roles whose seed is also varied alone, the others held at the first seed
     more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # per recipe id, beyond `seeds`
+
+    def __post_init__(self) -> None:
+        seeds, repeats = len(self.seeds), 1 if self.perturbation == 1.0 else 2
+        each = len(self.scales) * (seeds * repeats + len(self.split) * max(0, seeds - 1))
+        more = len(self.scales) * repeats * sum(len(extra) for _, extra in self.more_seeds)
+        if (runs := len(self.recipes) * each + more) > LARGEST_STUDY:
+            raise ConfigError(f"study {self.name!r} has {runs:,} runs (allowed: up to {LARGEST_STUDY:,})")
 
     def runs(self, recipe: AnyRecipe) -> list[Run]:
         """The runs of one recipe, seed by seed, so that more seeds only append."""

@@ -102,6 +102,7 @@ def run(
     from initmem.measures.memory import default_metric, memory_table
     from initmem.plots import terminal as tables
     from initmem.recipe import PipelineRecipe
+    from initmem.store.paths import default_store
     from initmem.store.store import Store
 
     if data_dir is not None:
@@ -138,7 +139,7 @@ def run(
         records_travel=records_travel,
         slurm=slurm or (),
     )
-    place = store or Path("runs") / f"{asked.name}-{asked.effort}"
+    place = store or default_store(f"{asked.name}-{asked.effort}")
     opened = Store.create(place)
     introduce(asked, place)
     with display() as watch:
@@ -199,10 +200,11 @@ def _trained(study: Study, store: Path | None, workers: int | None) -> list[Any]
     """Run a study and return its records."""
     from initmem.engines.execute import check, execute
     from initmem.engines.local import LocalEngine
+    from initmem.store.paths import default_store
     from initmem.store.store import Store
 
     check(study)
-    place = store or Path("runs") / f"{study.name}-{study.effort}"
+    place = store or default_store(f"{study.name}-{study.effort}")
     opened = Store.create(place)
     introduce(study, place)
     with display() as watch:

@@ -41,6 +41,7 @@ from initmem.pipeline.result import Result
 from initmem.pipeline.seeding import seeded
 from initmem.pipeline.tracker import Tracker
 from initmem.seeds import Role
+from initmem.store.paths import default_store
 from initmem.store.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import SCALES, SEEDS, Run
@@ -88,7 +89,7 @@ def run(
     _check_function(train)
     called = name or _name_of(train)
     study = own_study(called, recipe or {}, scales, seeds, chaos=chaos, split=split)
-    opened = Store.create(store or Path("runs") / called)
+    opened = Store.create(store or default_store(called))
     trainer = PipelineTrainer(train, code=code_of(train))
     chosen = engine_for(engine, trainer, workers)
     with watching(sys.stderr if progress else None) as watch:

@@ -17,15 +17,15 @@ import json
 import lzma
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from initmem.errors import InitmemError, StoreError, allowed
 from initmem.store.encoding import encode, head_of, join, parse_json, split
-from initmem.store.files import write_atomic
+from initmem.store.files import open_regular, reason, write_atomic
 from initmem.store.live import Flight
 from initmem.store.record import History, RunRecord, StoredHistory
 from initmem.store.store import Store
@@ -43,6 +43,8 @@ SUFFIX = ".initmem"
 LARGEST = {"records": 64 << 20, "history": 2 << 30}
 LONGEST_LINE = 1 << 12
 UNPACKING_MEMORY = 64 << 20
+CHUNK = 1 << 20
+OVERHEAD = 1 << 16  # bytes by which packing may make a part longer, besides a sixteenth of it
 # Numbers of eight bytes: what comes next depends on the place in the number rather than on the last byte.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0, "lp": 3, "pb": 3}]
 
@@ -116,7 +118,7 @@ class Archive:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            with self.path.open("rb") as stream:
+            with open_regular(self.path) as stream:
                 self._check_format(stream.readline(len(MAGIC) + 10))
                 self._parts = _sizes(stream.readline(LONGEST_LINE))
                 self._start = stream.tell()
@@ -126,7 +128,7 @@ class Archive:
                 raise StoreError(f"damaged archive ({real:,} bytes, not {told:,})")
             self._studies, self._digests, found = self._read_records()
         except OSError as error:
-            raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
+            raise StoreError(f"{path}: cannot be read ({reason(error)})") from None
         except StoreError as error:
             raise StoreError(f"{path}: {error}") from None
         self._records = sorted(found, key=lambda record: record.id)
@@ -191,8 +193,10 @@ class Archive:
                 offset += len(columns) * record.summary.epochs
         except StoreError:
             raise
-        except (InitmemError, *NONSENSE) as error:
-            raise StoreError(f"damaged archive ({error!r})") from None
+        except InitmemError as error:
+            raise StoreError(f"not a readable archive ({error})") from None
+        except NONSENSE as error:
+            raise StoreError(f"not a readable archive ({error!r})") from None
         if 8 * offset != self._parts["history"].size:
             raise StoreError("damaged archive (histories of another length)")
         return studies, digests, records
@@ -217,20 +221,22 @@ class Archive:
         return values
 
     def _unpacked(self, name: str) -> bytes:
-        """One part, verified before it is unpacked, and never more than it should be."""
+        """One part, verified before it is unpacked, never more than it should be, and read chunk by chunk."""
         before = 0 if name == "records" else self._parts["records"].packed
         part = self._parts[name]
-        with self.path.open("rb") as stream:
+        with open_regular(self.path) as stream:
             stream.seek(self._start + before)
-            packed = stream.read(part.packed)
-        if _digest(packed) != part.sha256:
-            raise StoreError(f"damaged archive (checksum of its {name} does not match)")
-        try:
-            xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=UNPACKING_MEMORY)
-            data = xz.decompress(packed, max_length=part.size + 1)
-        except (lzma.LZMAError, EOFError) as error:
-            raise StoreError(f"damaged archive ({name}: {error})") from None
-        if len(data) != part.size or not xz.eof or xz.unused_data:
+            digest = hashlib.sha256()
+            for chunk in _chunks(stream, part.packed):
+                digest.update(chunk)
+            if digest.hexdigest() != part.sha256:
+                raise StoreError(f"damaged archive (checksum of its {name} does not match)")
+            stream.seek(self._start + before)
+            try:
+                data = _decompressed(_chunks(stream, part.packed), part.size)
+            except (lzma.LZMAError, EOFError) as error:
+                raise StoreError(f"damaged archive ({name}: {error})") from None
+        if data is None:
             raise StoreError(f"damaged archive ({name} of another length)")
         return data
 
@@ -252,6 +258,27 @@ def restore(archive: Archive, store: Store) -> int:
     return len(new)
 
 
+def _chunks(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (chunk := stream.read(min(size, CHUNK))):
+        size -= len(chunk)
+        yield chunk
+
+
+def _decompressed(chunks: Iterable[bytes], size: int) -> bytes | None:
+    """So many bytes; None when there are more or fewer."""
+    xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=UNPACKING_MEMORY)
+    pieces: list[bytes] = []
+    left = size + 1  # one more than there should be, to notice it
+    for chunk in chunks:
+        if xz.eof:
+            return None
+        while left and not xz.eof and (chunk or not xz.needs_input):
+            pieces.append(xz.decompress(chunk, max_length=left))
+            left -= len(pieces[-1])
+            chunk = b""
+    return b"".join(pieces) if left == 1 and xz.eof and not xz.unused_data else None
+
+
 def _sizes(line: bytes) -> dict[str, Part]:
     try:
         told = parse_json(line)
@@ -264,6 +291,9 @@ def _sizes(line: bytes) -> dict[str, Part]:
     for name, part in parts.items():
         if part.packed < 0 or not 0 <= part.size <= LARGEST[name]:
             raise StoreError(f"{part.size:,} bytes of {name} (allowed: up to {LARGEST[name]:,})")
+        most = part.size + (part.size >> 4) + OVERHEAD
+        if part.packed > most:
+            raise StoreError(f"{part.packed:,} packed bytes of {name} (allowed: up to {most:,})")
     return parts
 
 

@@ -16,13 +16,30 @@ STORE/index.json                 derived from the records: everything except the
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
+import string
 from pathlib import Path
 
 from initmem.errors import StoreError
 
+PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
+LONGEST_NAME = 60
 RUN_ID = re.compile("[0-9a-f]{16}")
 _CHECKPOINT = re.compile(r"checkpoint-([0-9]{1,12})\.safetensors")
+
+
+def file_name(name: str) -> str:
+    """Any name as a file name: different names stay different, and none leaves its folder."""
+    if name and len(name) <= LONGEST_NAME and PLAIN.issuperset(name):
+        return name
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return "".join(c if c in PLAIN else "_" for c in name[:LONGEST_NAME]) + f"~{digest}"
+
+
+def default_store(name: str) -> Path:
+    """Where the store of a study or pipeline is, unless the user says otherwise."""
+    return Path("runs") / file_name(name)
 
 
 class Paths:
@@ -38,6 +55,10 @@ class Paths:
         self.pending = root / "pending"
         self.aside = root / "aside"
         self._opened: set[str] = set()  # runs whose folder is known to be there
+
+    def study(self, name: str, effort: str) -> Path:
+        """The file of a study at one effort."""
+        return self.studies / f"{file_name(name)}.{file_name(effort)}.json"
 
     def stop_sign(self, session: str) -> Path:
         """A file that asks the workers of one session to stop."""
