@@ -78,7 +78,7 @@ def test_clocks_of_one_recipe() -> None:
     assert found["sgd"] == pytest.approx(7.3e-4, rel=0.01)
     assert found["updates"] == 300 * 313
     assert set(found) >= {"updates", "sgd", "l2", "adaptive"}
-    assert len(said("clocks", "quickstart", "--json")) == 3
+    assert len(said("clocks", "quickstart", "--json")) == 4
 
 
 def test_models() -> None:
@@ -88,7 +88,7 @@ def test_models() -> None:
 
 def test_studies() -> None:
     rows = {(row["study"], row["effort"]): row for row in said("studies", "--json")}
-    assert rows["quickstart", "demo"]["runs"] == 60
+    assert rows["quickstart", "demo"]["runs"] == 100
     assert rows["main-grid", "paper"]["runs"] == 6250
     names = {study for study, _ in rows}
     paper = {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug"}
@@ -100,7 +100,7 @@ def test_studies() -> None:
 
 def test_plan() -> None:
     found = said("plan", "quickstart", "--effort", "smoke", "--gpus", "2", "--json")
-    assert (found["runs"], found["recipes"]) == (12, 3)
+    assert (found["runs"], found["recipes"]) == (16, 4)
     assert found["schedule"]["gpus"] == 2
     assert found["rows"][0]["clock_adaptive"] > 0
     assert_refused(initmem("plan", "quickstart", "--accelerator", "abacus"), "abacus", "h100")
@@ -126,10 +126,10 @@ def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: P
     options = ["run", "quickstart", "--effort", "smoke", "--set", "epochs=1", "--store", store]
     first = initmem(*options)
     assert first.returncode == 0, first.stderr
-    assert "12 runs trained" in first.stdout
+    assert "16 runs trained" in first.stdout
     assert "undetermined" in first.stdout
     again = said(*options, "--json")
-    assert (again["trained"], again["completed"], again["missing"]) == (0, 12, 0)
+    assert (again["trained"], again["completed"], again["missing"]) == (0, 16, 0)
     assert said("report", store, "--json")["report"] == str(store / "report.html")
 
 
@@ -209,7 +209,7 @@ def test_advise_and_check(tmp_path: Path) -> None:
     assert told["sgd b128"]["forecast"] == "remembers"
     assert told["sgd b128"]["advice"].startswith("l2=0.045")
     assert told["adam b16"]["advice"] == "none needed"
-    assert_refused(initmem("advise", "linear"), "image networks")
+    assert_refused(initmem("advise", "linear"), "pipeline = 'linear'", "bundled networks")
     study = tmp_path / "tiny.toml"
     study.write_text(TINY.replace("chaos = true", "").replace('split = ["init", "order"]', ""))
     checked = said(

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from initmem.clocks import clocks
+from initmem.clocks import clocks, epoch_rates, horizon_sums
 from initmem.recipe import Recipe
 
 N = 40_000
@@ -50,3 +50,15 @@ def test_clocks_only_go_forward() -> None:
     found = clocks(Recipe(epochs=20, l2=1e-3), N)
     for column in found:
         assert (np.diff(column) > 0).all()
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_warmup_grows_the_rate_linearly_and_then_leaves_the_schedule_alone(schedule: str) -> None:
+    plain = Recipe(learning_rate=0.3, schedule=schedule, batch_size=10, epochs=4)
+    warm = plain.replace(warmup=15)  # longer than an epoch of 10 updates
+    rates, known = (np.concatenate([epoch_rates(r, 100, e) for e in range(1, 5)]) for r in (warm, plain))
+    np.testing.assert_allclose(rates[:15], known[:15] * np.arange(1, 16) / 15, rtol=1e-12)
+    np.testing.assert_array_equal(rates[15:], known[15:])
+    sums = horizon_sums(warm, 100)
+    assert (sums.eta, sums.eta2) == pytest.approx((rates.sum(), (rates**2).sum()), rel=1e-12)
+    assert clocks(warm, 100).at_end()["adaptive"] == pytest.approx(rates.sum(), rel=1e-12)

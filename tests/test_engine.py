@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+import trainers
 from clusters import assert_same, wait_for
-from initmem.data import sizes
-from initmem.engines.events import Event, Finished
+from initmem.data import load, sizes
+from initmem.engines import training
+from initmem.engines.events import Event, Finished, WorkerLost
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import pack_size, packs
 from initmem.engines.settings import Settings
@@ -24,8 +26,9 @@ from initmem.recipe import Recipe
 from initmem.store.faults import MOST_LOSSES
 from initmem.store.record import RunRecord
 from initmem.store.store import Store
-from initmem.study import Study
+from initmem.study import Run, Study
 from initmem.study_file import load_study
+from initmem.train.loop import train_pack
 
 STUDY = """
 scales = [0.5, 1.0, 2.0]
@@ -199,7 +202,32 @@ def test_packs_cover_every_run_once_and_the_same_way_every_time() -> None:
         assert sorted(flat) == sorted(run.id for run in study.all_runs())
         assert all(len({run.recipe for run in pack}) == 1 for pack in cut)
         assert cut == packs(study, shapes, size=size, workers=2)
-    assert {len(pack) for pack in packs(study, shapes, size=None, workers=2)} == {10}
+    assert {len(pack) for pack in packs(study, shapes, size=None, workers=2)} == {8, 9}
+
+
+def test_a_worker_stops_inside_an_epoch_and_another_continues_there(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "LOOK_EVERY", 0.0)
+    recipe = tiny.replace(epochs=1, batch_size=2)
+    runs = [Run(recipe, scale, 0) for scale in (0.5, 2.0)]
+    store, looks = Store.create(tmp_path / "store"), iter(range(10))
+    Worker(store, Settings(), should_stop=lambda: next(looks, 10) > 4).work([runs])
+    assert store.records() == [] and store.in_flight() == []
+    assert 0 < store.checkpoints.newest(runs[0].id) < len(load(recipe).train) // 2
+    Worker(store, Settings()).work([runs])
+    for known in train_pack(runs, load(recipe)):
+        assert store.read(known.id).same_result(known)
+
+
+def test_a_process_that_leaves_with_code_0_and_a_claim_is_a_loss(tiny: Recipe, tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    runs = [Run(tiny, scale, 0) for scale in (0.5, 2.0)]
+    lost: list[Event] = []
+    engine = LocalEngine(workers=1, settings=Settings(trainer=trainers.leaves_quietly))
+    assert engine.run(store, [[run] for run in runs], lost.append)
+    assert {store.read(run.id).status for run in runs} == {"failed"}
+    assert sum(isinstance(event, WorkerLost) for event in lost) == 2 * MOST_LOSSES
 
 
 def test_small_work_is_packed_and_large_work_is_not() -> None:

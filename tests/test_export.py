@@ -16,7 +16,7 @@ from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.export import export
 from initmem.export.rows import plain_names
-from initmem.recipe import Recipe
+from initmem.recipe import PipelineRecipe
 from initmem.store.archive import write_archive
 from initmem.store.record import COLUMNS, RunRecord, failed
 from initmem.store.results import open_results
@@ -30,7 +30,7 @@ OWN = "own score, of mine"
 def records(tiny_study: Study) -> list[RunRecord]:
     """A study of six runs, one with columns of its own, one failed; and a run that nobody asked for."""
     rng = np.random.default_rng(0)
-    mine = Recipe.parse({"pipeline": "mine", "batch_size": 7})
+    mine = PipelineRecipe.parse({"pipeline": "mine", "batch_size": 7})
     runs = [*tiny_study.all_runs(), Run(mine, 0.1, 7, (("init", 3),), 1.001)]
     found = []
     for run in runs:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from initmem.present import figures
 
 import planted
+from initmem.paper import figures
 from initmem.paper.figures import select, sensitivity
 from initmem.plots.plotdata import common_grid, log_limits
 from initmem.store.record import RunRecord, failed

@@ -8,8 +8,9 @@ from matplotlib.text import Text
 import planted
 from initmem.errors import ConfigError, StoreError
 from initmem.paper import figures
-from initmem.paper.figures import canvas, words
-from initmem.paper.reference import WORDS, find, references
+from initmem.paper.reference import SYMBOLS, find, references
+from initmem.plots import canvas
+from initmem.plots import captions as words
 from initmem.plots.curves import scale_plot
 from initmem.recipe import Recipe
 from planted import recipe, without
@@ -149,7 +150,7 @@ def test_published_values_are_well_formed() -> None:
     places = {f"figure {i}" for i in range(1, 9)} | {f"table {i}" for i in range(1, 8)}
     for item in references():
         assert set(item.recipe) <= set(Recipe.model_fields)
-        assert item.relation in WORDS
+        assert item.relation in SYMBOLS
         assert item.unit in ("pp", "%", "per unit of scale")
         assert item.quantity in ("spread", "test", "train", "gap", "beta")
         assert set(item.shown) <= places

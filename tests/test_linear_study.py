@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,82 +10,83 @@ import pytest
 
 from initmem.clocks import clocks
 from initmem.data import load, sizes
-from initmem.engines.packing import packs
-from initmem.engines.plan import plan
+from initmem.engines.events import EpochEnded, Event
+from initmem.engines.packing import pipeline_packs
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
-from initmem.errors import ConfigError, DataError
+from initmem.errors import ConfigError
 from initmem.measures.collapse import collapse
 from initmem.measures.memory import memory
-from initmem.recipe import Recipe
+from initmem.pipeline.bundled import bundled_pipeline
+from initmem.recipe import PipelineRecipe, Recipe
 from initmem.store.encoding import decode, encode
 from initmem.store.record import COLUMNS, RunRecord
 from initmem.store.store import Store
-from initmem.study import Run, Study
+from initmem.study import Run
 from initmem.study_file import load_study
-from initmem.theory.ensemble import linear_task, squared_norm, trajectories
+from initmem.theory import lab
+from initmem.theory.ensemble import LinearSettings, linear_task, squared_norm, trajectories
 from initmem.theory.lab import train_linear
-from initmem.train.flops import flops_per_image
-
-LINEAR = {"model": "linear", "dataset": "linear"}
 
 
-def recipe(**fields: object) -> Recipe:
-    return Recipe.parse(LINEAR | {"learning_rate": 0.01, "batch_size": 32, "epochs": 3} | fields)
+def recipe(**fields: object) -> PipelineRecipe:
+    known = {"pipeline": "linear", "learning_rate": 0.01, "batch_size": 32, "epochs": 3}
+    return PipelineRecipe.parse(known | fields)
 
 
 # -- recipes --------------------------------------------------------------------------------------------
 
 
-def test_a_linear_recipe_has_its_width_and_an_id_that_stays() -> None:
-    assert recipe().width == 4
-    assert Recipe.parse(LINEAR).changes() == LINEAR
-    assert Recipe.parse(LINEAR).id == "706d48e02f380816"
+def test_a_linear_recipe_has_its_defaults_and_an_id_that_stays() -> None:
+    plain = PipelineRecipe.parse({"pipeline": "linear"})
+    assert LinearSettings.of(plain) == LinearSettings(width=4, optimizer="sgd", batch_size=128, epochs=300)
+    assert plain.id == "5186cfd7f0c13b78"
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model": "linear"}, "model = 'linear' with dataset = 'cifar10' (allowed: linear with linear)"),
-        ({"dataset": "linear"}, "model = 'resnet9' with dataset = 'linear'"),
-        (
-            LINEAR | {"optimizer": "muon"},
-            "optimizer = 'muon' (allowed: sgd, momentum, adam, with model linear)",
-        ),
-        (LINEAR | {"norm": "layer"}, "norm = 'layer' (allowed: batch, with model linear)"),
-        (LINEAR | {"train_size": 10}, "train_size = 10"),
-        (LINEAR | {"weight_decay": 0.1}, "weight_decay = 0.1"),
-        (LINEAR | {"augment": "flip-crop"}, "augment = 'flip-crop'"),
-        (LINEAR | {"patience": 3}, "patience = 3"),
-        (LINEAR | {"bias_std": 0.0}, "bias_std = 0.0 (allowed: 0.2, with model linear)"),
+        ({"optimizer": "muon"}, "optimizer = 'muon' (allowed: 'sgd', 'momentum' or 'adam')"),
+        ({"norm": "layer"}, "unknown field norm = 'layer' (allowed: batch_size, beta1, "),
+        ({"train_size": 10}, "unknown field train_size = 10"),
+        ({"weight_decay": 0.1}, "unknown field weight_decay = 0.1"),
+        ({"augment": "flip-crop"}, "unknown field augment = 'flip-crop'"),
+        ({"patience": 3}, "unknown field patience = 3"),
+        ({"bias_std": 0.0}, "unknown field bias_std = 0.0"),
+        ({"learning_rat": 0.1}, "unknown field learning_rat = 0.1 (did you mean learning_rate? "),
     ],
 )
 def test_what_a_linear_network_cannot_take_is_named(fields: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Recipe.parse(fields)
-    assert str(caught.value).startswith(words)
+        LinearSettings.of(recipe(**fields))
+    assert str(caught.value).startswith(f"pipeline linear: {words}")
 
 
 def test_all_of_it_is_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        Recipe.parse(LINEAR | {"optimizer": "adamw", "patience": 3})
+        LinearSettings.of(recipe(optimizer="adamw", patience=3))
     assert str(caught.value).count(";") == 1
-    assert "weight_decay" not in str(caught.value)  # it came with the optimizer
 
 
-def test_sizes_are_those_of_the_task() -> None:
-    task, known = linear_task(), sizes(recipe())
-    assert (known.n_train, known.n_val, known.n_test) == (len(task.x), len(task.val_x), len(task.test_x))
-    assert known.shape == (1, 1, task.x.shape[1])
-    assert known.classes == task.y.shape[1]
-    with pytest.raises(DataError, match="holds no images"):
-        load(recipe())
+def test_a_study_file_names_no_other_pipeline() -> None:
+    study = load_study("linear", "smoke")
+    assert bundled_pipeline(study).pack == 100
+    other = replace(study, recipes=(study.recipes[0].replace(pipeline="mine"),))
+    with pytest.raises(
+        ConfigError, match=r"pipeline = 'mine' \(allowed in a study file: linear, .*--command"
+    ):
+        bundled_pipeline(other)
+    mixed = replace(study, recipes=(study.recipes[0], Recipe()))
+    with pytest.raises(ConfigError, match="in all of its recipes"):
+        bundled_pipeline(mixed)
 
 
-def test_operations_are_those_of_two_matrix_products() -> None:
-    count = flops_per_image(recipe(width=6), (1, 1, 4), 4)
-    assert count.forward == 2 * (4 * 6 + 6 * 4)
-    assert count.training == count.forward + 2 * 4 * 6 + 2 * 2 * 6 * 4  # no gradient of the input
+def test_what_needs_images_refuses_a_pipeline() -> None:
+    for ask in (load, sizes):
+        with pytest.raises(
+            ConfigError, match="pipeline = 'linear': its data and network are known to its own"
+        ):
+            ask(recipe())
 
 
 # -- records --------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ def test_operations_are_those_of_two_matrix_products() -> None:
 
 def test_a_record_has_every_column_and_survives_the_store() -> None:
     (record,) = train_linear([Run(recipe(), 1.5, 3)])
-    assert set(record.history) == set(COLUMNS)
+    assert set(record.history) == set(COLUMNS) - {"val_cross_entropy"} | {"val_half_mse"}
     assert {len(column) for column in record.history.values()} == {3}
     assert record.status == "completed"
     assert 0.3 < record.summary.test_accuracy < 1
@@ -107,7 +109,7 @@ def test_a_record_has_every_column_and_survives_the_store() -> None:
 def test_clocks_are_those_of_the_recipe(fields: dict[str, object]) -> None:
     asked = recipe(**fields)
     (record,) = train_linear([Run(asked, 1.0, 0)])
-    known = clocks(asked, 512)
+    known = clocks(LinearSettings.of(asked), 512)
     for name in ("sgd", "l2", "adaptive", "momentum"):
         np.testing.assert_allclose(record.history[f"clock_{name}"], getattr(known, name), rtol=1e-12)
 
@@ -126,7 +128,7 @@ def test_the_objective_holds_the_penalty_and_selects() -> None:
     (record,) = train_linear([Run(recipe(l2=0.2, epochs=8), 2.0, 0)])
     history = record.history
     np.testing.assert_allclose(
-        history["val_loss"], history["val_cross_entropy"] + 0.2 * history["norm"] ** 2, rtol=1e-12
+        history["val_loss"], history["val_half_mse"] + 0.2 * history["norm"] ** 2, rtol=1e-12
     )
     assert record.summary.tau_best == int(np.argmin(history["val_loss"])) + 1
     assert record.summary.norm_best == history["norm"][record.summary.tau_best - 1]
@@ -166,7 +168,8 @@ def test_a_diverged_run_is_a_result_and_leaves_the_others_alone() -> None:
 @pytest.fixture(scope="module")
 def trained() -> dict[tuple[str, float, int], list[RunRecord]]:
     study = load_study("linear", overrides=["seeds=[0, 1, 2, 3, 4, 5]"])
-    return {(r.optimizer, r.l2, r.batch_size): train_linear(study.runs(r)) for r in study.recipes}
+    settings = {r: LinearSettings.of(r) for r in study.recipes}
+    return {(s.optimizer, s.l2, s.batch_size): train_linear(study.runs(r)) for r, s in settings.items()}
 
 
 @pytest.mark.parametrize(
@@ -202,28 +205,23 @@ def test_every_run_of_the_demo_is_finite(
     assert {record.status for records in trained.values() for record in records} == {"completed"}
 
 
-def test_a_worker_trains_linear_runs_by_their_own_trainer(tmp_path: Path) -> None:
+def test_a_worker_trains_linear_runs_as_user_code(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     runs = [Run(recipe(), scale, 0) for scale in (1.0, 2.0)]
-    worker = Worker(store, Settings())
-    worker.work([runs])
+    heard: list[Event] = []
+    Worker(store, Settings(trainer=lab.train), listen=heard.append).work([runs])
     for run, known in zip(runs, train_linear(runs), strict=True):
         record = store.read(run.id)
         assert record.same_result(known)
         assert record.provenance["pack"] == 2
         assert record.provenance["hardware"]
         assert record.provenance["attempts"] == 1
+    assert [event for event in heard if isinstance(event, EpochEnded)] == [
+        EpochEnded((run.id,), 3) for run in runs
+    ]
 
 
 def test_all_runs_of_a_recipe_move_at_once() -> None:
     study = load_study("linear")
-    cut = packs(study, [sizes(r) for r in study.recipes], size=None, workers=2)
-    assert [len(pack) for pack in cut] == [60] * 9
-
-
-def test_a_plan_is_measured_by_real_steps() -> None:
-    study = Study("linear", "", "full", "", (recipe(),), (1.0, 2.0), (0, 1))
-    found = plan(study, workers=1)
-    assert (found.runs, found.rows[0].pack, found.rows[0].updates) == (4, 4, 48)
-    assert found.hours_here is not None
-    assert 0 < found.hours_here < 0.01
+    packs = pipeline_packs(study, size=lab.PACK)
+    assert [len(pack) for pack in packs] == [60] * 9

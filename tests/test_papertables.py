@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 import pytest
-from initmem.present import papertables
 
 import planted
 from initmem.errors import ConfigError, StoreError
+from initmem.paper import tables as papertables
 from initmem.paper.tables.render import latex_escape
 from initmem.paper.tables.table import Column, Measured, Number, PaperTable, measured
 from initmem.store.record import RunRecord

@@ -188,7 +188,6 @@ def test_packs_train_with_probes() -> None:
         ({"layer_scales": "=2"}, "layer_scales = '=2' (allowed: NAME=FACTOR"),
         ({"distribution": "cauchy"}, "distribution = 'cauchy' (allowed: 'normal', 'uniform'"),
         ({"width_scaling": "ntk"}, "width_scaling = 'ntk'"),
-        ({"model": "linear", "dataset": "linear", "scaled": "output"}, "scaled = 'output' (allowed: kernels"),
     ],
 )
 def test_mistakes_are_explained(fields: dict[str, object], words: str) -> None:
@@ -200,7 +199,7 @@ def test_mistakes_are_explained(fields: dict[str, object], words: str) -> None:
 def test_names_that_are_not_there_are_found_before_anything_is_run(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     text = 'scales = [1.0]\n[recipe]\ndataset = "digits"\nwidth = 2\n'
-    path.write_text(text + "[[grid]]\nprobe = ['kernels', 'haed']\n")
+    path.write_text(text + "[[grid]]\nscaled = ['kernels', 'haed']\n")
     with pytest.raises(ConfigError, match=r"scaled = 'haed': nothing here is named 'haed' .*head\.kernel"):
         check(load_study(str(path)))
     path.write_text(text + 'scaled = "head"\nlayer_scales = "stem*=2"\n')

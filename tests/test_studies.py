@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from initmem.data import sizes
-from initmem.engines.packing import packs
+from initmem.engines.packing import packs, pipeline_packs
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
+from initmem.pipeline.bundled import bundled_pipeline
 from initmem.recipe import Recipe
 from initmem.store.store import Store
 from initmem.study_file import bundled, load_study
@@ -19,8 +20,12 @@ from initmem.study_file import bundled, load_study
 def test_smoke(tmp_path: Path, name: str) -> None:
     study = load_study(name, "smoke")
     store = Store.create(tmp_path / "store")
-    cut = packs(study, [sizes(r) for r in study.recipes], size=None, workers=1)
-    Worker(store, Settings()).work(cut)
+    if name == "linear":
+        trainer, size = bundled_pipeline(study)
+        Worker(store, Settings(trainer=trainer)).work(pipeline_packs(study, size=size))
+    else:
+        shapes = [sizes(recipe) for recipe in study.recipes]
+        Worker(store, Settings()).work(packs(study, shapes, size=None, workers=1))
     records = store.records()
     assert {record.id for record in records} == {run.id for run in study.all_runs()}
     assert {record.status for record in records} <= {"completed", "diverged"}

@@ -6,25 +6,28 @@ import numpy as np
 import pytest
 
 from initmem.errors import ConfigError
-from initmem.recipe import Recipe
+from initmem.recipe import PipelineRecipe
 from initmem.study import Run
 from initmem.theory import ensemble, imbalance, regression
 from initmem.theory._arrays import frobenius
-from initmem.theory.ensemble import evaluate, linear_task, trajectories
+from initmem.theory.ensemble import LinearSettings, evaluate, linear_task, trajectories
 
 TASK = linear_task()
 SCALES = (1.0, 2.0, 3.0)
 
 
-def recipe(**fields) -> Recipe:
+def recipe(**fields) -> PipelineRecipe:
     common = {
-        "model": "linear",
-        "dataset": "linear",
+        "pipeline": "linear",
         "schedule": "constant",
         "learning_rate": 0.01,
         "epochs": 2,
     }
-    return Recipe.parse(common | {"batch_size": 16} | fields)
+    return PipelineRecipe.parse(common | {"batch_size": 16} | fields)
+
+
+def settings(**fields) -> LinearSettings:
+    return LinearSettings.of(recipe(**fields))
 
 
 def runs(seeds=range(4), scales=SCALES, **fields) -> list[Run]:
@@ -104,13 +107,13 @@ def test_a_run_is_the_same_in_any_company(optimizer):
 
 
 def test_optimizers_take_their_settings_from_the_recipe():
-    assert ensemble._rule(recipe(optimizer="momentum", momentum=0.5)).momentum == 0.5
-    adam = ensemble._rule(recipe(optimizer="adam", beta1=0.8, beta2=0.95, epsilon=1e-3))
+    assert ensemble._rule(settings(optimizer="momentum", momentum=0.5)).momentum == 0.5
+    adam = ensemble._rule(settings(optimizer="adam", beta1=0.8, beta2=0.95, epsilon=1e-3))
     assert (adam.beta1, adam.beta2, adam.epsilon) == (0.8, 0.95, 1e-3)
 
 
 def test_a_schedule_reaches_every_update():
-    cosine = recipe(schedule="cosine", batch_size=128, epochs=3, lr_floor=0.1)
+    cosine = settings(schedule="cosine", batch_size=128, epochs=3, lr_floor=0.1)
     k = np.arange(12)
     expected = 0.01 * (0.1 + 0.9 * (1 + np.cos(np.pi * k / 12)) / 2)
     np.testing.assert_allclose(ensemble.all_rates(cosine, 512), expected)
@@ -128,7 +131,7 @@ def test_batch_sizes_agree_against_their_clock_and_disagree_against_epochs(clock
     found = {}
     for b in (4, 8):
         asked = runs(batch_size=b, epochs=15, **fields)
-        eta, updates = asked[0].recipe.learning_rate, 512 // b * np.arange(1, 16)
+        eta, updates = asked[0].recipe.get("learning_rate"), 512 // b * np.arange(1, 16)
         ticks = {"sgd": updates * eta**2 / b, "l2": updates * eta, "adaptive": updates * eta}
         found[b] = beta(trajectories(asked, TASK), asked)[1:], ticks
     (fast, fast_ticks), (slow, slow_ticks) = found[4], found[8]

@@ -78,7 +78,7 @@ def test_the_diagonal_rows_are_those_of_the_closed_form() -> None:
 
 def test_the_rows_of_the_study_are_those_of_its_runs() -> None:
     study = load_study("linear")
-    recipe = next(r for r in study.recipes if r.batch_size == 16 and r.l2)
+    recipe = next(r for r in study.recipes if r.get("batch_size") == 16 and r.get("l2"))
     records = train_linear(study.runs(recipe))
     row = next(r for r in NUMBERS["linear"] if r["recipe"] == "sgd lr=0.004 l2=0.1 b16")
     fading = linear._fading(row["recipe"], "l2", records)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from initmem.present import theory
 
 from initmem.cli import main
 from initmem.errors import ConfigError
-from initmem.recipe import Recipe
 from initmem.study_file import load_study
 from initmem.theory import diagonal, exponents, figure9, propositions
+from initmem.theory import pictures as theory
+from initmem.theory.ensemble import LinearSettings
 from initmem.theory.pictures import ENTRIES, linear, show
 
 NAMES = ["propositions", "exponents", "fig9", "diagonal", "resetting", "linear"]
@@ -125,7 +125,7 @@ def test_what_diverged_is_none_in_json_and_a_dash_in_the_table(monkeypatch: pyte
 
 def test_the_time_to_a_level_is_interpolated() -> None:
     slopes = np.array([4.0, 2.0, 1.0, 0.5])
-    fading = linear.Fading("x", Recipe(), np.arange(4.0), 10 * np.arange(4.0), slopes, slopes, slopes)
+    fading = linear.Fading("x", LinearSettings(), np.arange(4.0), 10 * np.arange(4.0), slopes, slopes, slopes)
     assert fading.until(1.5, fading.epochs) == pytest.approx(1.5)
     assert fading.until(1.5, fading.time) == pytest.approx(15)
     assert fading.until(1.0, fading.epochs) == pytest.approx(2)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from initmem.clocks import clocks, epoch_rates
+from initmem.clocks import clocks, epoch_rates, updates_per_epoch
 from initmem.data import load
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
@@ -190,6 +190,30 @@ def test_a_restored_pack_continues_bit_by_bit(tiny: Recipe, optimizer: str) -> N
     assert all(a.same_result(b) for a, b in zip(whole, second, strict=True))
 
 
+@pytest.mark.parametrize("augment", ["none", "flip-crop"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "muon-conv"])
+def test_a_pack_saved_inside_an_epoch_continues_bit_by_bit(
+    tiny: Recipe, optimizer: str, augment: str
+) -> None:
+    changes = {"optimizer": optimizer, "augment": augment, "epochs": 4, "batch_size": 7}
+    recipe = Recipe.parse(tiny.changes() | changes)
+    data, runs = load(recipe), runs_of(recipe)
+    whole = train_pack(runs, data)
+    per_epoch = math.ceil(len(data.train) / 7)
+    asked = iter([False, True] + [False] * (per_epoch - 3) + [True] * 99)
+    pack, pauses = Pack(runs, data), []
+    while not pack.finished:
+        if not pack.train_epoch(lambda: next(asked, False)):
+            pauses.append((pack.epoch, pack.position))
+            saved = pack.checkpoint()
+            pack = Pack(runs, data)
+            pack.restore(saved)
+    assert pauses[0] == (0, 2)  # in the first epoch
+    assert pauses[1] == (1, 1)  # never at its end: there it is over
+    assert len(pauses) > 10
+    assert all(a.same_result(b) for a, b in zip(whole, pack.records({}), strict=True))
+
+
 def test_initialization_is_paired_and_has_the_right_size() -> None:
     recipe = Recipe(dataset="synthetic", bias_std=0.2)
     runs = [Run(recipe, 0.5, 7), Run(recipe, 2.0, 7), Run(recipe, 2.0, 8)]
@@ -286,8 +310,9 @@ def test_a_record_says_when_its_sessions_were_not_alike(tiny: Recipe) -> None:
     assert all("sessions" not in record.provenance for record in alike)
     (mixed,) = train_pack(runs[1:2], load(tiny), resume=saved[1:2])
     first, second = mixed.provenance["sessions"]
-    assert (first["until"], first["precision"], first["pack"]) == (1, "amp", 3)
-    assert (second["until"], second["precision"], second["pack"]) == (3, "float32", 1)
+    each = updates_per_epoch(tiny, len(load(tiny).train))
+    assert (first["updates"], first["precision"], first["pack"]) == (each, "amp", 3)
+    assert (second["updates"], second["precision"], second["pack"]) == (3 * each, "float32", 1)
     assert {"initmem", "torch", "native", "device"} <= first.keys()
 
 
@@ -307,5 +332,5 @@ def test_a_checkpoint_fits_exactly_or_not_at_all(tiny: Recipe) -> None:
             pack.restore([Checkpoint(tensors, saved.meta)])
     pair = [Run(tiny, 1.0, 0), Run(tiny, 1.0, 1)]
     later = replace(saved, meta=saved.meta | {"epoch": 2})
-    with pytest.raises(ValueError, match="different epochs"):
+    with pytest.raises(ValueError, match="different updates"):
         Pack(pair, load(tiny)).restore([saved, later])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from initmem.engines.training import train_bundled
 from initmem.errors import StoreError
+from initmem.store.record import RunRecord
+from initmem.study import Run
 
 
 def bad(runs, on_epoch):
@@ -13,3 +17,8 @@ def bad(runs, on_epoch):
     if any(run.scale == 1.0 for run in runs):
         raise ValueError("the odd one")
     return train_bundled(runs)
+
+
+def leaves_quietly(runs: list[Run], on_epoch: object) -> list[RunRecord]:
+    """User code that ends its process as if all were well."""
+    os._exit(0)

@@ -36,6 +36,8 @@ class Schedule(Protocol):
     @property
     def lr_floor(self) -> float: ...  # noqa: D102
     @property
+    def warmup(self) -> int: ...  # noqa: D102
+    @property
     def momentum(self) -> float: ...  # noqa: D102
     @property
     def l2(self) -> float: ...  # noqa: D102
@@ -101,11 +103,15 @@ def clocks(recipe: Schedule, n_train: int) -> Clocks:
 
 
 def horizon_sums(recipe: Schedule, n_train: int) -> RateSums[float]:
-    """The sums over a whole run in closed form.
+    """The sums over a whole run, in closed form unless there is a warmup.
 
     With c_k = cos(pi k / K) over k < K: sum c_k = 1, and sum c_k^2 = K / 2 (for K = 1: 1).
     """
     k = recipe.epochs * updates_per_epoch(recipe, n_train)
+    if recipe.warmup:
+        rates = [epoch_rates(recipe, n_train, epoch) for epoch in range(1, recipe.epochs + 1)]
+        eta, eta2 = (sum(float((each**power).sum()) for each in rates) for power in (1, 2))
+        return RateSums.of_recipe(recipe, eta, eta2)
     if recipe.schedule == "constant":
         return RateSums.of_recipe(recipe, recipe.learning_rate * k, recipe.learning_rate**2 * k)
     level = recipe.learning_rate * (1 + recipe.lr_floor) / 2
@@ -120,15 +126,17 @@ def updates_per_epoch(recipe: Schedule, n_train: int) -> int:
 
 
 def epoch_rates(recipe: Schedule, n_train: int, epoch: int) -> NDArray[np.float64]:
-    """Learning rates of the updates of one epoch (counted from 1), shape (update,)."""
+    """Learning rates of the updates of one epoch (counted from 1), shape (update,).
+
+    Update k of K has the rate of the schedule at k; during warmup it is multiplied by (k + 1) / warmup.
+    """
     import numpy as np
 
     per_epoch = updates_per_epoch(recipe, n_train)
-    if recipe.schedule == "constant":
-        return np.full(per_epoch, recipe.learning_rate)
     k = np.arange((epoch - 1) * per_epoch, epoch * per_epoch)
-    wave = (1 + np.cos(np.pi * k / (recipe.epochs * per_epoch))) / 2
-    return np.asarray(recipe.learning_rate * (recipe.lr_floor + (1 - recipe.lr_floor) * wave))
+    wave = (1 + np.cos(np.pi * k / (recipe.epochs * per_epoch))) / 2 if recipe.schedule == "cosine" else 1.0
+    rates = recipe.learning_rate * (recipe.lr_floor + (1 - recipe.lr_floor) * wave) * np.ones(per_epoch)
+    return rates * np.minimum(1.0, (k + 1) / recipe.warmup) if recipe.warmup else rates
 
 
 def step_momentum(recipe: Schedule) -> float:

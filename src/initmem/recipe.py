@@ -64,6 +64,7 @@ class Recipe(BaseModel):
     learning_rate: float = Field(1e-3, gt=0, description="initial learning rate")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="learning-rate schedule")
     lr_floor: float = Field(0.01, ge=0, le=1, description="final fraction of the cosine schedule")
+    warmup: int = Field(0, ge=0, description="updates of linear warmup, whatever the schedule")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum; default 0.95 for muon")
     beta1: float = Field(0.9, ge=0, lt=1, description="first-moment decay of the Adam family")
     beta2: float = Field(0.999, ge=0, lt=1, description="second-moment decay of the Adam family")
@@ -167,7 +168,7 @@ class Recipe(BaseModel):
         """Of some fields those worth a place in a label: no zero penalty, no default that follows."""
         derived = derived_defaults(self.model, self.optimizer)
         silent = {name for name, value in derived.items() if getattr(self, name) == value} - {"width"}
-        silent |= {name for name in ("l2", "patience", "train_size") if not getattr(self, name)}
+        silent |= {name for name in ("l2", "patience", "train_size", "warmup") if not getattr(self, name)}
         if self.augment == "none":
             silent.add("augment")
         return [name for name in fields if name not in silent and name in type(self).model_fields]

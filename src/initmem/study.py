@@ -48,7 +48,7 @@ class Run:
         """Plain values from which `from_json` rebuilds the run."""
         address = _address(self)
         if self.perturbation != 1.0:
-            address["perturbation"] = self.perturbation
+            address["poke"] = self.perturbation  # its first name: a stored record is the same bytes for ever
         return {"recipe": recipe_json(self.recipe)} | address
 
     @classmethod
@@ -69,8 +69,8 @@ class Run:
 
 
 def recipe_json(recipe: AnyRecipe) -> dict[str, Any]:
-    """Plain values from which `stored_recipe` rebuilds a recipe."""
-    content = recipe.changes()
+    """Plain values from which `stored_recipe` rebuilds a recipe, under the names they were first given."""
+    content = recipe.hashed()
     if isinstance(recipe, Recipe) and recipe.data_sha256 is not None:
         content["dataset"] = recipe.dataset
     return content

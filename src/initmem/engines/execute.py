@@ -12,7 +12,7 @@ from pathlib import Path
 from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
 from initmem.engines.events import Listener
-from initmem.engines.packing import cost, pack_size, packs
+from initmem.engines.packing import cost, pack_size, packs, pipeline_packs
 from initmem.engines.settings import Engine
 from initmem.engines.speed import PackSizes
 from initmem.measures.memory import memory
@@ -112,10 +112,7 @@ def _cut(
 ) -> tuple[list[list[Run]], dict[AnyRecipe, float]]:
     """The packs of a study, and the relative cost of a run of each recipe."""
     if any(isinstance(recipe, PipelineRecipe) for recipe in study.recipes):
-        # One by one unless the pipeline can train several at once, at a cost that only its own code knows.
-        groups = [study.runs(recipe) for recipe in study.recipes]
-        cut = [runs[i : i + (size or 1)] for runs in groups for i in range(0, len(runs), size or 1)]
-        return cut, dict.fromkeys(study.recipes, 1.0)
+        return pipeline_packs(study, size=size or 1), dict.fromkeys(study.recipes, 1.0)
     recipes = [network_of(recipe) for recipe in study.recipes]
     shapes = [sizes(recipe) for recipe in recipes]
     costs: dict[AnyRecipe, float] = {

@@ -75,7 +75,7 @@ class LocalEngine:
         return True
 
     def stop(self) -> None:
-        """Let every worker finish its epoch and write its checkpoint; Ctrl-C ends them at once."""
+        """Let every worker finish its batch and write its checkpoint; Ctrl-C ends them at once."""
         self._stop.set()
         try:
             while self._alive:
@@ -93,7 +93,8 @@ class LocalEngine:
             self._alive.remove(worker)
             if worker.mistake is not None:
                 raise worker.mistake
-            if worker.process.exitcode != 0:
+            # User code can end its process with exit code 0: a claim left behind tells.
+            if worker.process.exitcode != 0 or worker.claimed:
                 self._after_crash(worker, listen)
                 self._start(store, packs)
         listen(Tick())

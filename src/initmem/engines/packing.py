@@ -46,6 +46,12 @@ def packs(
     return [runs for _, runs in found]
 
 
+def pipeline_packs(study: Study, *, size: int) -> list[list[Run]]:
+    """Packs of user code: of one run, unless its trainer takes several at once."""
+    groups = [study.runs(recipe) for recipe in study.recipes]
+    return [runs[i : i + size] for runs in groups for i in range(0, len(runs), size)]
+
+
 def cost(recipe: Recipe, sizes: Sizes) -> float:
     """The relative cost of one run, for sharing out work and telling the time left."""
     return float(recipe.epochs * sizes.n_train * sizes.height * sizes.width * recipe.width**2)

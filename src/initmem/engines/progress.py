@@ -68,7 +68,7 @@ class Display:
                     f"{cause}: {counted(hit)} will be tried again in smaller packs, or recorded as failed"
                 )
             case Stopping():
-                self.console.print("stopping after the current epoch; Ctrl-C again stops at once")
+                self.console.print("stopping: workers write their checkpoints; Ctrl-C again stops at once")
         self._draw()
 
     def fraction(self) -> float:

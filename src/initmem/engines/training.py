@@ -39,6 +39,8 @@ from initmem.train.loop import train_pack
 from initmem.train.pack import Checkpoint, Pack
 from initmem.train.requirements import Precision
 
+LOOK_EVERY = 0.05  # seconds between two looks whether to stop or to save: a small step takes a millisecond
+
 
 # Neither is an Exception: user code may catch those.
 class Interrupted(BaseException):
@@ -127,7 +129,7 @@ class _Attempt:
         self.claimed, self.pack = job
         self.resumed = self.moved = False  # continued from checkpoints; finished an epoch
         self.begun: set[Run] = set()  # have shown an epoch, in user code
-        self.written = time.monotonic()
+        self.written = self.looked = time.monotonic()
         self.watchdog = Watchdog(self.settings.timeout)
 
     @property
@@ -151,6 +153,8 @@ class _Attempt:
             precision=self.settings.precision,
             resume=self._checkpoints(),
             on_epoch=self._on_epoch,
+            pause=self._should_pause,
+            on_pause=self._on_pause,
         )
 
     def _checkpoints(self) -> list[Checkpoint] | None:
@@ -184,16 +188,28 @@ class _Attempt:
                 self._append(run, rows, fresh=not self.moved)
         self.moved = True
         self.training.listen(EpochEnded(tuple(run.id for run in self.claimed), pack.epoch))
-        stop = self.training.should_stop() and not pack.finished
-        if stop or time.monotonic() - self.written > self.settings.checkpoint_every:
-            self._save(pack)
-        if stop:
+        if self._should_pause() and not pack.finished:
+            self._on_pause(pack)
+
+    def _should_pause(self) -> bool:
+        """Whether to save the pack before the next batch: asked to stop, or the last checkpoint is old."""
+        now = time.monotonic()
+        if now - self.looked < LOOK_EVERY:
+            return False
+        self.looked = now
+        return self.training.should_stop() or now - self.written > self.settings.checkpoint_every
+
+    def _on_pause(self, pack: Pack) -> None:
+        if not all(self.store.claims.owns(run) for run in self.claimed):
+            raise ClaimLost
+        self._save(pack)
+        if self.training.should_stop():
             raise Interrupted
 
     def _save(self, pack: Pack) -> None:
         if len(self.pack) == len(self.claimed):
             states = ((saved.tensors, saved.meta) for saved in pack.checkpoint())
-            self.store.checkpoints.write(dict(zip(self.claimed, states, strict=True)), pack.epoch)
+            self.store.checkpoints.write(dict(zip(self.claimed, states, strict=True)), pack.updates)
         self.written = time.monotonic()
 
     def _append(self, run: Run, rows: dict[str, list[float]], *, fresh: bool) -> None:
@@ -241,10 +257,21 @@ def train_bundled(
     precision: Precision = "float32",
     resume: Sequence[Checkpoint] | None = None,
     on_epoch: Callable[[Pack], None] | None = None,
+    pause: Callable[[], bool] = lambda: False,
+    on_pause: Callable[[Pack], None] | None = None,
 ) -> list[RunRecord]:
     """Train runs of one recipe of a bundled network."""
     data = dataset(runs[0].recipe)
-    return train_pack(runs, data, device=device, precision=precision, resume=resume, on_epoch=on_epoch)
+    return train_pack(
+        runs,
+        data,
+        device=device,
+        precision=precision,
+        resume=resume,
+        on_epoch=on_epoch,
+        pause=pause,
+        on_pause=on_pause,
+    )
 
 
 @lru_cache(maxsize=2)

@@ -4,7 +4,7 @@ STORE/store.json                 format of the store
 STORE/studies/NAME.EFFORT.json   the studies that were asked for
 STORE/runs/ID/claim.json         while a worker trains the run
 STORE/runs/ID/history.jsonl      while it trains: one line per epoch, for the board and the progress bar
-STORE/runs/ID/checkpoint-EPOCH.safetensors  to resume from
+STORE/runs/ID/checkpoint-UPDATE.safetensors  to resume from
 STORE/runs/ID/faults.jsonl       what went wrong so far: one line per fault
 STORE/runs/ID/hang.txt           with a time limit: where the worker was when it was ended
 STORE/runs/ID/record.json        when the run is done; then nothing else of it is left
@@ -90,12 +90,12 @@ class Paths:
         """Where the worker of a run was when a time limit ended it."""
         return self.run(run_id) / "hang.txt"
 
-    def checkpoint(self, run_id: str, epoch: int) -> Path:
-        """The checkpoint of a run at the end of an epoch."""
-        return self.run(run_id) / f"checkpoint-{epoch}.safetensors"
+    def checkpoint(self, run_id: str, update: int) -> Path:
+        """The checkpoint of a run after so many updates."""
+        return self.run(run_id) / f"checkpoint-{update}.safetensors"
 
     def checkpoints(self, run_id: str) -> set[int]:
-        """The epochs of a run that have a checkpoint."""
+        """The updates after which a run has a checkpoint."""
         names = (path.name for path in self.run(run_id).glob("checkpoint-*.safetensors"))
         return {int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))}
 

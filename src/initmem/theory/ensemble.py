@@ -49,6 +49,7 @@ class LinearSettings(BaseModel):
     learning_rate: float = Field(1e-3, gt=0)
     schedule: Literal["cosine", "constant"] = "cosine"
     lr_floor: float = Field(0.01, ge=0, le=1)
+    warmup: int = Field(0, ge=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)

@@ -25,8 +25,14 @@ def train_pack(
     precision: Precision = "float32",
     resume: Sequence[Checkpoint] | None = None,
     on_epoch: Callable[[Pack], None] | None = None,
+    pause: Callable[[], bool] = lambda: False,
+    on_pause: Callable[[Pack], None] | None = None,
 ) -> list[RunRecord]:
-    """Train the runs of one recipe side by side. `on_epoch` may raise to stop between two epochs."""
+    """Train the runs of one recipe side by side.
+
+    `on_epoch` is called after every epoch. `pause` is asked between two batches; where it says so, `on_pause`
+    is called to save the pack. Either may raise to stop.
+    """
     started = time.perf_counter()
     # PyTorch lets convolutions on a GPU use TF32 unless told otherwise; here it is used when asked for.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -34,9 +40,9 @@ def train_pack(
     if resume is not None:
         pack.restore(resume)
     while not pack.finished:
-        pack.train_epoch()
-        if on_epoch is not None:
-            on_epoch(pack)
+        whole = pack.train_epoch(pause)
+        if (heard := on_epoch if whole else on_pause) is not None:
+            heard(pack)
     return pack.records(provenance(pack, time.perf_counter() - started))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,13 @@ from initmem.train.requirements import Precision
 EVALUATION_PLACES = {"cpu": 100_000, "cuda": 4_000_000}
 
 Rows = dict[str, list[float]]
-Session = dict[str, Any]  # the conditions under which a run was trained, and until which epoch
+Session = dict[str, Any]  # the conditions under which a run was trained, and until which update
+RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where one run stands at the end of an epoch: enough to continue it exactly."""
+    """Where one run stands between two batches: enough to continue it exactly."""
 
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
@@ -88,39 +89,58 @@ class Pack:
         self.history: list[Rows] = [{name: [] for name in COLUMNS} for _ in self.runs]
         self.status: list[Status | None] = [None] * self.replicas  # None: still training
         self.earlier: list[list[Session]] = [[] for _ in self.runs]  # what checkpoints say of each run
+        self.position: int  # batches of the present epoch that are done
+        self.seconds: float  # spent on them
+        self._begin_epoch()
 
     @property
     def finished(self) -> bool:
         """Whether no replica has an epoch left to train."""
         return all(status is not None for status in self.status)
 
-    def train_epoch(self) -> None:
-        """One pass over the training split, one validation, one row of history per replica."""
+    @property
+    def updates(self) -> int:
+        """Updates made so far."""
+        return self.epoch * updates_per_epoch(self.recipe, len(self.train)) + self.position
+
+    def train_epoch(self, pause: Callable[[], bool] = lambda: False) -> bool:
+        """One pass over the training split, one validation, one row of history per replica.
+
+        `pause` is asked between two batches. When it says so, False is returned, and the next call continues
+        at the next batch: of this pack, or of one restored from its checkpoints.
+        """
         started = time.perf_counter()
-        epoch = self.epoch + 1
-        recipe, n = self.recipe, len(self.train)
-        rates = epoch_rates(recipe, n, epoch)
-        order, draws = self._order(epoch), self._draws(epoch)
-        loss_sum = torch.zeros(self.replicas, device=self.device)
-        correct = torch.zeros(self.replicas, device=self.device)
-        angular = torch.zeros(self.replicas, device=self.device)
-        first_update = self.epoch * updates_per_epoch(recipe, n) + 1
+        epoch, recipe = self.epoch + 1, self.recipe
+        rates = epoch_rates(recipe, len(self.train), epoch)
+        batches, draws = self._order(epoch).split(recipe.batch_size), self._draws(epoch)
+        first_update = self.updates - self.position + 1
 
         self.network.train()
-        for i, index in enumerate(order.split(recipe.batch_size)):
-            x, y = self.train.packed(index, draws[i])
+        for i in range(self.position, len(batches)):
+            x, y = self.train.packed(batches[i], draws[i])
             logits = self._logits(x)
             # (batch, replica): the mean is over the batch alone, so replicas do not dilute each other.
             losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
-            gradients = list(torch.autograd.grad(losses.sum() / len(index), self.parameters))
+            gradients = list(torch.autograd.grad(losses.sum() / len(batches[i]), self.parameters))
             with torch.no_grad():
                 absorb_statistics(self.norms)
-                angular += rates[i] / self._kernel_squares()
+                self.running["angular"] += rates[i] / self._kernel_squares()
                 self._update(gradients, float(rates[i]), first_update + i)
-                loss_sum += losses.sum(0)
-                correct += (logits.argmax(2) == y).sum(0)
+                self.running["loss"] += losses.sum(0)
+                self.running["correct"] += (logits.argmax(2) == y).sum(0)
+            self.position = i + 1
+            if self.position < len(batches) and pause():
+                self.seconds += time.perf_counter() - started
+                return False
 
-        self._end_epoch(epoch, rates, loss_sum / n, correct / n, angular, started)
+        self.seconds += time.perf_counter() - started
+        self._end_epoch(epoch, rates)
+        return True
+
+    def _begin_epoch(self) -> None:
+        """Set the sums over the batches of an epoch to zero, each of shape (replica,)."""
+        self.running = {name: torch.zeros(self.replicas, device=self.device) for name in RUNNING}
+        self.position, self.seconds = 0, 0.0
 
     def records(self, provenance: dict[str, Any]) -> list[RunRecord]:
         """Test every replica's selected predictor, once, and write up its run."""
@@ -146,13 +166,14 @@ class Pack:
         ]
 
     def checkpoint(self) -> list[Checkpoint]:
-        """Take the pack apart: one checkpoint per run."""
+        """Take the pack apart between two batches: one checkpoint per run."""
         tensors = self._state()
         return [
             Checkpoint(
                 {name: by_replica(t, self.replicas)[r].contiguous() for name, t in tensors.items()},
                 {
                     "epoch": self.epoch,
+                    "position": self.position,
                     "history": self.history[r],
                     "norm_init": self.norm_init[r],
                     "status": self.status[r],
@@ -164,27 +185,27 @@ class Pack:
 
     @torch.no_grad()
     def restore(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Continue from checkpoints of the same epoch, one per run. Nothing is broadcast or converted."""
-        tensors = self._state()
+        """Continue from checkpoints of the same update, one per run. Nothing is broadcast or converted."""
+        metas = [saved.meta for saved in checkpoints]
+        if len({(meta["epoch"], meta["position"]) for meta in metas}) != 1:
+            raise ValueError("the checkpoints of a pack are of different updates")
+        self.epoch = metas[0]["epoch"]
+        self.earlier = [list(meta["sessions"]) for meta in metas]
+        self.position = metas[0]["position"]
         for r, saved in enumerate(checkpoints):
-            mine = {name: by_replica(tensor, self.replicas)[r] for name, tensor in tensors.items()}
+            mine = {name: by_replica(tensor, self.replicas)[r] for name, tensor in self._state().items()}
             if _layout(mine) != _layout(saved.tensors):
                 raise ValueError(
                     f"run {self.runs[r].id}: its checkpoint holds other tensors than the network"
                 )
             for name, tensor in mine.items():
                 tensor.copy_(saved.tensors[name])
-        metas = [saved.meta for saved in checkpoints]
-        if len({meta["epoch"] for meta in metas}) != 1:
-            raise ValueError("the checkpoints of a pack are of different epochs")
-        self.epoch = metas[0]["epoch"]
-        self.earlier = [list(meta["sessions"]) for meta in metas]
         self.history = [{name: list(meta["history"][name]) for name in COLUMNS} for meta in metas]
         self.norm_init = [meta["norm_init"] for meta in metas]
         self.status = [meta["status"] for meta in metas]
 
     def _sessions(self, replica: int) -> list[Session]:
-        """Under which conditions a run was trained, and until which epoch; like sessions count as one."""
+        """Under which conditions a run was trained, and until which update; like sessions count as one."""
         library = native.library() if native.ready(self.device, self.parameters[0].dtype) else None
         now = {
             "initmem": __version__,
@@ -195,9 +216,9 @@ class Pack:
             "pack": self.replicas,
         }
         before = self.earlier[replica]
-        if before and {**before[-1], "until": 0} == {**now, "until": 0}:
+        if before and {**before[-1], "updates": 0} == {**now, "updates": 0}:
             before = before[:-1]
-        return [*before, {"until": self.epoch, **now}]
+        return [*before, {"updates": self.updates, **now}]
 
     def _mixture(self, replica: int) -> dict[str, Any]:
         """For the provenance: the sessions of a run, if they were not all alike."""
@@ -242,32 +263,25 @@ class Pack:
             torch._foreach_mul_(self.optimizer.variables, 1 - rate * self.recipe.weight_decay)
         self.optimizer.step(gradients, rate, k)
 
-    def _end_epoch(
-        self,
-        epoch: int,
-        rates: np.ndarray[Any, np.dtype[np.float64]],
-        train_loss: Tensor,
-        train_accuracy: Tensor,
-        angular: Tensor,
-        started: float,
-    ) -> None:
+    def _end_epoch(self, epoch: int, rates: np.ndarray[Any, np.dtype[np.float64]]) -> None:
         """Validate, then append a row to the history of every replica that is still training."""
+        started, n = time.perf_counter(), len(self.train)
         cross_entropy, accuracy = self._evaluate(self.val)
         squares = self._kernel_squares()
         objective = cross_entropy + self.recipe.l2 * squares
         recipe = self.recipe
         sums = RateSums.of_recipe(recipe, float(rates.sum()), float((rates**2).sum()))
         ticks = sums.clocks(recipe.batch_size)
-        seconds = (time.perf_counter() - started) / self.replicas
+        seconds = (self.seconds + time.perf_counter() - started) / self.replicas
         measured = {
-            "train_loss": train_loss.tolist(),
-            "train_accuracy": train_accuracy.tolist(),
+            "train_loss": (self.running["loss"] / n).tolist(),
+            "train_accuracy": (self.running["correct"] / n).tolist(),
             "val_loss": objective.tolist(),
             "val_cross_entropy": cross_entropy.tolist(),
             "val_accuracy": accuracy.tolist(),
             "norm": squares.sqrt().tolist(),
         }
-        angles = angular.tolist()
+        angles = self.running["angular"].tolist()
         improved = [False] * self.replicas
         for r, rows in enumerate(self.history):
             if self.status[r] is not None:
@@ -289,6 +303,7 @@ class Pack:
                 self.status[r] = "completed"
         self._keep_best(improved)
         self.epoch = epoch
+        self._begin_epoch()
 
     def _out_of_patience(self, rows: Rows) -> bool:
         losses, patience = rows["val_loss"], self.recipe.patience
@@ -334,6 +349,8 @@ class Pack:
         """Every tensor that training changes, by name."""
         state = {f"now/{name}": value for name, value in self._variables().items()}
         state |= {f"best/{name}": value for name, value in self.best.items()}
+        if self.position:
+            state |= {f"running/{name}": value for name, value in self.running.items()}
         for slot, tensors in self.optimizer.slots.items():
             names = (name for name, _ in self.network.named_parameters())
             state |= {f"{slot}/{name}": t for name, t in zip(names, tensors, strict=True)}
