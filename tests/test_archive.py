@@ -22,7 +22,6 @@ from initmem.store.results import open_results
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
-
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
