@@ -31,6 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
+from initmem.engines import training as training_module
 from initmem.engines import worker as worker_module
 from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
@@ -41,7 +42,7 @@ from initmem.store.store import Store
 from initmem.study import Run, Study
 
 RECIPE = Recipe(
-    dataset="synthetic:60x1x4x4", model="mlp", width=4, batch_size=16, epochs=3, learning_rate=0.05
+    dataset="synthetic:60x1x4x4", model="mlp", width=4, batch_size=32, epochs=3, learning_rate=0.05
 )
 DONE, REFUSED, BROKEN = 0, 3, 4  # how a child ends by itself
 GROWS = {"open", "write", "fsync", "mkdir", "link"}  # what a full disk refuses
@@ -473,6 +474,7 @@ def main() -> None:
     torch.set_num_threads(1)
     claims_module.EXPIRY = worker_module.EXPIRY = SHORT_EXPIRY
     worker_module.PAUSE = 0.02
+    training_module.LOOK_EVERY = 0.0  # save at every chance: the same calls every time
     found = {}
     for text in asked.experiments:
         name, _, times = text.partition("=")

@@ -212,7 +212,7 @@ class Readers:
         data = save({"a": torch.arange(6.0), "b": torch.zeros(2, 2)})
         start = 8 + int.from_bytes(data[:8], "little")
         header = mutator.value(json.loads(data[8:start])) if number % 2 else json.loads(data[8:start])
-        text = json.dumps(mutator.value({"schema": 2, "run": "0" * 16, "epoch": 1, "meta": {"history": {}}}))
+        text = json.dumps(mutator.value({"schema": 2, "run": "0" * 16, "update": 1, "meta": {"history": {}}}))
         try:
             digest = checkpoints.digest(safetensors.torch.load(_safetensors(header, data[start:])), text)
         except Exception:  # the library refuses it whatever is beside it

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from initmem.data import load, sizes
+from initmem.data.cache import cache_dir
 from initmem.data.dataset import hold_out
 from initmem.errors import DataError
 from initmem.recipe import Recipe
@@ -113,3 +115,19 @@ def test_a_broken_or_missing_npz_is_explained(tmp_path: Path) -> None:
 def test_a_bad_synthetic_shape_is_explained(name: str) -> None:
     with pytest.raises(DataError, match="allowed"):
         load(Recipe(dataset=name))
+
+
+def test_no_home_directory_is_one_line(monkeypatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "INITMEM_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(DataError, match=r"no home directory .*INITMEM_DATA"):
+        cache_dir()
+    monkeypatch.setenv("INITMEM_DATA", "~/data")
+    with pytest.raises(DataError, match="no home directory"):
+        cache_dir()
+    monkeypatch.setenv("INITMEM_DATA", "/data")
+    assert cache_dir() == Path("/data")

@@ -149,3 +149,10 @@ def test_the_page_of_results_is_what_its_commands_print_and_draw(tmp_path: Path,
         kept = ROOT / "docs" / "images" / picture.name
         assert f"](images/{picture.name})" in page
         assert np.abs(imread(picture) - imread(kept)).max() < 0.02, picture.name
+
+
+def test_every_promise_of_the_store_names_a_test_that_exists() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "store.md").read_text())
+    assert len(named) > 30
+    assert [name for name in named if f"def {name}(" not in tests] == []

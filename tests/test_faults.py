@@ -87,7 +87,7 @@ def test_out_of_memory_halves_the_pack(store: Store, runs: list[Run], kind: str)
 
 def test_a_run_for_which_there_is_no_room_alone_is_recorded_as_failed(store: Store, runs: list[Run]) -> None:
     large = runs[1]
-    trainer = failing(MemoryError("no room"), lambda team: large in team)
+    trainer = failing(MemoryError("no room"), lambda pack: large in pack)
     Worker(store, Settings(trainer=trainer)).work([runs])
     assert [store.read(run.id).status for run in runs] == ["completed", "failed", "completed", "completed"]
     record = store.read(large.id)
@@ -97,7 +97,7 @@ def test_a_run_for_which_there_is_no_room_alone_is_recorded_as_failed(store: Sto
 
 
 def test_an_exception_is_counted_with_the_pack_and_alone(store: Store, runs: list[Run]) -> None:
-    trainer = failing(ValueError("odd"), lambda team: runs[0] in team)
+    trainer = failing(ValueError("odd"), lambda pack: runs[0] in pack)
     Worker(store, Settings(trainer=trainer)).work([runs])
     counts = [store.read(run.id).provenance["faults"] for run in runs]
     assert counts == [{"exception": 2}] + 3 * [{"exception": 1}]
@@ -126,10 +126,10 @@ def test_a_checkpoint_that_does_not_fit_is_dropped(store: Store, runs: list[Run]
 def test_a_mistake_of_the_user_stops_everything_and_keeps_what_is_done(
     store: Store, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mistaken(team: list[Run], **how: Any) -> list[RunRecord]:
-        if runs[2] in team:
+    def mistaken(pack: list[Run], **how: Any) -> list[RunRecord]:
+        if runs[2] in pack:
             raise ConfigError("field = 1 (allowed: 2)")
-        return train_bundled(team, **how)
+        return train_bundled(pack, **how)
 
     monkeypatch.setattr("initmem.engines.training.train_bundled", mistaken)
     with pytest.raises(ConfigError, match="field = 1"):
@@ -139,7 +139,7 @@ def test_a_mistake_of_the_user_stops_everything_and_keeps_what_is_done(
 
 
 def test_a_full_disk_in_training_stops_everything(store: Store, runs: list[Run]) -> None:
-    trainer = failing(OSError(errno.ENOSPC, "No space left on device"), lambda team: runs[2] in team)
+    trainer = failing(OSError(errno.ENOSPC, "No space left on device"), lambda pack: runs[2] in pack)
     with pytest.raises(FullDisk, match="no room left"):
         Worker(store, Settings(trainer=trainer)).work([runs[:2], runs[2:]])
     assert [store.has(run) for run in runs] == [True, True, False, False]
@@ -249,10 +249,10 @@ def sleep_with_the_interpreter_locked() -> None:
 
 @pytest.mark.parametrize("sleep", [sleep_in_python, sleep_with_the_interpreter_locked])
 def test_a_pack_that_hangs_is_ended_tried_again_and_given_up(store: Store, runs: list[Run], sleep) -> None:
-    def train(team, on_epoch):
-        if runs[1] in team:
+    def train(pack, on_epoch):
+        if runs[1] in pack:
             sleep()
-        return train_bundled(team)
+        return train_bundled(pack)
 
     settings = Settings(trainer=train, timeout=0.3)
     codes = []
@@ -270,12 +270,12 @@ def test_a_pack_that_hangs_is_ended_tried_again_and_given_up(store: Store, runs:
 
 
 def test_a_pack_that_moves_on_is_left_alone_by_the_watchdog(store: Store, runs: list[Run]) -> None:
-    def slow(team, on_epoch):
-        def later(pack):
+    def slow(pack, on_epoch):
+        def later(state):
             time.sleep(0.2)  # three epochs: together longer than the limit
-            on_epoch(team[0], {"epoch": pack.epoch})
+            on_epoch(pack[0], {"epoch": state.epoch})
 
-        return train_bundled(team, on_epoch=later)
+        return train_bundled(pack, on_epoch=later)
 
     assert in_a_child(store.path, "", runs[:1], Settings(trainer=slow, timeout=0.5)) == 0
     assert store.read(runs[0].id).provenance["faults"] == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -43,6 +44,31 @@ def test_a_grid_without_end_is_refused_at_once(tmp_path: Path) -> None:
     path.write_text("[[grid]]\n" + "\n".join(axes))
     with pytest.raises(ConfigError, match=r"the grid has 10,000,000 recipes \(allowed: up to 100,000\)"):
         load_study(str(path))
+
+
+def test_a_study_without_end_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "endless.toml"
+    path.write_text(f"scales = {[0.001 * n for n in range(1, 2001)]}\nseeds = {list(range(1000))}\n")
+    with pytest.raises(ConfigError, match=r"2,000,000 runs \(allowed: up to 1,000,000\)"):
+        load_study(str(path))
+    path.write_text(
+        f"scales = {[0.001 * n for n in range(1, 1001)]}\nseeds = {list(range(600))}\nchaos = true"
+    )
+    with pytest.raises(ConfigError, match=r"1,200,000 runs \(allowed: up to 1,000,000\)"):
+        load_study(str(path))
+
+
+def test_a_pipe_in_place_of_a_study_or_dataset_blocks_nothing(tmp_path: Path) -> None:
+    script = "import sys; from initmem.cli import main; main()"
+    study, data = tmp_path / "study.toml", tmp_path / "data.npz"
+    os.mkfifo(study)
+    os.mkfifo(data)
+    for words in (["clocks", str(study)], ["clocks", "quickstart", "--set", f"dataset={data}"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=30
+        )
+        assert done.returncode == 2
+        assert "not a regular file" in done.stderr
 
 
 def test_files_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable
+import signal
+import tracemalloc
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +19,7 @@ import torch
 
 from conftest import fake_record
 from initmem.errors import StoreError
-from initmem.store import checkpoints, encoding
+from initmem.store import checkpoints, encoding, studies
 from initmem.store import claims as claims_module
 from initmem.store.encoding import decode, encode
 from initmem.store.record import RunRecord, failed
@@ -244,6 +247,33 @@ def test_studies_are_kept_by_safe_names(store: Store, tiny_study: Study) -> None
     assert not (store.path.parent.parent / "evil.full.json").exists()
 
 
+def test_studies_of_different_names_never_share_a_file(store: Store, tiny_study: Study) -> None:
+    names = ["a b", "a_b", "a.b", "a~b", "", "../../evil", "ä", "\ud800", "x" * 300, "x" * 301, "a\n"]
+    asked = [replace(tiny_study, name=name) for name in names]
+    asked += [replace(tiny_study, name="a", effort=effort) for effort in ("b c", "b_c", "b.c", "..")]
+    for study in asked:
+        store.add_study(study)
+    assert {(study.name, study.effort) for study in store.studies()} == {(s.name, s.effort) for s in asked}
+    assert {path.parent for path in store.path.glob("**/*.json")} == {store.path, store.paths.studies}
+    store.add_study(replace(asked[0], seeds=(7,)))
+    assert len(store.studies()) == len(asked)
+    assert [study.seeds for study in store.studies() if study.name == "a b"] == [(7,)]
+
+
+def test_a_study_under_the_name_of_an_older_version_is_found_and_kept(
+    store: Store, tiny_study: Study
+) -> None:
+    blank, bar = replace(tiny_study, name="a b"), replace(tiny_study, name="a_b")
+    (store.paths.studies / "a_b.full.json").write_bytes(studies.encode(blank))
+    assert store.studies() == [blank]
+    store.add_study(bar)
+    assert store.studies() == [bar, blank]
+    (store.paths.studies / "old.json").write_bytes(studies.encode(replace(bar, seeds=(9,))))
+    store.add_study(bar)
+    assert store.studies() == [bar, blank]
+    assert len(list(store.paths.aside.iterdir())) == 1
+
+
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store here"):
         Store(tmp_path)
@@ -359,7 +389,7 @@ def test_who_clears_up_leaves_alone_what_others_are_writing(
     assert [path.name for path in store.path.glob("runs/*/*")] == ["record.json"] * 2
 
 
-# -- what is moved aside, and what is not --------------------------------------------------------------------
+# -- what is moved aside, and what is not -------------------------------------------------------------------
 
 
 def kept(store: Store) -> dict[str, bytes]:
@@ -475,7 +505,7 @@ def test_new_files_of_a_group_writable_store_are_for_the_group(
     assert private.paths.record(runs[4].id).stat().st_mode & 0o020 == 0
 
 
-# -- claims that must not be stolen --------------------------------------------------------------------------
+# -- claims that must not be stolen -------------------------------------------------------------------------
 
 
 def test_a_process_that_is_hidden_is_alive_until_its_heartbeat_expires(
@@ -528,7 +558,7 @@ def test_a_claim_of_a_newer_version_is_a_claim(store: Store, runs: list[Run]) ->
     assert Store(store.path).claims.take(runs[:1]) == []
 
 
-# -- records that could not be written -----------------------------------------------------------------------
+# -- records that could not be written ----------------------------------------------------------------------
 
 
 def test_values_that_are_not_finite_are_a_diverged_record(store: Store, runs: list[Run]) -> None:
@@ -567,7 +597,7 @@ def test_a_record_that_is_too_large_is_a_failed_run(store: Store, runs: list[Run
         encode(large)
 
 
-# -- checkpoints ---------------------------------------------------------------------------------------------
+# -- checkpoints --------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_of_another_run_or_epoch_is_not_used(store: Store, runs: list[Run]) -> None:
@@ -583,3 +613,128 @@ def test_a_checkpoint_of_another_run_or_epoch_is_not_used(store: Store, runs: li
     assert store.checkpoints.read([one, two]) is not None
     path.rename(store.paths.checkpoint(one.id, 4))
     assert store.checkpoints.read([one]) is None
+
+
+# -- sizes, and files that are none -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """Whatever blocks is an error."""
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError("blocked")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_pipe_in_place_of_a_file_blocks_nothing(store: Store, runs: list[Run], in_time: None) -> None:
+    store.commit([fake_record(runs[0], 0.5)])
+    one, two = runs[:2]
+    for run in (one, two):
+        store.paths.open_run(run.id)
+    os.mkfifo(store.paths.record(two.id))
+    os.mkfifo(store.paths.index)
+    records, problems = store.survey()
+    assert [record.id for record in records] == [one.id]
+    assert "record.json is not a regular file" in problems[0]
+    with pytest.raises(StoreError, match="not a regular file"):
+        store.recover()
+    with pytest.raises(StoreError, match="not a regular file"):
+        store.read(two.id)
+    store.paths.record(two.id).unlink()
+    for path in (store.paths.claim(two.id), store.paths.history(two.id), store.paths.faults(two.id)):
+        os.mkfifo(path)
+    assert store.flight(one.id).claim is None
+    with pytest.raises(StoreError, match="not a regular file"):
+        store.claims.take([two])
+    os.mkfifo(store.paths.checkpoint(two.id, 3))
+    assert store.checkpoints.read([two]) is None
+    store.paths.format.unlink()
+    os.mkfifo(store.paths.format)
+    with pytest.raises(StoreError, match="not a regular file"):
+        Store(store.path)
+
+
+def test_files_are_measured_before_they_are_read(store: Store, runs: list[Run]) -> None:
+    store.commit([fake_record(run, 0.5) for run in runs[:2]])
+    store.survey()
+    for path in (store.paths.record(runs[0].id), store.paths.index):
+        with path.open("r+b") as stream:
+            stream.truncate(1 << 31)  # sparse: it takes no room on the disk
+    tracemalloc.start()
+    try:
+        records, problems = Store(store.path).survey()
+        with pytest.raises(StoreError, match="2,147,483,648 bytes"):
+            Store(store.path).read(runs[0].id)
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+    assert [record.id for record in records] == [runs[1].id]
+    assert "2,147,483,648 bytes (allowed: up to 67,108,864)" in problems[0]
+
+
+# -- where a store is ---------------------------------------------------------------------------------------
+
+
+def test_a_store_stays_where_it_is_when_the_working_directory_changes(
+    tmp_path: Path, runs: list[Run], monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store.create("mine")
+    again = Store("mine")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    store.commit([fake_record(runs[0], 0.5)])
+    assert again.has(runs[0])
+    assert store.path == tmp_path / "mine"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "number", "said"),
+    [(os, "link", errno.EPERM, "no hard links"), (fcntl, "flock", errno.ENOLCK, "no file locks")],
+)
+def test_a_file_system_that_lacks_something_is_named_at_once(
+    tmp_path: Path, monkeypatch, module, name: str, number: int, said: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module, name, refuse)
+    with pytest.raises(StoreError, match=rf"{said} here .*needed: ext4.*exFAT") as error:
+        Store.create(tmp_path / "store")
+    assert "\n" not in str(error.value)
+    assert list((tmp_path / "store").glob(".*")) == []
+
+
+@pytest.mark.parametrize("skew", [-1e6, 1e6])
+def test_a_skewed_clock_does_not_make_a_live_worker_look_dead(
+    store: Store, runs: list[Run], monkeypatch, skew: float
+) -> None:
+    path, now = foreign_claim(store, runs[0]), 1000.0
+    monkeypatch.setattr(claims_module.time, "monotonic", lambda: now)
+    beat = path.stat().st_mtime + skew
+    os.utime(path, (beat, beat))
+    board = Store(store.path)
+    assert board.flight(runs[0].id).silence == 0.0
+    now += 50.0
+    assert board.flight(runs[0].id).silence == 50.0
+    os.utime(path, (beat + 10, beat + 10))
+    assert board.flight(runs[0].id).silence == 0.0
+    now += 50.0
+    store.live.append(runs[0], {"epoch": 1}, fresh=True)  # an epoch is a sign of life as well
+    assert board.flight(runs[0].id).silence == 0.0
+    now += 70.0
+    assert board.flight(runs[0].id).silence > claims_module.EXPIRY
+
+
+def test_a_worker_of_this_machine_that_has_ended_is_silent_at_once(store: Store, runs: list[Run]) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_claim_and_die, args=(store.path, runs[0]))
+    process.start()
+    process.join()
+    assert store.flight(runs[0].id).silence == float("inf")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from initmem.clocks import clocks, epoch_rates
+from initmem.clocks import clocks, epoch_rates, updates_per_epoch
 from initmem.data import load
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
@@ -310,8 +310,9 @@ def test_a_record_says_when_its_sessions_were_not_alike(tiny: Recipe) -> None:
     assert all("sessions" not in record.provenance for record in alike)
     (mixed,) = train_pack(runs[1:2], load(tiny), resume=saved[1:2])
     first, second = mixed.provenance["sessions"]
-    assert (first["until"], first["precision"], first["pack"]) == (1, "amp", 3)
-    assert (second["until"], second["precision"], second["pack"]) == (3, "float32", 1)
+    each = updates_per_epoch(tiny, len(load(tiny).train))
+    assert (first["updates"], first["precision"], first["pack"]) == (each, "amp", 3)
+    assert (second["updates"], second["precision"], second["pack"]) == (3 * each, "float32", 1)
     assert {"initmem", "torch", "native", "device"} <= first.keys()
 
 

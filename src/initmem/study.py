@@ -15,6 +15,7 @@ from initmem.errors import ConfigError
 from initmem.recipe import AnyRecipe, Recipe, content_id, labels, problems, stored_recipe
 from initmem.seeds import ROLES, Role
 
+LARGEST_STUDY = 1_000_000  # runs
 ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # the default for user code
 SEEDS = range(5)
@@ -47,7 +48,7 @@ class Run:
         """The run as plain values, for `from_json`."""
         address = _address(self)
         if self.perturbation != 1.0:
-            address["perturbation"] = self.perturbation
+            address["poke"] = self.perturbation  # its first name: a stored record is the same bytes for ever
         return {"recipe": recipe_json(self.recipe)} | address
 
     @classmethod
@@ -68,8 +69,8 @@ class Run:
 
 
 def recipe_json(recipe: AnyRecipe) -> dict[str, Any]:
-    """Plain values from which `stored_recipe` rebuilds a recipe."""
-    content = recipe.changes()
+    """Plain values from which `stored_recipe` rebuilds a recipe, under the names they were first given."""
+    content = recipe.hashed()
     if isinstance(recipe, Recipe) and recipe.data_sha256 is not None:
         content["dataset"] = recipe.dataset
     return content
@@ -126,6 +127,13 @@ class Study:
     def seeds_of(self, recipe: AnyRecipe) -> tuple[int, ...]:
         """All seeds of one recipe."""
         return self.seeds + dict(self.more_seeds).get(recipe.id, ())
+
+    def __post_init__(self) -> None:
+        seeds, repeats = len(self.seeds), 1 if self.perturbation == 1.0 else 2
+        each = len(self.scales) * (seeds * repeats + len(self.split) * max(0, seeds - 1))
+        more = len(self.scales) * repeats * sum(len(extra) for _, extra in self.more_seeds)
+        if (runs := len(self.recipes) * each + more) > LARGEST_STUDY:
+            raise ConfigError(f"study {self.name!r} has {runs:,} runs (allowed: up to {LARGEST_STUDY:,})")
 
     def runs(self, recipe: AnyRecipe) -> list[Run]:
         """The runs of one recipe, seed by seed, so that more seeds only append."""

@@ -161,6 +161,8 @@ def _text(name: str) -> str:
     if path.suffix != ".toml" and not path.exists():
         raise ConfigError(f"no study named {name!r} ({allowed(bundled())}, or the path of a .toml file)")
     try:
+        if path.exists() and not path.is_file():  # a FIFO would block for ever
+            raise ConfigError(f"study file {name}: not a regular file")
         if (size := path.stat().st_size) > LARGEST_FILE:
             raise ConfigError(f"study file {name}: {size:,} bytes (allowed: up to {LARGEST_FILE:,})")
         return path.read_text("utf-8")
@@ -236,6 +238,8 @@ def _with_digest(recipe: AnyRecipe) -> AnyRecipe:
         return recipe
     path = Path(recipe.dataset)
     try:
+        if path.exists() and not path.is_file():  # a FIFO would block for ever
+            raise ConfigError(f"dataset = {recipe.dataset!r} (not a regular file)")
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except (OSError, ValueError) as error:

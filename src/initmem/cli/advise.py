@@ -55,10 +55,11 @@ def _trained(study: Study, store: Path | None, workers: int | None) -> list[RunR
     """Run a study and return its records."""
     from initmem.engines.execute import check, execute
     from initmem.engines.local import LocalEngine
+    from initmem.store.paths import default_store
     from initmem.store.store import Store
 
     check(study)
-    place = store or Path("runs") / f"{study.name}-{study.effort}"
+    place = store or default_store(f"{study.name}-{study.effort}")
     opened = Store.create(place)
     introduce(study, place)
     with display() as watch:

@@ -137,6 +137,7 @@ def run(
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
     from initmem.store.causes import failure_lines
+    from initmem.store.paths import default_store
     from initmem.store.store import Store
 
     if data_dir is not None:
@@ -175,7 +176,7 @@ def run(
         records_travel=records_travel,
         slurm=slurm or (),
     )
-    place = store or Path("runs") / f"{asked.name}-{asked.effort}"
+    place = store or default_store(f"{asked.name}-{asked.effort}")
     opened = Store.create(place)
     if program is not None:
         from initmem.pipeline.stale import refuse_stale

@@ -44,6 +44,7 @@ from initmem.pipeline.seeding import seeded
 from initmem.pipeline.stale import refuse_stale
 from initmem.pipeline.tracker import Tracker
 from initmem.seeds import Role
+from initmem.store.paths import default_store
 from initmem.store.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import SCALES, SEEDS, Run
@@ -102,7 +103,7 @@ def run(
     study = own_study(called, recipe or {}, scales, seeds, grid=grid, chaos=chaos, split=split)
     trainer = PipelineTrainer(train, fingerprint(train))
     chosen = engine_for(engine, trainer, workers, timeout)
-    opened = Store.create(store or Path("runs") / called)
+    opened = Store.create(store or default_store(called))
     refuse_stale(opened, study, lambda recipe: trainer.fingerprint, keep_old=keep_old)
     with watching(sys.stderr if progress else None) as watch:
         outcome = execute(

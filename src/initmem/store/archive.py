@@ -1,13 +1,13 @@
 """An archive: the studies and records of a store in one compact file, to keep, to send, to cite.
 
     initmem archive 1                   what it is, and its format
-    {"records": ..., "history": ...}    of both parts: bytes packed and unpacked, SHA-256 of the packed ones
-    records, xz                         JSON: studies, and of every record all but its history
+    {"records": ..., "history": ...}    per section: bytes packed and unpacked, SHA-256 of the packed ones
+    records, xz                         JSON: studies, and every record except its history
     history, xz                         little endian float64: by record, then column, then epoch
 
-Nothing is lost: a record that is restored is the same bytes as in the store it came from. The same records
-give the same archive. An archive may come from a stranger: every size is bounded, every value checked, and no
-name in it is used as a path.
+Nothing is lost: a restored record has the same bytes as in the store it came from. The same records give the
+same archive. An archive may come from a stranger: every size is bounded, every value checked, and no name in
+it is used as a path.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import json
 import lzma
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from initmem.errors import InitmemError, StoreError, allowed
 from initmem.store.encoding import encode, head_of, join, parse_json, split
-from initmem.store.files import write_atomic
+from initmem.store.files import open_regular, reason, write_atomic
 from initmem.store.live import Flight
 from initmem.store.record import History, RunRecord, StoredHistory
 from initmem.store.store import Store
@@ -43,15 +43,17 @@ SUFFIX = ".initmem"
 LARGEST = {"records": 64 << 20, "history": 2 << 30}
 LONGEST_LINE = 1 << 12
 UNPACKING_MEMORY = 64 << 20
-# Numbers of eight bytes: what comes next depends on the place in the number rather than on the last byte.
+CHUNK = 1 << 20
+OVERHEAD = 1 << 16  # bytes by which packing may make a section longer, besides a sixteenth of it
+# Numbers of eight bytes: the next byte depends on its position in the number more than on the last byte.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 0, "lp": 3, "pb": 3}]
 
-# What reading something else than was written may end in.
+# What reading anything but what was written may raise.
 NONSENSE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
-class Part(NamedTuple):
-    """How long a part of an archive is, packed and unpacked, and the digest of its packed bytes."""
+class Section(NamedTuple):
+    """How long a section of an archive is, packed and unpacked, and the digest of its packed bytes."""
 
     packed: int
     size: int
@@ -76,15 +78,17 @@ def pack(studies: Sequence[Study], records: Sequence[RunRecord]) -> bytes:
         ],
     }
     values = [column.astype("<f8").tobytes() for record in ordered for column in record.history.values()]
-    parts = {
+    sections = {
         "records": json.dumps(content, separators=(",", ":"), allow_nan=False).encode(),
         "history": b"".join(values),
     }
-    for name, data in parts.items():
+    for name, data in sections.items():
         if len(data) > LARGEST[name]:
             raise StoreError(f"{len(data):,} bytes of {name} (an archive takes {LARGEST[name]:,})")
-    packed = {name: lzma.compress(data, filters=FILTERS) for name, data in parts.items()}
-    sizes = {name: Part(len(packed[name]), len(data), _digest(packed[name])) for name, data in parts.items()}
+    packed = {name: lzma.compress(data, filters=FILTERS) for name, data in sections.items()}
+    sizes = {
+        name: Section(len(packed[name]), len(data), _digest(packed[name])) for name, data in sections.items()
+    }
     line = json.dumps(sizes, separators=(",", ":")).encode() + b"\n"
     return MAGIC % FORMAT + line + b"".join(packed.values())
 
@@ -92,7 +96,7 @@ def pack(studies: Sequence[Study], records: Sequence[RunRecord]) -> bytes:
 def of_study(
     name: str, studies: Sequence[Study], records: Sequence[RunRecord]
 ) -> tuple[list[Study], list[RunRecord]]:
-    """A study at all its efforts, and the records of its runs, of whichever study they were trained for."""
+    """A study at all its efforts, and the records of its runs, whichever study they were trained for."""
     chosen = [study for study in studies if study.name == name]
     if not chosen:
         raise StoreError(f"study {name!r} is not in the store ({allowed(study.name for study in studies)})")
@@ -111,22 +115,22 @@ def write_archive(path: Path, studies: Sequence[Study], records: Sequence[RunRec
 
 
 class Archive:
-    """The results that an archive holds; read only."""
+    """The results in an archive; read-only."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            with self.path.open("rb") as stream:
+            with open_regular(self.path) as stream:
                 self._check_format(stream.readline(len(MAGIC) + 10))
-                self._parts = _sizes(stream.readline(LONGEST_LINE))
+                self._sections = _sizes(stream.readline(LONGEST_LINE))
                 self._start = stream.tell()
                 real = stream.seek(0, os.SEEK_END)
-            told = self._start + sum(part.packed for part in self._parts.values())
-            if told != real:
-                raise StoreError(f"damaged archive ({real:,} bytes, not {told:,})")
+            stated = self._start + sum(section.packed for section in self._sections.values())
+            if stated != real:
+                raise StoreError(f"damaged archive ({real:,} bytes, not {stated:,})")
             self._studies, self._digests, found = self._read_records()
         except OSError as error:
-            raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
+            raise StoreError(f"{path}: cannot be read ({reason(error)})") from None
         except StoreError as error:
             raise StoreError(f"{path}: {error}") from None
         self._records = sorted(found, key=lambda record: record.id)
@@ -140,7 +144,7 @@ class Archive:
             raise StoreError(f"archive of format {found} (allowed: {FORMAT})")
         raise StoreError("no archive (allowed: a store directory, or a file that initmem archive wrote)")
 
-    # -- what a store has, too ---------------------------------------------------------------------------
+    # -- as in a store ---------------------------------------------------------------------------
 
     def studies(self) -> list[Study]:
         """What was asked of the store."""
@@ -163,7 +167,7 @@ class Archive:
         return Flight(None, math.inf, [])
 
     def verify(self) -> list[str]:
-        """Check every record against the checksum that it had in its store."""
+        """Check every record against the checksum it had in its store."""
         return [
             f"{self.path}: record {record.id} (checksum does not match)"
             for record in self._records
@@ -191,9 +195,11 @@ class Archive:
                 offset += len(columns) * record.summary.epochs
         except StoreError:
             raise
-        except (InitmemError, *NONSENSE) as error:
-            raise StoreError(f"damaged archive ({error!r})") from None
-        if 8 * offset != self._parts["history"].size:
+        except InitmemError as error:
+            raise StoreError(f"not a readable archive ({error})") from None
+        except NONSENSE as error:
+            raise StoreError(f"not a readable archive ({error!r})") from None
+        if 8 * offset != self._sections["history"].size:
             raise StoreError("damaged archive (histories of another length)")
         return studies, digests, records
 
@@ -203,7 +209,7 @@ class Archive:
 
     @cached_property
     def _values(self) -> NDArray[np.float64]:
-        """All histories, unpacked when the first of them is looked at."""
+        """All histories, unpacked when the first of them is used."""
         import numpy as np
 
         try:
@@ -217,28 +223,30 @@ class Archive:
         return values
 
     def _unpacked(self, name: str) -> bytes:
-        """One part, verified before it is unpacked, and never more than it should be."""
-        before = 0 if name == "records" else self._parts["records"].packed
-        part = self._parts[name]
-        with self.path.open("rb") as stream:
+        """One section, verified before it is unpacked, never more than it should be, read in chunks."""
+        before = 0 if name == "records" else self._sections["records"].packed
+        section = self._sections[name]
+        with open_regular(self.path) as stream:
             stream.seek(self._start + before)
-            packed = stream.read(part.packed)
-        if _digest(packed) != part.sha256:
-            raise StoreError(f"damaged archive (checksum of its {name} does not match)")
-        try:
-            xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=UNPACKING_MEMORY)
-            data = xz.decompress(packed, max_length=part.size + 1)
-        except (lzma.LZMAError, EOFError) as error:
-            raise StoreError(f"damaged archive ({name}: {error})") from None
-        if len(data) != part.size or not xz.eof or xz.unused_data:
+            digest = hashlib.sha256()
+            for chunk in _chunks(stream, section.packed):
+                digest.update(chunk)
+            if digest.hexdigest() != section.sha256:
+                raise StoreError(f"damaged archive (checksum of its {name} does not match)")
+            stream.seek(self._start + before)
+            try:
+                data = _decompressed(_chunks(stream, section.packed), section.size)
+            except (lzma.LZMAError, EOFError) as error:
+                raise StoreError(f"damaged archive ({name}: {error})") from None
+        if data is None:
             raise StoreError(f"damaged archive ({name} of another length)")
         return data
 
 
 def restore(archive: Archive, store: Store) -> int:
-    """Bring studies and records back into a store, byte by byte; how many records are new there.
+    """Write studies and records into a store, with the same bytes; how many records are new there.
 
-    What the store has already stays as it is.
+    What the store already has stays as it is.
     """
     if broken := archive.verify():
         raise StoreError(broken[0])
@@ -252,23 +260,47 @@ def restore(archive: Archive, store: Store) -> int:
     return len(new)
 
 
-def _sizes(line: bytes) -> dict[str, Part]:
+def _chunks(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (chunk := stream.read(min(size, CHUNK))):
+        size -= len(chunk)
+        yield chunk
+
+
+def _decompressed(chunks: Iterable[bytes], size: int) -> bytes | None:
+    """So many bytes; None when there are more or fewer."""
+    xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=UNPACKING_MEMORY)
+    pieces: list[bytes] = []
+    left = size + 1  # one more than there should be, to notice it
+    for chunk in chunks:
+        if xz.eof:
+            return None
+        while left and not xz.eof and (chunk or not xz.needs_input):
+            pieces.append(xz.decompress(chunk, max_length=left))
+            left -= len(pieces[-1])
+            chunk = b""
+    return b"".join(pieces) if left == 1 and xz.eof and not xz.unused_data else None
+
+
+def _sizes(line: bytes) -> dict[str, Section]:
     try:
-        told = parse_json(line)
-        parts = {
-            name: Part(int(packed), int(size), str(sha256))
-            for name, (packed, size, sha256) in ((name, told[name]) for name in LARGEST)
+        stated = parse_json(line)
+        sections = {
+            name: Section(int(packed), int(size), str(sha256))
+            for name, (packed, size, sha256) in ((name, stated[name]) for name in LARGEST)
         }
     except NONSENSE:
         raise StoreError("damaged archive (its second line is not readable)") from None
-    for name, part in parts.items():
-        if part.packed < 0 or not 0 <= part.size <= LARGEST[name]:
-            raise StoreError(f"{part.size:,} bytes of {name} (allowed: up to {LARGEST[name]:,})")
-    return parts
+    for name, section in sections.items():
+        if section.packed < 0 or not 0 <= section.size <= LARGEST[name]:
+            raise StoreError(f"{section.size:,} bytes of {name} (allowed: up to {LARGEST[name]:,})")
+        most = section.size + (section.size >> 4) + OVERHEAD
+        if section.packed > most:
+            raise StoreError(f"{section.packed:,} packed bytes of {name} (allowed: up to {most:,})")
+    return sections
 
 
 def _record_digest(record: RunRecord) -> str:
-    """The digest that a record has in its store."""
+    """The digest of a record in its store."""
     try:
         return split(encode(record)).sha256
     except ValueError as error:

@@ -24,7 +24,7 @@ class Saved(NamedTuple):
     """A checkpoint as it is stored: whose it is, and its state as tensors and plain values."""
 
     run_id: str
-    epoch: int
+    update: int
     tensors: dict[str, Tensor]
     meta: Any
 
@@ -32,32 +32,32 @@ class Saved(NamedTuple):
 class Checkpoints:
     """The checkpoints of runs in training, each as (tensors, meta): plain values beside tensors.
 
-    A checkpoint that is damaged, or that belongs to another run or epoch than its name says, is not used.
+    A checkpoint that is damaged, or that belongs to another run or update than its name says, is not used.
     """
 
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
 
     def newest(self, run_id: str) -> int:
-        """The epoch of the newest checkpoint of a run; 0 when there is none."""
+        """How many updates the newest checkpoint of a run holds; 0 when there is none."""
         return max(self.paths.checkpoints(run_id), default=0)
 
     @writes
-    def write(self, saved: Mapping[Run, tuple[Mapping[str, Tensor], Any]], epoch: int) -> None:
-        """Write the checkpoints of a pack, then drop the older ones: one epoch is always complete."""
+    def write(self, saved: Mapping[Run, tuple[Mapping[str, Tensor], Any]], update: int) -> None:
+        """Write the checkpoints of a pack, then drop the older ones: one set is always complete."""
         for run, (tensors, meta) in saved.items():
             self.paths.open_run(run.id)
-            data = encode(run.id, epoch, tensors, meta)
-            write_atomic(self.paths.checkpoint(run.id, epoch), data, self.paths.mode)
+            data = encode(run.id, update, tensors, meta)
+            write_atomic(self.paths.checkpoint(run.id, update), data, self.paths.mode)
         for run in saved:
-            self._drop(run, keep=epoch)
+            self._drop(run, keep=update)
 
     def read(self, runs: Sequence[Run]) -> list[tuple[dict[str, Tensor], Any]] | None:
         """The newest checkpoints that all these runs have in common; None when there are none."""
         common = set.intersection(*(self.paths.checkpoints(run.id) for run in runs))
-        for epoch in sorted(common, reverse=True):
+        for update in sorted(common, reverse=True):
             with contextlib.suppress(StoreError, OSError):
-                return [self._read(run, epoch) for run in runs]
+                return [self._read(run, update) for run in runs]
         return None
 
     @writes
@@ -66,24 +66,24 @@ class Checkpoints:
         for run in runs:
             self._drop(run, keep=None)
 
-    def _read(self, run: Run, epoch: int) -> tuple[dict[str, Tensor], Any]:
-        with open_regular(self.paths.checkpoint(run.id, epoch)) as stream:
+    def _read(self, run: Run, update: int) -> tuple[dict[str, Tensor], Any]:
+        with open_regular(self.paths.checkpoint(run.id, update)) as stream:
             saved = decode(stream.read())
-        if (saved.run_id, saved.epoch) != (run.id, epoch):
-            raise StoreError(f"checkpoint of run {saved.run_id} at epoch {saved.epoch}, under another name")
+        if (saved.run_id, saved.update) != (run.id, update):
+            raise StoreError(f"checkpoint of run {saved.run_id} at update {saved.update}, under another name")
         return saved.tensors, saved.meta
 
     def _drop(self, run: Run, *, keep: int | None) -> None:
-        for epoch in self.paths.checkpoints(run.id) - {keep}:
-            self.paths.checkpoint(run.id, epoch).unlink(missing_ok=True)
+        for update in self.paths.checkpoints(run.id) - {keep}:
+            self.paths.checkpoint(run.id, update).unlink(missing_ok=True)
 
 
-def encode(run_id: str, epoch: int, tensors: Mapping[str, Tensor], meta: Any) -> bytes:
-    """Serialise the state of a run at the end of an epoch."""
+def encode(run_id: str, update: int, tensors: Mapping[str, Tensor], meta: Any) -> bytes:
+    """Serialise the state of a run after so many updates."""
     from safetensors.torch import save
 
     here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps({"schema": SCHEMA, "run": run_id, "epoch": epoch, "meta": meta})
+    text = json.dumps({"schema": SCHEMA, "run": run_id, "update": update, "meta": meta})
     return save(here, metadata={"initmem": text, "sha256": digest(here, text)})
 
 
@@ -102,7 +102,7 @@ def decode(data: bytes) -> Saved:
         content = json.loads(notes["initmem"])
         if content["schema"] != SCHEMA:
             raise StoreError(f"checkpoint of schema {content['schema']!r} (allowed: {SCHEMA})")
-        return Saved(content["run"], content["epoch"], tensors, content["meta"])
+        return Saved(content["run"], content["update"], tensors, content["meta"])
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"not a checkpoint ({type(error).__name__}: {error})") from None
 

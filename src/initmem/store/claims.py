@@ -59,9 +59,9 @@ class Heartbeats:
     """How long each heartbeat has been silent, by this process's own clock. The first look counts as one."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float]] = {}  # run id -> (beat, when it was first seen)
+        self._seen: dict[str, tuple[object, float]] = {}  # run id -> (beat, when it was first seen)
 
-    def silence(self, run_id: str, beat: int) -> float:
+    def silence(self, run_id: str, beat: object) -> float:
         """Seconds since the heartbeat was seen to change."""
         now = time.monotonic()
         last, since = self._seen.get(run_id, (None, now))

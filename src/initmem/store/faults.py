@@ -38,7 +38,7 @@ class Fault:
     cause: Cause
     session: str = ""  # the call of an engine that the worker worked for
     pack: int = 1  # how many runs were trained together
-    epoch: int = 0  # of the newest checkpoint at that time
+    epoch: int = 0  # updates in the newest checkpoint at that time; the first stores counted epochs
     detail: str = ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import functools
 import hashlib
 import os
@@ -18,6 +19,11 @@ from initmem.store.paths import Paths
 from initmem.store.processes import is_gone, machine, myself
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_SUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
+FILE_SYSTEMS = (
+    "needed: ext4, XFS, Btrfs, ZFS, APFS, tmpfs, NFS 4, or Lustre mounted with flock; "
+    "FAT, exFAT and most FUSE mounts of cloud storage do not do"
+)
 
 
 def write_atomic(path: Path, data: bytes, mode: int | None = None) -> None:
@@ -137,6 +143,25 @@ def explained(place: Path) -> Iterator[None]:
                 "free some space, and the same command resumes"
             ) from error
         raise StoreError(f"{place}: cannot be written ({reason(error)})") from error
+
+
+def check_file_system(folder: Path) -> None:
+    """Try what a store needs of a file system: that files can be made, linked and locked."""
+    probe, link = temporary(folder / "probe"), temporary(folder / "probe")
+    need = "hard links"
+    probe.touch()
+    try:
+        os.link(probe, link)
+        need = "file locks"
+        with probe.open("ab") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NOT_SUPPORTED:
+            raise
+        raise StoreError(f"{folder}: no {need} here ({error.strerror}; {FILE_SYSTEMS})") from None
+    finally:
+        link.unlink(missing_ok=True)
+        probe.unlink(missing_ok=True)
 
 
 class InAStore(Protocol):

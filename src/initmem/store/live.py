@@ -48,6 +48,13 @@ class LiveHistory:
         """How many epochs a run in training has shown."""
         return self._read(run_id).count(b"\n")
 
+    def beat(self, run_id: str) -> int | None:
+        """When the history of a run was last written, by whatever clock; None when there is none."""
+        try:
+            return self.paths.history(run_id).stat().st_mtime_ns
+        except OSError:
+            return None
+
     def _read(self, run_id: str) -> bytes:
         try:
             return read_bounded(self.paths.history(run_id), LARGEST_HISTORY)

@@ -4,7 +4,7 @@ STORE/store.json                 format of the store
 STORE/studies/NAME.EFFORT.json   the studies that were asked for
 STORE/runs/ID/claim.json         while a worker trains the run
 STORE/runs/ID/history.jsonl      while it trains: one line per epoch, for the board and the progress bar
-STORE/runs/ID/checkpoint-EPOCH.safetensors  to resume from
+STORE/runs/ID/checkpoint-UPDATE.safetensors  to resume from
 STORE/runs/ID/faults.jsonl       what went wrong so far: one line per fault
 STORE/runs/ID/hang.txt           with a time limit: where the worker was when it was ended
 STORE/runs/ID/record.json        when the run is done; then nothing else of it is left
@@ -16,13 +16,30 @@ STORE/index.json                 derived from the records: everything except the
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
+import string
 from pathlib import Path
 
 from initmem.errors import StoreError
 
+PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
+LONGEST_NAME = 60
 RUN_ID = re.compile("[0-9a-f]{16}")
 _CHECKPOINT = re.compile(r"checkpoint-([0-9]{1,12})\.safetensors")
+
+
+def file_name(name: str) -> str:
+    """Any name as a file name: different names stay different, and none leaves its folder."""
+    if name and len(name) <= LONGEST_NAME and PLAIN.issuperset(name):
+        return name
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return "".join(c if c in PLAIN else "_" for c in name[:LONGEST_NAME]) + f"~{digest}"
+
+
+def default_store(name: str) -> Path:
+    """Where the store of a study or pipeline is, unless the user says otherwise."""
+    return Path("runs") / file_name(name)
 
 
 class Paths:
@@ -38,6 +55,10 @@ class Paths:
         self.pending = root / "pending"
         self.aside = root / "aside"
         self._opened: set[str] = set()  # runs whose folder is known to be there
+
+    def study(self, name: str, effort: str) -> Path:
+        """The file of a study at one effort."""
+        return self.studies / f"{file_name(name)}.{file_name(effort)}.json"
 
     def stop_sign(self, session: str) -> Path:
         """A file that asks the workers of one session to stop."""
@@ -69,12 +90,12 @@ class Paths:
         """Where the worker of a run was when a time limit ended it."""
         return self.run(run_id) / "hang.txt"
 
-    def checkpoint(self, run_id: str, epoch: int) -> Path:
-        """The checkpoint of a run at the end of an epoch."""
-        return self.run(run_id) / f"checkpoint-{epoch}.safetensors"
+    def checkpoint(self, run_id: str, update: int) -> Path:
+        """The checkpoint of a run after so many updates."""
+        return self.run(run_id) / f"checkpoint-{update}.safetensors"
 
     def checkpoints(self, run_id: str) -> set[int]:
-        """The epochs of a run that have a checkpoint."""
+        """The updates after which a run has a checkpoint."""
         names = (path.name for path in self.run(run_id).glob("checkpoint-*.safetensors"))
         return {int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))}
 

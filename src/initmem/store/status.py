@@ -1,4 +1,4 @@
-"""How far the studies of a store are."""
+"""The progress of the studies of a store."""
 
 from __future__ import annotations
 

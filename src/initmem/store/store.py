@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from initmem.errors import StoreError
 from initmem.store.checkpoints import Checkpoints
-from initmem.store.claims import Claims, look
+from initmem.store.claims import Claims, Heartbeats, look
 from initmem.store.faults import FaultLog
-from initmem.store.files import explained, read_bounded, sweep, write_atomic, writes
+from initmem.store.files import check_file_system, explained, read_bounded, sweep, write_atomic, writes
 from initmem.store.live import Flight, LiveHistory
 from initmem.store.paths import Paths
 from initmem.store.record import RunRecord
@@ -43,7 +42,7 @@ class Store:
     """
 
     def __init__(self, path: str | Path, *, session: str | None = None) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # user code may change the working directory
         self.session = session or uuid.uuid4().hex  # shared by the processes of one call of an engine
         self.paths = Paths(self.path)
         _check_format(self.paths)
@@ -51,11 +50,12 @@ class Store:
         self.live, self.checkpoints = LiveHistory(self.paths), Checkpoints(self.paths)
         self.faults = FaultLog(self.paths, session=self.session)
         self.claims = Claims(self.paths, self._records, self.faults, session=self.session)
+        self._heartbeats = Heartbeats()
 
     @classmethod
     def create(cls, path: str | Path, *, session: str | None = None) -> Store:
         """Open the store at a path, making it where there is none; check that it can be written."""
-        root = Path(path)
+        root = Path(path).absolute()
         if root.is_file():
             raise StoreError(f"{path}: a file, and no store (initmem restore makes a store of an archive)")
         paths = Paths(root)
@@ -65,10 +65,8 @@ class Store:
                 paths.make_folder(folder)
             if not paths.format.exists():
                 write_atomic(paths.format, json.dumps({"format": FORMAT}).encode() + b"\n", paths.mode)
-            probe = root / f".probe-{uuid.uuid4().hex}"
-            probe.touch()
-            probe.unlink()
-        return cls(path, session=session)
+            check_file_system(root)
+        return cls(root, session=session)
 
     def studies(self) -> list[Study]:
         """What was asked of this store."""
@@ -133,17 +131,19 @@ class Store:
         return self.claims.ids()
 
     def flight(self, run_id: str) -> Flight:
-        """How far a claimed run is."""
-        beats = []
-        for path in (self.paths.claim(run_id), self.paths.history(run_id)):
-            with contextlib.suppress(OSError):
-                beats.append(path.stat().st_mtime)
-        silence = max(0.0, time.time() - max(beats)) if beats else math.inf
+        """How far a claimed run is, and how long its worker has given no sign of life.
+
+        Clocks of other machines are not trusted: silence counts from the first look of this `Store`, unless
+        the worker was on this machine and has ended.
+        """
         seen = None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, StoreError):
             seen = look(self.paths.claim(run_id))
-        rows = self.live.rows(run_id)
-        return Flight(seen.claim if seen else None, silence, rows, self.faults.attempt(run_id))
+        claim = seen.claim if seen else None
+        signs = (seen.beat if seen else None, self.live.beat(run_id))
+        gone = claim is not None and claim.process_is_gone()
+        silence = math.inf if gone or signs == (None, None) else self._heartbeats.silence(run_id, signs)
+        return Flight(claim, silence, self.live.rows(run_id), self.faults.attempt(run_id))
 
 
 def _check_format(paths: Paths) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -24,9 +25,9 @@ class Studies:
 
     @writes
     def add(self, study: Study) -> None:
-        """Note what was asked for."""
-        name = f"{_plain(study.name)}.{_plain(study.effort)}.json"
-        write_atomic(self.paths.studies / name, encode(study), self.paths.mode)
+        """Note what was asked for, in place of the study of the same name and effort."""
+        self._rename_old_files()
+        write_atomic(self._file(study), encode(study), self.paths.mode)
 
     def all(self) -> list[Study]:
         """What was asked for, in the order of the file names."""
@@ -43,6 +44,19 @@ class Studies:
                 target = move_aside(path, self.paths, f"study-{path.stem}")
                 moved.append(f"{error}; moved to {target}")
         return moved
+
+    def _rename_old_files(self) -> None:
+        """Older versions gave studies of different names, as in "a b" and "a_b", the same file."""
+        for path in self._files():
+            with contextlib.suppress(StoreError, FileNotFoundError):
+                proper = self._file(self._read(path))
+                if proper.exists() and proper != path:
+                    move_aside(path, self.paths, f"study-{path.stem}")
+                elif proper != path:
+                    path.replace(proper)
+
+    def _file(self, study: Study) -> Path:
+        return self.paths.study(study.name, study.effort)
 
     def _files(self) -> list[Path]:
         return sorted(self.paths.studies.glob("*.json"))
@@ -81,8 +95,3 @@ def decode(data: bytes) -> Study:
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _plain(name: str) -> str:
-    """A study name as a file name: nothing that could leave the directory."""
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in name) or "_"

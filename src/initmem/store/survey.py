@@ -1,4 +1,4 @@
-"""What a store holds at one moment: read once, shown everywhere."""
+"""The contents of a store at one moment: read once, shown everywhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from initmem.study import Study, recipes_of
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Records, what was asked for, what is being trained, and what cannot be read."""
+    """Records, studies, the runs in training, and what is wrong with each record that cannot be read."""
 
     records: Sequence[RunRecord]
     damaged: Sequence[str]
@@ -22,12 +22,12 @@ class Survey:
 
     @classmethod
     def of(cls, store: Results) -> Survey:
-        """Read a store. Claims first: a run that ends meanwhile is then seen twice rather than not at all."""
+        """Read a store. Claims come first: a run that ends meanwhile is seen twice rather than not at all."""
         in_flight = frozenset(store.in_flight())
         records, damaged = store.survey()
         done = {record.id for record in records}
         return cls(records, damaged, store.studies(), in_flight - done)
 
     def order(self) -> list[AnyRecipe]:
-        """Recipes as the studies list them, each once."""
+        """The recipes, each once, in the order of the studies."""
         return recipes_of(self.studies)

@@ -34,8 +34,8 @@ from initmem.train.requirements import Precision
 EVALUATION_PIXELS = {"cpu": 100_000, "cuda": 4_000_000}
 
 Rows = dict[str, list[float]]
+Session = dict[str, Any]  # the conditions under which a run was trained, and until which update
 RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
-Session = dict[str, Any]  # the conditions under which a run was trained, and until which epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Pack:
         self.status = [meta["status"] for meta in metas]
 
     def _sessions(self, replica: int) -> list[Session]:
-        """Under which conditions a run was trained, and until which epoch; like sessions count as one."""
+        """Under which conditions a run was trained, and until which update; like sessions count as one."""
         library = native.library() if native.ready(self.device, self.parameters[0].dtype) else None
         now = {
             "initmem": __version__,
@@ -216,9 +216,9 @@ class Pack:
             "pack": self.replicas,
         }
         before = self.earlier[replica]
-        if before and {**before[-1], "until": 0} == {**now, "until": 0}:
+        if before and {**before[-1], "updates": 0} == {**now, "updates": 0}:
             before = before[:-1]
-        return [*before, {"until": self.epoch, **now}]
+        return [*before, {"updates": self.updates, **now}]
 
     def _mixture(self, replica: int) -> dict[str, Any]:
         """For the provenance: the sessions of a run, if they were not all alike."""
