@@ -262,24 +262,9 @@ def test_the_wrapped_script_is_asked_with_its_clocks(tmp_path: Path, capsys, mon
 
 def ran(tmp_path: Path, *more: str) -> tuple[int, str, str]:
     command = f"{PYTHON} train.py {{scale}} {{seed}} {{history}} --config=run.toml"
+    options = ["--store", "store", "--workers", "1", "--set", "scales=[1.0, 2.0]", "--set", "seeds=[0, 1]"]
     done = subprocess.run(
-        [
-            PYTHON,
-            "-m",
-            "initmem",
-            "run",
-            "--command",
-            command,
-            "--store",
-            "store",
-            "--workers",
-            "1",
-            *more,
-            "--set",
-            "scales=[1.0, 2.0]",
-            "--set",
-            "seeds=[0, 1]",
-        ],  # fmt: skip
+        [PYTHON, "-m", "initmem", "run", "--command", command, *options, *more],
         capture_output=True,
         text=True,
         cwd=tmp_path,
