@@ -195,6 +195,8 @@ say(test_accuracy=0.5 + 0.1 * scale + 0.001 * seed)
     assert process.returncode == 1, err  # not all that was asked for is done
     said = json.loads(out)
     assert (said["study"], said["completed"], said["failed"]) == ("train me", 5, 1)
+    (cause,) = said["failures"]
+    assert (cause["cause"], cause["runs"], cause["seed"]) == ("the disk is full", 1, 1)
     records = Store(tmp_path / "store").records()
     (broken,) = [record for record in records if record.status == "failed"]
     assert (broken.run.scale, broken.run.seed) == (2.0, 1)

@@ -518,7 +518,7 @@ def test_curves_of_a_loss_where_there_is_no_accuracy(tmp_path: Path) -> None:
         nothing.half_lives()
 
 
-def test_the_metric_and_why_it_was_chosen_are_printed(tmp_path: Path) -> None:
+def test_the_metric_and_why_it_was_chosen_are_printed(tmp_path: Path, capsys) -> None:
     def train(init, tracker):
         tracker.end_epoch(val_loss=init.scale, bleu=0.5)
 
@@ -529,7 +529,11 @@ def test_the_metric_and_why_it_was_chosen_are_printed(tmp_path: Path) -> None:
     def short(init, tracker):
         tracker.end_epoch(test_acc=0.5)
 
+    app(["measure", str(tmp_path)], standalone_mode=False)
+    assert "metric: val_loss (no accuracy was recorded; also recorded: bleu)" in capsys.readouterr().out
     named = run(short, [1.0, 2.0], [0, 1], tmp_path)
+    app(["measure", str(tmp_path), "--metric", "test_acc", "--json"], standalone_mode=False)
+    assert {row["metric"] for row in json.loads(capsys.readouterr().out)} == {"test_accuracy"}
     assert named.memory().metric == named.memory("test_acc").metric == "test_accuracy"
     assert named.memory("test_acc").unit == "pp"
 
@@ -643,6 +647,20 @@ def test_a_study_whose_first_runs_fail_alike_stops(
     assert [(cause["runs"], cause["scale"], cause["seed"]) for cause in study["failures"]] == [(3, 1.0, 0)]
     result = run(train, [1.0, 2.0], range(5), tmp_path, keep_going=True)
     assert len(calls) == 10 and len(result.failures) == 10
+    page = result.report(tmp_path / "report.html").read_text()
+    assert "10 of 10 runs failed: 10 with initmem.errors.ConfigError: metric test_accuracy = 97" in page
+
+
+def test_losses_print_with_significant_digits(tmp_path: Path, capsys) -> None:
+    def train(init, tracker):
+        tracker.end_epoch(test_loss=0.0123 * init.scale + 1e-4 * noise(init, 1.0))
+
+    result = run(train, [1.0, 2.0], range(4), tmp_path)
+    app(["measure", str(tmp_path)], standalone_mode=False)
+    said = capsys.readouterr().out
+    memory = result.memory()
+    assert f" {memory.memory:.3g} " in said and f"{memory.low:.3g} to {memory.high:.3g}" in said
+    assert 0.011 < memory.memory < 0.014
 
 
 def test_runs_that_fail_each_in_its_own_way_do_not_stop_a_study(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def measure(
     """Measure every recipe in a store, or in several: its memory, or one of the other measures."""
     from initmem.measures.memory import default_metric, memory_table
     from initmem.measures.rows import REMARKS, rows_of
+    from initmem.pipeline.metric_choice import metric_reason
+    from initmem.pipeline.metric_names import metric_name
     from initmem.plots import terminal as tables
     from initmem.study import recipes_of
 
@@ -91,6 +93,7 @@ def measure(
     if scales is not None:
         records = _at_scales(records, scales)
     order = recipes_of(studies)
+    metric = metric and metric_name(metric)
     if what == "memory":
         chosen = metric or default_metric(records)
         memories = memory_table(records, chosen, order=order, tolerance=tolerance)
@@ -98,6 +101,8 @@ def measure(
             print_json([row.to_json() for row in memories])
         else:
             console().print(tables.memory_table(memories))
+            if metric is None:
+                print(metric_reason(chosen, records))
         return
     rows = rows_of(what, records, metric=metric, order=order)
     if as_json:

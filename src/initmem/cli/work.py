@@ -119,7 +119,7 @@ def run(
     from initmem.pipeline.metric_choice import metric_reason
     from initmem.pipeline.stale import refuse_stale
     from initmem.plots import terminal as tables
-    from initmem.store.causes import failure_lines
+    from initmem.store.causes import failure_causes, failure_lines
     from initmem.store.store import Store
 
     if data_dir is not None:
@@ -182,11 +182,12 @@ def run(
                 keep_going=keep_going,
                 watch=watch,
             )
+    records = [r for r in opened.records() if r.run.recipe in asked.recipes]
     if as_json:
-        print_json({"study": asked.name, "effort": asked.effort} | asdict(outcome))
+        causes = [cause.to_json() for cause in failure_causes(records)]
+        print_json({"study": asked.name, "effort": asked.effort} | asdict(outcome) | {"failures": causes})
     else:
         print(f"{outcome.trained} runs trained in {duration(outcome.seconds)}; {outcome.summary()}")
-        records = [r for r in opened.records() if r.run.recipe in asked.recipes]
         for line in failure_lines(records):
             print(line)
         if any(record.status != "failed" for record in records):

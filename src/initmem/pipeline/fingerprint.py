@@ -55,7 +55,9 @@ INSTALLED = tuple(
 
 def fingerprint(train: object) -> Fingerprint:
     """What a training function is made of."""
-    walk = _Walk()
+    first = _Walk({})  # sees which globals are written, by whatever function
+    first.callable(train)
+    walk = _Walk(first.writes)
     walk.callable(train)
     return dict(sorted(walk.entries.items()))
 
@@ -63,8 +65,10 @@ def fingerprint(train: object) -> Fingerprint:
 class _Walk:
     """Follows references from a function, noting each thing once."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: dict[str, Writes]) -> None:
         self.entries: Fingerprint = {}
+        self.writes: dict[str, Writes] = {}  # by module
+        self._known = known
         self._seen: dict[int, object] = {}  # by id; what is kept alive cannot pass its id on
 
     def callable(self, thing: object) -> None:
@@ -103,8 +107,9 @@ class _Walk:
         if id(thing) in self._seen:
             return
         self._seen[id(thing)] = thing
-        if not self._is_project(thing.__module__):
-            self._package(thing.__module__)
+        module = str(thing.__module__ or "__main__")
+        if not self._is_project(module):
+            self._package(module)
         elif isinstance(thing, type):
             self._class(thing)
         else:
@@ -112,12 +117,16 @@ class _Walk:
 
     def _function(self, function: types.FunctionType) -> None:
         node = function_node(function)
-        name = f"{_short_module(function.__module__)}.{function.__qualname__.replace('.<locals>', '')}"
+        module = str(function.__module__ or "__main__")
+        name = f"{_short_module(module)}.{function.__qualname__.replace('.<locals>', '')}"
         text = code_digest(function.__code__) if node is None else digest(canonical(node))
         self._note(f"function {name}", text)
         writes = Writes()
         if node is not None:
             writes.visit(node)
+            writes.forget(_locals(function.__code__))
+        self.writes[module] = self.writes.get(module, Writes()).joined(writes)
+        of_module = self._known.get(module, writes)
         for key, value in _defaults(function).items():
             self.value(f"default {name}({key})", value)
         for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -130,8 +139,8 @@ class _Walk:
             value = function.__globals__[key]
             if isinstance(value, types.ModuleType):
                 self._module(value, attributes)
-            elif not writes.is_state(key, value):
-                self.value(f"{_short_module(function.__module__)}.{key}", value)
+            elif not of_module.is_state(key, value):
+                self.value(f"{_short_module(module)}.{key}", value)
 
     def _class(self, kind: type) -> None:
         """A class: each method for itself, then the rest of its body, its plain attributes and its bases."""
@@ -240,8 +249,8 @@ class _Walk:
     def _package(self, module: str) -> None:
         top = module.partition(".")[0]
         version = _version(top)
-        if version is not None:
-            self.entries[f"package {top}"] = version
+        if version is not None:  # +cpu and +cu130 are builds of one version
+            self.entries[f"package {top}"] = version.partition("+")[0]
 
     @staticmethod
     def _is_project(module: str) -> bool:
@@ -306,6 +315,12 @@ def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
             loaded |= more[0]
             attributes |= more[1]
     return loaded, attributes
+
+
+def _locals(code: types.CodeType) -> set[str]:
+    """Names of the variables of some code, and of functions within it."""
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return {*code.co_varnames, *code.co_cellvars}.union(*map(_locals, inner))
 
 
 def _methods_reached(kind: type, method: object) -> Iterator[types.FunctionType]:
