@@ -165,6 +165,15 @@ def test_the_study_of_a_command(tmp_path: Path) -> None:
     assert study.labels() == ["mine lr=0.1", "mine lr=0.2"]
     with pytest.raises(ConfigError, match=r"no {seed} in it"):
         study_of("echo {scale} {history}", "mine", str(file), None, ())
+    file.write_text("scales = [1.0]\nseeds = [0]\n[recipe]\nwarmup = 100\n[[grid]]\ndropout = [0.1, 0.5]\n")
+    free = "echo {scale} {history} --dropout={dropout} --warmup {warmup}"
+    study, trainer = study_of(free, "mine", str(file), None, ())
+    assert study.labels() == ["mine dropout=0.1 warmup=100", "mine dropout=0.5 warmup=100"]
+    (run,) = study.runs(study.recipes[1])
+    expected = ["echo", "1.0", "h", "--dropout=0.5", "--warmup", "100"]
+    assert trainer.arguments(run, Path("h")) == expected
+    with pytest.raises(ConfigError, match=r"command: {momentum} \(allowed: .*dropout"):
+        study_of(f"{free} {{momentum}}", "mine", str(file), None, ())
     file.write_text("chaos = true\n[recipe]\nlearning_rate = 0.1\n")
     with pytest.raises(ConfigError, match="chaos, split and pin are not for programs"):
         study_of(command, "mine", str(file), None, ())

@@ -696,3 +696,16 @@ def test_a_run_that_hangs_is_a_failed_run(tmp_path: Path) -> None:
     result = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=5, progress=False)
     assert list(result.failures) == [(1.0, 1)]
     assert "timeout" in result.failures[1.0, 1]
+
+
+def dividing(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    return {"loss": 1 / 0}
+
+
+def test_worker_processes_stop_early_too(tmp_path: Path) -> None:
+    with pytest.raises(
+        initmem.InitmemError, match=r"stopped: the first \d of 40 runs all failed with ZeroDivision"
+    ):
+        initmem.run(dividing, [1.0, 2.0], range(20), tmp_path, progress=False, workers=1)
+    assert 3 <= len(Store(tmp_path).records()) < 40
+    assert Store(tmp_path).in_flight() == []
