@@ -1,7 +1,7 @@
 """Training code without any framework: a network on two spirals, its gradients by hand.
 
-A grid of two recipes: at a learning rate of 0.1 the network remembers the scale of its initialization, at 0.5
-it forgets.
+A grid of two recipes: at a learning rate of 0.1 the network remembers the scale of its initialization; at 0.5
+it forgets, since every run gets every point right.
 
     python examples/numpy_loop.py [--quick]
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 import initmem
 
-HIDDEN, BATCH, L2 = 64, 20, 1e-3
+HIDDEN, BATCH = 64, 20
 
 
 def spirals(n, seed):
@@ -41,19 +41,13 @@ def train(init, tracker):
     weights = [init.kernel(2, HIDDEN, fan_in=2), init.bias(HIDDEN)]
     weights += [init.kernel(HIDDEN, fan_in=HIDDEN), init.bias()]
     rate = init.recipe["learning_rate"]
-    tracker.attach(batch_size=BATCH, l2=L2)
+    tracker.attach(batch_size=BATCH)
     for epoch in range(init.recipe["epochs"]):
         for index in init.generator("order", epoch).permutation(len(x)).reshape(-1, BATCH):
             hidden, p = forward(weights, x[index])
             error = (p - y[index]) / BATCH
             back = np.outer(error, weights[2]) * (hidden > 0)
-            w1, _, w2, _ = weights
-            grads = [
-                x[index].T @ back + 2 * L2 * w1,
-                back.sum(0),
-                hidden.T @ error + 2 * L2 * w2,
-                error.sum(),
-            ]
+            grads = [x[index].T @ back, back.sum(0), hidden.T @ error, error.sum()]
             weights = [weight - rate * grad for weight, grad in zip(weights, grads, strict=True)]
             tracker.step(rate)
         val_loss, val_accuracy = evaluate(weights, *validation)
