@@ -1,6 +1,6 @@
 """JAX with optax: parameters are a pytree, here a plain dict; those of flax and equinox work the same way.
 
-Two learning rates are asked: at the smaller one the network remembers the scale of its initialization.
+A grid of two recipes: with SGD the network remembers the scale of its initialization, with AdamW it forgets.
 
     python examples/jax_optax.py [--quick]
 """
@@ -17,6 +17,7 @@ import initmem
 from initmem.pipeline.jax import learning_rate
 
 BATCH = 32
+OPTIMIZERS = {"sgd": optax.sgd, "adamw": optax.adamw}
 X, Y = load_digits(return_X_y=True)
 ORDER = np.random.default_rng(42).permutation(len(Y))
 TRAIN, VALIDATION, TEST = ((X[part] / 16, Y[part]) for part in np.split(ORDER, [1078, 1437]))
@@ -45,7 +46,7 @@ def train(init, tracker):
     epochs = init.recipe["epochs"]
     updates = epochs * (len(TRAIN[0]) // BATCH)
     schedule = optax.cosine_decay_schedule(init.recipe["learning_rate"], updates)
-    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=schedule)
+    optimizer = optax.inject_hyperparams(OPTIMIZERS[init.recipe["optimizer"]])(learning_rate=schedule)
     params = init.apply({"hidden": layer(64, 64), "out": layer(64, 10)})  # a new pytree
     state = optimizer.init(params)
     tracker.attach(params, batch_size=BATCH)
@@ -74,7 +75,7 @@ if __name__ == "__main__":
         scales=[0.1, 1.0] if quick else [0.1, 0.5, 1.0, 1.8, 2.5],
         seeds=range(2 if quick else 5),
         name="jax_optax",
-        recipe={"optimizer": "sgd", "epochs": 3 if quick else 30},
-        grid={"learning_rate": [0.3] if quick else [0.01, 0.3]},
+        recipe={"learning_rate": 0.01, "epochs": 3 if quick else 30},
+        grid={"optimizer": ["sgd", "adamw"]},
     )
     print(result)

@@ -1,6 +1,9 @@
 """An MLP on tabular data: scikit-learn's breast cancer dataset, 569 rows of 30 features.
 
-python examples/table_mlp.py [--quick]
+A grid of two recipes: with SGD the network remembers the scale of its initialization, with AdamW at the same
+learning rate it forgets.
+
+    python examples/table_mlp.py [--quick]
 """
 
 import sys
@@ -13,6 +16,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import initmem
+
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
 def table():
@@ -35,7 +40,8 @@ def train(init, tracker):
     batch = 32
     model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     init.apply(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=init.recipe["learning_rate"])
+    make = OPTIMIZERS[init.recipe["optimizer"]]
+    optimizer = make(model.parameters(), lr=init.recipe["learning_rate"])
     tracker.attach(model, optimizer, batch)
     for _ in range(init.recipe["epochs"]):
         for index in torch.randperm(len(training[0])).split(batch):
@@ -55,6 +61,7 @@ if __name__ == "__main__":
         scales=[0.1, 2.5] if quick else [0.1, 0.5, 1.0, 1.8, 2.5],
         seeds=range(2 if quick else 8),
         name="table_mlp",
-        recipe={"optimizer": "sgd", "learning_rate": 0.01, "epochs": 5 if quick else 50},
+        recipe={"learning_rate": 0.01, "epochs": 5 if quick else 30},
+        grid={"optimizer": ["sgd", "adamw"]},
     )
     print(result)

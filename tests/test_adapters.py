@@ -161,7 +161,8 @@ def bert():
     return BertForSequenceClassification(config)
 
 
-def test_transformers(tmp_path) -> None:
+@pytest.mark.parametrize("eval_on_start", [False, True])
+def test_transformers(tmp_path, eval_on_start: bool) -> None:
     from transformers import Trainer, TrainingArguments
 
     from initmem.pipeline.transformers import TransformersTracker
@@ -173,6 +174,7 @@ def test_transformers(tmp_path) -> None:
         str(tmp_path), num_train_epochs=2, per_device_train_batch_size=4, gradient_accumulation_steps=2,
         eval_strategy="epoch", learning_rate=0.01, lr_scheduler_type="linear", weight_decay=0.1, use_cpu=True,
         report_to="none", save_strategy="no", disable_tqdm=True, logging_strategy="no",
+        eval_on_start=eval_on_start,
     )  # fmt: skip
     trainer = Trainer(
         Init(1.0, 0).apply(bert()),
@@ -185,7 +187,8 @@ def test_transformers(tmp_path) -> None:
     trainer.train()
     rates = 0.01 * (1 - np.arange(8) / 8)  # linear to zero over 2 epochs of 4 updates
     assert tracker.updates == 8
-    np.testing.assert_allclose(tracker.history["clock_sgd"], np.cumsum(rates**2)[[3, 7]] / 8, rtol=1e-9)
+    sums = np.concatenate([[0.0] * eval_on_start, np.cumsum(rates**2)[[3, 7]] / 8])
+    np.testing.assert_allclose(tracker.history["clock_sgd"], sums, rtol=1e-9)
     assert tracker.history["clock_l2"][-1] == pytest.approx(
         0.05 * rates.sum(), rel=0.05
     )  # kernels alone decay

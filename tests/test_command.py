@@ -165,6 +165,15 @@ def test_the_study_of_a_command(tmp_path: Path) -> None:
     assert study.labels() == ["mine lr=0.1", "mine lr=0.2"]
     with pytest.raises(ConfigError, match=r"no {seed} in it"):
         study_of("echo {scale} {history}", "mine", str(file), None, ())
+    file.write_text("scales = [1.0]\nseeds = [0]\n[recipe]\nwarmup = 100\n[[grid]]\ndropout = [0.1, 0.5]\n")
+    free = "echo {scale} {history} --dropout={dropout} --warmup {warmup}"
+    study, trainer = study_of(free, "mine", str(file), None, ())
+    assert study.labels() == ["mine dropout=0.1 warmup=100", "mine dropout=0.5 warmup=100"]
+    (run,) = study.runs(study.recipes[1])
+    expected = ["echo", "1.0", "h", "--dropout=0.5", "--warmup", "100"]
+    assert trainer.arguments(run, Path("h")) == expected
+    with pytest.raises(ConfigError, match=r"command: {momentum} \(allowed: .*dropout"):
+        study_of(f"{free} {{momentum}}", "mine", str(file), None, ())
     file.write_text("chaos = true\n[recipe]\nlearning_rate = 0.1\n")
     with pytest.raises(ConfigError, match="chaos, split and pin are not for programs"):
         study_of(command, "mine", str(file), None, ())
@@ -195,6 +204,8 @@ say(test_accuracy=0.5 + 0.1 * scale + 0.001 * seed)
     assert process.returncode == 1, err  # not all that was asked for is done
     said = json.loads(out)["summary"]
     assert (said["study"], said["completed"], said["failed"]) == ("train me", 5, 1)
+    (cause,) = said["failures"]
+    assert (cause["cause"], cause["runs"], cause["seed"]) == ("the disk is full", 1, 1)
     records = Store(tmp_path / "store").records()
     (broken,) = [record for record in records if record.status == "failed"]
     assert (broken.run.scale, broken.run.seed) == (2.0, 1)
@@ -262,24 +273,9 @@ def test_the_wrapped_script_is_asked_with_its_clocks(tmp_path: Path, capsys, mon
 
 def ran(tmp_path: Path, *more: str) -> tuple[int, str, str]:
     command = f"{PYTHON} train.py {{scale}} {{seed}} {{history}} --config=run.toml"
+    options = ["--store", "store", "--workers", "1", "--set", "scales=[1.0, 2.0]", "--set", "seeds=[0, 1]"]
     done = subprocess.run(
-        [
-            PYTHON,
-            "-m",
-            "initmem",
-            "run",
-            "--command",
-            command,
-            "--store",
-            "store",
-            "--workers",
-            "1",
-            *more,
-            "--set",
-            "scales=[1.0, 2.0]",
-            "--set",
-            "seeds=[0, 1]",
-        ],
+        [PYTHON, "-m", "initmem", "run", "--command", command, *options, *more],
         capture_output=True,
         text=True,
         cwd=tmp_path,

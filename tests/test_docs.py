@@ -59,15 +59,19 @@ def test_the_readme_study_loads(tmp_path: Path) -> None:
 
 def test_the_probes_do_what_their_page_says(tmp_path: Path, capsys) -> None:
     page = ROOT / "docs" / "scaled.md"
-    (code,), (text,) = blocks(page, "python"), blocks(page, "toml")
+    (code, advised), (text,) = blocks(page, "python"), blocks(page, "toml")
     exec(compile(code, page.name, "exec"), {})
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    sizes = [float(row[-1]) for row in rows if row[0].endswith(("weight", "bias"))]
+    sizes = [float(row[-3]) for row in rows if row[0].endswith(("weight", "bias"))]
     body, output, bias = 64**-0.5, 32**-0.5, 0.2
     of_output = [body, bias, 2 * output, bias]
     of_biases = [body, 2 * bias, output, 2 * bias]
     smaller = [2 * body, bias, 2 * output * 0.1 * output, bias]
     assert sizes == pytest.approx([*of_output, *of_biases, *smaller], rel=1e-3)
+    exec(compile(advised, page.name, "exec"), {})
+    assert (
+        'mode="rescale" keeps the model\'s own sizes (std: 0.weight 1 against 0.0' in capsys.readouterr().out
+    )
     (tmp_path / "study.toml").write_text(text)
     assert len(load_study(str(tmp_path / "study.toml")).all_runs()) == 3 * 3 * 3
 
@@ -108,11 +112,15 @@ def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys
             (tmp_path / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)
         else:
             said += [_typed(shlex.split(line), capsys) for line in text.splitlines()]
-    first, compared, measured, program = said[0], *said[-3:]
+    first, compared, measured, grid, scales, program, sklearn = said[0], *said[-6:]
     assert re.search(r"^0\.weight +\(64, 64\) +kernel +64 ", first, flags=re.M)
-    assert re.search(r"^mine: test_accuracy .* \(5 scales x 2 seeds\)$", first, flags=re.M)
+    assert re.search(r"^mine lr=0\.01: test_accuracy .* \(5 scales x 2 seeds\)$", first, flags=re.M)
     assert compared.count("(5 scales x 2 seeds)") == 2
-    assert len(Store("runs").records()) == 2 * 10  # those of the first rate were trained once
+    of_mine = [record for record in Store("runs").records() if record.run.recipe.get("pipeline") == "mine"]
+    assert len(of_mine) == 2 * 10  # each was trained once, whoever asked
+    assert grid.count("(5 scales x 2 seeds)") == 2
+    assert len(re.findall(r"mine lr=0\.3 +test_accuracy", scales)) == 5
+    assert re.search(r"^sklearn epochs=10: test_accuracy .* \(3 scales x 2 seeds\)$", sklearn, flags=re.M)
     assert "mine lr=0.01 " in measured and "mine lr=0.3 " in measured
     assert re.search(r" train .* 2 x 2 ", program)
     (timing,) = blocks(ROOT / "docs" / "scales-and-seeds.md", "python")

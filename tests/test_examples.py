@@ -32,6 +32,7 @@ EXAMPLES = {
     "char_gpt": "test_loss",
     "digits_vit": "val_loss",
     "grokking": "train_loss",
+    "jax_optax": "val_loss",
     "keras_model": "train_loss",
     "lightning_module": "train_loss",
     "numpy_loop": "val_loss",
@@ -41,7 +42,7 @@ EXAMPLES = {
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*EXAMPLES, "plain_program"}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*EXAMPLES, "plain_program", "wrapped_script"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -525,7 +525,7 @@ def test_curves_of_a_loss_where_there_is_no_accuracy(tmp_path: Path) -> None:
         nothing.half_lives()
 
 
-def test_the_metric_and_why_it_was_chosen_are_printed(tmp_path: Path) -> None:
+def test_the_metric_and_why_it_was_chosen_are_printed(tmp_path: Path, capsys) -> None:
     def train(init, tracker):
         tracker.end_epoch(val_loss=init.scale, bleu=0.5)
 
@@ -536,7 +536,11 @@ def test_the_metric_and_why_it_was_chosen_are_printed(tmp_path: Path) -> None:
     def short(init, tracker):
         tracker.end_epoch(test_acc=0.5)
 
+    app(["measure", str(tmp_path)], standalone_mode=False)
+    assert "metric: val_loss (no accuracy was recorded; also recorded: bleu)" in capsys.readouterr().out
     named = run(short, [1.0, 2.0], [0, 1], tmp_path)
+    app(["measure", str(tmp_path), "--metric", "test_acc", "--json"], standalone_mode=False)
+    assert {row["metric"] for row in json.loads(capsys.readouterr().out)} == {"test_accuracy"}
     assert named.memory().metric == named.memory("test_acc").metric == "test_accuracy"
     assert named.memory("test_acc").unit == "pp"
 
@@ -650,6 +654,20 @@ def test_a_study_whose_first_runs_fail_alike_stops(
     assert [(cause["runs"], cause["scale"], cause["seed"]) for cause in study["failures"]] == [(3, 1.0, 0)]
     result = run(train, [1.0, 2.0], range(5), tmp_path, keep_going=True)
     assert len(calls) == 10 and len(result.failures) == 10
+    page = result.report(tmp_path / "report.html").read_text()
+    assert "10 of 10 runs failed: 10 with initmem.errors.ConfigError: metric test_accuracy = 97" in page
+
+
+def test_losses_print_with_significant_digits(tmp_path: Path, capsys) -> None:
+    def train(init, tracker):
+        tracker.end_epoch(test_loss=0.0123 * init.scale + 1e-4 * noise(init, 1.0))
+
+    result = run(train, [1.0, 2.0], range(4), tmp_path)
+    app(["measure", str(tmp_path)], standalone_mode=False)
+    said = capsys.readouterr().out
+    memory = result.memory()
+    assert f" {memory.memory:.3g} " in said and f"{memory.low:.3g} to {memory.high:.3g}" in said
+    assert 0.011 < memory.memory < 0.014
 
 
 def test_runs_that_fail_each_in_its_own_way_do_not_stop_a_study(tmp_path: Path) -> None:
@@ -685,3 +703,16 @@ def test_a_run_that_hangs_is_a_failed_run(tmp_path: Path) -> None:
     result = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=5, progress=False)
     assert list(result.failures) == [(1.0, 1)]
     assert "timeout" in result.failures[1.0, 1]
+
+
+def dividing(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    return {"loss": 1 / 0}
+
+
+def test_worker_processes_stop_early_too(tmp_path: Path) -> None:
+    with pytest.raises(
+        initmem.InitmemError, match=r"stopped: the first \d of 40 runs all failed with ZeroDivision"
+    ):
+        initmem.run(dividing, [1.0, 2.0], range(20), tmp_path, progress=False, workers=1)
+    assert 3 <= len(Store(tmp_path).records()) < 40
+    assert Store(tmp_path).in_flight() == []

@@ -72,7 +72,9 @@ def measure(
     """
     from initmem.measures.looks import looks_of
     from initmem.measures.memory import default_metric, memory_table
+    from initmem.measures.metric_choice import metric_reason
     from initmem.measures.rows import REMARKS, rows_of
+    from initmem.pipeline.metric_names import metric_name
     from initmem.plots import memory_table as memory_tables
     from initmem.plots.columns import measure_table
     from initmem.study import recipes_of
@@ -80,7 +82,7 @@ def measure(
     records, studies = opened(*stores)
     if scales is not None:
         records = _at_scales(records, scales)
-    order = recipes_of(studies)
+    order, metric = recipes_of(studies), metric and metric_name(metric)
     if what == "memory":
         chosen = metric or default_metric(records)
         memories = memory_table(
@@ -96,6 +98,8 @@ def measure(
             print_json("measure.memory", [row.to_json() for row in memories])
         else:
             show(memory_tables.memory_table(memories), wide=wide)
+            if metric is None:
+                say(metric_reason(chosen, records))
         return
     rows = rows_of(what, records, metric=metric, order=order)
     if as_json:

@@ -136,7 +136,7 @@ def run(
     from initmem.measures.metric_choice import metric_reason
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
-    from initmem.store.causes import failure_lines
+    from initmem.store.causes import failure_causes, failure_lines
     from initmem.store.paths import default_store
     from initmem.store.store import Store
 
@@ -214,7 +214,9 @@ def run(
         memories = memory_table(records, metric, order=asked.recipes, looks=looks_of(opened.studies()))
     if as_json:
         rows = [row.to_json() for row in memories]
-        print_json("run", rows, study=asked.name, effort=asked.effort, **asdict(outcome))
+        causes = [cause.to_json() for cause in failure_causes(records)]
+        about = {"study": asked.name, "effort": asked.effort} | asdict(outcome)
+        print_json("run", rows, **about, failures=causes)
     else:
         say(f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}")
         for line in failure_lines(records):

@@ -14,7 +14,6 @@ while it trains (a cache, a log, a counter) are its state, not settings, and do 
 from __future__ import annotations
 
 import ast
-import dis
 import enum
 import functools
 import importlib.metadata
@@ -23,13 +22,21 @@ import inspect
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 
+from initmem.pipeline.introspection import (
+    attributes,
+    content,
+    defaults,
+    is_generated,
+    local_names,
+    methods_reached,
+    names_used,
+)
 from initmem.pipeline.source import (
     Definition,
     Writes,
@@ -55,7 +62,9 @@ INSTALLED = tuple(
 
 def fingerprint(train: object) -> Fingerprint:
     """What a training function is made of."""
-    walk = _Walk()
+    first = _Walk({})  # sees which globals are written, by whatever function
+    first.callable(train)
+    walk = _Walk(first.writes)
     walk.callable(train)
     return dict(sorted(walk.entries.items()))
 
@@ -63,8 +72,10 @@ def fingerprint(train: object) -> Fingerprint:
 class _Walk:
     """Follows references from a function, noting each thing once."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: dict[str, Writes]) -> None:
         self.entries: Fingerprint = {}
+        self.writes: dict[str, Writes] = {}  # by module
+        self._known = known
         self._seen: dict[int, object] = {}  # by id; what is kept alive cannot pass its id on
 
     def callable(self, thing: object) -> None:
@@ -89,11 +100,11 @@ class _Walk:
         """A method and its object, attribute by attribute; what its methods write is state."""
         kind = owner if isinstance(owner, type) else type(owner)
         writes = Writes()
-        for function in _methods_reached(kind, method):
+        for function in methods_reached(kind, method):
             node = function_node(function)
             if node is not None:
                 writes.visit(node)
-        for name, value in _attributes(owner).items():
+        for name, value in attributes(owner).items():
             if not writes.is_state(f"self.{name}", value):
                 self.value(f"{kind.__name__}.{name}", value)
         self.code(kind)
@@ -103,8 +114,9 @@ class _Walk:
         if id(thing) in self._seen:
             return
         self._seen[id(thing)] = thing
-        if not self._is_project(thing.__module__):
-            self._package(thing.__module__)
+        module = str(thing.__module__ or "__main__")
+        if not self._is_project(module):
+            self._package(module)
         elif isinstance(thing, type):
             self._class(thing)
         else:
@@ -112,26 +124,30 @@ class _Walk:
 
     def _function(self, function: types.FunctionType) -> None:
         node = function_node(function)
-        name = f"{_short_module(function.__module__)}.{function.__qualname__.replace('.<locals>', '')}"
+        module = str(function.__module__ or "__main__")
+        name = f"{_short_module(module)}.{function.__qualname__.replace('.<locals>', '')}"
         text = code_digest(function.__code__) if node is None else digest(canonical(node))
         self._note(f"function {name}", text)
         writes = Writes()
         if node is not None:
             writes.visit(node)
-        for key, value in _defaults(function).items():
+            writes.forget(local_names(function.__code__))
+        self.writes[module] = self.writes.get(module, Writes()).joined(writes)
+        of_module = self._known.get(module, writes)
+        for key, value in defaults(function).items():
             self.value(f"default {name}({key})", value)
         for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if (value := _content(cell)) is not function and not writes.is_state(key, value):
+            if (value := content(cell)) is not function and not writes.is_state(key, value):
                 self.value(f"{name.rpartition('.')[0]}.{key}", value)
-        loaded, attributes = _names(function.__code__)
+        loaded, taken = names_used(function.__code__)
         if node is not None:
-            self._imports(node, str(function.__globals__.get("__package__") or ""), attributes)
+            self._imports(node, str(function.__globals__.get("__package__") or ""), taken)
         for key in sorted(loaded & set(function.__globals__)):
             value = function.__globals__[key]
             if isinstance(value, types.ModuleType):
-                self._module(value, attributes)
-            elif not writes.is_state(key, value):
-                self.value(f"{_short_module(function.__module__)}.{key}", value)
+                self._module(value, taken)
+            elif not of_module.is_state(key, value):
+                self.value(f"{_short_module(module)}.{key}", value)
 
     def _class(self, kind: type) -> None:
         """A class: each method for itself, then the rest of its body, its plain attributes and its bases."""
@@ -139,7 +155,7 @@ class _Walk:
         for key, value in sorted(vars(kind).items()):
             inner = getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
             own = isinstance(inner, types.FunctionType | type) and inner.__module__ == kind.__module__
-            if own and not (isinstance(inner, types.FunctionType) and _is_generated(inner)):
+            if own and not (isinstance(inner, types.FunctionType) and is_generated(inner)):
                 self.code(inner)
             elif isinstance(value, (bool, int, float, str, *CONTAINERS)) and not key.startswith("__"):
                 self.value(f"{name}.{key}", value)
@@ -152,23 +168,23 @@ class _Walk:
             if base is not object:
                 self.code(base)
 
-    def _module(self, module: types.ModuleType, attributes: set[str]) -> None:
+    def _module(self, module: types.ModuleType, taken: set[str]) -> None:
         """Of a module of the project what some code may take from it; of an installed one the version."""
         if not self._is_project(module.__name__):
             self._package(module.__name__)
             return
-        for name in sorted(attributes & set(vars(module))):
+        for name in sorted(taken & set(vars(module))):
             value = vars(module)[name]
             if not isinstance(value, types.ModuleType):
                 self.value(f"{_short_module(module.__name__)}.{name}", value)
             elif id(value) not in self._seen:
                 self._seen[id(value)] = value
-                self._module(value, attributes)
+                self._module(value, taken)
 
-    def _imports(self, node: ast.AST, package: str, attributes: set[str]) -> None:
+    def _imports(self, node: ast.AST, package: str, taken: set[str]) -> None:
         """What a function imports for itself; a module that is not loaded yet counts as a whole."""
         names = list(imported(node, package))
-        wanted = attributes | {name.rpartition(".")[2] for name in names}
+        wanted = taken | {name.rpartition(".")[2] for name in names}
         for name in names:
             module = sys.modules.get(name)
             if module is not None:
@@ -206,7 +222,7 @@ class _Walk:
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self.code(type(value))
-                for key, part in _attributes(value).items():
+                for key, part in attributes(value).items():
                     self.value(f"{name}.{key}", part)
         else:
             self._note(name, ValueDigest(self._reach).text(value))
@@ -217,7 +233,7 @@ class _Walk:
         if isinstance(value, (np.ndarray, torch.Tensor, torch.nn.Module, *CONTAINERS)):
             return False
         holders = ("Namespace", "SimpleNamespace")
-        return (self._is_project(kind.__module__) or kind.__name__ in holders) and bool(_attributes(value))
+        return (self._is_project(kind.__module__) or kind.__name__ in holders) and bool(attributes(value))
 
     def _reach(self, thing: object) -> None:
         """Note code that was found within a value."""
@@ -240,8 +256,8 @@ class _Walk:
     def _package(self, module: str) -> None:
         top = module.partition(".")[0]
         version = _version(top)
-        if version is not None:
-            self.entries[f"package {top}"] = version
+        if version is not None:  # +cpu and +cu130 are builds of one version
+            self.entries[f"package {top}"] = version.partition("+")[0]
 
     @staticmethod
     def _is_project(module: str) -> bool:
@@ -290,67 +306,6 @@ def _short_module(name: str) -> str:
         file = getattr(sys.modules.get("__main__"), "__file__", None)
         return Path(file).stem if file else "notebook"
     return name.rpartition(".")[2]
-
-
-def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Names that code loads from its globals, and the attributes that it takes of anything."""
-    loaded, attributes = set(), set()
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            loaded.add(step.argval)
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
-            attributes.add(step.argval)
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            more = _names(inner)
-            loaded |= more[0]
-            attributes |= more[1]
-    return loaded, attributes
-
-
-def _methods_reached(kind: type, method: object) -> Iterator[types.FunctionType]:
-    """A method, and those of the same class that it may call."""
-    waiting, seen = [method], set()
-    while waiting:
-        function = waiting.pop()
-        if isinstance(function, types.FunctionType) and function not in seen:
-            seen.add(function)
-            yield function
-            called = _names(function.__code__)[1]
-            waiting += [inspect.getattr_static(kind, name, None) for name in sorted(called)]
-
-
-def _attributes(owner: object) -> dict[str, Any]:
-    """What an object holds, in its `__dict__` and its slots."""
-    if isinstance(owner, type):
-        return {}
-    slots = [name for kind in type(owner).__mro__ for name in _slots(kind)]
-    found = {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
-    return dict(sorted((found | dict(getattr(owner, "__dict__", {}))).items()))
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if not name.startswith("__"))
-
-
-def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    values = function.__defaults__ or ()
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return dict(zip(names[len(names) - len(values) :], values, strict=True)) | (function.__kwdefaults__ or {})
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # not bound yet
-
-
-def _is_generated(function: types.FunctionType) -> bool:
-    """Methods that dataclasses write follow from the fields."""
-    return function.__code__.co_filename.startswith("<string")
 
 
 def _qualified(thing: Any) -> str:

@@ -204,6 +204,18 @@ class Writes(ast.NodeVisitor):
         elif node.id in self._outer:
             self.assigned.add(node.id)
 
+    def forget(self, names: set[str]) -> None:
+        """Leave out variables of the code itself, and what they hold."""
+        for group in (self.mutated, self.assigned, self.counted, self.read):
+            group -= {name for name in group if name.partition(".")[0] in names}
+
+    def joined(self, other: Writes) -> Writes:
+        """What two pieces of code change."""
+        both = Writes()
+        both.mutated, both.assigned = self.mutated | other.mutated, self.assigned | other.assigned
+        both.counted, both.read = self.counted | other.counted, self.read | other.read
+        return both
+
     def is_state(self, name: str, value: object) -> bool:
         """Whether a value is what the code keeps for itself (a log, a cache, a counter), not a setting."""
         if name in self.mutated and isinstance(value, list | dict | set | bytearray):
