@@ -114,7 +114,7 @@ def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys
     assert compared.count("(5 scales x 2 seeds)") == 2
     assert len(Store("runs").records()) == 2 * 10  # those of the first rate were trained once
     assert "mine lr=0.01 " in measured and "mine lr=0.3 " in measured
-    assert re.search(r" train .* 2 x 2 ", program)
+    assert re.search(r"^train .* 2 × 2", program, flags=re.M)
     (timing,) = blocks(ROOT / "docs" / "scales-and-seeds.md", "python")
     monkeypatch.syspath_prepend(tmp_path)
     exec(compile(timing, "scales-and-seeds.md", "exec"), {})

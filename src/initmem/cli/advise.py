@@ -9,7 +9,7 @@ import typer
 
 from initmem.cli.base import AsJson, Effort, Settings, StudyArgument, Wide, Workers, app
 from initmem.cli.console import print_json, say, show
-from initmem.cli.run import StoreOption, display, introduce
+from initmem.cli.run import StoreOption, default_store, display, introduce
 
 if TYPE_CHECKING:
     from initmem.store.record import RunRecord
@@ -58,7 +58,7 @@ def _trained(study: Study, store: Path | None, workers: int | None) -> list[RunR
     from initmem.store.store import Store
 
     check(study)
-    place = store or Path("runs") / f"{study.name}-{study.effort}"
+    place = store or default_store(study)
     opened = Store.create(place)
     introduce(study, place)
     with display() as watch:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -150,7 +152,7 @@ def run(
         records_travel=records_travel,
         slurm=slurm or (),
     )
-    place = store or Path("runs") / f"{asked.name}-{asked.effort}"
+    place = store or default_store(asked)
     opened = Store.create(place)
     introduce(asked, place)
     with display() as watch:
@@ -186,6 +188,15 @@ def seconds(text: str) -> float:
     if not 0 < value < 1e9:
         raise ConfigError(f"timeout = {text!r} (allowed: a duration, as in 90, 90s, 15m, 2h)")
     return value
+
+
+def default_store(study: Study) -> Path:
+    """The directory of a study that is given none. A name from a file never leads out of `runs`."""
+    text = f"{study.name}-{study.effort}"
+    plain = re.sub(r"[^\w.-]", "_", text)[:100].lstrip(".")
+    if plain != text:  # different names keep different stores
+        plain += f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return Path("runs") / plain
 
 
 def introduce(study: Study, place: Path) -> None:
