@@ -440,3 +440,28 @@ def test_bench_needs_a_checkout_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "site" / "initmem").symlink_to(Path(package.__file__).parent)
     done = initmem("bench", PYTHONPATH=str(tmp_path / "site"))
     assert_refused(done, "checkout", "pip install -e .")
+
+
+def test_names_of_studies_make_no_paths(tiny_study: Study) -> None:
+    from initmem.cli.run import default_store
+
+    def place(name: str) -> Path:
+        return default_store(replace(tiny_study, name=name))
+
+    assert place("main-grid") == Path("runs/main-grid-full")
+    names = [
+        "../../x",
+        "/etc/x",
+        "a b",
+        "a_b",
+        "a/b",
+        "..",
+        ".hidden",
+        "\x1b[2J",
+        "x" * 1000,
+        "x" * 1001,
+        "é",
+    ]
+    places = [place(name) for name in names]
+    assert len(set(places)) == len(names)
+    assert all(one.parent == Path("runs") and one.name[0] != "." and len(one.name) < 120 for one in places)

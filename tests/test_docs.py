@@ -122,7 +122,7 @@ def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys
     assert len(re.findall(r"mine lr=0\.3 +test_accuracy", scales)) == 5
     assert re.search(r"^sklearn epochs=10: test_accuracy .* \(3 scales x 2 seeds\)$", sklearn, flags=re.M)
     assert "mine lr=0.01 " in measured and "mine lr=0.3 " in measured
-    assert re.search(r" train .* 2 x 2 ", program)
+    assert re.search(r"^train .* 2 × 2", program, flags=re.M)
     (timing,) = blocks(ROOT / "docs" / "scales-and-seeds.md", "python")
     monkeypatch.syspath_prepend(tmp_path)
     exec(compile(timing, "scales-and-seeds.md", "exec"), {})

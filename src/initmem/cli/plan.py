@@ -74,7 +74,8 @@ def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
     rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]
     show(table_of(f"{made.study}, effort {made.effort}", rows, PLAN), wide=wide)
     say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
-    say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {made.disk_bytes / 1e6:,.1f} MB")
+    size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
+    say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {size}")
     here = duration(3600 * (made.hours_here or 0.0))
     say(f"here, with {count(made.workers, 'worker')}: {here} (from timed training steps)")
     share = f"{100 * made.utilisation:.0f}% of its peak rate"
