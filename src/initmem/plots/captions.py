@@ -71,7 +71,17 @@ def counts(panels: Iterable[Panel]) -> str:
     what = panels[0].counted
     least, most = min(points), max(points)
     text = f"n = {least} {what}" if least == most else f"n = {least} to {most} {what}"
-    return text + (" (open markers: some are missing)" if any(one.partial() for one in series) else "")
+    reasons = dict.fromkeys(reason for panel in panels for reason in _why_open(panel))
+    return text + (f" (open markers: {' or '.join(reasons)})" if reasons else "")
+
+
+def _why_open(panel: Panel) -> list[str]:
+    """What is the matter with the points that have open markers."""
+    points = [(one, i) for one in panel.series for i in one.partial()]
+    missing = any(one.n[i] < one.expected[i] for one, i in points)
+    censored = any(one.n_censored[i] for one, i in points)
+    without = "some have no value" if panel.ceiling is None else "some never reach it"
+    return ["some are missing"] * missing + [without] * censored
 
 
 def _heatmaps(plot: Plot) -> list[str]:
@@ -97,8 +107,11 @@ def _short_of_seeds(row: Series) -> bool:
 
 
 def _guides(plot: Plot) -> list[str]:
-    named = dict.fromkeys(g.label for panel in plot.panels if panel.has_values() for g in panel.guides)
-    return [f"Dashed: {label}" for label in named if label]
+    """The dashed guides that no legend of the plot names."""
+    in_legend = {entry.label for row in plot.legend for entry in row}
+    guides = [guide for panel in plot.panels if panel.has_values() for guide in panel.guides]
+    named = dict.fromkeys(guide.label for guide in guides if guide.style.dash == "--")
+    return [f"Dashed: {label}" for label in named if label not in ("", *in_legend)]
 
 
 def _cut_off(plot: Plot) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -38,34 +37,7 @@ WIDTH = 7.2  # inches: two columns of a journal page
 ENDINGS = (".pdf", ".png", ".svg")
 CAPTION = 6.0  # points
 HATCHED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#B0B0B0", "hatch": "//////", "linewidth": 0.4}
-TYPE: dict[str, Any] = {
-    "font.size": 7.5,
-    "axes.titlesize": 8,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 7.5,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.7,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "axes.grid": True,
-    "grid.linewidth": 0.4,
-    "grid.color": "#DDDDDD",
-    "axes.axisbelow": True,
-    "hatch.linewidth": 0.5,
-    "pdf.fonttype": 42,  # letters stay letters
-    "svg.hashsalt": "initmem",
-}
-
-
-def typeset() -> AbstractContextManager[None]:
-    """The type and the lines of all our figures."""
-    return rc_context(TYPE)  # type: ignore[arg-type]  # the stubs want every key as a literal
+STYLE = str(Path(__file__).with_name("initmem.mplstyle"))
 
 
 def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
@@ -79,7 +51,7 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
     own_row = bool(maps) and len(rows[-1]) == len(rows[0])  # the key of the colours needs a row of its own
     heights += [0.95] * own_row + [0.3] * bool(absent)
     legend = fitting(plot.legend)
-    with typeset():
+    with style.context(STYLE):
         lines = wrapped(caption(plot), 72 * (WIDTH - 0.2))
         height = 0.3 + 0.16 * len(legend) + sum(heights) + 0.115 * len(lines)
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -102,6 +74,14 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
     return figure, [axes for axes, _ in drawn]
 
 
+def draw_into(axes: Axes, plot: Plot) -> None:
+    """Draw a plot of one panel into axes that are there already, in their own style, with a legend."""
+    (panel,) = plot.all_panels
+    draw_any(axes, panel, log_limits(plot))
+    if isinstance(panel, Panel) and panel.has_values():
+        axes.legend()
+
+
 def check(path: Path) -> None:
     """Refuse a path whose ending names no format that we write."""
     if path.suffix.lower() not in ENDINGS:
@@ -114,8 +94,8 @@ def save(figure: Figure, path: Path) -> None:
     kind = path.suffix.lower().removeprefix(".")
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
     stream = io.BytesIO()
-    with typeset():
-        figure.savefig(stream, format=kind, dpi=250, metadata=undated)
+    with style.context(STYLE):
+        figure.savefig(stream, format=kind, dpi=200, metadata=undated)
     try:
         write_atomic(path, stream.getvalue())
     except OSError as error:
