@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,15 @@ def test_mistakes_are_explained() -> None:
         initmem.plot.beta(records, clock="tick")
     with pytest.raises(ConfigError, match=r"figure = '9' \(allowed: 1, 2"):
         initmem.plot.figure(records, 9)
+
+
+def test_the_page_about_plots_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    (tmp_path / "docs").symlink_to(ARCHIVE.parents[1])
+    monkeypatch.chdir(tmp_path)
+    page = (ARCHIVE.parents[1] / "plots.md").read_text("utf-8")
+    names: dict[str, object] = {}
+    for code in re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S):
+        exec(code, names)
+    assert (tmp_path / "scale.pdf").stat().st_size > 5_000
+    assert len(names["right"].lines) > 8  # type: ignore[attr-defined]
