@@ -26,7 +26,7 @@ from initmem.study import Study
 from planted import without
 
 ARCHIVES = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*.initmem"))
-STORES = [*(path.stem for path in ARCHIVES), "planted", "gaps"]
+STORES = [*(path.stem for path in ARCHIVES), "planted", "gaps", "muon"]
 NAMES = (*figures.NAMES, "scale")
 FIGURES = [(store, name, True) for store in STORES for name in NAMES]
 FIGURES += [(store, name, False) for store in ("main-grid-mini", "gaps") for name in NAMES]
@@ -38,6 +38,9 @@ def records_of(store: str) -> tuple[list[RunRecord], list[Study]]:
         if path.stem == store:
             results = open_results(path)
             return results.records(), results.studies()
+    if store == "muon":  # most figures have nothing for it
+        study = planted.study("muon", planted.grid(optimizer=["muon"], batch_size=[48]))
+        return planted.records(study), [study]
     studies = planted.everything()
     records = planted.records(*studies)
     if store == "gaps":

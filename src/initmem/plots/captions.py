@@ -25,7 +25,8 @@ def caption(plot: Plot) -> str:
         plot.head,
         *_statistics(plot),
         *_heatmaps(plot),
-        *plot.about,
+        *(plot.about if any(panel.has_runs() for panel in plot.all_panels) else ()),
+        "Bars: spread of test accuracy, in ascending order" if any(map(_has_inset, plot.panels)) else "",
         *_guides(plot),
         "Values too small for the axis stand at its lower edge" if _cut_off(plot) else "",
         f"Published values: {', '.join(signs)}" if signs else "",
@@ -128,8 +129,12 @@ def _cut_off(plot: Plot) -> bool:
 def _intervals(plot: Plot) -> list[Intervals]:
     """The spreads that are drawn, those inside panels included."""
     beside = [panel for panel in plot.all_panels if isinstance(panel, Intervals) and panel.has_runs()]
-    inside = [panel.inset for panel in plot.panels if panel.inset is not None and panel.has_values()]
+    inside = [panel.inset for panel in plot.panels if panel.inset is not None and _has_inset(panel)]
     return beside + inside
+
+
+def _has_inset(panel: Panel) -> bool:
+    return panel.inset is not None and panel.has_values()
 
 
 def _spread(plot: Plot) -> str:
@@ -177,7 +182,7 @@ def hatched(plot: Plot) -> bool:
 def _has_gaps(panel: AnyPanel) -> bool:
     if isinstance(panel, Heatmap):
         return any(y != y for row in panel.rows for y in row.y)
-    bars = panel.inset.rows if isinstance(panel, Panel) and panel.inset and panel.has_values() else ()
+    bars = panel.inset.rows if isinstance(panel, Panel) and panel.inset and _has_inset(panel) else ()
     return not panel.has_runs() or any(bar.value is None for bar in bars)
 
 

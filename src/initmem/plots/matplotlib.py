@@ -104,18 +104,18 @@ def save(figure: Figure, path: Path) -> None:
 
 def _without_empty(plot: Plot) -> tuple[list[Sequence[AnyPanel]], list[str]]:
     """The rows and columns that have runs, and the titles of those that have none."""
-    empty_rows = [row for row in plot.rows if not any(panel.has_runs() for panel in row)]
-    full = [row for row in plot.rows if row not in empty_rows]
-    absent = [panel for row in empty_rows for panel in row]
-    if len({len(row) for row in full}) == 1:
-        columns = [column for column in zip(*full, strict=True) if any(panel.has_runs() for panel in column)]
-        absent_columns = [c for c in zip(*full, strict=True) if not any(panel.has_runs() for panel in c)]
-        full = [list(row) for row in zip(*columns, strict=True)]
-        beside = [panel.title for column in absent_columns for panel in column]
-    else:
-        beside = []
+    full = [row for row in plot.rows if _any_runs(row)]
     # Of a whole row "b = 128, sgd" and "b = 128, adam", what they share says enough.
-    return full, list(dict.fromkeys([*beside, *(panel.title.partition(",")[0] for panel in absent)]))
+    titles = [panel.title.partition(",")[0] for row in plot.rows if not _any_runs(row) for panel in row]
+    if len({len(row) for row in full}) == 1:
+        columns = list(zip(*full, strict=True))
+        titles = [panel.title for column in columns if not _any_runs(column) for panel in column] + titles
+        full = [list(row) for row in zip(*filter(_any_runs, columns), strict=True)]
+    return full, list(dict.fromkeys(titles))
+
+
+def _any_runs(panels: Sequence[AnyPanel]) -> bool:
+    return any(panel.has_runs() for panel in panels)
 
 
 def _height(row: Sequence[AnyPanel], plot: Plot) -> float:
@@ -169,8 +169,8 @@ def _same_x(below: Sequence[AnyPanel], row: Sequence[AnyPanel], j: int) -> bool:
 
 
 def letter(i: int) -> str:
-    """(a), (b), ..., for the titles of panels."""
-    return f"({'abcdefghijklmnopqrstuvwxyz'[i]})"
+    """(a), (b), ..., for the titles of panels; beyond (z) they have none."""
+    return f"({chr(ord('a') + i)})" if i < 26 else ""
 
 
 def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
