@@ -34,7 +34,7 @@ def compute() -> Numbers:
 
     found = {}
     for name, entry in ENTRIES.items():
-        picture = HERE / "images" / f"theory-{name}.png" if entry.draw else None
+        picture = HERE / "images" / f"theory-{name}.png" if entry.plot else None
         found[name] = show(name, output=picture).rows
     found["study"] = [row for row in _initmem("studies", "--json") if row["study"] == "linear"]
     for row in found["study"]:

@@ -442,11 +442,11 @@ def test_bench_needs_a_checkout_and_says_so(tmp_path: Path) -> None:
     assert_refused(done, "checkout", "pip install -e .")
 
 
-def test_names_of_studies_make_no_paths(tiny_study: Study) -> None:
-    from initmem.cli.run import default_store
+def test_names_of_studies_make_no_paths() -> None:
+    from initmem.store.paths import default_store
 
     def place(name: str) -> Path:
-        return default_store(replace(tiny_study, name=name))
+        return default_store(f"{name}-full")
 
     assert place("main-grid") == Path("runs/main-grid-full")
     names = [

@@ -26,6 +26,7 @@ LEVELS = (
     {"paper"},
     {"report"},
     {"pipeline", "export"},
+    {"plot"},
     {"cli"},
     {"__main__"},
 )
@@ -54,7 +55,8 @@ def test_imports_go_one_way(path: Path) -> None:
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
     heavy = "'torch', 'numpy', 'ray', 'matplotlib', 'polars', 'pydantic'"
-    script = f"import sys, initmem; assert not {{{heavy}}} & set(sys.modules); initmem.Recipe()"
+    script = f"import sys, initmem; assert not {{{heavy}}} & set(sys.modules); initmem.Recipe(); "
+    script += "assert 'matplotlib' not in sys.modules; assert callable(initmem.plot.scale)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

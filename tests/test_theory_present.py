@@ -12,6 +12,7 @@ import pytest
 
 from initmem.cli import main
 from initmem.errors import ConfigError, StoreError
+from initmem.plots.captions import caption
 from initmem.study_file import load_study
 from initmem.theory import diagonal, exponents, figure9, propositions
 from initmem.theory.ensemble import LinearSettings
@@ -74,6 +75,7 @@ def test_every_name_gives_a_table_json_and_a_picture_if_it_has_one(
     assert "True" not in table
     assert "None" not in table
     if entry.plot:
+        assert caption(entry.plot(computed[0])) == ""  # the page says it
         assert f"picture: {picture}" in table.replace("\n", "")
         assert picture.stat().st_size > 20_000
     assert ("matplotlib.pyplot" in sys.modules) == before

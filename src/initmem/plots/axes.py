@@ -65,9 +65,11 @@ def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named
         _draw_published(axes, mark)
     if panel.published_level is not None:
         axes.axhline(panel.published_level, color="black", linestyle=":", linewidth=1.0)
-    unnamed = [guide for guide in guides if guide.get_label() not in ("", *named)]
-    if unnamed:
-        axes.legend(handles=unnamed, loc="best", frameon=False, fontsize=6.5, handlelength=2.2)
+    shown = [
+        line for line, guide in zip(guides, panel.guides, strict=True) if guide.label not in ("", *named)
+    ]
+    if shown:
+        axes.legend(handles=shown, loc="best", frameon=False, fontsize=6.5, handlelength=2.2)
     _frame(axes, panel)
 
 
@@ -170,9 +172,8 @@ def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
         style = look(panel.series[index].style) | {"linestyle": "none", "markerfacecolor": "white"}
         axes.plot(places, [ceiling * step**row] * len(places), **style)
     if late:
-        words = f"not reached in {ceiling:.0f} epoch{'s' if ceiling != 1 else ''}"
         place: Options = {"transform": axes.transAxes, "ha": "right", "va": "top"}
-        axes.text(0.98, 0.985, words, **place, fontsize=6.5, color=INK)
+        axes.text(0.98, 0.985, "not reached", **place, fontsize=6.5, color=INK)
 
 
 # -- intervals --------------------------------------------------------------------------------------------

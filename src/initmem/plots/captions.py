@@ -25,7 +25,8 @@ def caption(plot: Plot) -> str:
         plot.head,
         *_statistics(plot),
         *_heatmaps(plot),
-        *plot.about,
+        *(plot.about if any(panel.has_runs() for panel in plot.all_panels) else ()),
+        "Bars: spread of test accuracy, in ascending order" if any(map(_has_inset, plot.panels)) else "",
         *_guides(plot),
         "Values too small for the axis stand at its lower edge" if _cut_off(plot) else "",
         f"Published values: {', '.join(signs)}" if signs else "",
@@ -71,7 +72,17 @@ def counts(panels: Iterable[Panel]) -> str:
     what = panels[0].counted
     least, most = min(points), max(points)
     text = f"n = {least} {what}" if least == most else f"n = {least} to {most} {what}"
-    return text + (" (open markers: some are missing)" if any(one.partial() for one in series) else "")
+    reasons = dict.fromkeys(reason for panel in panels for reason in _why_open(panel))
+    return text + (f" (open markers: {' or '.join(reasons)})" if reasons else "")
+
+
+def _why_open(panel: Panel) -> list[str]:
+    """What is the matter with the points that have open markers."""
+    points = [(one, i) for one in panel.series for i in one.partial()]
+    missing = any(one.n[i] < one.expected[i] for one, i in points)
+    censored = any(one.n_censored[i] for one, i in points)
+    without = "some have no value" if panel.ceiling is None else "some never reach it"
+    return ["some are missing"] * missing + [without] * censored
 
 
 def _heatmaps(plot: Plot) -> list[str]:
@@ -97,8 +108,11 @@ def _short_of_seeds(row: Series) -> bool:
 
 
 def _guides(plot: Plot) -> list[str]:
-    named = dict.fromkeys(g.label for panel in plot.panels if panel.has_values() for g in panel.guides)
-    return [f"Dashed: {label}" for label in named if label]
+    """The dashed guides that no legend of the plot names."""
+    in_legend = {entry.label for row in plot.legend for entry in row}
+    guides = [guide for panel in plot.panels if panel.has_values() for guide in panel.guides]
+    named = dict.fromkeys(guide.label for guide in guides if guide.style.dash == "--")
+    return [f"Dashed: {label}" for label in named if label not in ("", *in_legend)]
 
 
 def _cut_off(plot: Plot) -> bool:
@@ -115,8 +129,12 @@ def _cut_off(plot: Plot) -> bool:
 def _intervals(plot: Plot) -> list[Intervals]:
     """The spreads that are drawn, those inside panels included."""
     beside = [panel for panel in plot.all_panels if isinstance(panel, Intervals) and panel.has_runs()]
-    inside = [panel.inset for panel in plot.panels if panel.inset is not None and panel.has_values()]
+    inside = [panel.inset for panel in plot.panels if panel.inset is not None and _has_inset(panel)]
     return beside + inside
+
+
+def _has_inset(panel: Panel) -> bool:
+    return panel.inset is not None and panel.has_values()
 
 
 def _spread(plot: Plot) -> str:
@@ -164,7 +182,7 @@ def hatched(plot: Plot) -> bool:
 def _has_gaps(panel: AnyPanel) -> bool:
     if isinstance(panel, Heatmap):
         return any(y != y for row in panel.rows for y in row.y)
-    bars = panel.inset.rows if isinstance(panel, Panel) and panel.inset and panel.has_values() else ()
+    bars = panel.inset.rows if isinstance(panel, Panel) and panel.inset and _has_inset(panel) else ()
     return not panel.has_runs() or any(bar.value is None for bar in bars)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -38,34 +37,7 @@ WIDTH = 7.2  # inches: two columns of a journal page
 ENDINGS = (".pdf", ".png", ".svg")
 CAPTION = 6.0  # points
 HATCHED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#B0B0B0", "hatch": "//////", "linewidth": 0.4}
-TYPE: dict[str, Any] = {
-    "font.size": 7.5,
-    "axes.titlesize": 8,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 7.5,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.7,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "axes.grid": True,
-    "grid.linewidth": 0.4,
-    "grid.color": "#DDDDDD",
-    "axes.axisbelow": True,
-    "hatch.linewidth": 0.5,
-    "pdf.fonttype": 42,  # letters stay letters
-    "svg.hashsalt": "initmem",
-}
-
-
-def typeset() -> AbstractContextManager[None]:
-    """The type and the lines of all our figures."""
-    return rc_context(TYPE)  # type: ignore[arg-type]  # the stubs want every key as a literal
+STYLE = str(Path(__file__).with_name("initmem.mplstyle"))
 
 
 def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
@@ -79,7 +51,7 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
     own_row = bool(maps) and len(rows[-1]) == len(rows[0])  # the key of the colours needs a row of its own
     heights += [0.95] * own_row + [0.3] * bool(absent)
     legend = fitting(plot.legend)
-    with typeset():
+    with style.context(STYLE):
         lines = wrapped(caption(plot), 72 * (WIDTH - 0.2))
         height = 0.3 + 0.16 * len(legend) + sum(heights) + 0.115 * len(lines)
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -102,6 +74,14 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
     return figure, [axes for axes, _ in drawn]
 
 
+def draw_into(axes: Axes, plot: Plot) -> None:
+    """Draw a plot of one panel into axes that are there already, in their own style, with a legend."""
+    (panel,) = plot.all_panels
+    draw_any(axes, panel, log_limits(plot))
+    if isinstance(panel, Panel) and panel.has_values():
+        axes.legend()
+
+
 def check(path: Path) -> None:
     """Refuse a path whose ending names no format that we write."""
     if path.suffix.lower() not in ENDINGS:
@@ -114,8 +94,8 @@ def save(figure: Figure, path: Path) -> None:
     kind = path.suffix.lower().removeprefix(".")
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
     stream = io.BytesIO()
-    with typeset():
-        figure.savefig(stream, format=kind, dpi=250, metadata=undated)
+    with style.context(STYLE):
+        figure.savefig(stream, format=kind, dpi=200, metadata=undated)
     try:
         write_atomic(path, stream.getvalue())
     except OSError as error:
@@ -124,18 +104,18 @@ def save(figure: Figure, path: Path) -> None:
 
 def _without_empty(plot: Plot) -> tuple[list[Sequence[AnyPanel]], list[str]]:
     """The rows and columns that have runs, and the titles of those that have none."""
-    empty_rows = [row for row in plot.rows if not any(panel.has_runs() for panel in row)]
-    full = [row for row in plot.rows if row not in empty_rows]
-    absent = [panel for row in empty_rows for panel in row]
-    if len({len(row) for row in full}) == 1:
-        columns = [column for column in zip(*full, strict=True) if any(panel.has_runs() for panel in column)]
-        absent_columns = [c for c in zip(*full, strict=True) if not any(panel.has_runs() for panel in c)]
-        full = [list(row) for row in zip(*columns, strict=True)]
-        beside = [panel.title for column in absent_columns for panel in column]
-    else:
-        beside = []
+    full = [row for row in plot.rows if _any_runs(row)]
     # Of a whole row "b = 128, sgd" and "b = 128, adam", what they share says enough.
-    return full, list(dict.fromkeys([*beside, *(panel.title.partition(",")[0] for panel in absent)]))
+    titles = [panel.title.partition(",")[0] for row in plot.rows if not _any_runs(row) for panel in row]
+    if len({len(row) for row in full}) == 1:
+        columns = list(zip(*full, strict=True))
+        titles = [panel.title for column in columns if not _any_runs(column) for panel in column] + titles
+        full = [list(row) for row in zip(*filter(_any_runs, columns), strict=True)]
+    return full, list(dict.fromkeys(titles))
+
+
+def _any_runs(panels: Sequence[AnyPanel]) -> bool:
+    return any(panel.has_runs() for panel in panels)
 
 
 def _height(row: Sequence[AnyPanel], plot: Plot) -> float:
@@ -189,8 +169,8 @@ def _same_x(below: Sequence[AnyPanel], row: Sequence[AnyPanel], j: int) -> bool:
 
 
 def letter(i: int) -> str:
-    """(a), (b), ..., for the titles of panels."""
-    return f"({'abcdefghijklmnopqrstuvwxyz'[i]})"
+    """(a), (b), ..., for the titles of panels; beyond (z) they have none."""
+    return f"({chr(ord('a') + i)})" if i < 26 else ""
 
 
 def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:

@@ -33,7 +33,7 @@ class Content:
         self.survey = survey
         self.groups = by_recipe(survey.records, survey.order())
         every = list(dict.fromkeys([*survey.order(), *self.groups]))
-        self.names = dict(zip(every, labels(every), strict=True))  # asked for or found
+        self.names = dict(zip(every, labels(every), strict=True))  # those of the studies and of the records
         self.stats = self._kept.stats(self.groups, looks_of(survey.studies))
         self._families = families({self.names[recipe]: records for recipe, records in self.groups.items()})
 

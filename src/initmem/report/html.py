@@ -39,12 +39,12 @@ class Part(NamedTuple):
 
 def parts(content: Content) -> dict[str, Part]:
     """All sections, in order; those that have nothing to show are left out."""
-    found = {}
+    made = {}
     for name, (title, data) in PARTS.items():
         values = data(content)
         if values is not None:
-            found[name] = Part(title, fragment(name, values))
-    return found
+            made[name] = Part(title, fragment(name, values))
+    return made
 
 
 def fragment(name: str, values: Mapping[str, Any]) -> Markup:
@@ -122,8 +122,14 @@ def _curves(content: Content) -> dict[str, Any] | None:
 
 def _heat(content: Content) -> dict[str, Any] | None:
     maps = heat.metric_maps(content, content.facets)
-    values = {"memory": heat.memory_maps(content), "maps": maps, "metric": metric_title(content.metric)}
-    return values | {"heat_rows": heat_rows} if maps else None
+    values = {
+        "memory": heat.memory_maps(content),
+        "maps": maps,
+        "metric": metric_title(content.metric),
+        "crossed": any(any(row) for panel in maps for row in panel.crossed),
+        "heat_rows": heat_rows,
+    }
+    return values if maps else None
 
 
 def _slopes(content: Content) -> dict[str, Any] | None:

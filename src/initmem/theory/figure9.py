@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
-from initmem.plots.styles import BLUE, VERMILLION
+from initmem.plots.styles import BLUE, PURPLE, VERMILLION
 from initmem.theory._arrays import Array
 
 START = (1.0, 6.0)
@@ -152,7 +152,7 @@ _STYLES = dict(
     zip(RATES, (Style(BLUE, "o", "none", size=7), Style(VERMILLION, "^", "none", size=7)), strict=True)
 )
 _MINIMA = Style("#595959", width=1.0)
-_LEAST_NORM = Style("#F0E442", "*", "none", size=13)
+_LEAST_NORM = Style(PURPLE, "*", "none", size=13)
 _START = Style("#000000", "s", "none", size=5)
 
 

@@ -129,7 +129,6 @@ def plot(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: b
         rows=[[_panel(shown, b, reference=reference) for b in shown.batches]],
         legend=_legend(shown),
         head="Test accuracy of SGD by learning rate η and kernel penalty λ",
-        about=["Bars: spread of test accuracy, in ascending order"],
         source=source,
         setting=setting,
         missing=shown.missing(),

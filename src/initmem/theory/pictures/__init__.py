@@ -108,7 +108,7 @@ ENTRIES = {
     "resetting": Entry(
         "Resetting at rate r: the distance of the stationary mean to ridge with penalty r",
         resetting_view,
-        lambda view: view.found.rows(),
+        lambda view: view.means.rows(),
         resetting_plot,
     ),
     "linear": Entry(

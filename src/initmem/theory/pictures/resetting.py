@@ -18,7 +18,7 @@ RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 class ResettingView(NamedTuple):
     """The measured means, and ridge over a fine grid of penalties: (penalty,), (penalty, feature)."""
 
-    found: resetting.Resetting
+    means: resetting.Resetting
     penalties: Array
     ridge: Array
 
@@ -26,14 +26,14 @@ class ResettingView(NamedTuple):
 def resetting_view(seed: int) -> ResettingView:
     """Stationary means at several rates, for the small example of a seed."""
     x, y = resetting.example(seed=seed)
-    found = resetting.stationary_mean(x, y, RATES, seed=seed)
+    means = resetting.stationary_mean(x, y, RATES, seed=seed)
     penalties = np.geomspace(0.008, 3.8, 80)
-    return ResettingView(found, penalties, np.stack([resetting.ridge(x, y, p) for p in penalties]))
+    return ResettingView(means, penalties, np.stack([resetting.ridge(x, y, p) for p in penalties]))
 
 
 def resetting_plot(view: ResettingView) -> Plot:
     """Coefficients against the rate of resetting, and their distance from ridge in standard errors."""
-    means, x_title = view.found, "rate of resetting $r$ = ridge penalty"
+    means, x_title = view.means, "rate of resetting $r$ = ridge penalty"
     points = [Style(COLOURS[i], MARKERS[i], "none", size=5) for i in range(view.ridge.shape[1])]
     left = Panel(
         title="",

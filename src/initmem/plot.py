@@ -1,0 +1,112 @@
+"""Plots to look at and to restyle: every function returns a matplotlib figure and its axes.
+
+    figure, axes = initmem.plot.scale("runs")
+    axes.set_title("My network")
+    figure.savefig("scale.pdf")
+
+`results` is what `initmem.run` returns, a store or an archive, the path of one, or a list of records. With
+`axes` a plot is drawn into axes of your own, in your own style.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from initmem.errors import ConfigError
+from initmem.paper import figures
+from initmem.pipeline.result import Result
+from initmem.plots import builders, matplotlib
+from initmem.plots.model import Plot
+from initmem.store.archive import Archive
+from initmem.store.record import RunRecord
+from initmem.store.results import open_results
+from initmem.store.store import Store
+from initmem.study import Study, recipes_of
+
+__all__ = ["beta", "figure", "interpolation", "memory", "norm", "scale"]
+
+AnyResults: TypeAlias = "Result | Store | Archive | str | Path | Sequence[RunRecord]"
+
+
+def scale(results: AnyResults, metric: str | None = None, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
+    """A metric of the selected predictor against the initialization scale, a line per recipe.
+
+    Without a metric: test accuracy where it was recorded, else the next best.
+    """
+    records, studies = _records(results)
+    return _drawn(builders.scale_plot(records, metric, order=recipes_of(studies)), axes)
+
+
+def norm(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
+    """The kernel norm of the selected predictor against the initialization scale."""
+    return scale(results, "norm_best", axes=axes)
+
+
+def interpolation(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
+    """The median interpolation epoch against the initialization scale; what never interpolates is above."""
+    records, studies = _records(results)
+    return _drawn(builders.interpolation_plot(records, order=recipes_of(studies)), axes)
+
+
+def beta(
+    results: AnyResults,
+    metric: str = "val_accuracy",
+    *,
+    clock: str | None = None,
+    axes: Axes | None = None,
+) -> tuple[Figure, Axes]:
+    """|beta|, the slope of a metric on the scale, against epoch or against a clock."""
+    records, studies = _records(results)
+    return _drawn(builders.beta_plot(records, metric, clock, order=recipes_of(studies)), axes)
+
+
+def memory(
+    results: AnyResults,
+    metric: str | None = None,
+    *,
+    tolerance: float | None = None,
+    axes: Axes | None = None,
+) -> tuple[Figure, Axes]:
+    """The memory of every recipe with its 95% interval, its noise floor and the tolerance."""
+    records, studies = _records(results)
+    order = recipes_of(studies)
+    return _drawn(builders.memory_plot(records, metric, tolerance=tolerance, order=order), axes)
+
+
+def figure(results: AnyResults, number: int | str, *, reference: bool = False) -> tuple[Figure, list[Axes]]:
+    """A figure of the paper, 1 to 8, of the bundled networks among the results, and the axes of its panels.
+
+    `reference` adds the published values.
+    """
+    records, studies = _records(results)
+    return matplotlib.draw(figures.plot_of(str(number), records, studies, reference))
+
+
+def _records(results: AnyResults) -> tuple[Sequence[RunRecord], Sequence[Study]]:
+    """Records, and the studies that asked for them, as far as they are known."""
+    match results:
+        case Result():
+            return results.records, [results.study]
+        case Store() | Archive():
+            return results.records(), results.studies()
+        case str() | Path():
+            opened = open_results(results)
+            return opened.records(), opened.studies()
+        case _:
+            return results, []
+
+
+def _drawn(plot: Plot, axes: Axes | None) -> tuple[Figure, Axes]:
+    if axes is None:
+        drawn, (single,) = matplotlib.draw(plot)
+        return drawn, single
+    parent = axes.get_figure(root=True)
+    if parent is None:
+        raise ConfigError("axes: not part of a figure (allowed: axes of a matplotlib figure)")
+    matplotlib.draw_into(axes, plot)
+    return parent, axes

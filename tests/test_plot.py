@@ -1,0 +1,90 @@
+"""initmem.plot: figures and axes from anything that holds records, ready to be restyled."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import initmem
+import planted
+from conftest import fake_record
+from initmem.errors import ConfigError
+from initmem.measures.memory import memory_table
+from initmem.pipeline.result import Result
+from initmem.store.store import Store
+from initmem.study import Study
+
+ARCHIVE = Path(__file__).parents[1] / "docs" / "results" / "main-grid-mini.initmem"
+
+
+@pytest.fixture
+def store(tmp_path: Path, tiny_study: Study) -> Store:
+    store = Store.create(tmp_path / "store")
+    store.add_study(tiny_study)
+    store.commit([fake_record(r, 0.9 - 0.1 * r.scale + 0.01 * r.seed) for r in tiny_study.all_runs()])
+    return store
+
+
+def test_results_may_be_a_result_a_store_a_path_or_records(store: Store, tiny_study: Study) -> None:
+    every = [Result(store, tiny_study), store, store.path, str(store.path), store.records()]
+    for results in every:
+        figure, axes = initmem.plot.scale(results)
+        assert isinstance(figure, Figure)
+        (line,) = axes.lines
+        assert list(line.get_xdata()) == [0.5, 1.0, 2.0]
+        assert np.allclose(line.get_ydata(), [85.5, 80.5, 70.5])
+        assert axes.get_ylabel() == "test accuracy (%)"
+        axes.set_title("restyled")
+
+
+def test_an_archive_gives_every_plot_and_figure() -> None:
+    records = initmem.open_results(ARCHIVE).records()
+    _, norm = initmem.plot.norm(ARCHIVE)
+    assert len(norm.lines) == 8
+    _, slopes = initmem.plot.beta(ARCHIVE, clock="sgd")
+    assert slopes.get_xlabel().startswith("SGD clock")
+    _, epochs = initmem.plot.interpolation(ARCHIVE)
+    assert epochs.get_yscale() == "log"
+    _, memories = initmem.plot.memory(ARCHIVE)
+    rows = memory_table(records)
+    points = [line.get_xdata()[0] for line in memories.lines if line.get_marker() == "o"]
+    assert sorted(points) == pytest.approx(sorted(row.memory for row in rows))
+    figure, axes = initmem.plot.figure(ARCHIVE, 1, reference=True)
+    assert len(axes) == 8
+    assert isinstance(figure, Figure)
+
+
+def test_axes_of_the_user_keep_their_figure_and_get_a_legend() -> None:
+    records = planted.records(planted.study("two", planted.grid(optimizer=["sgd", "adam"])))
+    figure = Figure(figsize=(3, 2))
+    axes = figure.subplots()
+    drawn, same = initmem.plot.scale(records, axes=axes)
+    assert drawn is figure
+    assert same is axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["sgd", "adam"]
+
+
+def test_mistakes_are_explained() -> None:
+    records = planted.records(planted.study("one", planted.grid(optimizer=["sgd"])))
+    with pytest.raises(ConfigError, match=r"metric = 'accurracy' \(allowed: .*test_accuracy"):
+        initmem.plot.scale(records, "accurracy")
+    with pytest.raises(ConfigError, match=r"clock = 'tick' \(allowed: sgd, l2"):
+        initmem.plot.beta(records, clock="tick")
+    with pytest.raises(ConfigError, match=r"figure = '9' \(allowed: 1, 2"):
+        initmem.plot.figure(records, 9)
+
+
+def test_the_page_about_plots_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    (tmp_path / "docs").symlink_to(ARCHIVE.parents[1])
+    monkeypatch.chdir(tmp_path)
+    page = (ARCHIVE.parents[1] / "plots.md").read_text("utf-8")
+    names: dict[str, object] = {}
+    for code in re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S):
+        exec(code, names)
+    assert (tmp_path / "scale.pdf").stat().st_size > 5_000
+    assert len(names["right"].lines) > 8  # type: ignore[attr-defined]
