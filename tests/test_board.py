@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,9 +31,9 @@ from initmem.report.content import Content
 from initmem.store.archive import write_archive
 from initmem.store.record import failed
 from initmem.store.results import open_results
-from initmem.store.store import Claim, Flight, Store
+from initmem.store.store import EXPIRY, Claim, Flight, Store
 from initmem.store.survey import Survey
-from initmem.study import Study
+from initmem.study import Run, Study
 
 IMAGE = "<img src=x onerror=alert(1)>"
 
@@ -347,3 +349,56 @@ def test_a_dead_worker_is_not_counted_but_shown() -> None:
     assert shown["pace"].seconds_left is None
     assert "no worker is at work" in shown["said"] and "no sign of life" in shown["said"]
     assert (shown["flights"][0]["silent"], shown["flights"][0]["silence"]) == (True, "10 min")
+
+
+def live_now(store: Store) -> dict[str, Any]:
+    """What a board that has only read this store shows."""
+    content = Content(Survey.of(store))
+    return live(content, asked_runs(content), {run_id: store.flight(run_id) for run_id in store.in_flight()})
+
+
+def rewrite_claim(store: Store, run: Run, **changes: object) -> Path:
+    path = store.path / "runs" / run.id / "claim.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 0.0, 3600.0])
+def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
+    store: Store, tiny_study: Study, monkeypatch: pytest.MonkeyPatch, skew: float
+) -> None:
+    run = tiny_study.all_runs()[-1]
+    store.claim([run])
+    claim = rewrite_claim(store, run, host="elsewhere", pid=1)
+    now = 1000.0
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
+    watching = Store(store.path)
+    for beat in range(20):  # every 10 seconds, by a clock that is wrong
+        os.utime(claim, (0, time.time() + skew + 10 * beat))
+        (row,) = live_now(watching)["flights"]
+        assert not row["silent"], beat
+        now += 10
+    assert live_now(watching)["pace"].workers == 1
+    now += EXPIRY
+    shown = live_now(watching)
+    assert (shown["flights"][0]["silent"], shown["flights"][0]["silence"]) == (True, "70 s")
+    assert shown["pace"].workers == 0
+
+
+def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, tiny_study: Study) -> None:
+    run = tiny_study.all_runs()[-1]
+    store.claim([run])
+    assert not live_now(store)["flights"][0]["silent"]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    rewrite_claim(store, run, pid=ended.pid)
+    (row,) = live_now(store)["flights"]
+    assert (row["silent"], row["silence"]) == (True, "")
+    shown = html.fragment("live", {"problem": ""} | live_now(store))
+    assert "process has ended" in shown
+
+
+def test_a_run_released_a_moment_ago_is_not_called_dead(store: Store, tiny_study: Study) -> None:
+    run, content = tiny_study.all_runs()[-1], Content(Survey.of(store))
+    shown = live(content, asked_runs(content), {run.id: store.flight(run.id)})
+    assert not shown["flights"][0]["silent"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import uuid
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -39,6 +40,22 @@ class Sight:
 
     beat: int
     claim: Claim | None
+
+
+class Heartbeats:
+    """How long each heartbeat has been silent, by this process's own clock. The first look counts as one."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}  # run id -> (beat, when it was first seen)
+
+    def silence(self, run_id: str, beat: int) -> float:
+        """Seconds since the heartbeat was seen to change."""
+        now = time.monotonic()
+        last, since = self._seen.get(run_id, (None, now))
+        if beat != last:
+            self._seen[run_id] = (beat, now)
+            return 0.0
+        return now - since
 
 
 def new_claim(*, session: str, pack: int) -> bytes:

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 
 from initmem.errors import InitmemError, StoreError
 from initmem.store import checkpoints, faults
-from initmem.store.claims import Claim, Sight, look, new_claim
+from initmem.store.claims import Claim, Heartbeats, Sight, look, new_claim
 from initmem.store.faults import Cause, Fault
 from initmem.store.files import explained, read_bounded, sweep, temporary, write_atomic, write_once
 from initmem.store.index import RUN_ID, Index
@@ -61,7 +61,7 @@ class Flight:
     """A run that is being trained, for those who watch."""
 
     claim: Claim | None  # None: released or committed a moment ago
-    silence: float  # seconds since the last sign of life
+    silence: float  # seconds without a heartbeat by the observer's clock; infinite: its process has ended
     rows: list[dict[str, float]]  # its epochs so far
     attempt: int = 1  # how many workers have begun it
 
@@ -90,6 +90,7 @@ class Store:
         self._index = Index(self.path / "index.json", self.path / "runs")
         self._made: set[str] = set()  # runs whose folder is there
         self._seen: dict[str, tuple[int, float]] = {}  # claims watched: run id -> (beat, since when)
+        self._watched = Heartbeats()
         try:
             found = json.loads(read_bounded(self.path / "store.json", 4096))["format"]
         except FileNotFoundError:
@@ -358,16 +359,17 @@ class Store:
         return sorted(path.parent.name for path in (self.path / "runs").glob("*/claim.json"))
 
     def flight(self, run_id: str) -> Flight:
-        """How far a claimed run is."""
-        folder = self._run_folder(run_id)
-        beats = []
-        for name in ("claim.json", "history.jsonl"):
-            with contextlib.suppress(OSError):
-                beats.append((folder / name).stat().st_mtime)
-        silence = max(0.0, time.time() - max(beats)) if beats else math.inf
-        seen = None
+        """How far a claimed run is.
+
+        Whether its worker lives is judged as for a claim that another worker wants: no time stamp is
+        compared with a clock, because clocks of other machines may be wrong.
+        """
+        seen, silence = None, 0.0
         with contextlib.suppress(OSError):
-            seen = look(folder / "claim.json")
+            seen = look(self._run_folder(run_id) / "claim.json")
+        if seen is not None:
+            gone = seen.claim is not None and seen.claim.process_is_gone()
+            silence = math.inf if gone else self._watched.silence(run_id, seen.beat)
         rows = self.live_history(run_id)
         return Flight(seen.claim if seen else None, silence, rows, self._attempt(run_id))
 
