@@ -25,7 +25,7 @@ from initmem.report import html
 from initmem.report.board import budget, watch
 from initmem.report.board.access import is_loopback
 from initmem.report.board.budget import Budget
-from initmem.report.board.live import asked_runs, live
+from initmem.report.board.live import live, requested_runs
 from initmem.report.board.server import Board
 from initmem.report.content import Content
 from initmem.store.archive import write_archive
@@ -314,7 +314,7 @@ def test_the_time_left_is_the_work_left_over_the_workers() -> None:
     done = replace(planted.record(runs[0]), provenance={"seconds": 24.0, "pack": 2})  # 2 s per epoch
     content = Content(Survey([done], [], [study], frozenset()))
     flights = {runs[1].id: flight(2, 2.0), runs[2].id: flight(1, 5.0, pid=2)}
-    shown = live(content, asked_runs(content), flights)
+    shown = live(content, requested_runs(content), flights)
     assert shown["pace"].workers == 2
     # sgd: 4 epochs of 2 s; adam: 5 of 5 s in flight and 6 of 5 s waiting; two workers
     assert shown["pace"].seconds_left == pytest.approx((4 * 2 + 5 * 5 + 6 * 5) / 2)
@@ -327,7 +327,7 @@ def test_what_a_worker_has_begun_it_ends_alone() -> None:
     runs = study.all_runs()  # 6 epochs each
     content = Content(Survey([], [], [study], frozenset()))
     pack = {run.id: flight(1, 3.0) for run in runs[:2]}
-    shown = live(content, asked_runs(content), pack | {runs[2].id: flight(5, 3.0, pid=2)})
+    shown = live(content, requested_runs(content), pack | {runs[2].id: flight(5, 3.0, pid=2)})
     assert shown["pace"].seconds_left == pytest.approx(2 * 5 * 3.0)
 
 
@@ -336,7 +336,7 @@ def test_a_recipe_that_has_not_begun_is_told_by_its_cost() -> None:
     study = planted.study("s", [small, large], scales=[1.0], seeds=[0])
     first, second = study.all_runs()
     content = Content(Survey([], [], [study], frozenset()))
-    shown = live(content, asked_runs(content), {first.id: flight(3, 1.0)})
+    shown = live(content, requested_runs(content), {first.id: flight(3, 1.0)})
     assert shown["pace"].seconds_left == pytest.approx(3 * 1.0 + 6 * 4.0)
     assert second.id not in {row["id"] for row in shown["flights"]}
 
@@ -345,16 +345,18 @@ def test_a_dead_worker_is_not_counted_but_shown() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd"]), scales=[1.0], seeds=[0, 1])
     first, _ = study.all_runs()
     content = Content(Survey([], [], [study], frozenset()))
-    shown = live(content, asked_runs(content), {first.id: flight(1, 1.0, silence=600.0)})
+    shown = live(content, requested_runs(content), {first.id: flight(1, 1.0, silence=600.0)})
     assert shown["pace"].seconds_left is None
-    assert "no worker is at work" in shown["said"] and "no sign of life" in shown["said"]
+    assert "no worker is running" in shown["summary"] and "no longer respond" in shown["summary"]
     assert (shown["flights"][0]["silent"], shown["flights"][0]["silence"]) == (True, "10 min")
 
 
 def live_now(store: Store) -> dict[str, Any]:
     """What a board that has only read this store shows."""
     content = Content(Survey.of(store))
-    return live(content, asked_runs(content), {run_id: store.flight(run_id) for run_id in store.in_flight()})
+    return live(
+        content, requested_runs(content), {run_id: store.flight(run_id) for run_id in store.in_flight()}
+    )
 
 
 def rewrite_claim(store: Store, run: Run, **changes: object) -> Path:
@@ -400,5 +402,5 @@ def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, 
 
 def test_a_run_released_a_moment_ago_is_not_called_dead(store: Store, tiny_study: Study) -> None:
     run, content = tiny_study.all_runs()[-1], Content(Survey.of(store))
-    shown = live(content, asked_runs(content), {run.id: store.flight(run.id)})
+    shown = live(content, requested_runs(content), {run.id: store.flight(run.id)})
     assert not shown["flights"][0]["silent"]
