@@ -22,7 +22,7 @@ from boards import ask, serving, until
 from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.report import html
-from initmem.report.board import budget, watch
+from initmem.report.board import budget, server, watch
 from initmem.report.board.access import is_loopback
 from initmem.report.board.budget import Budget
 from initmem.report.board.live import live, requested_runs
@@ -298,6 +298,16 @@ def test_nobody_watches_nobody_looks(board: Board, store: Store, monkeypatch: py
     assert len(looks) == asleep
     with board.watcher.watching():
         until(lambda: len(looks) > asleep + 1)
+
+
+def test_a_page_opened_after_a_sleep_is_up_to_date(
+    board: Board, store: Store, tiny_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PATIENCE", 10.0)
+    run = tiny_study.all_runs()[-1]
+    time.sleep(0.3)  # nobody watches: it sleeps
+    store.claim([run])
+    assert run.id in ask(board.port, "/").body.decode()
 
 
 # -- pace and time left --------------------------------------------------------------------------------------

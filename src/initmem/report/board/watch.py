@@ -51,6 +51,7 @@ class Watcher:
         self._change = threading.Condition()
         self._watched, self._stop = threading.Event(), threading.Event()
         self._clients = 0
+        self._fresh = False  # whether a look was taken since the watcher last slept
         self._thread = threading.Thread(target=self._loop, name="watcher", daemon=True)
 
     # -- for the server -----------------------------------------------------------------------------
@@ -98,11 +99,13 @@ class Watcher:
         return self._stop.is_set()
 
     def first_look(self, patience: float) -> None:
-        """Wait a moment for the first verdicts, so that the page of a small store starts complete."""
+        """Wait a moment for the first verdicts and, after a sleep, for a new look."""
+
+        def ready() -> bool:
+            return self._fresh and self._parts["verdicts"].html != WAITING.html
+
         with self._change:
-            self._change.wait_for(
-                lambda: self._parts["verdicts"].html != WAITING.html or self.stopped, patience
-            )
+            self._change.wait_for(lambda: ready() or self.stopped, patience)
 
     def runs(self, recipe_id: str) -> dict[str, Any] | None:
         """The rows of the table of runs."""
@@ -161,6 +164,7 @@ class Watcher:
             with self._change:
                 if not self._clients and not self._stop.is_set():
                     self._watched.clear()
+                    self._fresh = False
 
     def _read(self) -> None:
         """Read what is new in the store."""
@@ -195,6 +199,9 @@ class Watcher:
             flights = {run_id: self.store.flight(run_id) for run_id in sorted(self._in_flight)}
             values |= live(self.content, self._requested, flights)
         self._publish("live", html.Part("Now", html.fragment("live", values)))
+        with self._change:
+            self._fresh = True
+            self._change.notify_all()
 
     def _show_problem(self, error: Exception) -> None:
         """Show what is wrong: on the terminal once, on the page until the store can be read again."""
