@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import planted
+from boards import ask, serving, until
 from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.report import html
-from initmem.report.board import budget, watch
+from initmem.report.board import budget, server, watch
+from initmem.report.board.access import is_loopback
 from initmem.report.board.budget import Budget
-from initmem.report.board.live import asked_runs, live
-from initmem.report.board.server import Board, is_loopback
+from initmem.report.board.live import live, requested_runs
+from initmem.report.board.server import Board
 from initmem.report.content import Content
 from initmem.store.archive import write_archive
-from initmem.store.claims import Claim
+from initmem.store.claims import EXPIRY, Claim
 from initmem.store.live import Flight
 from initmem.store.record import failed
 from initmem.store.results import open_results
 from initmem.store.store import Store
 from initmem.store.survey import Survey
-from initmem.study import Study
+from initmem.study import Run, Study
 
 IMAGE = "<img src=x onerror=alert(1)>"
 
@@ -48,19 +50,6 @@ def store(tmp_path: Path, tiny_study: Study) -> Store:
     return store
 
 
-@contextmanager
-def serving(store: Store, **options: object) -> Iterator[Board]:
-    board = Board(store, port=0, **options)  # type: ignore[arg-type]
-    thread = threading.Thread(target=board.serve)
-    thread.start()
-    try:
-        yield board
-    finally:
-        board.shutdown()
-        thread.join(5)
-        assert not thread.is_alive()
-
-
 @pytest.fixture
 def board(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
     monkeypatch.setattr(watch, "TICK", 0.05)
@@ -68,22 +57,6 @@ def board(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
     with serving(store) as board:
         until(lambda: "Reading" not in board.watcher.parts()["runs"].html)
         yield board
-
-
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
-def ask(board: Board, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
-    line = http.client.HTTPConnection("127.0.0.1", board.port, timeout=10)
-    line.request(method, path, headers=headers)
-    answer = line.getresponse()
-    answer.body = answer.read() if "event-stream" not in answer.headers["Content-Type"] else b""
-    line.close()
-    return answer
 
 
 # -- who may look, and at what -------------------------------------------------------------------------------
@@ -98,7 +71,7 @@ def test_the_addresses_are_fixed(board: Board) -> None:
         "/part/verdicts",
         "/part/live",
     ):
-        assert ask(board, path).status == 200, path
+        assert ask(board.port, path).status == 200, path
     for path in (
         "/static/../server.py",
         "/static/page.html",
@@ -111,17 +84,17 @@ def test_the_addresses_are_fixed(board: Board) -> None:
         "/store.json",
         "/favicon.ico",
     ):
-        assert ask(board, path).status == 404, path
+        assert ask(board.port, path).status == 404, path
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_it_is_read_only(board: Board, method: str) -> None:
-    answer = ask(board, "/", method)
+    answer = ask(board.port, "/", method)
     assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
 
 
 def test_head_has_no_body(board: Board) -> None:
-    answer = ask(board, "/part/verdicts", "HEAD")
+    answer = ask(board.port, "/part/verdicts", "HEAD")
     assert (answer.status, answer.body) == (200, b"")
     assert int(answer.headers["Content-Length"]) > 100
 
@@ -129,7 +102,7 @@ def test_head_has_no_body(board: Board) -> None:
 def test_only_its_own_names_are_answered(board: Board) -> None:
     port = board.port
     for name in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
-        assert ask(board, "/", Host=name).status == 200, name
+        assert ask(board.port, "/", Host=name).status == 200, name
     for name in (
         "evil.example",
         f"evil.example:{port}",
@@ -138,12 +111,12 @@ def test_only_its_own_names_are_answered(board: Board) -> None:
         "",
         f"x:{port}",
     ):
-        assert ask(board, "/", Host=name).status == 421, name
+        assert ask(board.port, "/", Host=name).status == 421, name
 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/part/verdicts", "/static/page.js"])
 def test_every_answer_is_protected(board: Board, path: str) -> None:
-    headers = ask(board, path).headers
+    headers = ask(board.port, path).headers
     policy = headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in policy
@@ -153,7 +126,7 @@ def test_every_answer_is_protected(board: Board, path: str) -> None:
 
 
 def test_a_page_holds_no_script_of_its_own_and_everything_is_escaped(board: Board) -> None:
-    page = ask(board, "/").body.decode()
+    page = ask(board.port, "/").body.decode()
     assert IMAGE not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
     for piece in page.split("<script")[1:]:
@@ -163,29 +136,29 @@ def test_a_page_holds_no_script_of_its_own_and_everything_is_escaped(board: Boar
 
 def test_another_host_demands_a_token(store: Store) -> None:
     with serving(store, host="0.0.0.0") as board:
-        assert len(board.token or "") > 20
-        assert ask(board, "/").status == 401
-        assert ask(board, "/part/verdicts").status == 401
-        assert ask(board, "/?token=wrong").status == 401
-        assert ask(board, "/?token=").status == 401
-        entered = ask(board, f"/?token={board.token}")
+        assert len(board.access.token or "") > 20
+        assert ask(board.port, "/").status == 401
+        assert ask(board.port, "/part/verdicts").status == 401
+        assert ask(board.port, "/?token=wrong").status == 401
+        assert ask(board.port, "/?token=").status == 401
+        entered = ask(board.port, f"/?token={board.access.token}")
         assert (entered.status, entered.headers["Location"]) == (303, "/")
         cookie = entered.headers["Set-Cookie"]
         assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
         name_and_value = cookie.split(";")[0]
-        assert ask(board, "/", Cookie=name_and_value).status == 200
-        assert ask(board, "/", Cookie=name_and_value[:-1]).status == 401
-        assert f"?token={board.token}" in board.url
+        assert ask(board.port, "/", Cookie=name_and_value).status == 200
+        assert ask(board.port, "/", Cookie=name_and_value[:-1]).status == 401
+        assert f"?token={board.access.token}" in board.url
 
 
 def test_a_token_can_be_given_and_holds_on_loopback_too(store: Store) -> None:
     with serving(store, token="open; sésame\r\nX: y") as board:
-        assert ask(board, "/").status == 401
-        entered = ask(board, board.url.partition(f":{board.port}")[2])
+        assert ask(board.port, "/").status == 401
+        entered = ask(board.port, board.url.partition(f":{board.port}")[2])
         assert entered.status == 303
         assert "X" not in entered.headers
         cookie = entered.headers["Set-Cookie"].split(";")[0]
-        assert ask(board, "/", Cookie=cookie).status == 200
+        assert ask(board.port, "/", Cookie=cookie).status == 200
 
 
 def test_what_is_loopback() -> None:
@@ -228,7 +201,7 @@ def _hear_ctrl_c() -> None:
 def test_board_and_report_cannot_disagree(board: Board, store: Store) -> None:
     report = html.parts(Content(Survey.of(store)))
     for name, part in report.items():
-        assert ask(board, f"/part/{name}").body.decode() == str(part.html), name
+        assert ask(board.port, f"/part/{name}").body.decode() == str(part.html), name
 
 
 def test_events_say_what_changed(board: Board, store: Store, tiny_study: Study) -> None:
@@ -246,7 +219,7 @@ def test_events_say_what_changed(board: Board, store: Store, tiny_study: Study) 
             text = stream.readline()
             if text.startswith(b"data: "):
                 seen = json.loads(text.removeprefix(b"data: "))
-        assert ask(board, "/part/runs").headers["ETag"] == f'"{seen["runs"]}"'
+        assert ask(board.port, "/part/runs").headers["ETag"] == f'"{seen["runs"]}"'
 
 
 def test_a_run_in_flight_is_shown_epoch_by_epoch_also_with_a_torn_line(
@@ -263,7 +236,7 @@ def test_a_run_in_flight_is_shown_epoch_by_epoch_also_with_a_torn_line(
         until(lambda: f"2/{run.recipe.epochs}" in board.watcher.parts()["live"].html)
     shown = board.watcher.parts()["live"].html
     assert run.id in shown and "60.0" in shown
-    history = json.loads(ask(board, f"/run/{run.id}").body)
+    history = json.loads(ask(board.port, f"/run/{run.id}").body)
     assert (history["status"], history["history"]["val_accuracy"]) == ("training", [0.3, 0.6])
 
 
@@ -272,21 +245,21 @@ def test_an_archive_can_be_looked_at_too(store: Store, tmp_path: Path) -> None:
     archive = open_results(tmp_path / "all.initmem")
     with serving(archive) as board:
         until(lambda: "Reading" not in board.watcher.parts()["runs"].html)
-        assert b"5</strong> of 6 runs done" in ask(board, "/part/live").body
+        assert b"5</strong> of 6 runs done" in ask(board.port, "/part/live").body
         record = store.records()[0]
-        assert json.loads(ask(board, f"/run/{record.id}").body)["status"] == record.status
-        assert ask(board, "/run/0000000000000000").status == 404
+        assert json.loads(ask(board.port, f"/run/{record.id}").body)["status"] == record.status
+        assert ask(board.port, "/run/0000000000000000").status == 404
 
 
 def test_runs_and_a_run_on_demand(board: Board, store: Store, tiny_study: Study) -> None:
     (recipe,) = tiny_study.recipes
-    rows = json.loads(ask(board, f"/runs/{recipe.id}").body)
+    rows = json.loads(ask(board.port, f"/runs/{recipe.id}").body)
     assert {row[0] for row in rows["rows"]} == {record.id for record in store.records()}
     record = next(r for r in store.records() if r.status == "completed")
-    found = json.loads(ask(board, f"/run/{record.id}").body)
+    found = json.loads(ask(board.port, f"/run/{record.id}").body)
     assert found["history"]["norm"] == pytest.approx(record.history["norm"].tolist(), rel=1e-4)
     broken = next(r for r in store.records() if r.status == "failed")
-    assert json.loads(ask(board, f"/run/{broken.id}").body)["error"] == broken.error
+    assert json.loads(ask(board.port, f"/run/{broken.id}").body)["error"] == broken.error
 
 
 def test_a_store_that_cannot_be_read_is_said_once_and_not_the_end(board: Board, store: Store, capsys) -> None:
@@ -329,6 +302,16 @@ def test_nobody_watches_nobody_looks(board: Board, store: Store, monkeypatch: py
         until(lambda: len(looks) > asleep + 1)
 
 
+def test_a_page_opened_after_a_sleep_is_up_to_date(
+    board: Board, store: Store, tiny_study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PATIENCE", 10.0)
+    run = tiny_study.all_runs()[-1]
+    time.sleep(0.3)  # nobody watches: it sleeps
+    store.claim([run])
+    assert run.id in ask(board.port, "/").body.decode()
+
+
 # -- pace and time left --------------------------------------------------------------------------------------
 
 
@@ -343,7 +326,7 @@ def test_the_time_left_is_the_work_left_over_the_workers() -> None:
     done = replace(planted.record(runs[0]), provenance={"seconds": 24.0, "pack": 2})  # 2 s per epoch
     content = Content(Survey([done], [], [study], frozenset()))
     flights = {runs[1].id: flight(2, 2.0), runs[2].id: flight(1, 5.0, pid=2)}
-    shown = live(content, asked_runs(content), flights)
+    shown = live(content, requested_runs(content), flights)
     assert shown["pace"].workers == 2
     # sgd: 4 epochs of 2 s; adam: 5 of 5 s in flight and 6 of 5 s waiting; two workers
     assert shown["pace"].seconds_left == pytest.approx((4 * 2 + 5 * 5 + 6 * 5) / 2)
@@ -356,7 +339,7 @@ def test_what_a_worker_has_begun_it_ends_alone() -> None:
     runs = study.all_runs()  # 6 epochs each
     content = Content(Survey([], [], [study], frozenset()))
     pack = {run.id: flight(1, 3.0) for run in runs[:2]}
-    shown = live(content, asked_runs(content), pack | {runs[2].id: flight(5, 3.0, pid=2)})
+    shown = live(content, requested_runs(content), pack | {runs[2].id: flight(5, 3.0, pid=2)})
     assert shown["pace"].seconds_left == pytest.approx(2 * 5 * 3.0)
 
 
@@ -365,7 +348,7 @@ def test_a_recipe_that_has_not_begun_is_told_by_its_cost() -> None:
     study = planted.study("s", [small, large], scales=[1.0], seeds=[0])
     first, second = study.all_runs()
     content = Content(Survey([], [], [study], frozenset()))
-    shown = live(content, asked_runs(content), {first.id: flight(3, 1.0)})
+    shown = live(content, requested_runs(content), {first.id: flight(3, 1.0)})
     assert shown["pace"].seconds_left == pytest.approx(3 * 1.0 + 6 * 4.0)
     assert second.id not in {row["id"] for row in shown["flights"]}
 
@@ -374,7 +357,62 @@ def test_a_dead_worker_is_not_counted_but_shown() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd"]), scales=[1.0], seeds=[0, 1])
     first, _ = study.all_runs()
     content = Content(Survey([], [], [study], frozenset()))
-    shown = live(content, asked_runs(content), {first.id: flight(1, 1.0, silence=600.0)})
+    shown = live(content, requested_runs(content), {first.id: flight(1, 1.0, silence=600.0)})
     assert shown["pace"].seconds_left is None
-    assert "no worker is at work" in shown["said"] and "no sign of life" in shown["said"]
+    assert "no worker is running" in shown["summary"] and "no longer respond" in shown["summary"]
     assert (shown["flights"][0]["silent"], shown["flights"][0]["silence"]) == (True, "10 min")
+
+
+def live_now(store: Store) -> dict[str, Any]:
+    """What a board that has only read this store shows."""
+    content = Content(Survey.of(store))
+    return live(
+        content, requested_runs(content), {run_id: store.flight(run_id) for run_id in store.in_flight()}
+    )
+
+
+def rewrite_claim(store: Store, run: Run, **changes: object) -> Path:
+    path = store.path / "runs" / run.id / "claim.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 0.0, 3600.0])
+def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
+    store: Store, tiny_study: Study, monkeypatch: pytest.MonkeyPatch, skew: float
+) -> None:
+    run = tiny_study.all_runs()[-1]
+    store.claim([run])
+    claim = rewrite_claim(store, run, host="elsewhere", pid=1)
+    now = 1000.0
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
+    watching = Store(store.path)
+    for beat in range(20):  # every 10 seconds, by a clock that is wrong
+        os.utime(claim, (0, time.time() + skew + 10 * beat))
+        (row,) = live_now(watching)["flights"]
+        assert not row["silent"], beat
+        now += 10
+    assert live_now(watching)["pace"].workers == 1
+    now += EXPIRY
+    shown = live_now(watching)
+    assert (shown["flights"][0]["silent"], shown["flights"][0]["silence"]) == (True, "70 s")
+    assert shown["pace"].workers == 0
+
+
+def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, tiny_study: Study) -> None:
+    run = tiny_study.all_runs()[-1]
+    store.claim([run])
+    assert not live_now(store)["flights"][0]["silent"]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    rewrite_claim(store, run, pid=ended.pid)
+    (row,) = live_now(store)["flights"]
+    assert (row["silent"], row["silence"]) == (True, "")
+    shown = html.fragment("live", {"problem": ""} | live_now(store))
+    assert "process has ended" in shown
+
+
+def test_a_run_released_a_moment_ago_is_not_called_dead(store: Store, tiny_study: Study) -> None:
+    run, content = tiny_study.all_runs()[-1], Content(Survey.of(store))
+    shown = live(content, requested_runs(content), {run.id: store.flight(run.id)})
+    assert not shown["flights"][0]["silent"]

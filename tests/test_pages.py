@@ -254,7 +254,7 @@ def test_the_board_follows_a_real_study_from_its_first_run_to_the_verdict(
     store = Store.create(tmp_path / "store")
     page = visit.page
     page.goto(board_of(store))
-    expect(page.locator("#live")).to_contain_text("Nothing has been asked")
+    expect(page.locator("#live")).to_contain_text("No study has been run")
     page.evaluate("window.unchanged = true")
     command = [sys.executable, "-m", "initmem", "run", str(tmp_path / "study.toml")]
     command += ["--store", str(store.path), "--workers", "1", "--pack", "2"]

@@ -1,4 +1,4 @@
-"""How often something may be done that takes time from others."""
+"""Limits on how often work may be repeated that takes time away from training."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import contextmanager
 
 
 class Budget:
-    """Keeps what something takes within a share of the time, and two times at least so far apart."""
+    """Keeps repeated work within a share of the time, with at least `least` seconds between repetitions."""
 
     def __init__(self, share: float, least: float = 0.0) -> None:
         self._share, self._least = share, least
         self._next = -math.inf
 
     def due(self) -> bool:
-        """Whether it may be done again."""
+        """Whether the work may be repeated now."""
         return self.rest() <= 0
 
     def rest(self) -> float:
-        """Seconds until it may be done again."""
+        """Seconds until the work may be repeated."""
         return self._next - time.monotonic()
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Do it, and count how long it takes; what is done before it is due adds up."""
+        """Time the work inside; work done before it is due adds to the wait."""
         began = time.monotonic()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What only a watcher wants to know: runs in flight, pace, time left."""
+"""What only the live page shows: runs in training, pace, time left."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from initmem.store.claims import EXPIRY
 from initmem.store.live import Flight
 from initmem.study import Run
 
-SHOWN = 24  # runs in flight shown one by one
-RECENT = 5  # epochs that tell the present pace
+SHOWN = 24  # runs in training shown one by one
+RECENT = 5  # epochs of each run that the current pace is computed from
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast it goes. None: not known yet."""
+    """How fast the runs proceed. None: not known yet."""
 
     workers: int
     epochs_per_minute: float | None
@@ -36,63 +36,63 @@ class Pace:
     seconds_left: float | None
 
 
-def asked_runs(content: Content) -> dict[str, Run]:
-    """Every run that was asked for, by id."""
+def requested_runs(content: Content) -> dict[str, Run]:
+    """Every run that the studies ask for, by id."""
     return {run.id: run for study in content.survey.studies for run in study.all_runs()}
 
 
-def live(content: Content, asked: Mapping[str, Run], flights: Mapping[str, Flight]) -> dict[str, Any]:
-    """What the template of the live section needs."""
+def live(content: Content, requested: Mapping[str, Run], flights: Mapping[str, Flight]) -> dict[str, Any]:
+    """The values for the template of the live section."""
     done = {record.id for record in content.survey.records}
     training = {
-        run_id: flight for run_id, flight in flights.items() if run_id in asked and run_id not in done
+        run_id: flight for run_id, flight in flights.items() if run_id in requested and run_id not in done
     }
-    total, finished = len(asked), sum(run_id in done for run_id in asked)
-    speed = pace(content, asked, training)
-    rows = [_row(content, asked[run_id], flight) for run_id, flight in training.items()]
+    total, finished = len(requested), sum(run_id in done for run_id in requested)
+    speed = pace(content, requested, training)
+    rows = [_row(content, requested[run_id], flight) for run_id, flight in training.items()]
     rows.sort(key=lambda row: (row["silent"], row["recipe"], row["scale"], row["seed"]))
     return {
         "total": total,
         "finished": finished,
-        "share": _share(content, asked, done, training),
+        "share": _share_done(content, requested, done, training),
         "training": len(training),
         "pace": speed,
         "left": "" if speed.seconds_left is None else duration(speed.seconds_left),
-        "said": said(total, finished, len(training), speed),
+        "summary": summary(total, finished, len(training), speed),
         "flights": rows[:SHOWN],
         "more": max(0, len(rows) - SHOWN),
-        "recipes": _recipes(content, asked, done, training),
+        "recipes": _recipes(content, requested, done, training),
         "failures": failures(content),
     }
 
 
-def said(total: int, finished: int, training: int, speed: Pace) -> str:
+def summary(total: int, finished: int, training: int, speed: Pace) -> str:
     """The state in one sentence."""
     if not total:
-        return "Nothing has been asked of this store yet."
+        return "No study has been run in this store yet."
     if finished == total:
         return f"All {total:,} runs are done."
     if not speed.workers:
-        silent = " Runs are claimed, but their workers give no sign of life." if training else ""
-        return f"{total - finished:,} runs are left, and no worker is at work.{silent}"
+        lost = " The workers that claimed runs have ended or no longer respond." if training else ""
+        return f"{total - finished:,} runs are left, and no worker is running.{lost}"
     return f"{training:,} runs in training, {total - finished - training:,} waiting."
 
 
-def pace(content: Content, asked: Mapping[str, Run], training: Mapping[str, Flight]) -> Pace:
-    """From the seconds that epochs took: of those in flight the present pace, of all the time that is left.
+def pace(content: Content, requested: Mapping[str, Run], training: Mapping[str, Flight]) -> Pace:
+    """The current pace, from the last epochs of the runs in training; the time left, from all epochs so far.
 
-    A run's seconds are its share of its pack's, so that they add up to the time of one worker.
+    The seconds of a run are its share of the pack's, so that they add up to the time of one worker.
     """
     alive = {run_id: flight for run_id, flight in training.items() if flight.silence < EXPIRY}
     workers = {(f.claim.host, f.claim.pid) for f in alive.values() if f.claim is not None}
     recent = [row["seconds"] for f in alive.values() for row in f.rows[-RECENT:] if "seconds" in row]
     per_epoch = sum(recent) / len(recent) if recent else None
     rate = 60 * len(workers) / per_epoch if per_epoch and workers else None
-    lengths = [length for run_id in alive if (length := content.epochs(asked[run_id].recipe))]
+    lengths = [length for run_id in alive if (length := content.epochs(requested[run_id].recipe))]
     hourly = rate * 60 * len(lengths) / sum(lengths) if rate and lengths else None
-    left = _work_left(content, asked, training)
+    left = _work_left(content, requested, training)
     seconds = None
-    if left and workers:  # shared by all workers; but what one has begun, it ends alone
+    if left and workers:  # all workers share the work, but each finishes its own pack alone
         own: defaultdict[tuple[str, int], float] = defaultdict(float)
         for run_id, flight in alive.items():
             if flight.claim is not None and run_id in left:
@@ -102,11 +102,11 @@ def pace(content: Content, asked: Mapping[str, Run], training: Mapping[str, Flig
 
 
 def _work_left(
-    content: Content, asked: Mapping[str, Run], training: Mapping[str, Flight]
+    content: Content, requested: Mapping[str, Run], training: Mapping[str, Flight]
 ) -> dict[str, float]:
-    """Seconds of one worker per run that is not done; nothing as long as no epoch has been timed.
+    """Seconds of one worker for each run that is not done; empty while no epoch has been timed.
 
-    Recipes that have not begun are told from the others by their relative cost.
+    The time of a recipe that has not started is estimated from the others by relative cost.
     """
     spent: dict[AnyRecipe, list[float]] = {}  # [seconds, epochs]
     for recipe, records in content.groups.items():
@@ -117,19 +117,19 @@ def _work_left(
                 _add(spent, recipe, share, record.summary.epochs)
     for run_id, flight in training.items():
         seconds = sum(row.get("seconds", 0.0) for row in flight.rows)
-        _add(spent, asked[run_id].recipe, seconds, len(flight.rows))
+        _add(spent, requested[run_id].recipe, seconds, len(flight.rows))
     known = {recipe: seconds / epochs for recipe, (seconds, epochs) in spent.items() if epochs}
     if not known:
         return {}
-    weights = {recipe: weight(recipe) for recipe in content.names}
-    unit = sum(known.values()) / sum(weights[recipe] for recipe in known)
+    costs = {recipe: relative_cost(recipe) for recipe in content.names}
+    unit = sum(known.values()) / sum(costs[recipe] for recipe in known)
     done = {record.id for record in content.survey.records}
     left = {}
-    for run_id, run in asked.items():
+    for run_id, run in requested.items():
         if run_id not in done:
-            behind = len(training[run_id].rows) if run_id in training else 0
-            one = known.get(run.recipe, unit * weights[run.recipe])
-            left[run_id] = one * max(0, (content.epochs(run.recipe) or 0) - behind)
+            epochs_done = len(training[run_id].rows) if run_id in training else 0
+            per_epoch = known.get(run.recipe, unit * costs[run.recipe])
+            left[run_id] = per_epoch * max(0, (content.epochs(run.recipe) or 0) - epochs_done)
     return left
 
 
@@ -139,8 +139,8 @@ def _add(spent: dict[AnyRecipe, list[float]], recipe: AnyRecipe, seconds: float,
     so_far[1] += epochs
 
 
-def weight(recipe: AnyRecipe) -> float:
-    """The relative cost of one epoch; 1 where the data cannot be had here."""
+def relative_cost(recipe: AnyRecipe) -> float:
+    """The relative cost of one epoch; 1 where it is unknown (user code, or data that is not here)."""
     try:
         network = network_of(recipe)
         return cost(network, sizes(network)) / network.epochs
@@ -148,14 +148,14 @@ def weight(recipe: AnyRecipe) -> float:
         return 1.0
 
 
-def _share(
-    content: Content, asked: Mapping[str, Run], done: set[str], training: Mapping[str, Flight]
+def _share_done(
+    content: Content, requested: Mapping[str, Run], done: set[str], training: Mapping[str, Flight]
 ) -> float:
-    """Share of the epochs that are behind; a run of unknown length counts as one."""
-    lengths = {run_id: content.epochs(run.recipe) or 1 for run_id, run in asked.items()}
-    behind = sum(length for run_id, length in lengths.items() if run_id in done)
-    behind += sum(min(len(f.rows), lengths[run_id] - 1) for run_id, f in training.items())
-    return behind / sum(lengths.values()) if lengths else 0.0
+    """The share of all epochs that is done; a run of unknown length counts as one epoch."""
+    lengths = {run_id: content.epochs(run.recipe) or 1 for run_id, run in requested.items()}
+    epochs_done = sum(length for run_id, length in lengths.items() if run_id in done)
+    epochs_done += sum(min(len(f.rows), lengths[run_id] - 1) for run_id, f in training.items())
+    return epochs_done / sum(lengths.values()) if lengths else 0.0
 
 
 def _row(content: Content, run: Run, flight: Flight) -> dict[str, Any]:
@@ -181,11 +181,11 @@ def _row(content: Content, run: Run, flight: Flight) -> dict[str, Any]:
 
 
 def _recipes(
-    content: Content, asked: Mapping[str, Run], done: set[str], training: Mapping[str, Flight]
+    content: Content, requested: Mapping[str, Run], done: set[str], training: Mapping[str, Flight]
 ) -> Sequence[dict[str, Any]]:
     """Progress per recipe."""
     runs: dict[AnyRecipe, list[str]] = {}
-    for run_id, run in asked.items():
+    for run_id, run in requested.items():
         runs.setdefault(run.recipe, []).append(run_id)
     return [
         {

@@ -1,7 +1,7 @@
-"""Watch a store: read it again when it may have changed, and tell those who look which parts did.
+"""Watch a store: read it again when it may have changed, and tell the clients which sections changed.
 
-A board must not take the time of the training it shows: it looks the less often the longer a look takes,
-and not at all while nobody watches.
+A board must not slow down the training it shows: the longer a look takes, the less often it looks, and
+while nobody watches it does not look at all.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ from initmem.plots.html import numbers
 from initmem.report import html
 from initmem.report.audit import place, run_rows
 from initmem.report.board.budget import Budget
-from initmem.report.board.live import asked_runs, live
+from initmem.report.board.live import live, requested_runs
 from initmem.report.content import Content
 from initmem.report.recipe_stats import Kept, fingerprint
 from initmem.store.results import Results
 from initmem.store.survey import Survey
 from initmem.study import Run
 
-TICK = 1.0  # seconds between two looks at the runs in flight, at least
-READ_EVERY = 5.0  # seconds between two readings of all records; sooner when a run was claimed or let go
+TICK = 1.0  # seconds between two looks at the runs in training, at least
+READ_EVERY = 5.0  # seconds between two readings of all records; sooner when a run was claimed or released
 LOOK_SHARE, READ_SHARE, RENDER_SHARE = 0.05, 0.1, 0.1  # of one core, at most
 WAITING = html.Part("", Markup('<p class="lead">Reading the store …</p>'))
 
 
 class Watcher:
-    """The state of a board. One thread looks at the store; any number may ask and wait for changes."""
+    """The state of a board. One thread looks at the store; any number may read it and wait for changes."""
 
     def __init__(self, store: Results) -> None:
         self.store = store
         self.content: Content | None = None
         self._parts = {name: WAITING._replace(title=title) for name, title in titles().items()}
-        self._asked: dict[str, Run] = {}
+        self._requested: dict[str, Run] = {}
         self._kept = Kept()
-        self._seen: int | None = None  # what was read last, and what the sections show
-        self._rendered: int | None = None
+        self._read_state: int | None = None  # hash of what was read last
+        self._rendered: int | None = None  # hash of what the sections show
         self._in_flight: frozenset[str] = frozenset()
-        self._problem = self._said = ""
+        self._problem = self._printed = ""
         self._version = 0
         self._change = threading.Condition()
         self._watched, self._stop = threading.Event(), threading.Event()
-        self._eyes = 0
+        self._clients = 0
+        self._fresh = False  # whether a look was taken since the watcher last slept
         self._thread = threading.Thread(target=self._loop, name="watcher", daemon=True)
 
-    # -- for those who look -----------------------------------------------------------------------------
+    # -- for the server -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to watch; the first look is taken at once."""
+        """Start watching; the first look follows at once."""
         self._watched.set()
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and everyone who waits."""
+        """End the thread, and wake everyone who waits."""
         self._stop.set()
         self._watched.set()
         with self._change:
@@ -69,15 +70,15 @@ class Watcher:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Say that somebody looks."""
+        """Keep the watcher awake while a client watches."""
         with self._change:
-            self._eyes += 1
+            self._clients += 1
             self._watched.set()
         try:
             yield
         finally:
             with self._change:
-                self._eyes -= 1
+                self._clients -= 1
 
     def parts(self) -> dict[str, html.Part]:
         """The sections as they are now."""
@@ -85,7 +86,7 @@ class Watcher:
             return dict(self._parts)
 
     def tags(self, after: int, timeout: float) -> tuple[int, dict[str, str]] | None:
-        """The version and the tag of every section, once newer than `after`; None when nothing changed."""
+        """Wait for a version newer than `after`: its number and all tags of sections; None at the timeout."""
         with self._change:
             self._change.wait_for(lambda: self._version > after or self._stop.is_set(), timeout)
             if self._stop.is_set() or self._version <= after:
@@ -98,11 +99,13 @@ class Watcher:
         return self._stop.is_set()
 
     def first_look(self, patience: float) -> None:
-        """Wait a moment for the first verdicts, so that a small store is there from the start."""
+        """Wait a moment for the first verdicts and, after a sleep, for a new look."""
+
+        def ready() -> bool:
+            return self._fresh and self._parts["verdicts"].html != WAITING.html
+
         with self._change:
-            self._change.wait_for(
-                lambda: self._parts["verdicts"].html != WAITING.html or self.stopped, patience
-            )
+            self._change.wait_for(lambda: ready() or self.stopped, patience)
 
     def runs(self, recipe_id: str) -> dict[str, Any] | None:
         """The rows of the table of runs."""
@@ -113,7 +116,7 @@ class Watcher:
         return None
 
     def run(self, run_id: str) -> dict[str, Any] | None:
-        """One run with its curves, finished or in flight; None where there is no such run."""
+        """One run with its curves, finished or in training; None if there is no such run."""
         content = self.content
         record = next((r for r in content.survey.records if r.id == run_id), None) if content else None
         if record is not None:
@@ -124,7 +127,7 @@ class Watcher:
             return None
         names = flight.rows[0] if flight.rows else ()
         rows = {name: [row.get(name) for row in flight.rows] for name in names if name != "epoch"}
-        return self._shown(self._asked.get(run_id), run_id, "training", rows, None)
+        return self._shown(self._requested.get(run_id), run_id, "training", rows, None)
 
     def _shown(
         self, run: Run | None, run_id: str, status: str, columns: Mapping[str, Any], error: str | None
@@ -147,34 +150,35 @@ class Watcher:
                     with reading.spending():
                         self._read()
                     claims, last_read, self._problem = self._in_flight, time.monotonic(), ""
-                if self._rendered != self._seen and rendering.due():
+                if self._rendered != self._read_state and rendering.due():
                     first = self._rendered is None
                     with rendering.spending():
                         self._render()
-                    if first:  # everything was new: that says nothing about the next time
+                    if first:  # everything was new: this says nothing about the next time
                         rendering = Budget(RENDER_SHARE)
                 with looking.spending():
                     self._look()
-            except Exception as error:  # whatever it is, those who watch should see it, and it may pass
-                self._complain(error)
+            except Exception as error:  # whatever it is, the page should show it, and it may pass
+                self._show_problem(error)
             self._stop.wait(max(0.0, looking.rest()))
             with self._change:
-                if not self._eyes and not self._stop.is_set():
+                if not self._clients and not self._stop.is_set():
                     self._watched.clear()
+                    self._fresh = False
 
     def _read(self) -> None:
         """Read what is new in the store."""
         survey = Survey.of(self.store)
-        asked = tuple(json.dumps(study.to_json()) for study in survey.studies)
-        seen = hash((fingerprint(survey.records), tuple(survey.damaged), asked, survey.in_flight))
-        if seen != self._seen:
-            self._seen = seen
+        studies = tuple(json.dumps(study.to_json()) for study in survey.studies)
+        state = hash((fingerprint(survey.records), tuple(survey.damaged), studies, survey.in_flight))
+        if state != self._read_state:
+            self._read_state = state
             self.content = Content(survey, self._kept)
-            self._asked = asked_runs(self.content)
+            self._requested = requested_runs(self.content)
 
     def _render(self) -> None:
-        """Work out and publish section by section, the quick ones first."""
-        content, seen = self.content, self._seen
+        """Render and publish section by section."""
+        content, state = self.content, self._read_state
         if content is None:
             return
         for name, (title, data) in html.PARTS.items():
@@ -184,27 +188,30 @@ class Watcher:
             values = data(content)
             inside = Markup("") if values is None else html.fragment(name, values)
             self._publish(name, html.Part(title, inside))
-        self._rendered = seen
+        self._rendered = state
 
     def _look(self) -> None:
-        """Publish what is going on now."""
+        """Publish the live section."""
         if self.content is None and not self._problem:
             return
         values: dict[str, Any] = {"problem": self._problem, "total": None}
         if self.content is not None:
             flights = {run_id: self.store.flight(run_id) for run_id in sorted(self._in_flight)}
-            values |= live(self.content, self._asked, flights)
+            values |= live(self.content, self._requested, flights)
         self._publish("live", html.Part("Now", html.fragment("live", values)))
+        with self._change:
+            self._fresh = True
+            self._change.notify_all()
 
-    def _complain(self, error: Exception) -> None:
-        """Say what is wrong: on the terminal once, to those who watch until a reading succeeds."""
+    def _show_problem(self, error: Exception) -> None:
+        """Show what is wrong: on the terminal once, on the page until the store can be read again."""
         self._problem = f"The store cannot be read: {error or type(error).__name__}"
-        if self._problem != self._said:
-            self._said = self._problem
+        if self._problem != self._printed:
+            self._printed = self._problem
             print(f"initmem: {self._problem}", file=sys.stderr)
         try:
             self._look()
-        except Exception:  # then the problem alone is shown
+        except Exception:  # then only the problem is shown
             only = html.fragment("live", {"problem": self._problem, "total": None})
             self._publish("live", html.Part("Now", only))
 
@@ -217,7 +224,7 @@ class Watcher:
 
 
 def titles() -> dict[str, str]:
-    """Sections of the board in order: what is going on now, then those of the report."""
+    """The sections of the board in order: the live one, then those of the report."""
     return {"live": "Now"} | {name: title for name, (title, _) in html.PARTS.items()}
 
 

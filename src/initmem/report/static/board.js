@@ -1,5 +1,5 @@
 "use strict";
-// Keep the sections of a board as they are in the store: the server says what changed, and it is fetched.
+// Keep the sections up to date with the store: the server says which ones changed, and these are fetched.
 (() => {
   const { html } = initmem;
   const busy = new Map(); // section -> the tag that is being fetched
@@ -40,20 +40,20 @@
       show(section, text);
       section.dataset.tag = (answer.headers.get("ETag") || tag).replaceAll('"', "");
     } catch {
-      return; // the server is gone: the line says so
+      return; // the server is gone: the link says so
     } finally {
       busy.delete(section);
     }
     if (latest[section.dataset.part] !== section.dataset.tag) refresh();
   }
 
-  // Replace what a section holds, and leave what the reader did to it: open details, focus, place.
+  // Replace the content of a section, and keep what the reader did to it: open details, focus, scrolling.
   function show(section, text) {
     const open = [...section.querySelectorAll("details")].map((item) => item.open && item.querySelector("summary").textContent);
     const focused = section.contains(document.activeElement) ? pathTo(section, document.activeElement) : null;
     const scrolled = [...section.querySelectorAll(".scroll")].map((item) => item.scrollLeft);
     const height = section.offsetHeight;
-    section.style.minHeight = `${height}px`; // what stands below should not jump while charts are drawn
+    section.style.minHeight = `${height}px`; // what is below should not jump while charts are drawn
     section.innerHTML = text; // made by the same templates as the page; the server escaped what is in it
     section.hidden = !text.trim();
     document.querySelector(`nav a[href="#${section.dataset.part}"]`).hidden = section.hidden;
@@ -77,7 +77,7 @@
   const PLOTS = [
     ["accuracy", [["train_accuracy", "train"], ["val_accuracy", "validation"]], false],
     ["loss", [["train_loss", "train"], ["val_loss", "validation (with penalty)"]], true],
-    ["norm of the kernels", [["norm", "norm"]], false],
+    ["kernel norm", [["norm", "norm"]], false],
     ["learning rate", [["learning_rate", "rate"]], false],
   ];
   const dialog = html("dialog", { class: "run", "aria-label": "One run" });
@@ -99,8 +99,8 @@
     close.onclick = () => dialog.close();
     const head = html("header", {}, [html("h2", {}, [run.place || run.id]), close]);
     const charts = html("div", { class: "charts" });
-    const said = `${run.status}, run ${run.id}, ${(run.history.val_accuracy || []).length} epochs`;
-    dialog.replaceChildren(head, html("p", { class: "lead" }, [said]), charts, ...(run.error ? [html("pre", {}, [run.error])] : []));
+    const summary = `${run.status}, run ${run.id}, ${(run.history.val_accuracy || []).length} epochs`;
+    dialog.replaceChildren(head, html("p", { class: "lead" }, [summary]), charts, ...(run.error ? [html("pre", {}, [run.error])] : []));
     const drawings = PLOTS.map(([title, columns, log]) => plot(charts, run, title, columns, log));
     requestAnimationFrame(() => drawings.forEach((draw) => draw?.())); // when all have their place and width
     return true;

@@ -1,0 +1,208 @@
+"""The board under load and abuse: idle, slow and oversized requests. All on 127.0.0.1, bounded in number."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from boards import ask, connect, request, rest, serving
+from conftest import fake_record
+from initmem.report.board import connections
+from initmem.report.board.server import HEADERS, Board
+from initmem.store.store import Store
+from initmem.study import Study
+
+
+@pytest.fixture
+def store(tmp_path: Path, tiny_study: Study) -> Store:
+    store = Store.create(tmp_path / "store")
+    store.add_study(tiny_study)
+    store.commit([fake_record(run, 0.9) for run in tiny_study.all_runs()[:3]])
+    return store
+
+
+@pytest.fixture
+def board(store: Store) -> Iterator[Board]:
+    with serving(store) as board:
+        yield board
+
+
+@contextmanager
+def board_process(store: Store, files: int) -> Iterator[int]:
+    """A board in a process of its own that may open so many files; its port."""
+
+    def prepare() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    command = [sys.executable, "-m", "initmem", "board", str(store.path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=prepare)
+    try:
+        port = re.search(r":(\d+)/", process.stdout.readline())
+        assert port is not None
+        yield int(port.group(1))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("files", [1024, 200])
+def test_idle_connections_leave_room_for_a_reader(store: Store, files: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip(f"this machine allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with board_process(store, files) as port, ExitStack() as idle:
+        for _ in range(1500):
+            idle.enter_context(connect(port))
+        assert ask(port, "/").status == 200
+        assert ask(port, "/events").status == 200
+
+
+def test_a_stream_gives_way_when_all_connections_are_streams(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST", 8)
+    with serving(store) as board, ExitStack() as stack:
+        streams = []
+        for _ in range(8):
+            line = stack.enter_context(connect(board.port))
+            line.sendall(request(board.port, "/events"))
+            assert line.recv(15) == b"HTTP/1.1 200 OK"
+            streams.append(line)
+        assert ask(board.port, "/").status == 200
+        assert sum(ended(line) for line in streams) == 1  # a browser opens it again
+
+
+def ended(line: socket.socket) -> bool:
+    line.settimeout(0.3)
+    try:
+        rest(line)
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_slow_request_is_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then keeps no connection open: the whole head has to arrive in time."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    with serving(store) as board, connect(board.port) as line:
+        started = time.monotonic()
+        line.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{board.port}\r\n".encode())
+        with pytest.raises(OSError):
+            while time.monotonic() < started + 8:
+                line.sendall(b"X-Slow: 1\r\n")
+                time.sleep(0.1)
+        assert time.monotonic() < started + 5
+
+
+def test_a_silent_connection_is_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    with serving(store) as board, connect(board.port) as silent, connect(board.port) as asked:
+        asked.sendall(request(board.port, "/part/verdicts"))
+        assert rest(silent) == b""
+        assert rest(asked).startswith(b"HTTP/1.1 200 OK")  # and does not wait for ever for a second request
+
+
+def test_an_answer_nobody_reads_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("initmem.report.html.static", lambda name: "x" * (64 << 20))
+    with serving(store) as board, connect(board.port) as line:
+        line.sendall(request(board.port, "/static/page.js"))
+        time.sleep(2)
+        assert len(rest(line)) < 64 << 20
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/events", "/static/page.css", "/part/verdicts", "/runs/{recipe}", "/run/{run}", "/nothing"]
+)
+def test_head_is_get_without_the_body(board: Board, tiny_study: Study, path: str) -> None:
+    run = tiny_study.all_runs()[0]
+    path = path.format(recipe=run.recipe.id, run=run.id)
+    assert ask(board.port, "/").status == 200  # waits for the first look
+    with connect(board.port) as line:
+        line.sendall(request(board.port, path, "HEAD", "Connection: close"))
+        head, _, body = rest(line).partition(b"\r\n\r\n")
+    assert body == b""
+    got = ask(board.port, path)
+    assert int(head.split()[1]) == got.status
+    for name in ("Content-Type", "Content-Length", "Content-Security-Policy"):
+        if name in got.headers:
+            assert f"{name}: {got.headers[name]}".lower().encode() in head.lower(), name
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\n" + b"X: %s\r\n" % (b"x" * 60_000) * 2,
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000,
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+    ],
+    ids=["long headers", "many headers", "long address", "no request", "TLS", "unknown version"],
+)
+def test_a_bad_request_is_refused_with_the_same_protection(board: Board, head: bytes) -> None:
+    with connect(board.port) as line:
+        with suppress(OSError):  # closed before all of it was sent
+            line.sendall(head)
+        answer = rest(line)
+    assert answer == b"" or re.match(rb"HTTP/1.1 (4|505)", answer)
+    for name, value in HEADERS.items() if answer else ():
+        assert f"{name}: {value}".encode() in answer, name
+    assert ask(board.port, "/").status == 200
+
+
+def test_a_body_is_never_taken_for_the_next_request(board: Board) -> None:
+    hidden = request(board.port, "/part/verdicts")
+    with connect(board.port) as line:
+        line.sendall(
+            request(board.port, "/static/page.css", "GET", f"Content-Length: {len(hidden)}") + hidden
+        )
+        line.shutdown(socket.SHUT_WR)
+        assert rest(line).count(b"HTTP/1.1 ") == 1
+
+
+def test_two_hosts_are_none(board: Board) -> None:
+    with connect(board.port) as line:
+        line.sendall(request(board.port, "/", "GET", "Host: evil.example", "Connection: close"))
+        assert re.match(rb"HTTP/1.1 4", rest(line))
+
+
+def test_it_stops_at_once_whoever_is_connected(store: Store) -> None:
+    with ExitStack() as lines:
+        with serving(store) as board:
+            for _ in range(20):
+                lines.enter_context(connect(board.port))
+                line = lines.enter_context(connect(board.port))
+                line.sendall(request(board.port, "/events"))
+                assert line.recv(15) == b"HTTP/1.1 200 OK"
+            started = time.monotonic()
+        assert time.monotonic() < started + 3
+
+
+def test_200_watchers_get_the_first_event(board: Board, tiny_study: Study) -> None:
+    with ExitStack() as stack:
+        lines = [stack.enter_context(connect(board.port)) for _ in range(200)]
+        for line in lines:
+            line.sendall(request(board.port, "/events"))
+        for line in lines:
+            received = b""
+            while b"}\n\n" not in received:
+                received += line.recv(65536)
+            assert set(json.loads(received.partition(b"data: ")[2].partition(b"\n")[0])) > {"live"}
+        assert ask(board.port, f"/runs/{tiny_study.recipes[0].id}").status == 200
