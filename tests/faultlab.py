@@ -42,7 +42,7 @@ from initmem.store.store import Store
 from initmem.study import Run, Study
 
 RECIPE = Recipe(
-    dataset="synthetic:60x1x4x4", model="mlp", width=4, batch_size=32, epochs=3, learning_rate=0.05
+    dataset="synthetic:60x1x4x4", model="mlp", width=4, batch_size=32, epochs=2, learning_rate=0.05
 )
 DONE, REFUSED, BROKEN = 0, 3, 4  # how a child ends by itself
 GROWS = {"open", "write", "fsync", "mkdir", "link"}  # what a full disk refuses
@@ -60,8 +60,8 @@ class Job:
         return [[next(runs) for _ in range(size)] for size in self.sizes]
 
 
-# A pack of three and a run alone, as they are committed in different ways; and work for several processes.
-SMALL = Job(Study("lab", "", "full", "", (RECIPE,), (0.5, 2.0), (0, 1)), (3, 1))
+# A pack of three and runs alone, as they are committed in different ways; and work for several processes.
+SMALL = Job(Study("lab", "", "full", "", (RECIPE,), (0.5, 0.7, 1.0, 1.4, 2.0), (0,)), (3, 1, 1))
 WIDE = Job(
     Study("lab", "", "full", "", (RECIPE.model_copy(update={"epochs": 12}),), (0.5, 2.0), (0, 1, 2, 3, 4)),
     (3, 1, 2, 2, 2),

@@ -23,7 +23,7 @@ LAB = Path(__file__).with_name("faultlab.py")
     ids=lambda experiments: "-".join(name.partition("=")[0] for name in experiments),
 )
 def test_nothing_is_lost(experiments: list[str], record_property) -> None:
-    done = subprocess.run([sys.executable, LAB, *experiments], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, LAB, *experiments], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     for name, counts in found.items():
