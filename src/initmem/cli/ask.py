@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from initmem.cli.base import AsJson, Effort, Settings, StudyArgument, Workers, app, console, print_json
+
+if TYPE_CHECKING:
+    from initmem.study import Study
 
 
 @app.command(name="studies")
@@ -103,6 +106,20 @@ def plan(
     utilisation: Annotated[float, typer.Option(min=0.001, max=1.0, help="Share of its peak rate.")] = 0.2,
     gpus: Annotated[int | None, typer.Option(min=1, help="Simulate a schedule on N accelerators.")] = None,
     failures: Annotated[float, typer.Option(min=0, help="Failures per accelerator and day.")] = 0.0,
+    power: Annotated[
+        bool, typer.Option("--power", help="In place of the cost: the seeds that a verdict takes.")
+    ] = False,
+    noise: Annotated[
+        float | None,
+        typer.Option(min=1e-9, help="With --power: standard deviation over seeds of one run, in points."),
+    ] = None,
+    pilot: Annotated[
+        Path | None, typer.Option(help="With --power: a store or archive to take the noise from.")
+    ] = None,
+    memory: Annotated[float, typer.Option(min=1e-9, help="With --power: the memory to find.")] = 5.0,
+    tolerance: Annotated[
+        float, typer.Option(min=1e-9, help="With --power: the range that counts as forgotten.")
+    ] = 2.0,
     as_json: AsJson = False,
 ) -> None:
     """Say what a study costs before it is run: runs, operations, disk, hours here and elsewhere."""
@@ -114,6 +131,9 @@ def plan(
     from initmem.plots.terminal import plain_table
 
     asked = studies.load_study(study, effort, settings or ())
+    if power:
+        _print_power(asked, noise, pilot, memory, tolerance, as_json=as_json)
+        return
     found = plan_of(asked, workers=workers or cores(), accelerator=accelerator, utilisation=utilisation)
     schedule = gpus and simulate(
         asked,
@@ -137,6 +157,25 @@ def plan(
     if schedule:
         said = f"{duration(3600 * schedule.makespan_hours)}, {100 * schedule.busy:.0f}% busy"
         print(f"{schedule.gpus} of them (simulated): {said}, {schedule.failures} failures")
+
+
+def _print_power(
+    study: Study, noise: float | None, pilot: Path | None, memory: float, tolerance: float, *, as_json: bool
+) -> None:
+    from initmem.measures.power import power_rows
+    from initmem.plots.terminal import plain_table
+    from initmem.store.results import open_results
+
+    records = open_results(pilot).records() if pilot else []
+    found = power_rows(study, noise=noise, pilot=records, memory=memory, tolerance=tolerance)
+    rows = [row._asdict() for row in found]
+    if as_json:
+        print_json(rows)
+        return
+    console().print(
+        plain_table(rows, f"{study.name}, effort {study.effort}: seeds for a verdict in 80% of studies")
+    )
+    print("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
 
 @app.command()

@@ -171,7 +171,8 @@ def advise(
     effort: Effort = None,
     settings: Settings = None,
     check_it: Annotated[
-        bool, typer.Option("--check", help="Run the first advice of each recipe and see whether it holds.")
+        bool,
+        typer.Option("--check", help="Run the first advice of each recipe and report whether it forgets."),
     ] = False,
     store: Place = None,
     workers: Workers = None,

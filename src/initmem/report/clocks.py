@@ -18,7 +18,7 @@ from initmem.report.table import Cell, Column, Table, interval, number, runs_of,
 
 
 def forecast_table(content: Content) -> Table:
-    """What the clocks alone foretell, and what was measured."""
+    """What the clocks alone predict, and what was observed."""
     columns = [
         Column("recipe", "text"),
         Column("forecast", "text", "from the clocks alone, with the thresholds of the paper's networks"),
