@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from initmem.measures import statistics
 from initmem.measures.bands import critical
 from initmem.measures.beta import half_life, half_life_limits
 from initmem.measures.collapse import fading, regress
@@ -177,6 +178,49 @@ def memory_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
                 "uncorrected": max((cell["uncorrected"] for cell in cells), key=abs),
                 "contradictions": sum(cell["contradictions"] for cell in cells),
             }
+
+
+def power_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """How often a memory is found, and where the upper limit lies without one, in sigma."""
+    for scales in (2, 5, 25):
+        for seeds in (3, 4, 5, 10, 20):
+            found = {
+                f"memory_{memory:g}": simulate(normal, scales, seeds, memory, "line", options.studies, rng)
+                for memory in (1.0, 2.0, 3.0, 5.0)
+            }
+            null = simulate(normal, scales, seeds, 0.0, "line", options.studies, rng)
+            row = {"scales": scales, "seeds": seeds}
+            row |= {name: cell["significant"] for name, cell in found.items()}
+            yield row | {"upper_limit_without_memory": null["upper"]}
+
+
+def plug_in(plugged: Array, n: int, k: int) -> Array:
+    """Greenhouse and Geisser's degrees of freedom as they are."""
+    return np.clip(plugged, 1.0, None)
+
+
+def huynh_feldt(plugged: Array, n: int, k: int) -> Array:
+    """Huynh and Feldt's."""
+    return np.clip((n * plugged - 2) / np.maximum(n - 1 - plugged, 1e-9), np.clip(plugged, 1, None), k - 1)
+
+
+def freedom_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """Three choices of the degrees of freedom: the worst false alarms over families, and power at 3 sigma."""
+    used = statistics.degrees_of_freedom
+    names = [name for name in FAMILIES if name != EXCEPTION]
+    for scales in (5, 25):
+        for seeds in (3, 4, 5):
+            row = {"scales": scales, "seeds": seeds}
+            for label, choice in (("plug_in", plug_in), ("used", used), ("huynh_feldt", huynh_feldt)):
+                statistics.degrees_of_freedom = choice
+                null = [
+                    simulate(FAMILIES[f], scales, seeds, 0.0, "line", options.studies, rng) for f in names
+                ]
+                power = simulate(normal, scales, seeds, 3.0, "line", options.studies, rng)
+                row[f"{label}_false_alarms"] = max(cell["significant"] for cell in null)
+                row[f"{label}_power"] = power["significant"]
+            statistics.degrees_of_freedom = used
+            yield row
 
 
 # -- two recipes -------------------------------------------------------------------------------------------
@@ -363,6 +407,8 @@ def collapse_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
 
 TABLES: dict[str, tuple[str, Callable[[argparse.Namespace, Rng], Iterator[dict]]]] = {
     "memory": ("Memory: the worst over scales, memories of 0 to 15 sigma and shapes", memory_rows),
+    "power": ("Power: memories of 1 to 5 sigma, spread evenly over the scales, normal noise", power_rows),
+    "freedom": ("Degrees of freedom: the worst false alarms over families, power at 3 sigma", freedom_rows),
     "differences": ("Difference of two memories", difference_rows),
     "looks": ("Several looks, stopping at the first that settles it", look_rows),
     "failures": ("Failures to train at one scale of five", failure_rows),
@@ -404,6 +450,12 @@ SHARES = (
         "forgets_by_means",
         "no_failure_seen",
         "excluded_rate",
+    ),
+    *(f"memory_{size}" for size in (1, 2, 3, 5)),
+    *(
+        f"{label}_{what}"
+        for label in ("plug_in", "used", "huynh_feldt")
+        for what in ("false_alarms", "power")
     ),
     *("pointwise", "simultaneous", "half_life_covers", "covers", "cannot_tell"),
 )

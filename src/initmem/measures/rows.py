@@ -156,7 +156,7 @@ def _forecast(groups: Groups, metric: str | None) -> list[Row]:
     for quantity, every in lived.items():
         known = {label: one for label, one in every.items() if one is not None}
         for label, found in zip(known, predict_each(list(known.values())), strict=True):
-            row = {"recipe": label, "quantity": quantity} | found._asdict()
+            row: Row = {"recipe": label, "quantity": quantity} | found._asdict()
             if quantity == "memory":
                 said = found.said(memories[label].tolerance)
                 verdict = memories[label].verdict
