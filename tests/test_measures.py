@@ -51,20 +51,26 @@ def test_radial_memory_is_the_elasticity_of_the_norm(power: float) -> None:
     assert radial_memory(records[:1]) is None
 
 
-@pytest.mark.filterwarnings("ignore:The confidence interval:RuntimeWarning")
-def test_survival_is_scipys() -> None:
+def test_survival_is_the_product_over_event_times() -> None:
+    """Kaplan and Meier's product, with Greenwood's variance on the log(-log) scale, step by step."""
     rng = np.random.default_rng(1)
     times = rng.integers(1, 30, 40).astype(float)
     reached = rng.random(40) < 0.6
     found = survival(times, reached)
-    sample = stats.CensoredData(uncensored=times[reached], right=times[~reached])
-    expected = stats.ecdf(sample).sf
-    band = expected.confidence_interval(0.95, method="log-log")
-    at = np.isin(expected.quantiles, found.times)
-    assert np.allclose(found.share, expected.probabilities[at])
-    inner = (found.share > 0) & (found.share < 1)
-    assert np.allclose(found.low[inner], band.low.probabilities[at][inner])
-    assert np.allclose(found.high[inner], band.high.probabilities[at][inner])
+    assert found.times.tolist() == sorted(set(times[reached]))
+    share, variance = 1.0, 0.0
+    for i, t in enumerate(found.times):
+        at_risk, events = (times >= t).sum(), ((times == t) & reached).sum()
+        share *= 1 - events / at_risk
+        assert found.share[i] == pytest.approx(share)
+        if share == 0:
+            assert (found.low[i], found.high[i]) == (0, 0)
+            continue
+        variance += events / (at_risk * (at_risk - events))
+        half = stats.norm.ppf(0.975) * np.sqrt(variance) / abs(np.log(share))
+        assert found.low[i] == pytest.approx(share ** np.exp(half))
+        assert found.high[i] == pytest.approx(share ** np.exp(-half))
+    assert len(survival(times, np.zeros(40, dtype=bool)).times) == 0
 
 
 def test_runs_that_never_interpolate_count_as_late() -> None:
