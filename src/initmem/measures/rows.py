@@ -158,6 +158,7 @@ def _forecast(groups: Groups, metric: str | None) -> list[Row]:
         for label, found in zip(known, predict_each(list(known.values())), strict=True):
             row: Row = {"recipe": label, "quantity": quantity} | found._asdict()
             if quantity == "memory":
+                row["low"] = None if found.low is None else max(found.low, 0.0)  # a range is not negative
                 said = found.said(memories[label].tolerance)
                 verdict = memories[label].verdict
                 told = said != "cannot tell" and verdict in ("remembers", "forgets")
