@@ -136,12 +136,11 @@ def _difference(groups: Groups, metric: str | None) -> list[Row]:
 
 def _failures(groups: Groups, metric: str | None) -> list[Row]:
     """Runs that failed to train, scale by scale; p is the recipe's."""
-    rows = []
+    rows: list[Row] = []
     for label, records in groups.items():
-        counted = failures(records)
-        for rate in counted.rates if counted else ():
-            row = {"recipe": label} | rate._asdict() | {"p": counted.p if counted else None}
-            rows.append(row | {"counts_as_chance": counted.chance if counted else None})
+        if (counted := failures(records)) is not None:
+            shared = {"p": counted.p, "counts_as_chance": counted.chance}
+            rows += [{"recipe": label} | rate._asdict() | shared for rate in counted.rates]
     return rows
 
 

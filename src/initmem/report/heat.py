@@ -84,7 +84,7 @@ def _memory_cell(content: Content, recipe: AnyRecipe | None, low: float, high: f
         else ""
     )
     counts = f"n = {row.n_scales} × {row.n_seeds}"
-    about = f"{content.names[recipe]}: {row.memory:.3g} {row.unit}{limits}, {row.verdict}, {counts}"
+    about = f"{content.names[recipe]}: {row.memory:.3g} {row.unit}{limits}, {row.verdict_text}, {counts}"
     text = f"{row.memory:.1f}" if row.unit == "pp" else f"{row.memory:.2g}"
     return HeatCell(text, step(row.memory, low, high), about, runs_of(recipe.id))
 
