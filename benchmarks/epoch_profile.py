@@ -15,7 +15,7 @@ from bench.workloads import Workload
 from torch.profiler import ProfilerActivity, profile
 
 from initmem.data import load
-from initmem.engines.speed import PackSizes
+from initmem.engines.packing import pack_size
 from initmem.engines.worker import make_ready
 from initmem.study import Run
 from initmem.train.pack import Pack
@@ -40,7 +40,7 @@ def kind_of(operation: str) -> str:
 
 def profiled(workload: Workload) -> tuple[int, float, dict[str, float]]:
     """The pack, seconds of an epoch without the profiler, and the share of each kind."""
-    size = PackSizes().choose(workload.recipe, workload.sizes)
+    size = pack_size(workload.recipe, workload.sizes)
     pack = Pack([Run(workload.recipe, 1.0, seed) for seed in range(size)], load(workload.recipe))
     pack.train_epoch()
     started = time.perf_counter()

@@ -237,7 +237,7 @@ def test_advise_and_check(tmp_path: Path) -> None:
         "--json",
     )
     assert checked[0]["checked"].startswith("l2=")
-    assert checked[0]["held"] in ("yes", "no", "cannot tell")
+    assert checked[0]["correct"] in ("yes", "no", "cannot tell")
 
 
 HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "polars", "plotly"}

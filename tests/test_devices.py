@@ -13,9 +13,7 @@ from initmem.engines import engine_named
 from initmem.engines.devices import places
 from initmem.engines.local import LocalEngine
 from initmem.engines.settings import Settings
-from initmem.engines.speed import PackSizes
 from initmem.errors import ConfigError
-from initmem.recipe import Recipe
 from initmem.store.store import Store
 from initmem.study import Study
 
@@ -71,17 +69,13 @@ def test_what_is_not_there_is_one_line(device: str, slots: int, said: str) -> No
         LocalEngine(settings=Settings(device=device, slots=slots))
 
 
-def test_a_cluster_may_have_what_is_not_here(tiny: Recipe, tmp_path: Path) -> None:
-    """Slurm jobs use GPUs that the machine they are sent from does not have, with packs of a guessed size."""
+def test_a_cluster_may_have_what_is_not_here() -> None:
+    """Slurm jobs use GPUs that the machine they are submitted from does not have."""
     settings = Settings(device="cuda", slots=3)
     engine = engine_named("slurm", workers=2, settings=settings, slurm=["gpus_per_node=4"])
     assert engine.workers == 2 * 4 * 3
     with pytest.raises(ConfigError, match="device = 'tpu'"):
         engine_named("slurm", settings=Settings(device="tpu"))
-    from initmem.data import sizes
-
-    if not torch.cuda.is_available():
-        assert PackSizes("cuda", tmp_path / "packs.json").choose(tiny, sizes(tiny)) >= 1
 
 
 def test_the_precision_asked_for_is_recorded(tmp_path: Path, command) -> None:

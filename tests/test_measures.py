@@ -15,8 +15,10 @@ from initmem.data import sizes
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.design import curves, plain
 from initmem.measures.difference import controlled_pairs, difference
+from initmem.measures.forecast import checked, effective_clocks, lived_clocks
 from initmem.measures.interpolation import median_interpolation, survival
 from initmem.measures.memory import memory
+from initmem.measures.prediction import mean_alone, regression
 from initmem.measures.radial import radial_memory
 from initmem.measures.rows import REMARKS, rows_of
 from initmem.recipe import Recipe
@@ -49,20 +51,26 @@ def test_radial_memory_is_the_elasticity_of_the_norm(power: float) -> None:
     assert radial_memory(records[:1]) is None
 
 
-@pytest.mark.filterwarnings("ignore:The confidence interval:RuntimeWarning")
-def test_survival_is_scipys() -> None:
+def test_survival_is_the_product_over_event_times() -> None:
+    """Kaplan and Meier's product, with Greenwood's variance on the log(-log) scale, step by step."""
     rng = np.random.default_rng(1)
     times = rng.integers(1, 30, 40).astype(float)
     reached = rng.random(40) < 0.6
     found = survival(times, reached)
-    sample = stats.CensoredData(uncensored=times[reached], right=times[~reached])
-    expected = stats.ecdf(sample).sf
-    band = expected.confidence_interval(0.95, method="log-log")
-    at = np.isin(expected.quantiles, found.times)
-    assert np.allclose(found.share, expected.probabilities[at])
-    inner = (found.share > 0) & (found.share < 1)
-    assert np.allclose(found.low[inner], band.low.probabilities[at][inner])
-    assert np.allclose(found.high[inner], band.high.probabilities[at][inner])
+    assert found.times.tolist() == sorted(set(times[reached]))
+    share, variance = 1.0, 0.0
+    for i, t in enumerate(found.times):
+        at_risk, events = (times >= t).sum(), ((times == t) & reached).sum()
+        share *= 1 - events / at_risk
+        assert found.share[i] == pytest.approx(share)
+        if share == 0:
+            assert (found.low[i], found.high[i]) == (0, 0)
+            continue
+        variance += events / (at_risk * (at_risk - events))
+        half = stats.norm.ppf(0.975) * np.sqrt(variance) / abs(np.log(share))
+        assert found.low[i] == pytest.approx(share ** np.exp(half))
+        assert found.high[i] == pytest.approx(share ** np.exp(-half))
+    assert len(survival(times, np.zeros(40, dtype=bool)).times) == 0
 
 
 def test_runs_that_never_interpolate_count_as_late() -> None:
@@ -193,28 +201,105 @@ def test_controlled_pairs_differ_in_one_field() -> None:
         assert one.model_copy(update={field: getattr(other, field)}).changes()[field] == getattr(other, field)
 
 
-def test_the_forecast_is_compared_with_what_came() -> None:
-    """Planted: the clocks of the records stand at half the horizon when the predictor was selected."""
-    keeps = Recipe(dataset="digits", epochs=6)
-    loses = Recipe(dataset="digits", epochs=6, learning_rate=1.0, l2=0.1, momentum=0.5, optimizer="momentum")
-    untold = [replace(record, history={}) for record in planted_memory(keeps, 0.2)]
-    records = untold + planted_memory(loses, 0.2)
-    kept, lost = rows_of("forecast", records)
-    sums = horizon_sums(loses, sizes(loses).n_train)
-    first, second = sums.eta, sums.eta2
-    assert (kept["forecast"], kept["verdict"], kept["horizon"]) == ("remembers", "remembers", "held")
-    assert (lost["forecast"], lost["horizon"]) == ("forgets", "did not hold")
-    assert lost["at_horizon"] == pytest.approx(0.1 * first / 0.5)
-    assert kept["when_selected"] is None and kept["selected"] is None  # no clock was recorded
-    half = {"clock_adaptive": [first / 2, first], "clock_sgd": [second / 256, second / 128]}
-    lived = [
+def lived_records(rate: float, memory: float, **fields):
+    """Records of a recipe whose predictors were selected at the first of two epochs, at a known sgd clock."""
+    recipe = Recipe(dataset="digits", epochs=6, learning_rate=rate, **fields)
+    sums = {"clock_adaptive": [rate, 2 * rate], "clock_sgd": [rate**2, 2 * rate**2]}
+    return [
         replace(
             r,
             summary=replace(r.summary, epochs=2, tau_best=1),
+            history={name: np.array(column) for name, column in sums.items()},
+        )
+        for r in planted_memory(recipe, memory)
+    ]
+
+
+def test_a_clock_that_predicts_is_told_from_one_that_does_not() -> None:
+    """Planted: memory falls by 5 points per decade of the sgd clock; in the control it is unrelated."""
+    rates = [10 ** (-k / 4) for k in range(8)]
+    falling = [r for i, rate in enumerate(rates) for r in lived_records(rate, 0.02 + 0.025 * i)]
+    rows = [row for row in rows_of("forecast", falling) if row["quantity"] == "memory"]
+    assert len(rows) == 8
+    assert sum(row["low"] <= row["observed"] <= row["high"] for row in rows) >= 7
+    assert all(row["score"] > row["score_of_mean"] + 1 for row in rows)
+    assert rows[-1]["forecast"] == "remembers" and rows[-1]["correct"]
+    assert "the clock is better than the mean" in REMARKS["forecast"](rows)
+    rng = np.random.default_rng(0)
+    unrelated = [r for rate in rates for r in lived_records(rate, 0.1 + 0.05 * rng.random())]
+    control = [row for row in rows_of("forecast", unrelated) if row["quantity"] == "memory"]
+    assert np.mean([row["score"] - row["score_of_mean"] for row in control]) < 0.3
+    assert "radial elasticity" in {row["quantity"] for row in rows_of("forecast", falling)}
+
+
+def test_few_recipes_or_no_clock_predict_nothing() -> None:
+    few = [r for rate in (0.1, 0.2, 0.3) for r in lived_records(rate, 0.1)]
+    rows = rows_of("forecast", few)
+    assert {row["predicted"] for row in rows} == {None}
+    assert {row["forecast"] for row in rows if row["quantity"] == "memory"} == {"cannot tell"}
+    assert "too few recipes" in REMARKS["forecast"](rows)
+    silent = [replace(record, history={}) for record in few]
+    assert rows_of("forecast", silent) == []
+    mixed = [r for k in range(4) for r in lived_records(0.1 * (k + 1), 0.1, optimizer=["sgd", "adam"][k % 2])]
+    assert {row["n_others"] for row in rows_of("forecast", mixed)} == {1}  # families are not mixed
+
+
+def test_a_prediction_is_the_textbook_one() -> None:
+    rng = np.random.default_rng(3)
+    x, y = rng.random(9), rng.random(9)
+    found = regression(x, y, 0.4)
+    line = stats.linregress(x, y)
+    assert found.centre == pytest.approx(line.intercept + 0.4 * line.slope)
+    residuals = y - line.intercept - line.slope * x
+    scale = np.sqrt((residuals**2).sum() / 7 * (1 + 1 / 9 + (0.4 - x.mean()) ** 2 / (9 * x.var())))
+    predictive = stats.t(7, found.centre, scale)
+    assert found.limits() == pytest.approx(predictive.interval(0.95))
+    assert found.score(0.3) == pytest.approx(predictive.logpdf(0.3))
+    alone = stats.t(8, y.mean(), y.std(ddof=1) * np.sqrt(1 + 1 / 9))
+    assert mean_alone(y).score(0.3) == pytest.approx(alone.logpdf(0.3))
+
+
+def test_the_rule_of_thumb_is_checked_against_the_verdict() -> None:
+    assert checked("forgets", "forgets") == "correct"
+    assert checked("forgets", "remembers") == "wrong"
+    assert {checked("unclear", "forgets"), checked("forgets", "undetermined")} == {"cannot tell"}
+    recipe = Recipe(dataset="digits", epochs=6, learning_rate=1.0, l2=0.1, momentum=0.5, optimizer="momentum")
+    sums = horizon_sums(recipe, sizes(recipe).n_train)
+    assert effective_clocks(recipe, sizes(recipe).n_train)["l2"] == pytest.approx(0.1 * sums.eta / 0.5)
+    half = {"clock_adaptive": [sums.eta / 2], "clock_sgd": [sums.eta2 / recipe.batch_size / 2]}
+    lived = [
+        replace(
+            r,
+            summary=replace(r.summary, epochs=1, tau_best=1),
             history={name: np.array(column) for name, column in half.items()},
         )
-        for r in planted_memory(loses, 0.2)
+        for r in planted_memory(recipe, 0.2)
     ]
-    (row,) = rows_of("forecast", lived)
-    assert row["when_selected"] == pytest.approx(row["at_horizon"] / 2)
-    assert REMARKS["forecast"]([kept, lost]).count("held for 1 of 2 recipes") == 1
+    assert lived_clocks(recipe, lived)["l2"] == pytest.approx(0.1 * sums.eta / 0.5 / 2)
+
+
+def test_failures_are_counted_by_scale() -> None:
+    records = [
+        replace(r, status="diverged") if r.run.scale == 2.5 and r.run.seed < 3 else r
+        for r in planted_memory(RECIPE, 0.0)
+    ]
+    rows = rows_of("failures", records)
+    assert [(row["scale"], row["failed"], row["n"]) for row in rows] == [
+        *((scale, 0, 5) for scale in SCALES[:-1]),
+        (2.5, 3, 5),
+    ]
+    assert rows[-1]["low"] == pytest.approx(stats.binomtest(3, 5).proportion_ci(method="exact").low)
+    assert rows[0]["p"] == rows[-1]["p"] < 0.05
+
+
+def test_differences_of_many_pairs_have_q_values() -> None:
+    recipes = planted.grid(batch_size=[16, 32, 64])
+    records = [r for k, recipe in enumerate(recipes) for r in planted_memory(recipe, 0.05 + 0.1 * k)]
+    rows = rows_of("difference", records)
+    assert len(rows) == 3
+    assert all(row["significant"] and row["method"] == "paired" for row in rows)
+    expected = stats.false_discovery_control([row["p"] for row in rows])
+    assert [row["q"] for row in rows] == pytest.approx(list(expected))
+    none = difference(planted_memory(recipes[0], 0.0), planted_memory(recipes[1], 0.0))
+    assert none.method == "intervals"
+    assert none.p > 0.05 and not none.significant

@@ -15,7 +15,8 @@ from benchmarks.bench.compare import AS_IS, Setting, time_initmem, time_peer, wh
 from benchmarks.bench.workloads import CORE, WORKLOADS, Workload
 
 from initmem.data import load, sizes
-from initmem.engines.speed import PackSizes, Speedometer, run_flops
+from initmem.engines.packing import pack_size
+from initmem.engines.speed import run_flops
 from initmem.errors import ConfigError
 from initmem.recipe import Recipe
 from initmem.study import Run
@@ -64,35 +65,16 @@ def test_less_precision_only_when_asked_and_said_so() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
-def rates(*values: float):
-    """A speedometer that says so, for packs of 1, 2, 5, 10 and 20."""
-    return lambda self, recipe, shape, pack: dict(zip((1, 2, 5, 10, 20), values, strict=False))[pack]
-
-
-@pytest.mark.parametrize(
-    ("measured", "best"),
-    [((1, 0.9), 1), ((1, 1.04, 0.9), 1), ((1, 2, 1.9), 2), ((1, 2, 3, 4, 4.1), 10), ((1, 2, 3, 4, 5), 20)],
-)
-def test_packs_grow_as_long_as_it_pays_and_the_choice_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: tuple[float, ...], best: int
-) -> None:
-    recipe, memory = Recipe.parse({"dataset": "digits"}), tmp_path / "cache" / "packs.json"
-    monkeypatch.setattr(Speedometer, "measure", rates(*measured))
-    assert PackSizes(memory=memory).choose(recipe, sizes(recipe)) == best
-    monkeypatch.setattr(Speedometer, "measure", rates(1, 0.1))
-    assert PackSizes(memory=memory).choose(recipe, sizes(recipe)) == best
-    memory.write_text("{ torn")
-    assert PackSizes(memory=memory).choose(recipe, sizes(recipe)) == 1
-
-
-def test_a_pack_size_that_cannot_be_kept_is_measured_again(
+def test_packs_are_chosen_by_shape_whatever_an_old_cache_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(Speedometer, "measure", rates(1, 2, 1))
-    chosen = PackSizes(memory=tmp_path / "file" / "packs.json")
-    recipe = Recipe.parse({"dataset": "digits"})
-    assert chosen.choose(recipe, sizes(recipe)) == 2
+    """A measurement taken under load was once kept for good, in this file."""
+    monkeypatch.setenv("INITMEM_DATA", str(tmp_path))
+    (tmp_path / "packs.json").write_text('{"any processor: resnet9 w4 batch sgd b16 1x8x8": 1}')
+    for width, pack in ((4, 16), (8, 8), (16, 4), (64, 1)):
+        recipe = Recipe.parse({"dataset": "digits", "width": width, "batch_size": 16})
+        assert pack_size(recipe, sizes(recipe)) == pack
+    assert pack_size(Recipe(), sizes(Recipe())) == 1
 
 
 def test_the_first_epoch_counts_once() -> None:

@@ -20,8 +20,8 @@ from typing import Any
 from initmem.engines.devices import cores
 from initmem.engines.events import Claimed, EpochEnded, Event, Finished
 from initmem.engines.local import LocalEngine
-from initmem.engines.packing import packs
-from initmem.engines.speed import PackSizes, run_flops
+from initmem.engines.packing import pack_size, packs
+from initmem.engines.speed import run_flops
 from initmem.store.store import Store
 
 from .workloads import Workload
@@ -144,7 +144,7 @@ def whole(laps: list[float], end: float, epochs: int) -> float:
 def time_initmem(workload: Workload) -> tuple[float, int]:
     """Seconds for all runs, by the engine and a store as `initmem run` uses them; and the pack size."""
     workers = cores()
-    size = min(PackSizes().choose(workload.recipe, workload.sizes), math.ceil(workload.runs / workers))
+    size = min(pack_size(workload.recipe, workload.sizes), math.ceil(workload.runs / workers))
     measured = min(workload.runs, size * workers)
     study = workload.study(measured)
     cut = packs(study, [workload.sizes], size=size, workers=workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from initmem.errors import count
 
 if TYPE_CHECKING:
     from initmem.engines.plan import Plan, Schedule
+    from initmem.study import Study
 
 
 @app.command()
@@ -33,12 +35,29 @@ def plan(
     failures: Annotated[
         float, typer.Option(min=0, metavar="N", help="Failures per accelerator and day in that schedule.")
     ] = 0.0,
+    power: Annotated[
+        bool, typer.Option("--power", help="In place of the cost: how many seeds a verdict takes.")
+    ] = False,
+    noise: Annotated[
+        float | None,
+        typer.Option(min=1e-9, metavar="PP", help="With --power: standard deviation over seeds."),
+    ] = None,
+    pilot: Annotated[
+        Path | None,
+        typer.Option(metavar="STORE", help="With --power: take the noise from these records."),
+    ] = None,
+    memory: Annotated[
+        float, typer.Option(min=1e-9, metavar="PP", help="With --power: the memory to detect.")
+    ] = 5.0,
+    tolerance: Annotated[
+        float, typer.Option(min=1e-9, metavar="PP", help="With --power: the range that counts as forgotten.")
+    ] = 2.0,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a study costs before it runs.
 
-    Runs, operations, disk space, and the time here and on a GPU.
+    Runs, operations, disk space, and the time here and on a GPU; with --power, the seeds it needs.
     """
     from initmem import study_file as studies
     from initmem.engines.devices import cores
@@ -46,6 +65,9 @@ def plan(
     from initmem.engines.plan import simulate
 
     asked = studies.load_study(study, effort, settings or ())
+    if power:
+        _print_power(asked, noise, pilot, memory, tolerance, wide=wide, as_json=as_json)
+        return
     made = plan_of(asked, workers=workers or cores(), accelerator=accelerator, utilisation=utilisation)
     schedule = (
         simulate(
@@ -64,6 +86,32 @@ def plan(
         print_json("plan", rows, **summary, schedule=asdict(schedule) if schedule else None)
     else:
         _print(made, schedule, wide=wide)
+
+
+def _print_power(
+    study: Study,
+    noise: float | None,
+    pilot: Path | None,
+    memory: float,
+    tolerance: float,
+    *,
+    wide: bool,
+    as_json: bool,
+) -> None:
+    from initmem.measures.power import power_rows
+    from initmem.plots.columns import POWER
+    from initmem.plots.table import table_of
+    from initmem.store.results import open_results
+
+    records = open_results(pilot).records() if pilot else []
+    found = power_rows(study, noise=noise, pilot=records, memory=memory, tolerance=tolerance)
+    rows = [row._asdict() for row in found]
+    if as_json:
+        print_json("plan.power", rows)
+        return
+    title = f"{study.name}, effort {study.effort}: seeds for a verdict in 80% of studies"
+    show(table_of(title, rows, POWER), wide=wide)
+    say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
 
 def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:

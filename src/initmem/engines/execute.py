@@ -12,9 +12,8 @@ from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
 from initmem.engines.early_stop import EarlyStop
 from initmem.engines.events import Listener
-from initmem.engines.packing import cost, pack_size, packs, pipeline_packs
+from initmem.engines.packing import cost, packs, pipeline_packs
 from initmem.engines.settings import Engine
-from initmem.engines.speed import PackSizes
 from initmem.errors import count
 from initmem.measures.looks import look_of, schedule
 from initmem.measures.memory import default_metric, memory
@@ -126,12 +125,7 @@ def _cut(
     costs: dict[AnyRecipe, float] = {
         recipe: cost(recipe, shape) for recipe, shape in zip(recipes, shapes, strict=True)
     }
-    unfinished, measured = {run.recipe for run in left}, PackSizes(engine.settings.device)
-
-    def choose(recipe: Recipe, shape: Sizes) -> int:
-        return measured.choose(recipe, shape) if recipe in unfinished else pack_size(recipe, shape)
-
-    return packs(study, shapes, size=size, workers=engine.workers, choose=choose), costs
+    return packs(study, shapes, size=size, workers=engine.workers), costs
 
 
 def execute_until(

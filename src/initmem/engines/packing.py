@@ -4,7 +4,7 @@ itself in the same pack."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from initmem.data import Sizes
@@ -14,13 +14,18 @@ from initmem.study import Run, Study
 # Up to this many multiplications per layer and update, a replica alone leaves the processor waiting for
 # the next call; measured on two EPYC cores, ResNet-9, 8x8 against 32x32 images.
 WORTH_PACKING = 80_000
-LARGEST_PACK = 10
+LARGEST_PACK = 16
+LANES = 8  # replicas side by side in a vector: a pack that fills them wastes none
 
 
 def pack_size(recipe: Recipe, sizes: Sizes) -> int:
-    """A guess, without a measurement, of how many replicas of a recipe to train as one network."""
+    """How many replicas of a recipe to train as one network, from their shapes alone.
+
+    The same on every machine and at every load, so that a resumed study packs its runs as it did before.
+    """
     work = sizes.height * sizes.width * recipe.width * min(recipe.batch_size, sizes.n_train)
-    return max(1, min(LARGEST_PACK, WORTH_PACKING // work))
+    pack = max(1, min(LARGEST_PACK, WORTH_PACKING // work))
+    return pack // LANES * LANES or pack
 
 
 def packs(
@@ -29,21 +34,20 @@ def packs(
     *,
     size: int | None,
     workers: int,
-    choose: Callable[[Recipe, Sizes], int] = pack_size,
 ) -> list[list[Run]]:
     """Divide every recipe's runs into packs of even size, the most work first."""
-    found: list[tuple[float, list[Run]]] = []
+    weighed: list[tuple[float, list[Run]]] = []
     for recipe, shape in zip(map(network_of, study.recipes), sizes, strict=True):
         runs = study.runs(recipe)
-        limit = size or choose(recipe, shape)
+        limit = size or pack_size(recipe, shape)
         count = math.ceil(len(runs) / limit)
         if size is None:  # no core should stand idle for want of a pack
             count = min(len(runs), max(count, math.ceil(workers / len(study.recipes))))
         bounds = [round(i * len(runs) / count) for i in range(count + 1)]
         for start, stop in pairwise(bounds):
-            found.append((cost(recipe, shape) * (stop - start), runs[start:stop]))
-    found.sort(key=lambda item: -item[0])
-    return [runs for _, runs in found]
+            weighed.append((cost(recipe, shape) * (stop - start), runs[start:stop]))
+    weighed.sort(key=lambda item: -item[0])
+    return [runs for _, runs in weighed]
 
 
 def pipeline_packs(study: Study, *, size: int) -> list[list[Run]]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from initmem.clocks import clocks, updates_per_epoch
 from initmem.data import sizes
-from initmem.engines.packing import pack_size, packs
-from initmem.engines.speed import PackSizes, Speedometer, run_flops
+from initmem.engines.packing import packs
+from initmem.engines.speed import Speedometer, run_flops
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import Recipe, network_of
 from initmem.store.encoding import encode
@@ -74,8 +74,7 @@ def plan(
     """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
     recipes = [network_of(recipe) for recipe in study.recipes]
     shapes = [sizes(recipe) for recipe in recipes]
-    chosen = PackSizes().choose if calibrated else pack_size
-    cut = packs(study, shapes, size=None, workers=workers, choose=chosen)
+    cut = packs(study, shapes, size=None, workers=workers)
     pack_of = {recipe: max(len(p) for p in cut if p[0].recipe == recipe) for recipe in recipes}
     speed = Speedometer()
     rows = []

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 
 import numpy as np
 
 from initmem.data import Dataset, Examples, Sizes
-from initmem.data.cache import cache_dir
-from initmem.engines.devices import is_here
-from initmem.engines.packing import pack_size
-from initmem.engines.provenance import hardware
 from initmem.recipe import Recipe
-from initmem.store.files import write_atomic
 from initmem.study import Run
 from initmem.train.flops import Flops, flops_per_image
 
 LONGEST_STEP = 1e10  # operations per timed step: a fraction of a second on one core
 # The best of several trials counts: a busy machine makes steps slower, never quicker.
 FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
-PACKS = (1, 2, 5, 10, 20)
-WORTH_IT = 1.05  # so much quicker per replica a larger pack must be: it also holds more memory
 
 
 def run_flops(recipe: Recipe, shape: Sizes) -> float:
@@ -81,63 +72,3 @@ def _noise(shape: Sizes, *, n_train: int, n_val: int) -> Dataset:
         return Examples(x, rng.integers(0, shape.classes, n))
 
     return Dataset("noise", examples(n_train), examples(n_val), examples(1), shape.classes)
-
-
-class PackSizes:
-    """The quickest pack of each recipe on this machine, measured once and remembered in a file.
-
-    What is remembered stays as it is until the file is deleted, so that a study continued tomorrow packs
-    its runs as it did today.
-    """
-
-    def __init__(self, device: str = "cpu", memory: Path | None = None) -> None:
-        self.memory = memory or cache_dir() / "packs.json"
-        self._speed = Speedometer(device)
-        self._known = self._read()
-
-    def choose(self, recipe: Recipe, shape: Sizes) -> int:
-        """How many replicas of a recipe to train as one network."""
-        if not is_here(self._speed.device):  # it is elsewhere, in a cluster
-            return pack_size(recipe, shape)
-        key = self._key(recipe, shape)
-        if key not in self._known:
-            self._known = self._read() | {key: self._measure(recipe, shape)}
-            self._write()
-        return self._known[key]
-
-    def _measure(self, recipe: Recipe, shape: Sizes) -> int:
-        """Make packs larger until that is plainly worse; the smallest that is nearly the best wins."""
-        rates: dict[int, float] = {}
-        for pack in PACKS:
-            rates[pack] = self._speed.measure(recipe, shape, pack)
-            if rates[pack] * WORTH_IT < max(rates.values()):
-                break
-        return next(pack for pack, rate in rates.items() if rate * WORTH_IT >= max(rates.values()))
-
-    def _key(self, recipe: Recipe, shape: Sizes) -> str:
-        import torch
-
-        from initmem.train import native
-
-        device = torch.device(self._speed.device)
-        in_c = device.type == "cpu" and native.library() is not None  # by workers, of one thread each
-        layers = "layers in C" if in_c else "layers of the library"
-        batch = min(recipe.batch_size, shape.n_train)
-        network = f"{recipe.model} w{recipe.width} {recipe.norm} {recipe.optimizer}"
-        images = "x".join(map(str, shape.shape))
-        return f"{hardware(str(device))}, torch {torch.__version__}, {layers}: {network} b{batch} {images}"
-
-    def _read(self) -> dict[str, int]:
-        try:
-            found = json.loads(self.memory.read_text())
-            return {str(key): int(size) for key, size in found.items() if int(size) in PACKS}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
-
-    def _write(self) -> None:
-        """Remember; where nothing can be written, the next session measures again."""
-        try:
-            self.memory.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.memory, json.dumps(self._known, indent=1).encode() + b"\n")
-        except OSError:
-            return

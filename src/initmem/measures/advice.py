@@ -1,4 +1,4 @@
-"""Forecast and advice per recipe, and whether the advice held once it was run."""
+"""Forecast and advice per recipe, and whether the advice was right once it was run."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def advised_study(study: Study) -> Study | None:
 
 
 def verdicts(rows: list[Row], study: Study, records: Sequence[RunRecord]) -> list[Row]:
-    """Add to each row what its first advice came to."""
+    """Add to each row the observed effect of its first advice."""
     groups = by_recipe(records)
     checked = []
     for row, recipe in zip(rows, map(network_of, study.recipes), strict=True):
         options = advise(recipe, sizes(recipe).n_train)
         found = memory(groups[options[0].recipe]) if options and options[0].recipe in groups else None
-        held = {"forgets": "yes", "remembers": "no", "undetermined": "cannot tell"}
+        right = {"forgets": "yes", "remembers": "no"}
         checked.append(
             row
             | {
                 "checked": in_words(options[0]) if options else "",
                 "memory": str(found) if found else "",
-                "held": held[found.verdict] if found else "",
+                "correct": right.get(found.verdict, "cannot tell") if found else "",
             }
         )
     return checked

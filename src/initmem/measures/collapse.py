@@ -127,7 +127,7 @@ def _fadings(groups: Sequence[Sequence[RunRecord]], metric: str) -> list[_Fading
     for records, (own, seeds) in zip(groups, slopes, strict=True):
         own = own[np.isin(seeds, list(shared))]
         time = beta_curve(records, metric).clocks["adaptive"]
-        known = np.isfinite(own).all(axis=0) if own.size else np.zeros(0, dtype=bool)
+        known = np.asarray(np.isfinite(own).all(axis=0) if own.size else np.zeros(0, dtype=bool))
         if len(time) != len(known) or known.sum() < 2 or not (np.diff(time[known]) > 0).all():
             return None
         fadings.append(fading(np.log(time[known]), own[:, known]))

@@ -64,7 +64,7 @@ def failures(records: Sequence[RunRecord]) -> Failures | None:
     for record in trained:
         counts[record.run.scale][0] += failed_to_train(record, limit)
         counts[record.run.scale][1] += 1
-    rates = [FailureRate(scale, *counts[scale], *rate_limits(*counts[scale])) for scale in sorted(counts)]
+    rates = [FailureRate(scale, f, m, *rate_limits(f, m)) for scale, (f, m) in sorted(counts.items())]
     failed, n = [rate.failed for rate in rates], [rate.n for rate in rates]
     return Failures(
         rates=rates,

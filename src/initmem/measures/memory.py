@@ -24,7 +24,7 @@ Size = Literal["large", "moderate", "small"]
 
 TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
 SIZES: dict[Size, float] = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
-FIRST_LOOK = 3  # up to so many seeds are a first look
+FEW_SEEDS = 3  # up to so many are a first look
 METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS]))
 
 
@@ -275,7 +275,7 @@ def _notes(arranged: Profile, known: Spread, look: Look, trained: Failures | Non
     """What a reader has to know beside the numbers."""
     notes = []
     n = len(arranged.seeds)
-    if 1 < n <= FIRST_LOOK:
+    if 1 < n <= FEW_SEEDS:
         notes.append(f"first look: {n} seeds miss most memories of a few standard deviations")
     if arranged.dropped:
         listed = ", ".join(map(str, arranged.dropped))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from initmem.data import sizes
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.by_scale import by_scale
@@ -17,12 +16,12 @@ from initmem.measures.collapse import collapse, product_clock
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
-from initmem.measures.forecast import checked, forecast, lived_clocks, outlook
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import default_metric, memory, unit_of
 from initmem.measures.multiplicity import adjusted
+from initmem.measures.prediction import lived_elasticity, lived_memory, predict_each
 from initmem.measures.radial import radial_memory
-from initmem.recipe import AnyRecipe, PipelineRecipe, labels
+from initmem.recipe import AnyRecipe, labels
 from initmem.store.record import RunRecord
 
 Row = dict[str, Any]
@@ -89,7 +88,8 @@ def _collapse(groups: Groups, metric: str | None) -> list[Row]:
         found = collapse(family, metric or "val_accuracy")
         row = {"family": label} | {name: value for name, value in found._asdict().items() if name != "scores"}
         axes = {fit.axis: fit.disagreement for fit in found.scores}
-        rows.append(row | {"reading": found.reading, "disagreement": axes})
+        apart = {f"apart_{axis}": axes.get(axis) for axis in ("epochs", "adaptive", "sgd")}
+        rows.append(row | apart | {"reading": found.reading})
     return rows
 
 
@@ -137,53 +137,55 @@ def _difference(groups: Groups, metric: str | None) -> list[Row]:
 
 def _failures(groups: Groups, metric: str | None) -> list[Row]:
     """Runs that failed to train, scale by scale; p is the recipe's."""
-    rows = []
+    rows: list[Row] = []
     for label, records in groups.items():
-        counted = failures(records)
-        for rate in counted.rates if counted else ():
-            row = {"recipe": label} | rate._asdict() | {"p": counted.p if counted else None}
-            rows.append(row | {"counts_as_chance": counted.chance if counted else None})
+        if (counted := failures(records)) is not None:
+            shared = {"p": counted.p, "counts_as_chance": counted.chance}
+            rows += [{"recipe": label} | rate._asdict() | shared for rate in counted.rates]
     return rows
 
 
 def _forecast(groups: Groups, metric: str | None) -> list[Row]:
-    """What the clocks foretold, at the horizon and when the predictor was selected, and what came."""
-    rows = []
-    for label, records in groups.items():
-        recipe = records[0].run.recipe
-        if isinstance(recipe, PipelineRecipe):
-            continue  # the thresholds are those of the bundled networks
-        came = memory(records, metric or default_metric(records), label=label)
-        planned, lived = forecast(recipe, sizes(recipe).n_train), lived_clocks(recipe, records)
-        late = outlook(lived).forecast if lived else None
-        rows.append(
-            {
-                "recipe": label,
-                "clock": planned.clock,
-                "needed": planned.needed,
-                "at_horizon": planned.value,
-                "forecast": planned.forecast,
-                "when_selected": lived.get(planned.clock),
-                "forecast_then": late,
-                "memory": came.memory,
-                "verdict": came.verdict,
-                "horizon": checked(planned.forecast, came.verdict),
-                "selected": checked(late, came.verdict) if late else None,
-            }
-        )
+    """Memory and radial elasticity of every recipe, predicted from the lived clocks of the others."""
+    rows: list[Row] = []
+    memories = {label: memory(rs, metric or default_metric(rs), label=label) for label, rs in groups.items()}
+    lived = {
+        "memory": {label: lived_memory(rs, memories[label]) for label, rs in groups.items()},
+        "radial elasticity": {label: lived_elasticity(rs) for label, rs in groups.items()},
+    }
+    for quantity, every in lived.items():
+        known = {label: one for label, one in every.items() if one is not None}
+        for label, found in zip(known, predict_each(list(known.values())), strict=True):
+            row: Row = {"recipe": label, "quantity": quantity} | found._asdict()
+            if quantity == "memory":
+                row["low"] = None if found.low is None else max(found.low, 0.0)  # a range is not negative
+                said = found.said(memories[label].tolerance)
+                verdict = memories[label].verdict
+                told = said != "cannot tell" and verdict in ("remembers", "forgets")
+                row |= {"forecast": said, "verdict": verdict, "correct": said == verdict if told else None}
+            else:
+                row |= {"forecast": None, "verdict": None, "correct": None}
+            rows.append(row)
     return rows
 
 
-def _hits(rows: Sequence[Row]) -> str:
-    """How often the forecast held, where that can be told."""
+def _forecast_score(rows: Sequence[Row]) -> str:
+    """Whether the clock predicts better than the mean alone, and how often a forecast was correct."""
     said = []
-    for when in ("horizon", "selected"):
-        told = [row[when] for row in rows if row[when] in ("held", "did not hold")]
-        said.append(f"by the clocks {WHEN[when]} it held for {told.count('held')} of {len(told)} recipes")
-    return f"the forecast, where it can be told: {'; '.join(said)} ({len(rows)} recipes in all)"
-
-
-WHEN = {"horizon": "at the horizon", "selected": "when the predictor was selected"}
+    for quantity in dict.fromkeys(row["quantity"] for row in rows):
+        scored = [row for row in rows if row["quantity"] == quantity and row["score"] is not None]
+        if not scored:
+            said.append(f"{quantity}: too few recipes of one family to predict any from the others")
+            continue
+        clock, mean = (float(np.mean([row[key] for row in scored])) for key in ("score", "score_of_mean"))
+        better = "better than" if clock > mean else "no better than"
+        said.append(
+            f"{quantity}, leaving out one recipe at a time ({len(scored)} recipes): mean log score "
+            f"{clock:.2f} by the clock, {mean:.2f} by the mean alone: the clock is {better} the mean"
+        )
+    told = [row["correct"] for row in rows if row["correct"] is not None]
+    silent = sum(row["forecast"] == "cannot tell" for row in rows)
+    return "\n".join([*said, f"forecasts: {sum(told)} of {len(told)} correct; cannot tell: {silent}"])
 
 
 def _radial(groups: Groups, metric: str | None) -> list[Row]:
@@ -268,5 +270,5 @@ MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
     "seeds": _seeds,
 }
 
-# What is said below the table of a measure.
-REMARKS: dict[str, Callable[[Sequence[Row]], str]] = {"forecast": _hits}
+# What is printed below the table of a measure.
+REMARKS: dict[str, Callable[[Sequence[Row]], str]] = {"forecast": _forecast_score}

@@ -86,8 +86,8 @@ def spreads(values: Array, *, alpha: float = ALPHA, bound: float = math.inf) -> 
     p = _p_value(means, noise, n)
     observed = spread_of(means)
     radius = np.sqrt(fdtri(noise.freedom, noise.freedom * (n - 1), 1 - alpha) * noise.total / n)
-    low = smallest_range(means, radius)
-    low = np.where(p <= alpha, np.maximum(low, np.finfo(float).tiny), 0.0)
+    low, rejected = np.zeros(p.shape), p <= alpha
+    low[rejected] = np.maximum(smallest_range(means[rejected], radius[rejected]), np.finfo(float).tiny)
     high = np.minimum(upper_limit(means, noise.covariance, n, alpha=alpha), bound)
     return Spreads(
         spread=observed,
@@ -142,7 +142,7 @@ def _p_value(means: Array, noise: Noise, n: int) -> Array:
     return np.asarray(np.where(noisy, fdtrc(noise.freedom, noise.freedom * (n - 1), ratio), exact))
 
 
-def smallest_range(means: Array, radius: Array, steps: int = 60) -> Array:
+def smallest_range(means: Array, radius: Array, steps: int = 45) -> Array:
     """The smallest range of a profile within `radius` of `means`, up to a shift; (..., scale) and (...,).
 
     The nearest profile of a given range clips the means to a band that takes as much from above as from

@@ -108,25 +108,21 @@ MEASURES: dict[str, tuple[str, Columns]] = {
         },
     ),
     "forecast": (
-        "Predictions from the clocks, and what was observed",
+        "Predictions from the clocks that the returned predictors have lived, and what was observed",
         {
             "recipe": RECIPE,
-            "clock": Column("clock", "text", "the clock that is closest to forgetting", priority=3),
-            "needed": Column(
-                "needed", about="clock value from which memory should be gone", form=".3g", priority=6
-            ),
-            "at_horizon": Column("at end", about="clock value at the last epoch", form=".3g", priority=5),
-            "forecast": Column("predicted", "text", "prediction from the clock at the last epoch"),
-            "when_selected": Column(
-                "selected", about="clock value when the predictor was selected", form=".3g", priority=8
-            ),
-            "forecast_then": Column(
-                "predicted then", "text", "prediction from the clock at that epoch", priority=7
-            ),
-            "memory": Column("memory", about="observed memory", form=".1f"),
-            "verdict": Column("verdict", "text", "observed verdict"),
-            "horizon": Column("outcome", "text", "of the prediction from the last epoch"),
-            "selected": Column("outcome then", "text", "of the prediction when selected", priority=9),
+            "quantity": Column("quantity", "text", "what is predicted"),
+            "family": Column("family", "text", "of optimizers, named after its clock", priority=4),
+            "clock": Column("clock", about="when the predictor was selected", form=".3g", priority=3),
+            "observed": Column("observed", about="the measured value", form=".3g"),
+            "predicted": Column("predicted", about="from all other recipes of the family", form=".3g"),
+            ("low", "high"): Column("95% interval", about="of the prediction", form=".3g"),
+            "forecast": Column("forecast", "text", "the verdict that the prediction implies"),
+            "verdict": Column("verdict", "text", "the observed verdict", priority=2),
+            "correct": Column("correct", "text", "whether the two agree", priority=1),
+            "score": Column("score", about="log score of the prediction", form=".2f", priority=8),
+            "score_of_mean": Column("by mean", about="log score of the mean alone", form=".2f", priority=8),
+            "n_others": Column("others", about="recipes it was predicted from", priority=9),
         },
     ),
     "radial": (
@@ -230,6 +226,18 @@ PLAN: Columns = {
     "clock_sgd": Column("sgd", about="SGD clock at the last epoch", form=".3g", priority=3),
     "clock_l2": Column("l2", about="L2 clock at the last epoch", form=".3g", priority=2),
     "clock_adaptive": Column("adaptive", about="adaptive clock at the last epoch", form=".3g", priority=1),
+}
+POWER: Columns = {
+    "recipe": RECIPE,
+    "noise": Column("noise", about="standard deviation over seeds of one run", form=".2g"),
+    "noise_from": Column("from", "text", "where the noise was taken from", priority=4),
+    "scales": Column("scales", about="number of scales", priority=3),
+    "memory": Column("memory", about="to be detected", form=".3g"),
+    "seeds_to_find": Column("seeds", about="that detect it; empty: more than a hundred"),
+    "tolerance": Column("tolerance", about="range that counts as forgotten", form=".3g"),
+    "seeds_to_forget": Column("seeds to forget", about="that show it is forgotten, if there is none"),
+    "planned": Column("planned", about="seeds of the study", priority=1),
+    "found_as_planned": Column("power", about="share of studies that detect it as planned", form=".0%"),
 }
 ADVICE: Columns = {
     "recipe": RECIPE,

@@ -50,7 +50,7 @@ def _memory_tip(content: Content, recipe: AnyRecipe | None) -> str:
     limits = ""
     if row.low is not None:
         limits = f", 95% interval {row.low:.3g} to {row.high:.3g}, floor {row.floor:.2g}"
-    return f"{content.names[recipe]}: {row.memory:.3g} {row.unit}{limits}, {row.verdict}, {counts}"
+    return f"{content.names[recipe]}: {row.memory:.3g} {row.unit}{limits}, {row.verdict_text}, {counts}"
 
 
 def metric_maps(content: Content, facets: Sequence[Facet]) -> list[Heatmap]:
