@@ -26,7 +26,7 @@ from initmem.paper import figures
 from initmem.paper import tables as papertables
 from initmem.plots.table_text import render
 from initmem.recipe import Recipe
-from initmem.store.record import RunRecord, summarise
+from initmem.store.record import RunRecord, summarize
 from initmem.store.store import Store
 from initmem.study import Run, Study
 from initmem.study_file import load_study
@@ -102,7 +102,7 @@ def _shared(recipe: Recipe, time_at: Clocks) -> dict[str, Array]:
 
 def _record(run: Run, history: dict[str, Array], norm: float) -> RunRecord:
     accuracy = float(history["val_accuracy"][np.argmin(history["val_loss"])])
-    summary = summarise(history, norm_init=norm, test_accuracy=accuracy - 0.002, test_loss=1 - accuracy)
+    summary = summarize(history, norm_init=norm, test_accuracy=accuracy - 0.002, test_loss=1 - accuracy)
     return RunRecord(run, "completed", summary, history, {"planted": True})
 
 

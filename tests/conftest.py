@@ -15,7 +15,7 @@ import torch
 
 from initmem.cli import main
 from initmem.recipe import Recipe
-from initmem.store.record import COLUMNS, RunRecord, summarise
+from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 
 torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def fake_record(run: Run, test_accuracy: float, epochs: int = 4) -> RunRecord:
     ramp = np.linspace(0.1, 1.0, epochs)
     history = {name: ramp.copy() for name in COLUMNS}
     history["val_loss"] = ramp[::-1].copy()
-    summary = summarise(history, norm_init=run.scale, test_accuracy=test_accuracy, test_loss=1.0)
+    summary = summarize(history, norm_init=run.scale, test_accuracy=test_accuracy, test_loss=1.0)
     return RunRecord(run, "completed", summary, history, {"pack": 1})
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from initmem.recipe import Recipe
-from initmem.store.record import COLUMNS, RunRecord, summarise
+from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 
 SCALES, SEEDS = (0.1, 0.5, 1.0, 1.8, 2.5), (0, 1, 2)
@@ -45,7 +45,7 @@ def record(run: Run) -> RunRecord:
     """The record of one run."""
     history = histories(run.recipe, run.scale, run.seed)
     accuracy = test_accuracy(run.recipe, run.scale, run.seed)
-    summary = summarise(history, norm_init=10 * run.scale, test_accuracy=accuracy, test_loss=1.0)
+    summary = summarize(history, norm_init=10 * run.scale, test_accuracy=accuracy, test_loss=1.0)
     return RunRecord(run, "completed", summary, history)
 
 

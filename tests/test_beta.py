@@ -13,7 +13,7 @@ from initmem.measures.bands import critical
 from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
 from initmem.measures.collapse import collapse, disagreement, product_clock
 from initmem.recipe import Recipe
-from initmem.store.record import COLUMNS, RunRecord, summarise
+from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run
 
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)
@@ -31,7 +31,7 @@ def planted(recipe: Recipe, slopes: np.ndarray, n_train: int = 4096, noise: floa
                 history[f"clock_{name}"] = np.array(getattr(times, name))
             history["clock_angular"] = times.adaptive / scale**2
             history["val_accuracy"] = 0.8 - slopes * scale + noise * rng.standard_normal(recipe.epochs)
-            summary = summarise(history, norm_init=1.0, test_accuracy=0.5, test_loss=1.0)
+            summary = summarize(history, norm_init=1.0, test_accuracy=0.5, test_loss=1.0)
             records.append(RunRecord(Run(recipe, scale, seed), "completed", summary, history))
     return records
 

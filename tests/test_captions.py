@@ -76,7 +76,7 @@ def signs(figure: Figure, text: str) -> dict[str, bool]:
 
 
 def _is_band(one: object) -> bool:
-    if isinstance(one, LineCollection):  # of a point that has no neighbours
+    if isinstance(one, LineCollection):  # of a point that has no neighbors
         return any(np.ptp(segment[:, 1]) > 1e-9 for segment in one.get_segments())
     if not isinstance(one, PolyCollection):
         return False

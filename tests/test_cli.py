@@ -73,7 +73,7 @@ def test_mistakes_are_one_line_and_code_2(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert_refused(initmem("run", "quickstart", "--store", tmp_path / "file" / "s"), "cannot be written")
     assert_refused(initmem("measure", tmp_path / "nothing"), "no store here")
-    assert_refused(initmem("run", "quickstart", "--colour", "red"), "--colour")
+    assert_refused(initmem("run", "quickstart", "--color", "red"), "--color")
     assert_refused(initmem("run", "quickstart", "--workers", "0"), "--workers")
     assert_refused(initmem("frobnicate"), "frobnicate")
     small = ["--set", "dataset=synthetic:100x1x4x4", "--store", target]

@@ -224,7 +224,7 @@ def test_a_parametrization_that_cannot_be_set_is_named() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 def test_an_old_weight_norm_is_named() -> None:
-    with pytest.raises(ModelError, match=r"cannot initialise weight_g: .* old-style weight_norm"):
+    with pytest.raises(ModelError, match=r"cannot initialize weight_g: .* old-style weight_norm"):
         applied(nn.utils.weight_norm(nn.Linear(3, 3)))
 
 

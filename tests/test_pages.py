@@ -241,7 +241,7 @@ CONTRAST = """selector => {
   let ground = node;
   while (parse(getComputedStyle(ground).backgroundColor)[3] === 0) ground = ground.parentElement;
   const pair = [getComputedStyle(node).color, getComputedStyle(ground).backgroundColor];
-  const [a, b] = pair.map((colour) => light(parse(colour)));
+  const [a, b] = pair.map((color) => light(parse(color)));
   return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
 }"""
 

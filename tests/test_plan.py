@@ -66,7 +66,7 @@ def test_disk_is_what_a_record_takes(tiny: Recipe) -> None:
 def test_schedule_without_failures_is_list_scheduling() -> None:
     study = load_study("depth", "lab")
     rate = accelerator_rate("a100", 0.3)
-    found = simulate(study, gpus=7, accelerator="a100", utilisation=0.3)
+    found = simulate(study, gpus=7, accelerator="a100", utilization=0.3)
     durations = sorted(
         (run_flops(r.recipe, sizes(r.recipe)) / rate / 3600 for r in study.all_runs()), reverse=True
     )
@@ -80,7 +80,7 @@ def test_schedule_without_failures_is_list_scheduling() -> None:
 
 def test_failures_make_it_longer_and_are_reproducible() -> None:
     study = load_study("main-grid", "lab")
-    options = {"gpus": 4, "accelerator": "v100", "utilisation": 0.2}
+    options = {"gpus": 4, "accelerator": "v100", "utilization": 0.2}
     smooth = simulate(study, **options)
     rough = simulate(study, **options, failures_per_day=2)
     assert rough == simulate(study, **options, failures_per_day=2)

@@ -320,7 +320,7 @@ def resealed(record: RunRecord, change: Callable[[dict], object]) -> bytes:
         (lambda c: c.update(status="splendid"), "splendid"),
         (lambda c: c.update(id="0123456789abcdef"), "under the id '0123"),
         (lambda c: c["run"].update(seed=99), "under the id"),
-        (lambda c: c["run"]["recipe"].update(colour="red"), "unknown field colour"),
+        (lambda c: c["run"]["recipe"].update(color="red"), "unknown field color"),
         (lambda c: c["summary"].update(test_accuracy="high"), "no finite numbers"),
         (lambda c: c["summary"].update(test_accuracy=float("nan")), "NaN is not a number"),
         (lambda c: c["summary"].update(test_accuracy=True), "no finite numbers"),
@@ -400,7 +400,7 @@ def kept(store: Store) -> dict[str, bytes]:
     ("change", "said"),
     [
         (lambda c: c.update(schema=9), "schema 9"),
-        (lambda c: c["run"]["recipe"].update(colour="red"), "unknown field colour"),
+        (lambda c: c["run"]["recipe"].update(color="red"), "unknown field color"),
         (lambda c: c["summary"].update(test_f1=0.5), "test_f1"),
     ],
 )
@@ -467,14 +467,14 @@ def test_an_intact_study_of_a_newer_version_stops_and_stays(store: Store, tiny_s
     path = next(store.paths.studies.iterdir())
     content = json.loads(path.read_bytes())
     del content["sha256"]
-    content["colour"] = "red"
+    content["color"] = "red"
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps({"sha256": digest} | content))
-    with pytest.raises(StoreError, match="colour"):
+    with pytest.raises(StoreError, match="color"):
         store.recover()
     assert path.exists()
     path.write_text(json.dumps(content))  # without a checksum it can only be damage
-    assert "colour" in store.recover()[0]
+    assert "color" in store.recover()[0]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
@@ -553,7 +553,7 @@ def test_a_claim_that_cannot_be_read_expires_like_any_other(
 def test_a_claim_of_a_newer_version_is_a_claim(store: Store, runs: list[Run]) -> None:
     store.claims.take(runs[:1])
     path = claim_path(store, runs[0])
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"colour": "red"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"color": "red"}))
     assert store.claims.owns(runs[0])
     assert Store(store.path).claims.take(runs[:1]) == []
 

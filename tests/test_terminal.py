@@ -134,7 +134,7 @@ def _column(noted: list) -> Column:
 
 
 def in_terminal(command: list[str]) -> str:
-    """What a program prints on a terminal, without colours; its stderr is none."""
+    """What a program prints on a terminal, without colors; its stderr is none."""
     ours, theirs = pty.openpty()
     environment = {
         key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")

@@ -26,7 +26,7 @@ def plan(
     accelerator: Annotated[
         str, typer.Option(metavar="NAME", help="h100, h200, a100, l40s, rtx4090 or v100.")
     ] = "h100",
-    utilisation: Annotated[
+    utilization: Annotated[
         float, typer.Option(min=0.001, max=1.0, metavar="SHARE", help="Share of its peak rate.")
     ] = 0.2,
     gpus: Annotated[
@@ -68,13 +68,13 @@ def plan(
     if power:
         _print_power(asked, noise, pilot, memory, tolerance, wide=wide, as_json=as_json)
         return
-    made = plan_of(asked, workers=workers or cores(), accelerator=accelerator, utilisation=utilisation)
+    made = plan_of(asked, workers=workers or cores(), accelerator=accelerator, utilization=utilization)
     schedule = (
         simulate(
             asked,
             gpus=gpus,
             accelerator=accelerator,
-            utilisation=utilisation,
+            utilization=utilization,
             failures_per_day=failures,
         )
         if gpus
@@ -126,7 +126,7 @@ def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
     say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {size}")
     here = duration(3600 * (made.hours_here or 0.0))
     say(f"here, with {count(made.workers, 'worker')}: {here} (from timed training steps)")
-    share = f"{100 * made.utilisation:.0f}% of its peak rate"
+    share = f"{100 * made.utilization:.0f}% of its peak rate"
     say(f"one {made.accelerator} at {share}: {duration(3600 * made.accelerator_hours)}")
     if schedule:
         span = f"{duration(3600 * schedule.makespan_hours)}, {100 * schedule.busy:.0f}% busy"

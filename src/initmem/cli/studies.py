@@ -55,7 +55,7 @@ def _rows(name: str | None) -> list[dict[str, Any]]:
     """A row per study and effort; quickstart first, and of every study its default effort."""
     from initmem import study_file as studies
     from initmem.engines.devices import cores
-    from initmem.engines.plan import UTILISATION, accelerator_rate, rough_hours, study_flops
+    from initmem.engines.plan import UTILIZATION, accelerator_rate, rough_hours, study_flops
 
     names = [name] if name else sorted(studies.bundled(), key=lambda one: (one != FIRST, one))
     efforts = {one: studies.efforts(one) for one in names}
@@ -77,7 +77,7 @@ def _rows(name: str | None) -> list[dict[str, Any]]:
             "runs": len(study.all_runs()),
             "flops": study_flops(study),
             "hours_here": here,
-            "gpu_hours": study_flops(study) / accelerator_rate(GPU, UTILISATION) / 3600,
+            "gpu_hours": study_flops(study) / accelerator_rate(GPU, UTILIZATION) / 3600,
             "about": about,
         }
         for (one, study, about), here in zip(loaded, hours, strict=True)

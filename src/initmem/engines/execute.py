@@ -1,4 +1,4 @@
-"""Run a study: note it in the store, pack what is missing, hand it to an engine, count what came out."""
+"""Run a study: note it in the store, pack what is missing, hand it to an engine, count the records."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ from initmem.engines.speed import Speedometer, run_flops
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import Recipe, network_of
 from initmem.store.encoding import encode
-from initmem.store.record import COLUMNS, RunRecord, summarise
+from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 from initmem.train.flops import flops_per_image
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
 ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}
 FULL_SPEED = 2.2e7  # forward operations per image from which a CPU core is as fast as in a matrix product
-UTILISATION = 0.2  # small images keep a large accelerator waiting; said with every number
+UTILIZATION = 0.2  # small images keep a large accelerator waiting; said with every number
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Plan:
     workers: int
     hours_here: float | None
     accelerator: str
-    utilisation: float
+    utilization: float
     accelerator_hours: float
     rows: tuple[RecipePlan, ...]
 
@@ -69,7 +69,7 @@ def plan(
     workers: int,
     calibrated: bool = True,
     accelerator: str = "h100",
-    utilisation: float = UTILISATION,
+    utilization: float = UTILIZATION,
 ) -> Plan:
     """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
     recipes = [network_of(recipe) for recipe in study.recipes]
@@ -110,24 +110,24 @@ def plan(
         workers=workers,
         hours_here=sum(hours) if calibrated else None,
         accelerator=accelerator,
-        utilisation=utilisation,
-        accelerator_hours=total / accelerator_rate(accelerator, utilisation) / 3600,
+        utilization=utilization,
+        accelerator_hours=total / accelerator_rate(accelerator, utilization) / 3600,
         rows=tuple(rows),
     )
 
 
-def accelerator_rate(name: str, utilisation: float) -> float:
+def accelerator_rate(name: str, utilization: float) -> float:
     """Operations per second of an accelerator at a share of its peak."""
     if name.lower() not in ACCELERATORS:
         raise ConfigError(f"accelerator = {name!r} ({allowed(ACCELERATORS)})")
-    return ACCELERATORS[name.lower()] * 1e12 * utilisation
+    return ACCELERATORS[name.lower()] * 1e12 * utilization
 
 
 def record_bytes(recipe: Recipe) -> int:
     """The size of one record, from a record of as many epochs with full-length numbers."""
     rng = np.random.default_rng(0)
     history = {name: rng.random(recipe.epochs) for name in COLUMNS}
-    summary = summarise(history, norm_init=rng.random(), test_accuracy=rng.random(), test_loss=rng.random())
+    summary = summarize(history, norm_init=rng.random(), test_accuracy=rng.random(), test_loss=rng.random())
     return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {})))
 
 
@@ -146,13 +146,13 @@ def simulate(
     *,
     gpus: int,
     accelerator: str,
-    utilisation: float,
+    utilization: float,
     failures_per_day: float = 0.0,
     checkpoint_minutes: float = 10.0,
     seed: int = 0,
 ) -> Schedule:
     """Give the longest run to the first free accelerator; a failure costs the time since a checkpoint."""
-    rate = accelerator_rate(accelerator, utilisation)
+    rate = accelerator_rate(accelerator, utilization)
     durations = sorted(
         (
             run_flops(recipe, sizes(recipe)) / rate / 3600

@@ -1,9 +1,9 @@
-"""The Ray engine: every pack is a task, which Ray places where there is a core or a share of a GPU.
+"""The Ray engine: every pack is a task, which Ray runs where a core or a share of a GPU is free.
 
 A task is a worker for one pack. Where its machine sees the store, it claims, saves and commits there like any
 other worker. Where it does not, it works in a folder of its own machine and its records travel back to the
 driver, which holds the claim meanwhile and commits them. A task that is lost with its process or machine is
-started again by Ray; with a store in common it goes on from the last checkpoint.
+started again by Ray; with a store in common it resumes at the last checkpoint.
 """
 
 from __future__ import annotations

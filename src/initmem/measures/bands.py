@@ -16,7 +16,7 @@ def critical(seeds: Array, *, alpha: float = ALPHA) -> float:
 
     At a single point it is Student's quantile. Along a curve, the expected number of crossings of a level is
     known for a t process (Rice; Worsley 1994) from the length of the path that the standardised residuals
-    make, so that neighbouring points which move together count once. Bonferroni's bound holds in any case.
+    make, so that neighboring points which move together count once. Bonferroni's bound holds in any case.
     """
     n = len(seeds)
     residuals = seeds - seeds.mean(axis=0)

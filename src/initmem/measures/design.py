@@ -39,7 +39,7 @@ def plain(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def bundled(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Without the runs of training code of a user's own: of its optimizer and so on nothing is known."""
+    """The runs of bundled networks: of user code only what was declared is known."""
     return [record for record in records if isinstance(record.run.recipe, Recipe)]
 
 

@@ -39,7 +39,7 @@ def bundled_pipeline(study: Study) -> BundledPipeline:
             name = recipe.pipeline if isinstance(recipe, PipelineRecipe) else None
             raise ConfigError(
                 f"pipeline = {name!r} (allowed in a study file: {lab.PIPELINE}, in all of its recipes; "
-                "a program of your own with --command)"
+                "your own program with --command)"
             )
         LinearSettings.of(recipe)
     return BundledPipeline(lab.train, lab.PACK)

@@ -220,7 +220,7 @@ class Init:
         bias_std: float | None = None,
         device: str | torch.device | None = None,
     ) -> Model:
-        """Initialise a model for this scale and seed, and return it: in place, but for a pytree of JAX.
+        """Initialize a model for this scale and seed, and return it: in place, but for a pytree of JAX.
 
         mode: `redraw` draws kernels and biases anew; `rescale` multiplies the model's own kernels.
         kernels: which parameters are kernels, where the usual rule does not know them: module types, patterns
@@ -291,7 +291,7 @@ def _check_kind(model: object) -> None:
 def _refuse_stuck(table: InitTable) -> None:
     stuck = [f"{v.name}: {v.note}" for v in table.variables if v.role == "stuck"]
     if stuck:
-        raise ModelError("cannot initialise " + "; ".join(stuck))
+        raise ModelError("cannot initialize " + "; ".join(stuck))
 
 
 def _cell(value: object) -> str:

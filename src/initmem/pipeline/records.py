@@ -8,7 +8,7 @@ from typing import Any
 
 from initmem.errors import ConfigError
 from initmem.pipeline.tracker import TESTED, Tracker
-from initmem.store.record import RunRecord, summarise
+from initmem.store.record import RunRecord, summarize
 from initmem.study import Run
 
 
@@ -18,7 +18,7 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
     if not (history or finals or tracker.diverged):
         raise ConfigError("no epoch was ended and no metric returned (allowed: tracker.end_epoch, a mapping)")
     start = tracker.norm_init if math.isfinite(tracker.norm_init or 0.0) else None
-    summary = summarise(history, norm_init=start, test_accuracy=None, test_loss=None)
+    summary = summarize(history, norm_init=start, test_accuracy=None, test_loss=None)
     best = summary.tau_best or 0
     dropped = {"dropped": tracker.dropped} if tracker.dropped else {}
     found = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals

@@ -64,7 +64,7 @@ def _is_other(record: RunRecord, current: dict[AnyRecipe, Fingerprint]) -> bool:
 
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
-    """What changed from one fingerprint to another, in words: edits first, then what came and went."""
+    """What changed from one fingerprint to another, edits first, then what was added and removed."""
     both = [name for name in before if name in now and before[name] != now[name]]
     edited = [_edited(name, before[name], now[name]) for name in both]
     gone = [f"{name} is no longer used" for name in before if name not in now]

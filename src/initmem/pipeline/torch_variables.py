@@ -172,7 +172,7 @@ def _fan_in(slot: TorchPlace, choose: Choice) -> float | None:
 
 
 def _tied(first: Variable, again: Variable) -> Variable:
-    """One tensor in two places is drawn once, by the rule that makes it smaller.
+    """A tensor that is used twice is drawn once, by the rule that makes it smaller.
 
     As an embedding alone a table would be drawn with a deviation of 1, and as an output layer it would then
     give logits as large as the root of its width.

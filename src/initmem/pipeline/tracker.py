@@ -177,7 +177,7 @@ class Tracker:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; before or after `attach`."""
+        """Continue where `state_dict` was taken; before or after `attach`."""
         self._updates.load_state_dict(state)
         self._rows, self._given = [dict(row) for row in state["rows"]], set(state["metrics"])
         self.norm_init, self.diverged = state["norm_init"], bool(state["diverged"])

@@ -146,7 +146,7 @@ class UpdateClocks:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; before or after `watch`."""
+        """Continue where `state_dict` was taken; before or after `watch`."""
         for index, sums in enumerate(state["groups"]):
             group = self.group(index)
             for name in SUMS:

@@ -23,13 +23,13 @@ Options = dict[str, Any]  # of matplotlib artists
 def look(style: Style) -> Options:
     """Arguments of a matplotlib line."""
     return {
-        "color": style.colour,
+        "color": style.color,
         "marker": style.marker,
         "linestyle": style.dash,
         "markersize": style.size,
         "linewidth": style.width,
         "markeredgewidth": 1.6 if style.hollow else 0.7,
-        "markerfacecolor": "none" if style.hollow else style.colour,
+        "markerfacecolor": "none" if style.hollow else style.color,
     }
 
 
@@ -119,14 +119,12 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
     """A band, a line, and open markers where runs are missing; points without a line get error bars."""
     style = look(series.style)
     if series.low and series.style.dash == "none":
-        axes.vlines(series.x, series.low, series.high, color=series.style.colour, linewidth=1.0)
+        axes.vlines(series.x, series.low, series.high, color=series.style.color, linewidth=1.0)
     elif series.low:
         high = [min(value, panel.ceiling or math.inf) for value in series.high]
-        axes.fill_between(series.x, series.low, high, color=series.style.colour, alpha=0.16, linewidth=0)
-        for i in series.isolated():  # without a neighbour there is nothing to fill
-            axes.vlines(
-                series.x[i], series.low[i], high[i], color=series.style.colour, alpha=0.3, linewidth=3
-            )
+        axes.fill_between(series.x, series.low, high, color=series.style.color, alpha=0.16, linewidth=0)
+        for i in series.isolated():  # without a neighbor there is nothing to fill
+            axes.vlines(series.x[i], series.low[i], high[i], color=series.style.color, alpha=0.3, linewidth=3)
     # What is too small for a logarithmic axis stands at its lower edge.
     edge = axes.get_ylim()[0] if axes.get_yscale() == "log" else -math.inf
     y = [max(value, edge) if value == value else value for value in series.y]
@@ -141,7 +139,7 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
 
 
 def _marked(n: int, index: int, *, log: bool) -> list[int]:
-    """The points that carry a marker, evenly spread over the axis, each series' at places of its own."""
+    """The points that carry a marker, evenly spread over the axis, each series at its own positions."""
     if n <= MANY:
         return list(range(n))
     share = (index % 6) / 6
@@ -152,12 +150,12 @@ def _marked(n: int, index: int, *, log: bool) -> list[int]:
 
 
 def _draw_published(axes: Axes, mark: Mark) -> None:
-    star: Options = {"color": "white", "mec": mark.style.colour, "mew": 1.0, "ms": 9}
+    star: Options = {"color": "white", "mec": mark.style.color, "mew": 1.0, "ms": 9}
     axes.plot(mark.x, mark.y, "*", **star, zorder=6, clip_on=False)
 
 
 def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
-    """Points whose median lies beyond the last epoch stand in a grey band above it, a row per series."""
+    """Points whose median lies beyond the last epoch stand in a gray band above it, a row per series."""
     late = {
         index: [x for x, y, n in zip(series.x, series.y, series.n, strict=True) if math.isnan(y) and n]
         for index, series in enumerate(panel.series)
@@ -193,7 +191,7 @@ def draw_intervals(axes: Axes, panel: Intervals) -> None:
 
 
 def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
-    colour = row.style.colour
+    color = row.style.color
     if row.floor is not None:
         axes.barh(i, row.floor, height=0.6, color="#D9D9D9", label="noise floor" if i == 0 else "")
     if row.value is None:  # on the side where no published value stands
@@ -206,10 +204,10 @@ def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
         axes.text(0.99 if right else 0.02, i, row.void, **place, color=FAINT)
     else:
         if row.low is not None and row.high is not None:
-            axes.plot([row.low, row.high], [i, i], color=colour, linewidth=1.4)
+            axes.plot([row.low, row.high], [i, i], color=color, linewidth=1.4)
         else:
-            axes.plot([0.0, row.value], [i, i], color=colour, linewidth=1.0, alpha=0.6)
-        axes.plot(row.value, i, row.style.marker, color=colour, markersize=4.5, clip_on=False)
+            axes.plot([0.0, row.value], [i, i], color=color, linewidth=1.0, alpha=0.6)
+        axes.plot(row.value, i, row.style.marker, color=color, markersize=4.5, clip_on=False)
     if row.reference is not None:
         sign = "<" if row.is_bound else "D"
         axes.plot(row.reference, i, sign, color="none", mec="black", mew=0.9, ms=6, clip_on=False)
@@ -240,7 +238,7 @@ def _draw_bar(inset: Axes, i: int, row: Interval, top: float) -> None:
         inset.plot(i, row.reference, sign, color="none", mec="black", mew=0.8, ms=4.5, zorder=5)
     centred: Options = {"ha": "center", "va": "center", "fontsize": 5.5}
     if row.value is not None:
-        inset.bar(i, row.value, color=row.style.colour, width=0.75, alpha=0.75)
+        inset.bar(i, row.value, color=row.style.color, width=0.75, alpha=0.75)
         inset.text(i, -0.27 * top, f"{row.value:.1f}", **centred)
         return
     inset.bar(i, 0.7 * top, color="white", edgecolor="#D0D0D0", hatch="////", width=0.75, linewidth=0.4)
@@ -252,7 +250,7 @@ def _draw_bar(inset: Axes, i: int, row: Interval, top: float) -> None:
 
 
 def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
-    """Coloured cells, hatched where there are no runs."""
+    """Colored cells, hatched where there are no runs."""
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.patch.set(hatch="//////", edgecolor="#C8C8C8", facecolor="white")  # seen where a cell is empty

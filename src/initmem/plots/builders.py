@@ -19,7 +19,7 @@ from initmem.plots.series import (
     scale_series,
     value_of,
 )
-from initmem.plots.styles import COLOURS, nth
+from initmem.plots.styles import COLORS, nth
 from initmem.recipe import AnyRecipe, labels
 from initmem.store.record import RunRecord
 
@@ -36,11 +36,11 @@ METRIC_TITLES = {
     "norm_best": ("Kernel norm of the selected predictor", "Frobenius norm of the kernels"),
     "repair_gap": ("Repair gap", "repair gap (pp)"),
 }
-VERDICT_COLOURS = {
-    "remembers": COLOURS[1],
-    "forgets": COLOURS[2],
-    "undetermined": COLOURS[6],
-    "not applicable": COLOURS[6],
+VERDICT_COLORS = {
+    "remembers": COLORS[1],
+    "forgets": COLORS[2],
+    "undetermined": COLORS[6],
+    "not applicable": COLORS[6],
 }
 
 
@@ -115,7 +115,7 @@ def memory_plot(
         lettered=False,
         about=[
             "Memory: max - min over scales of the mean, with its 95% interval",
-            *(["Grey: noise floor"] if any(row.floor is not None for row in rows) else []),
+            *(["Gray: noise floor"] if any(row.floor is not None for row in rows) else []),
             *(["Dashed: tolerance"] if limit is not None else []),
         ],
     )
@@ -123,7 +123,7 @@ def memory_plot(
 
 def memory_interval(row: Memory) -> Interval:
     """A memory as one row of a panel of intervals."""
-    style = nth(0)._replace(colour=VERDICT_COLOURS[row.verdict], marker="o")
+    style = nth(0)._replace(color=VERDICT_COLORS[row.verdict], marker="o")
     label, void = row.recipe, "not measured yet"
     return Interval(label, style, row.memory, row.low, row.high, row.floor, void=void, verdict=row.verdict)
 

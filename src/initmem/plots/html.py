@@ -18,11 +18,11 @@ from initmem.plots.styles import PALETTE
 
 Json = dict[str, Any]
 MOST_POINTS = 160  # of one series: more would not be seen
-STEPS = 9  # colours of heat maps in the style sheet, h0 to h8
+STEPS = 9  # colors of heat maps in the style sheet, h0 to h8
 BAR = (240, 22)  # width and height of the picture of an interval
 SPARK = (120, 30)
 
-# Shapes as well as colours: filled diamond, ring, question mark.
+# Shapes as well as colors: filled diamond, ring, question mark.
 GLYPHS = {
     "remembers": '<path d="M8 1.5 14.5 8 8 14.5 1.5 8Z"/>',
     "forgets": '<circle cx="8" cy="8" r="5.5" class="ring"/>',
@@ -114,7 +114,7 @@ def numbers(values: Iterable[float | None]) -> list[float | None]:
 
 
 class HeatCell(NamedTuple):
-    """One cell; `step` picks its colour, -1 where there is no value."""
+    """One cell; `step` picks its color, -1 where there is no value."""
 
     text: str
     step: int
@@ -124,7 +124,7 @@ class HeatCell(NamedTuple):
 
 
 def heat_rows(panel: Heatmap) -> list[tuple[str, list[HeatCell]]]:
-    """The cells of a heat map, row by row: every cell says its number, the colour only helps the eye."""
+    """The cells of a heat map, row by row: every cell says its number, the color only helps the eye."""
     return [(row.label, [_cell(panel, i, j) for j in range(len(row.x))]) for i, row in enumerate(panel.rows)]
 
 
@@ -137,7 +137,7 @@ def _cell(panel: Heatmap, i: int, j: int) -> HeatCell:
 
 
 def step(value: float, low: float, high: float) -> int:
-    """Which of the colours a value has."""
+    """Which of the colors a value has."""
     return min(STEPS - 1, int(STEPS * (value - low) / ((high - low) or 1.0)))
 
 

@@ -48,7 +48,7 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
     rows, absent = _without_empty(plot)
     heights = [_height(row, plot) for row in rows]
     maps = [panel for row in rows for panel in row if isinstance(panel, Heatmap)]
-    own_row = bool(maps) and len(rows[-1]) == len(rows[0])  # the key of the colours needs a row of its own
+    own_row = bool(maps) and len(rows[-1]) == len(rows[0])  # the key of the colors needs a row of its own
     heights += [0.95] * own_row + [0.3] * bool(absent)
     legend = fitting(plot.legend)
     with style.context(STYLE):
@@ -193,7 +193,7 @@ def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
 
 
 def _draw_legend(figure: Figure, rows: Sequence[Sequence[Entry]]) -> None:
-    """One legend above all panels, row by row; what has no runs is named there, in grey."""
+    """One legend above all panels, row by row; what has no runs is named there, in gray."""
     wide = max(map(len, rows))
     blank = Entry("", Style("none", "", "none"))
     table = [[*row, *[blank] * (wide - len(row))] for row in rows]
@@ -238,7 +238,7 @@ def _broken(row: Sequence[Entry], most: int) -> list[Sequence[Entry]]:
 
 
 def _draw_key(axes: Axes, maps: Sequence[Heatmap], image: AxesImage) -> None:
-    """The colours of heat maps, and what crosses and hatches mean, where there are any."""
+    """The colors of heat maps, and what crosses and hatches mean, where there are any."""
     axes.set_axis_off()
     place = axes.inset_axes((0.0, 0.62, 0.9, 0.16))
     bar = axes.figure.colorbar(image, cax=place, orientation="horizontal", label=maps[0].y_title)

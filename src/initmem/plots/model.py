@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 
 class Style(NamedTuple):
-    """How a series is told apart: by colour, and by marker and dashes for those who do not see it."""
+    """How a series is told apart: by color, and by marker and dashes for those who do not see it."""
 
-    colour: str
+    color: str
     marker: str = ""
     dash: str = "-"  # a matplotlib line style; "none": points only
     hollow: bool = False
@@ -65,7 +65,7 @@ class Series(NamedTuple):
         ]
 
     def isolated(self) -> list[int]:
-        """Indices of the points with a value whose neighbours have none."""
+        """Indices of the points with a value whose neighbors have none."""
         there = [False, *(not math.isnan(y) for y in self.y), False]
         return [i for i in range(len(self.y)) if there[i : i + 3] == [False, True, False]]
 
@@ -165,9 +165,9 @@ class Heatmap(NamedTuple):
 
     title: str
     x_title: str
-    y_title: str  # what the colours show
+    y_title: str  # what the colors show
     rows: Sequence[Series]
-    limits: tuple[float, float]  # of the colours, shared by all maps of a plot
+    limits: tuple[float, float]  # of the colors, shared by all maps of a plot
     crossed: Sequence[Sequence[bool]] = ()  # labels not fitted; per row and cell
     intervals: Sequence[Interval] = ()  # written right of each row
     form: str = ".1f"  # of the numbers in the cells

@@ -1,4 +1,4 @@
-"""Colours, markers and dashes: Okabe and Ito's palette, and never colour alone."""
+"""Colors, markers and dashes: Okabe and Ito's palette, and never color alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ VERMILLION, ORANGE, BLUE, SKY, GREEN, PURPLE = (
 BLACK, GREY, OLIVE = "#000000", "#7F7F7F", "#B8A900"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
-COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, OLIVE)
-# Recipes of any kind; the page has a light and a dark shade of every colour, in the same order.
-PALETTE = tuple(Style(colour, MARKERS[i], DASHES[i % len(DASHES)]) for i, colour in enumerate(COLOURS))
+COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, OLIVE)
+# Recipes of any kind; the page has a light and a dark shade of every color, in the same order.
+PALETTE = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(COLORS))
 
 OPTIMIZERS = {
     "sgd": Style(VERMILLION, "o", "-"),
@@ -43,7 +43,7 @@ NORMS = {
     ("layer", "none"): Style(PURPLE, "D", ":"),
 }
 PENALISED = Style(BLACK, "X", ":")  # sgd with a kernel penalty, beside the optimizers of the main grid
-ADAM = Style(BLACK, "*", "--")  # beside a sweep of SGD, whose colours mean learning rates
+ADAM = Style(BLACK, "*", "--")  # beside a sweep of SGD, whose colors mean learning rates
 LONG = Style(GREY, "X", ":")
 GUIDE = Style("#404040", "", "--", width=0.9)
 
@@ -70,10 +70,10 @@ def in_order(values: Sequence[object]) -> dict[object, Style]:
 
 
 def crossed(rates: Sequence[float], penalties: Sequence[float]) -> dict[tuple[float, float], Style]:
-    """Learning rate by colour, penalty by marker and dashes."""
-    colours = (VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY)
+    """Learning rate by color, penalty by marker and dashes."""
+    colors = (VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY)
     return {
-        (rate, penalty): Style(colours[i % len(colours)], MARKERS[j % len(MARKERS)], DASHES[j % len(DASHES)])
+        (rate, penalty): Style(colors[i % len(colors)], MARKERS[j % len(MARKERS)], DASHES[j % len(DASHES)])
         for i, rate in enumerate(rates)
         for j, penalty in enumerate(penalties)
     }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GAP = 2  # between two columns: the divider of the box and a space
 LONGEST_WORD = 30  # longer words (paths, hashes) are broken
-COLOURS = {
+COLORS = {
     "remembers": "yellow",
     "forgets": "green",
     "undetermined": "dim",
@@ -133,7 +133,7 @@ def _grid(table: Table, widths: Sequence[int]) -> RenderableType:
         )
     for part in table.parts() if table.group else [table.rows]:
         for row in part:
-            grid.add_row(*(_text(cell.text, _colour(cell)) for cell in row))
+            grid.add_row(*(_text(cell.text, _color(cell)) for cell in row))
         grid.add_section()
     return grid
 
@@ -146,7 +146,7 @@ def _stacked(table: Table) -> RenderableType:
     indent = max(map(len, heads), default=0) + GAP
     lines = [
         [
-            _text(f"{head:<{indent}}", "dim") + _text(cell.text, _colour(cell))
+            _text(f"{head:<{indent}}", "dim") + _text(cell.text, _color(cell))
             for head, cell in zip(heads, row, strict=True)
         ]
         for row in table.rows
@@ -161,8 +161,8 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style)
 
 
-def _colour(cell: Cell) -> str:
-    return next((COLOURS[word] for word in cell.style.split() if word in COLOURS), "")
+def _color(cell: Cell) -> str:
+    return next((COLORS[word] for word in cell.style.split() if word in COLORS), "")
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

@@ -79,7 +79,7 @@ class Checkpoints:
 
 
 def encode(run_id: str, update: int, tensors: Mapping[str, Tensor], meta: Any) -> bytes:
-    """Serialise the state of a run after so many updates."""
+    """Serialize the state of a run after so many updates."""
     from safetensors.torch import save
 
     here = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

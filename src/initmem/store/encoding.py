@@ -53,7 +53,7 @@ def head_of(record: RunRecord) -> dict[str, Any]:
 
 
 def encode(record: RunRecord) -> bytes:
-    """Serialise a record for the store."""
+    """Serialize a record for the store."""
     check_history(record.history, record.summary.epochs)
     history = {name: column.tolist() for name, column in record.history.items()}
     payload = json.dumps(

@@ -135,7 +135,7 @@ class RunRecord:
 SUMMARY_FIELDS = tuple(item.name for item in fields(Summary))
 
 
-def summarise(
+def summarize(
     history: History, *, norm_init: float | None, test_accuracy: float | None, test_loss: float | None
 ) -> Summary:
     """Derive the summary of a run from its history, shape (epoch,) per column, and its test result.
@@ -202,7 +202,7 @@ def finite(record: RunRecord) -> RunRecord:
     if not good.all():
         history = {name: column[: int(good.argmin())].copy() for name, column in history.items()}
         tested = {"test_accuracy": summary.test_accuracy, "test_loss": summary.test_loss}
-        ended = summarise(history, norm_init=summary.norm_init, **tested)
+        ended = summarize(history, norm_init=summary.norm_init, **tested)
         same = ended.tau_best == summary.tau_best  # else the test result is not that of the predictor
         summary = ended if same else replace(ended, test_accuracy=None, test_loss=None)
     values = {name: getattr(summary, name) for name in SUMMARY_FIELDS}

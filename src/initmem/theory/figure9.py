@@ -147,7 +147,7 @@ def _thin(eta: float, order: str, points: Points, keep: int = 600) -> Trajectory
     return Trajectory(eta, order, steps.astype(np.float64), a, b)
 
 
-# The shapes of the end points carry the difference between the rates without any colour.
+# The shapes of the end points carry the difference between the rates without any color.
 _STYLES = dict(
     zip(RATES, (Style(BLUE, "o", "none", size=7), Style(VERMILLION, "^", "none", size=7)), strict=True)
 )
@@ -200,7 +200,7 @@ def _drawn(one: Trajectory, *, hollow: bool) -> list[Series]:
     end = _STYLES[one.eta]._replace(hollow=hollow)
     # Steps are told apart only where there are few of them.
     dots = "." if len(one.steps) < 50 else ""
-    path = Style(end.colour, dots, "-", size=4, width=0.9)
+    path = Style(end.color, dots, "-", size=4, width=0.9)
     return [
         Series("", path, one.a.tolist(), one.b.tolist()),
         Series(rf"$\eta = {one.eta:g}$", end, [float(one.a[-1])], [float(one.b[-1])]),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from initmem.clocks import RateSums
-from initmem.store.record import RunRecord, Status, summarise
+from initmem.store.record import RunRecord, Status, summarize
 from initmem.study import Run
 from initmem.theory._arrays import Array, Factors, Integers
 from initmem.theory.ensemble import (
@@ -67,7 +67,7 @@ def train_linear(runs: Sequence[Run]) -> list[RunRecord]:
     histories = [{name: col[:n, r].copy() for name, col in columns.items()} for r, n in enumerate(lived)]
     statuses: list[Status] = ["completed" if n == recipe.epochs else "diverged" for n in lived]
     return [
-        RunRecord(run, status, summarise(history, **ends), history, provenance)
+        RunRecord(run, status, summarize(history, **ends), history, provenance)
         for run, status, history, ends in zip(runs, statuses, histories, _ends(path, task, best), strict=True)
     ]
 

@@ -18,7 +18,7 @@ from initmem.clocks import CLOCKS, RateSums, epoch_rates, updates_per_epoch
 from initmem.data import Dataset
 from initmem.recipe import network_of
 from initmem.seeds import generator
-from initmem.store.record import COLUMNS, RunRecord, Status, finite, summarise
+from initmem.store.record import COLUMNS, RunRecord, Status, finite, summarize
 from initmem.study import Run
 from initmem.train import native
 from initmem.train.augment import flip_crop_draws
@@ -152,7 +152,7 @@ class Pack:
                 RunRecord(
                     run=run,
                     status=self.status[r] or "completed",
-                    summary=summarise(
+                    summary=summarize(
                         self._columns(r),
                         norm_init=self.norm_init[r],
                         test_accuracy=float(accuracy[r]),

@@ -112,7 +112,7 @@ def _penalised(shown: Slopes, b: int) -> Member:
 def _clock_members(shown: Slopes, every: Sequence[int]) -> list[list[Member]]:
     """SGD, SGD with a penalty, Adam: a line per batch size each. The penalty is wanted at two sizes only."""
     style = styles.in_order(every)
-    green = {b: style[b]._replace(colour=styles.GREEN) for b in every}
+    green = {b: style[b]._replace(color=styles.GREEN) for b in every}
     some = [b for b in every if b in BATCHES or shown.penalised.cell(shown.penalised_key(b))]
     return [
         [Member(("sgd", b), f"b = {b}", style[b]) for b in every],

@@ -2,7 +2,7 @@
 // Lines with bands, drawn as SVG: no library, nothing to fetch.
 const initmem = (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const COLOURS = 8;
+  const COLORS = 8;
   const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
   const MARKERS = [
     "M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0Z",
@@ -142,7 +142,7 @@ const initmem = (() => {
   }
 
   function drawLine(line, x, y, box, strip, dots, clip) {
-    const group = svg("g", { class: `series s${line.style % COLOURS}`, "data-name": line.label });
+    const group = svg("g", { class: `series s${line.style % COLORS}`, "data-name": line.label });
     const lowest = y.log ? y.low : -Infinity;
     const up = (v) => y.place(Math.max(v, lowest)).toFixed(1);
     const inner = svg("g", { "clip-path": `url(#${clip})` });
@@ -222,14 +222,14 @@ const initmem = (() => {
     host.onkeydown = (event) => {
       if (event.key === "Escape") return hide();
       if (event.key === "Enter" && current && current.point.href) return void (location.hash = current.point.href);
-      const next = neighbour(dots, current, event.key);
+      const next = neighbor(dots, current, event.key);
       if (!next) return undefined;
       event.preventDefault();
       return show(next);
     };
   }
 
-  function neighbour(dots, current, key) {
+  function neighbor(dots, current, key) {
     if (!["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"].includes(key) || !dots.length) return null;
     if (!current) return dots[0];
     if (key === "ArrowLeft" || key === "ArrowRight") {
@@ -264,7 +264,7 @@ const initmem = (() => {
 
   function sample(style) {
     const dash = DASHES[style % DASHES.length];
-    return svg("svg", { viewBox: "0 0 34 14", "aria-hidden": "true", class: `series s${style % COLOURS}` }, [
+    return svg("svg", { viewBox: "0 0 34 14", "aria-hidden": "true", class: `series s${style % COLORS}` }, [
       svg("line", { class: "mean", x1: 2, x2: 32, y1: 7, y2: 7, ...(dash ? { "stroke-dasharray": dash } : {}) }),
       svg("path", { class: "dot", d: MARKERS[style % MARKERS.length], transform: "translate(17 7)" }),
     ]);

@@ -1,5 +1,5 @@
 "use strict";
-// What the page does beside showing itself: charts, sorting and copying, the table of runs, colours.
+// What the page does beside showing itself: charts, sorting and copying, the table of runs, colors.
 (() => {
   const { html, short, tip } = initmem;
   const PAGE = 100; // rows of the table of runs at a time
@@ -319,7 +319,7 @@
     form.elements.recipe.focus({ preventScroll: true });
   }
 
-  // -- colours ------------------------------------------------------------------------------------------
+  // -- colors ------------------------------------------------------------------------------------------
 
   function theme() {
     const keep = (value) => {

@@ -127,7 +127,7 @@ def linear_plot(families: list[Family]) -> Plot:
 
 
 def _members(family: Family) -> list[Member]:
-    """Batch sizes by style; what shares the clock at another learning rate is grey."""
+    """Batch sizes by style; what shares the clock at another learning rate is gray."""
     sizes = [Member(f, f"$b = {f.recipe.batch_size}$", nth(i)) for i, f in enumerate(family.members)]
     others = [
         Member(

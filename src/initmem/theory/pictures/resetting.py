@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.plots.model import Entry, Panel, Plot, Series, Style
-from initmem.plots.styles import COLOURS, MARKERS
+from initmem.plots.styles import COLORS, MARKERS
 from initmem.theory import resetting
 
 Array = NDArray[np.float64]
@@ -34,7 +34,7 @@ def resetting_view(seed: int) -> ResettingView:
 def resetting_plot(view: ResettingView) -> Plot:
     """Coefficients against the rate of resetting, and their distance from ridge in standard errors."""
     means, x_title = view.means, "rate of resetting $r$ = ridge penalty"
-    points = [Style(COLOURS[i], MARKERS[i], "none", size=5) for i in range(view.ridge.shape[1])]
+    points = [Style(COLORS[i], MARKERS[i], "none", size=5) for i in range(view.ridge.shape[1])]
     left = Panel(
         title="",
         x_title=x_title,
@@ -51,7 +51,7 @@ def resetting_plot(view: ResettingView) -> Plot:
             for i, style in enumerate(points)
         ],
         guides=[
-            Series("", Style(style.colour), view.penalties.tolist(), path.tolist())
+            Series("", Style(style.color), view.penalties.tolist(), path.tolist())
             for style, path in zip(points, view.ridge.T, strict=True)
         ],
         log_x=True,
