@@ -6,9 +6,10 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from modules import of_quickstart
+
+ROOT = Path(__file__).parents[1]
 
 MOST = 70  # modules on the path of a run: a new one should replace an old one
 
