@@ -308,7 +308,7 @@ def test_a_page_opened_after_a_sleep_is_up_to_date(
     monkeypatch.setattr(server, "PATIENCE", 10.0)
     run = tiny_study.all_runs()[-1]
     time.sleep(0.3)  # nobody watches: it sleeps
-    store.claim([run])
+    store.claims.take([run])
     assert run.id in ask(board.port, "/").body.decode()
 
 
@@ -382,7 +382,7 @@ def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
     store: Store, tiny_study: Study, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
     run = tiny_study.all_runs()[-1]
-    store.claim([run])
+    store.claims.take([run])
     claim = rewrite_claim(store, run, host="elsewhere", pid=1)
     now = 1000.0
     monkeypatch.setattr(budget.time, "monotonic", lambda: now)
@@ -401,7 +401,7 @@ def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
 
 def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, tiny_study: Study) -> None:
     run = tiny_study.all_runs()[-1]
-    store.claim([run])
+    store.claims.take([run])
     assert not live_now(store)["flights"][0]["silent"]
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -165,7 +165,7 @@ def test_several_stores_are_measured_as_one(filled: Path, tiny_study: Study, tmp
     (row,) = said("measure", filled, other, "--what", "difference", "--json")
     assert (row["field"], row["n_scales"], row["n_seeds"]) == ("l2", 3, 2)
     assert row["after"] < row["before"]
-    assert "of 2 recipes" in initmem("measure", filled, other, "--what", "forecast").stdout
+    assert "cannot tell: 2" in initmem("measure", filled, other, "--what", "forecast").stdout
     assert_refused(initmem("measure", filled, tmp_path / "nowhere"), "nowhere")
 
 
@@ -314,7 +314,9 @@ def documented(schema: str) -> set[str]:
     [
         ["studies"], ["studies", "chaos"], ["plan", "quickstart", "--effort", "smoke", "--gpus", "1"],
         ["status", "STORE"], ["measure", "STORE"], ["measure", "STORE", "--what", "beta"],
-        *(["measure", "STORE", "--what", what] for what in ("half-life", "forecast", "radial")),
+        *(["measure", "STORE", "--what", what] for what in ("half-life", "forecast", "radial", "scale")),
+        ["measure", "STORE", "--what", "failures"], ["measure", "GRID", "--what", "exponents"],
+        ["plan", "quickstart", "--power", "--noise", "1.0"],
         *(["measure", "STORE", "--what", what] for what in ("interpolation", "repair", "chaos", "collapse")),
         ["measure", "GRID", "--what", "collapse"], ["measure", "GRID", "--what", "difference"],
         ["measure", "CHAOS", "--what", "chaos"], ["report", "STORE", "-o", "OUT/r.html"],

@@ -255,7 +255,7 @@ def test_the_wrapped_script_is_asked_with_its_clocks(tmp_path: Path, capsys, mon
     options = ["--set", "scales=[0.5, 2.0]", "--set", "seeds=[3]", "--store", str(tmp_path), "--json"]
     with contextlib.suppress(SystemExit):
         app(["run", "--command", f"{PYTHON} {said}", *options])
-    assert json.loads(capsys.readouterr().out)["completed"] == 2
+    assert json.loads(capsys.readouterr().out)["summary"]["completed"] == 2
     for record in Store(tmp_path).records():
         assert record.run.seed == 3 and record.provenance["scale_used"] is True
         assert record.summary.epochs == 4  # before the first update, and after 2, 4 and 6

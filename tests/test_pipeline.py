@@ -459,7 +459,9 @@ def test_a_grid_is_a_memory_per_recipe(tmp_path: Path, capsys: pytest.CaptureFix
         result.select(lr=7)
     assert result.frame.filter(polars.col("lr") == 0.1)["dropout"].unique().sort().to_list() == [0.0, 0.5]
     app(["measure", str(tmp_path), "--json"], standalone_mode=False)
-    assert [row["recipe"] for row in json.loads(capsys.readouterr().out)] == [row.recipe for row in rows]
+    assert [row["recipe"] for row in json.loads(capsys.readouterr().out)["rows"]] == [
+        row.recipe for row in rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -501,7 +503,7 @@ def test_what_every_scale_reached(tmp_path: Path, capsys: pytest.CaptureFixture[
     rows = result.scales().select("scale", "mean", "deviation", "n").rows()
     np.testing.assert_allclose(rows, expected)
     app(["measure", str(tmp_path), "--what", "scale", "--json"], standalone_mode=False)
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["recipe"], row["metric"]) for row in printed] == [("planted", "test_accuracy")] * 2
     np.testing.assert_allclose([row["mean"] for row in printed], [row[1] for row in expected])
 
@@ -537,7 +539,7 @@ def test_the_metric_and_why_it_was_chosen_are_printed(tmp_path: Path, capsys) ->
     assert "metric: val_loss (no accuracy was recorded; also recorded: bleu)" in capsys.readouterr().out
     named = run(short, [1.0, 2.0], [0, 1], tmp_path)
     app(["measure", str(tmp_path), "--metric", "test_acc", "--json"], standalone_mode=False)
-    assert {row["metric"] for row in json.loads(capsys.readouterr().out)} == {"test_accuracy"}
+    assert {row["metric"] for row in json.loads(capsys.readouterr().out)["rows"]} == {"test_accuracy"}
     assert named.memory().metric == named.memory("test_acc").metric == "test_accuracy"
     assert named.memory("test_acc").unit == "pp"
 
@@ -647,7 +649,7 @@ def test_a_study_whose_first_runs_fail_alike_stops(
     app(["status", str(tmp_path)], standalone_mode=False)
     assert "failed: 3 with initmem.errors.ConfigError: metric test_accuracy = 97" in capsys.readouterr().out
     app(["status", str(tmp_path), "--json"], standalone_mode=False)
-    (study,) = json.loads(capsys.readouterr().out)["studies"]
+    (study,) = json.loads(capsys.readouterr().out)["summary"]["studies"]
     assert [(cause["runs"], cause["scale"], cause["seed"]) for cause in study["failures"]] == [(3, 1.0, 0)]
     result = run(train, [1.0, 2.0], range(5), tmp_path, keep_going=True)
     assert len(calls) == 10 and len(result.failures) == 10

@@ -50,7 +50,7 @@ def test_the_noise_of_a_pilot_is_pooled_over_scales_and_free_of_seed_levels() ->
 def test_plan_prints_the_power(command) -> None:
     code, out, _ = command("plan", "quickstart", "--power", "--noise", "1.5", "--memory", "6", "--json")
     assert code == 0
-    rows = json.loads(out)
+    rows = json.loads(out)["rows"]
     assert {row["noise"] for row in rows} == {1.5}
     assert all(row["memory"] == 6 and row["seeds_to_find"] <= row["seeds_to_forget"] for row in rows)
     code, _, complaint = command("plan", "quickstart", "--power")

@@ -254,7 +254,7 @@ def test_wide_and_a_pipe_show_every_column() -> None:
     for text in (wide, piped):
         head = next(line for line in text.splitlines() if line.startswith("recipe"))
         assert re.sub(" +", " ", head).strip() == (
-            "recipe verdict memory 95% interval floor corrected p scales × seeds"
+            "recipe verdict memory 95% interval floor corrected p q scales × seeds"
         )
         assert "left out" not in text
 

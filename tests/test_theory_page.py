@@ -15,7 +15,6 @@ import pytest
 from initmem.cli import main
 from initmem.engines.events import Listener
 from initmem.engines.local import LocalEngine
-from initmem.engines.settings import Settings
 from initmem.engines.worker import Worker
 from initmem.store.store import Store
 from initmem.study import Run
@@ -114,8 +113,8 @@ def short_figure9() -> figure9.Figure9:
     return figure9.Figure9(tuple(figure9.Experiment(letter, "short", lines) for letter in "abcd"))
 
 
-def run_here(_: LocalEngine, store: Store, packs: list[list[Run]], listen: Listener) -> bool:
-    Worker(store, Settings(), listen=listen).work(packs)
+def run_here(engine: LocalEngine, store: Store, packs: list[list[Run]], listen: Listener) -> bool:
+    Worker(store, engine.settings, listen=listen).work(packs)
     return True
 
 

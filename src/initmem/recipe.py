@@ -396,7 +396,8 @@ def _place(name: str, model: type[BaseModel]) -> str:
     last = name.rpartition(".")[2]
     if model is Recipe:
         return "it belongs at the top of the study file" if name in STUDY_FIELDS else ""
-    if (known := SYNONYMS.get(last, last)) in Recipe.model_fields:
+    of_a_study = "recipe" in model.model_fields
+    if of_a_study and (known := SYNONYMS.get(last, last)) in Recipe.model_fields:
         return f"{known} belongs in " + (
             "[recipe] or [[grid]]" if name == last else "recipe = {...} of the effort"
         )

@@ -109,7 +109,8 @@ def measure(
     else:
         show(measure_table(what, rows), wide=wide)
         if what in REMARKS:
-            say(REMARKS[what](rows))
+            for line in REMARKS[what](rows).splitlines():
+                say(line)
 
 
 def _at_scales(records: list[RunRecord], text: str) -> list[RunRecord]:

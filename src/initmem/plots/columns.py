@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from initmem.clocks import CLOCKS
 from initmem.plots.table import Column, Key, Table, table_of
 
 Columns = dict[Key, Column]
@@ -68,6 +69,15 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "reading": Column("reading", "text", "what that says; cannot tell: the curves do not overlap"),
             "n_curves": Column("curves", about="number of batch sizes", priority=5),
             "n_levels": Column("levels", about="levels of |slope| that all curves reach", priority=6),
+            **{
+                f"apart_{axis}": Column(
+                    f"by {axis}",
+                    about=f"distance of the curves against {axis}, decades",
+                    form=".2f",
+                    priority=7,
+                )
+                for axis in ("epochs", *CLOCKS)
+            },
         },
     ),
     "exponents": (

@@ -18,6 +18,8 @@ QUANTITIES = {
     "train": "train accuracy",
     "gap": "difference between scales",
     "beta": "|β|, last epoch",
+    "tau_best": "epoch of the returned predictor",
+    "tau_interp": "interpolation epoch",
 }
 
 
@@ -75,6 +77,9 @@ def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, tuple[
         case "train":
             values = list(stats.train.values())
             return (sum(values) / len(values) if values else None), None
+        case "tau_best" | "tau_interp":
+            epochs = [mean for mean in stats.curve(item.quantity).y if not math.isnan(mean)]
+            return (sum(epochs) / len(epochs) if epochs else None), None
         case _:
             return _slope(stats)
 

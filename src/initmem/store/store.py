@@ -142,7 +142,7 @@ class Store:
         claim = seen.claim if seen else None
         signs = (seen.beat if seen else None, self.live.beat(run_id))
         gone = claim is not None and claim.process_is_gone()
-        silence = math.inf if gone or signs == (None, None) else self._heartbeats.silence(run_id, signs)
+        silence = math.inf if gone else self._heartbeats.silence(run_id, signs)
         return Flight(claim, silence, self.live.rows(run_id), self.faults.attempt(run_id))
 
 
