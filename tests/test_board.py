@@ -307,7 +307,7 @@ def test_a_page_opened_after_a_sleep_is_up_to_date(
 ) -> None:
     monkeypatch.setattr(server, "PATIENCE", 10.0)
     run = tiny_study.all_runs()[-1]
-    time.sleep(0.3)  # nobody watches: it sleeps
+    time.sleep(2.0)  # nobody watches: it sleeps
     store.claims.take([run])
     assert run.id in ask(board.port, "/").body.decode()
 

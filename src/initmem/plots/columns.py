@@ -72,7 +72,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             **{
                 f"apart_{axis}": Column(
                     f"by {axis}",
-                    about=f"distance of the curves against {axis}, decades",
+                    about=f"decades between the curves against {axis}",
                     form=".2f",
                     priority=7,
                 )

@@ -81,7 +81,7 @@ class Claims:
 
     @writes
     def take(self, runs: Sequence[Run]) -> list[Run]:
-        """Claim the runs of a pack that are neither done nor claimed; the list may be empty.
+        """Claim the runs of a pack that have no record yet: all of them, or none while another worker has one.
 
         Workers with the same packs try the same first run first: whoever gets it gets the whole pack.
         """
@@ -92,11 +92,11 @@ class Claims:
         try:
             for run in open_runs:
                 dead = self._take_one(run, content, heir_of)
-                if dead is None and not mine:
+                if dead is None:  # a pack is trained whole: what another worker has of it is worth the wait
+                    self.release(mine)
                     return []
-                if dead is not None:
-                    mine.append(run)
-                    heir_of = heir_of or dead
+                mine.append(run)
+                heir_of = heir_of or dead
         except OSError:
             self.release(mine)
             raise
