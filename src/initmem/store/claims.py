@@ -81,7 +81,7 @@ class Claims:
 
     @writes
     def take(self, runs: Sequence[Run]) -> list[Run]:
-        """Claim the runs of a pack that have no record yet: all of them, or none while another worker has one.
+        """Claim the runs of a pack that have no record yet: all, or none while another worker has one.
 
         Workers with the same packs try the same first run first: whoever gets it gets the whole pack.
         """
