@@ -174,6 +174,7 @@ def test_charts_are_read_with_the_keyboard_and_switched(visit: Visit, report: st
     page = visit.page
     page.goto(report)
     page.locator("#curves .plot").first.focus()
+    expect(page.locator("#curves .plot svg").first).to_be_visible()  # drawn when it comes into view
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     expect(page.locator("#tip")).to_contain_text("σ = 0.5")
