@@ -25,7 +25,7 @@ from initmem.report import html
 from initmem.report.board import budget, server, watch
 from initmem.report.board.access import is_loopback
 from initmem.report.board.budget import Budget
-from initmem.report.board.live import live, requested_runs
+from initmem.report.board.live import Pace, live, requested_runs, summary
 from initmem.report.board.server import Board
 from initmem.report.content import Content
 from initmem.store.archive import write_archive
@@ -410,6 +410,15 @@ def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, 
     assert (row["silent"], row["silence"]) == (True, "")
     shown = html.fragment("live", {"problem": ""} | live_now(store))
     assert "process has ended" in shown
+
+
+def test_the_summary_counts_in_english() -> None:
+    working, idle = Pace(1, None, None, None), Pace(0, None, None, None)
+    assert summary(0, 0, 0, idle) == "No study has been run in this store yet."
+    assert summary(3, 1, 1, working) == "1 run in training, 1 waiting."
+    assert summary(3000, 1, 2, working) == "2 runs in training, 2,997 waiting."
+    assert summary(3, 2, 0, idle) == "1 run is left, and no worker is running."
+    assert summary(3, 3, 0, idle) == "All 3 runs are done."
 
 
 def test_a_run_released_a_moment_ago_is_not_called_dead(store: Store, tiny_study: Study) -> None:

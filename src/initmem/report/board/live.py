@@ -13,7 +13,7 @@ from markupsafe import Markup
 from initmem.data import sizes
 from initmem.engines.packing import cost
 from initmem.engines.progress import duration
-from initmem.errors import InitmemError
+from initmem.errors import InitmemError, count
 from initmem.plots.html import course
 from initmem.recipe import AnyRecipe, network_of
 from initmem.report.audit import failures, place
@@ -74,8 +74,9 @@ def summary(total: int, finished: int, training: int, speed: Pace) -> str:
         return f"All {total:,} runs are done."
     if not speed.workers:
         lost = " The workers that claimed runs have ended or no longer respond." if training else ""
-        return f"{total - finished:,} runs are left, and no worker is running.{lost}"
-    return f"{training:,} runs in training, {total - finished - training:,} waiting."
+        left = "1 run is" if total - finished == 1 else f"{total - finished:,} runs are"
+        return f"{left} left, and no worker is running.{lost}"
+    return f"{count(training, 'run')} in training, {total - finished - training:,} waiting."
 
 
 def pace(content: Content, requested: Mapping[str, Run], training: Mapping[str, Flight]) -> Pace:
