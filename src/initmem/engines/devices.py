@@ -23,11 +23,6 @@ def check_device(device: str, slots: int = 1) -> None:
         raise ConfigError(f"slots = {slots} with device = {device!r} (allowed: 1; more on a GPU)")
 
 
-def is_here(device: str) -> bool:
-    """Whether this machine has it."""
-    return device == "cpu" or bool(_gpus(device))
-
-
 def places(device: str, slots: int = 1) -> list[str]:
     """A device for each pack that this machine trains at the same time.
 
