@@ -79,7 +79,8 @@ def test_the_rows_of_the_study_are_those_of_its_runs() -> None:
     study = load_study("linear")
     recipe = next(r for r in study.recipes if r.get("batch_size") == 16 and r.get("l2"))
     records = train_linear(study.runs(recipe))
-    row = next(r for r in NUMBERS["linear"] if r["recipe"] == "linear sgd constant b16 epochs=30 l2=0.1 lr=0.004")
+    label = "linear sgd constant b16 epochs=30 l2=0.1 lr=0.004"
+    row = BUILD.find(NUMBERS["linear"], recipe=label)
     fading = linear._fading(row["recipe"], "l2", records)
     assert fading.beta[-1] == pytest.approx(row["beta_end"], rel=1e-3)
     assert fading.until(fading.beta[0] / 4, fading.time) == pytest.approx(row["clock_to_quarter"], rel=1e-3)
