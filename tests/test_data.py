@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from initmem import study_file
 from initmem.data import load, sizes
 from initmem.data.dataset import hold_out
 from initmem.data.sources import cache_dir
@@ -67,6 +68,19 @@ def test_npz_with_its_own_test_part(tmp_path: Path) -> None:
     assert (len(data.train), len(data.val), len(data.test), data.classes) == (40, 10, 10, 5)
     assert data.train.x.dtype == np.uint8
     assert data.shape == (3, 8, 8)
+
+
+def test_an_npz_that_changed_after_the_study_was_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    rng = np.random.default_rng(0)
+    y = np.arange(40) % 2
+    np.savez(path, x=rng.random((40, 4)), y=y)
+    recipe = study_file.single([f"dataset={path}", "model=mlp"])
+    assert len(load(recipe).train) == 24
+    np.savez(path, x=rng.random((40, 4)), y=y)
+    for read in (load, sizes):
+        with pytest.raises(DataError, match=r"mine\.npz: changed since the study was read"):
+            read(recipe)
 
 
 def test_npz_floats_are_scaled_by_the_range_of_the_training_part(tmp_path: Path) -> None:

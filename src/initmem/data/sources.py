@@ -5,6 +5,8 @@ And the folder in which downloaded files are kept.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import os
 import zipfile
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from initmem.data.dataset import Dataset, Examples, Sizes, split, split_three
 from initmem.errors import DataError
 from initmem.recipe import AnyRecipe, network_of
+from initmem.store.files import read_bounded
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
 SYNTHETIC_CLASSES = 10
@@ -33,7 +36,7 @@ def load(recipe: AnyRecipe) -> Dataset:
     recipe = network_of(recipe)
     kind = recipe.dataset.split(":")[0]
     if recipe.dataset.endswith(".npz"):
-        dataset = _npz(Path(recipe.dataset))
+        dataset = _npz(Path(recipe.dataset), recipe.data_sha256)
     elif kind == "digits":
         dataset = _digits()
     elif kind == "synthetic":
@@ -54,7 +57,7 @@ def sizes(recipe: AnyRecipe) -> Sizes:
     recipe = network_of(recipe)
     kind = recipe.dataset.split(":")[0]
     if recipe.dataset.endswith(".npz"):
-        data = _npz(Path(recipe.dataset))
+        data = _npz(Path(recipe.dataset), recipe.data_sha256)
         known = Sizes(len(data.train), len(data.val), len(data.test), *data.shape, data.classes)
     elif kind == "synthetic":
         n, channels, height, width = synthetic_shape(recipe.dataset)
@@ -109,8 +112,8 @@ def _synthetic(n: int, channels: int, height: int, width: int) -> Dataset:
     return split("synthetic", Examples(x, y), None, split_three(n)[1], SYNTHETIC_CLASSES)
 
 
-def _npz(path: Path) -> Dataset:
-    arrays = _read_npz(path)
+def _npz(path: Path, sha256: str | None) -> Dataset:
+    arrays = _read_npz(path, sha256)
     if "x_train" in arrays:
         whole, test = _examples(path, arrays, "_train"), _examples(path, arrays, "_test")
         n_val = len(whole) // 5
@@ -130,10 +133,16 @@ def _npz(path: Path) -> Dataset:
     return split(path.stem, whole, test, n_val, int(labels.max()) + 1)
 
 
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the arrays with known names, and nothing else."""
+def _read_npz(path: Path, sha256: str | None) -> dict[str, NDArray[Any]]:
+    """Read the arrays with known names, and nothing else, from the very bytes that have this digest."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        content = read_bounded(path, LARGEST_ARRAY)
+        if sha256 not in (None, hashlib.sha256(content).hexdigest()):
+            raise DataError(
+                f"{path}: changed since the study was read (to train on the file as it is now, "
+                "give the study's command again: it makes new runs)"
+            )
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             wanted = next((names for names in NPZ_NAMES if members.keys() >= set(names)), None)
             if wanted is None:
