@@ -15,7 +15,7 @@ SOURCE = Path(initmem.__file__).parent
 LEVELS = (
     {"errors", "seeds"},
     {"recipe"},
-    {"clocks"},
+    {"clocks", "shapes"},
     {"study"},
     {"study_file", "store"},
     {"data"},

@@ -11,10 +11,10 @@ from initmem.data import sizes
 from initmem.engines.plan import accelerator_rate, plan, record_bytes, run_flops, simulate
 from initmem.errors import ConfigError
 from initmem.recipe import MODELS, Recipe
+from initmem.shapes import flops_per_image
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
 from initmem.study_file import load_study
-from initmem.train.flops import flops_per_image
 from initmem.train.models import build
 
 

@@ -28,7 +28,7 @@ from initmem.store.results import open_results
 from initmem.store.store import Store
 from initmem.study import Study, recipes_of
 
-__all__ = ["beta", "figure", "interpolation", "memory", "norm", "scale"]
+__all__ = ["beta", "clocks", "figure", "interpolation", "memory", "norm", "scale"]
 
 AnyResults: TypeAlias = "Result | Store | Archive | str | Path | Sequence[RunRecord]"
 
@@ -76,6 +76,15 @@ def memory(
     records, studies = _records(results)
     order = recipes_of(studies)
     return _drawn(builders.memory_plot(records, metric, tolerance=tolerance, order=order), axes)
+
+
+def clocks(results: AnyResults) -> tuple[Figure, list[Axes]]:
+    """The radial elasticity of recipes against the clocks that could explain it, with fitted curves.
+
+    One panel per clock; it takes recipes that differ, four or more of one family of optimizers.
+    """
+    records, studies = _records(results)
+    return matplotlib.draw(builders.clocks_plot(records, order=recipes_of(studies)))
 
 
 def figure(results: AnyResults, number: int | str, *, reference: bool = False) -> tuple[Figure, list[Axes]]:

@@ -60,6 +60,10 @@ StudyArgument = Annotated[
 StoreArgument = Annotated[
     Path, typer.Argument(help="A directory that `initmem run` wrote, or an archive of one.")
 ]
+StoresArgument = Annotated[
+    list[Path],
+    typer.Argument(help="Directories that `initmem run` wrote, or archives; several count as one."),
+]
 Effort = Annotated[
     str | None,
     typer.Option(help="Size of the study; `initmem studies NAME` lists them.", metavar="NAME"),

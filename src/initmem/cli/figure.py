@@ -10,7 +10,7 @@ from initmem.cli.base import (
     AsJson,
     Output,
     Reference,
-    StoreArgument,
+    StoresArgument,
     app,
     missing_in_words,
     opened,
@@ -22,8 +22,8 @@ from initmem.cli.base import (
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="1 to 8, scale, or all.")],
-    store: StoreArgument,
+    name: Annotated[str, typer.Argument(help="1 to 8, scale, clocks, or all.")],
+    stores: StoresArgument,
     output: Output = None,
     ending: Annotated[
         str, typer.Option(metavar="FORMAT", help="Without a file name: pdf, png or svg.")
@@ -37,7 +37,7 @@ def figure(
     """
     from initmem.paper import figures
 
-    records, studies = opened(store)
+    records, studies = opened(*stores)
     wanted = figures.available(records) if name == "all" else (name,)
     rows = []
     for one in wanted:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Wide, app, opened, print_json, say, show
+from initmem.cli.base import AsJson, StoresArgument, Wide, app, opened, print_json, say, show
 from initmem.errors import ConfigError, allowed
 
 if TYPE_CHECKING:
@@ -16,16 +15,13 @@ if TYPE_CHECKING:
 
 @app.command()
 def measure(
-    stores: Annotated[
-        list[Path],
-        typer.Argument(help="Directories that `initmem run` wrote, or archives; several count as one."),
-    ],
+    stores: StoresArgument,
     what: Annotated[
         str,
         typer.Option(
             metavar="MEASURE",
             help="memory, scale, difference, failures, beta, half-life, collapse, exponents, forecast, "
-            "radial, interpolation, repair, chaos or seeds.",
+            "clocks, radial, interpolation, repair, chaos or seeds.",
         ),
     ] = "memory",
     metric: Annotated[

@@ -17,10 +17,10 @@ from initmem.engines.packing import packs
 from initmem.engines.speed import Speedometer, run_flops
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import Recipe, network_of
+from initmem.shapes import flops_per_image
 from initmem.store.encoding import encode
 from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
-from initmem.train.flops import flops_per_image
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
 ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}

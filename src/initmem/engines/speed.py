@@ -8,8 +8,8 @@ import numpy as np
 
 from initmem.data import Dataset, Examples, Sizes
 from initmem.recipe import Recipe
+from initmem.shapes import Flops, flops_per_image
 from initmem.study import Run
-from initmem.train.flops import Flops, flops_per_image
 
 LONGEST_STEP = 1e10  # operations per timed step: a fraction of a second on one core
 # The best of several trials counts: a busy machine makes steps slower, never quicker.

@@ -11,6 +11,7 @@ import numpy as np
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.chaos import chaos_floor, seed_variance
+from initmem.measures.clock_fits import clock_fits, observed
 from initmem.measures.collapse import collapse, product_clock
 from initmem.measures.design import by_recipe, by_scale, plain, scale_means
 from initmem.measures.difference import controlled_pairs, difference
@@ -188,6 +189,27 @@ def _forecast_score(rows: Sequence[Row]) -> str:
     return "\n".join([*said, f"forecasts: {sum(told)} of {len(told)} correct; cannot tell: {silent}"])
 
 
+def _clocks(groups: Groups, metric: str | None) -> list[Row]:
+    """How well each clock explains the radial elasticity of all recipes of a family."""
+    recipes = [one for label, records in groups.items() if (one := observed(label, records)) is not None]
+    return [fit._asdict() for fit in clock_fits(recipes)]
+
+
+def _clocks_said(rows: Sequence[Row]) -> str:
+    """Which clock comes out best in each family."""
+    if not rows:
+        return "too few recipes of one family of optimizers to fit a curve (needed: 4 with two scales each)"
+    best = {row["family"]: row for row in reversed(rows)}  # the first of a family has the least error
+    said = []
+    for family, row in reversed(best.items()):
+        better = "better than" if row["error"] < row["error_of_mean"] else "no better than"
+        said.append(
+            f"{family}: {row['clock']} fits best; for a recipe left out it errs by {row['error']:.2f}, "
+            f"{better} the mean of the others ({row['error_of_mean']:.2f}; {row['n_recipes']} recipes)"
+        )
+    return "\n".join(said)
+
+
 def _radial(groups: Groups, metric: str | None) -> list[Row]:
     found = ((label, radial_memory(records)) for label, records in groups.items())
     return [{"recipe": label} | radial._asdict() for label, radial in found if radial is not None]
@@ -256,6 +278,7 @@ MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
     "collapse": _collapse,
     "exponents": _exponents,
     "forecast": _forecast,
+    "clocks": _clocks,
     "radial": _radial,
     "interpolation": _interpolation,
     "repair": _repair,
@@ -264,4 +287,7 @@ MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
 }
 
 # What is printed below the table of a measure.
-REMARKS: dict[str, Callable[[Sequence[Row]], str]] = {"forecast": _forecast_score}
+REMARKS: dict[str, Callable[[Sequence[Row]], str]] = {
+    "forecast": _forecast_score,
+    "clocks": _clocks_said,
+}

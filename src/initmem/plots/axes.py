@@ -96,7 +96,7 @@ def _frame(axes: Axes, panel: Panel) -> None:
 def _scales(axes: Axes, panel: Panel, log_limits: Limits | None) -> None:
     """Logarithmic axes, where the values span enough for one."""
     ticks = [x for series in panel.series for x in series.x]
-    if panel.log_x and 0 < 20 * min(ticks) < max(ticks):
+    if panel.log_x and 0 < 10 * min(ticks) < max(ticks):
         axes.set_xscale("log")
     elif panel.log_x or panel.x_title == "epoch":
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=panel.x_title == "epoch"))

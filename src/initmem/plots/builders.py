@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
+from initmem.measures.clock_fits import FEWEST, ClockFit, Observed, clock_fits, observed
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.memory import TOLERANCE_PP, Memory, memory_table
 from initmem.measures.metrics import METRICS, default_metric, own_metrics
 from initmem.plots.captions import SIGMA
-from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot
+from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot, Series, Style
 from initmem.plots.series import (
     MEAN,
     MEDIAN,
@@ -20,7 +24,7 @@ from initmem.plots.series import (
     scale_series,
     value_of,
 )
-from initmem.plots.styles import COLORS, nth
+from initmem.plots.styles import COLORS, GUIDE, nth
 from initmem.recipe import AnyRecipe, labels
 from initmem.store.record import RunRecord
 
@@ -31,6 +35,7 @@ CLOCK_TITLES = {
     "adaptive": "adaptive clock, Σ η",
     "momentum": "momentum clock, (1/b) Σ (η/(1-μ))²",
     "angular": "angular clock, Σ η/‖W‖²",
+    "relative": "relative clock, Σ η / rms(W₀)",
 }
 METRIC_TITLES = {
     "test_accuracy": ("Test accuracy of the selected predictor", "test accuracy (%)"),
@@ -86,8 +91,8 @@ def beta_plot(
     order: Sequence[AnyRecipe] = (),
 ) -> Plot:
     """|beta| of a metric against epoch or against a clock, a line per recipe."""
-    if clock is not None and clock not in CLOCK_TITLES:
-        raise ConfigError(f"clock = {clock!r} ({allowed(CLOCK_TITLES)})")
+    if clock is not None and clock not in CLOCKS:
+        raise ConfigError(f"clock = {clock!r} ({allowed(CLOCKS)})")
     curves = [(label, beta_curve(group, metric)) for label, group in _labelled(records, order)]
     series = [beta_series(curve, clock, label=label, style=nth(i)) for i, (label, curve) in enumerate(curves)]
     x_title = "epoch" if clock is None else CLOCK_TITLES[clock]
@@ -127,6 +132,60 @@ def memory_interval(row: Memory) -> Interval:
     style = nth(0)._replace(color=VERDICT_COLORS[row.verdict], marker="o")
     label, void = row.recipe, "not measured yet"
     return Interval(label, style, row.memory, row.low, row.high, row.floor, void=void, verdict=row.verdict)
+
+
+def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
+    """Radial elasticity against every clock that was fitted to it, a row per family of optimizers."""
+    known = [one for label, group in _labelled(records, order) if (one := observed(label, group)) is not None]
+    fits = clock_fits(known)
+    if not fits:
+        raise ConfigError(
+            f"figure clocks: too few recipes of one kind of optimizer (needed: {FEWEST} with two scales each)"
+        )
+    kinds = sorted({_kind(one.recipe) for one in known})
+    styles = {kind: nth(i)._replace(dash="none") for i, kind in enumerate(kinds)}
+    families = dict.fromkeys(fit.family for fit in fits)
+    rows = [[_clock_panel(fit, known, styles) for fit in fits if fit.family == name] for name in families]
+    legend = [Entry(kind, style) for kind, style in styles.items()]
+    about = "A point: a recipe, its radial elasticity, and the clock that its returned predictors had lived"
+    return Plot(
+        rows,
+        [legend[i : i + 4] for i in range(0, len(legend), 4)],
+        head="Radial elasticity of recipes against their clocks, by family of optimizers",
+        about=[
+            about,
+            "Error: root mean square, for a recipe left out of the fit; in brackets, of the mean alone",
+        ],
+        row_height=2.2,
+    )
+
+
+def _kind(recipe: AnyRecipe) -> str:
+    """What tells recipes apart in the legend: dataset and width."""
+    size = recipe.get("train_size")
+    images = f" ({size:,} images)" if isinstance(size, int) else ""
+    return f"{recipe.get('dataset') or 'own data'}{images}, width {recipe.get('width') or 'not declared'}"
+
+
+def _clock_panel(fit: ClockFit, known: Sequence[Observed], styles: Mapping[str, Style]) -> Panel:
+    members = [one for one in known if one.family == fit.family]
+    series = []
+    for kind, style in styles.items():
+        own = [one for one in members if _kind(one.recipe) == kind]
+        x, y = [one.clocks[fit.clock] for one in own], [one.elasticity for one in own]
+        series.append(Series(kind, style, x, y, n=[one.n_runs for one in own]))
+    values = [one.clocks[fit.clock] for one in members]
+    grid = np.geomspace(min(values) / 1.5, max(values) * 1.5, 60)
+    line = Series("fitted curve", GUIDE, grid.tolist(), fit.at(grid).tolist())
+    return Panel(
+        f"{fit.family}: error {fit.error:.2f} ({fit.error_of_mean:.2f})",
+        CLOCK_TITLES[fit.clock],
+        "radial elasticity",
+        [one for one in series if one.x],
+        guides=[line],
+        log_x=True,
+        levels=[0.0, 1.0],
+    )
 
 
 def _labelled(records: Sequence[RunRecord], order: Sequence[AnyRecipe]) -> list[tuple[str, list[RunRecord]]]:

@@ -135,6 +135,19 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "n_others": Column("others", about="recipes it was predicted from", priority=9),
         },
     ),
+    "clocks": (
+        "Radial elasticity of recipes against their clocks: 1 / (1 + (clock / half)^steepness)",
+        {
+            "family": Column("family", "text", "of optimizers, named after the clock that should act"),
+            "clock": Column("clock", "text", "relative: sum of eta over the rms of the initial weights"),
+            "error": Column("error", about="root mean square, for a recipe left out of the fit", form=".3f"),
+            "error_of_mean": Column("of the mean", about="error of the other recipes' mean", form=".3f"),
+            "residual": Column("residual", about="root mean square of the fit", form=".3f", priority=3),
+            "half": Column("half", about="clock that leaves half of the elasticity", form=".3g", priority=1),
+            "steepness": Column("steepness", about="of the curve, in log clock", form=".2g", priority=4),
+            "n_recipes": Column("recipes", about="number of recipes behind the row", priority=2),
+        },
+    ),
     "radial": (
         "Radial memory: elasticity of the selected norm in the initial norm",
         {

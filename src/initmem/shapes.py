@@ -1,4 +1,4 @@
-"""Floating-point operations of a network, counted layer by layer, without loading torch."""
+"""The layers of the bundled networks as plain numbers, without loading torch: weights and operations."""
 
 from __future__ import annotations
 
@@ -18,27 +18,48 @@ class Flops(NamedTuple):
     training: int  # forward pass plus the gradients of kernels and inputs
 
 
+class Kernel(NamedTuple):
+    """The kernel of one layer: its weights, and the multiplications it makes per image."""
+
+    weights: int
+    multiplications: int
+
+
 def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
     """The FLOPs of one image through the network of a recipe."""
-    if recipe.model.startswith("resnet9"):
-        layers = _resnet9(recipe.width, shape, classes)
-    elif recipe.model == "mlp":
-        layers = [2 * a * b for a, b in pairwise([math.prod(shape), recipe.width, recipe.width, classes])]
-    else:
-        layers = _deep(recipe.width, shape, classes, n={"resnet56": 9, "resnet110": 18}[recipe.model])
+    layers = [2 * kernel.multiplications for kernel in kernels(recipe, shape, classes)]
     forward = sum(layers)
     # In the backward pass every layer needs both gradients, except the first: its input is the image.
     return Flops(forward, 3 * forward - layers[0])
 
 
-def _conv(inputs: int, outputs: int, side: tuple[int, int], size: int = 3, *, stride: int = 1) -> int:
+def kernel_weights(recipe: Recipe, shape: Shape, classes: int) -> int:
+    """How many weights the kernels have: what the recorded norm is taken over."""
+    return sum(kernel.weights for kernel in kernels(recipe, shape, classes))
+
+
+def kernels(recipe: Recipe, shape: Shape, classes: int) -> list[Kernel]:
+    """The kernels of a recipe's network, first layer first."""
+    if recipe.model.startswith("resnet9"):
+        return _resnet9(recipe.width, shape, classes)
+    if recipe.model == "mlp":
+        sides = [math.prod(shape), recipe.width, recipe.width, classes]
+        return [_dense(inputs, outputs) for inputs, outputs in pairwise(sides)]
+    return _deep(recipe.width, shape, classes, n={"resnet56": 9, "resnet110": 18}[recipe.model])
+
+
+def _dense(inputs: int, outputs: int) -> Kernel:
+    return Kernel(inputs * outputs, inputs * outputs)
+
+
+def _conv(inputs: int, outputs: int, side: tuple[int, int], size: int = 3, *, stride: int = 1) -> Kernel:
     """A convolution with height x width outputs; on images of 2x2 pixels or fewer it is a dense map."""
     pixels = side[0] * side[1]
     taps = pixels if size == 3 and stride == 1 and max(side) <= 2 else size * size
-    return 2 * inputs * outputs * taps * pixels
+    return Kernel(inputs * outputs * size * size, inputs * outputs * taps * pixels)
 
 
-def _resnet9(w: int, shape: Shape, classes: int) -> list[int]:
+def _resnet9(w: int, shape: Shape, classes: int) -> list[Kernel]:
     channels, height, width = shape
     at = [(height >> k, width >> k) for k in range(4)]  # height and width after k pooling layers
     return [
@@ -48,11 +69,11 @@ def _resnet9(w: int, shape: Shape, classes: int) -> list[int]:
         _conv(2 * w, 4 * w, at[1]),
         _conv(4 * w, 8 * w, at[2]),
         *[_conv(8 * w, 8 * w, at[3])] * 2,
-        2 * 8 * w * classes,
+        _dense(8 * w, classes),
     ]
 
 
-def _deep(w: int, shape: Shape, classes: int, *, n: int) -> list[int]:
+def _deep(w: int, shape: Shape, classes: int, *, n: int) -> list[Kernel]:
     channels, height, width = shape
     layers = [_conv(channels, w, (height, width))]
     for stage in range(3):
@@ -63,4 +84,4 @@ def _deep(w: int, shape: Shape, classes: int, *, n: int) -> list[int]:
         layers += [_conv(outputs, outputs, at)] * (2 * n - 1)
         if stage > 0:
             layers.append(_conv(inputs, outputs, at, size=1))
-    return [*layers, 2 * 4 * w * classes]
+    return [*layers, _dense(4 * w, classes)]

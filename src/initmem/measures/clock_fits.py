@@ -1,0 +1,139 @@
+"""Which clock rules? The radial elasticity of many recipes against the clocks that could explain it.
+
+The radial elasticity d log ||W_end|| / d log ||W_init|| of a recipe is 1 where training keeps the norm that
+the initialization chose, and 0 where it forgets it. If a clock t governs forgetting, recipes that differ in
+width, learning rate, batch size or dataset fall on one curve, here 1 / (1 + (t / t_half)^steepness).
+A preconditioned step moves every weight by about eta, whatever its size, so what should count for adaptive
+methods is the sum of eta relative to the root mean square of the initial weights.
+
+Every candidate is rated by its error on recipes that were left out of the fit, beside that of their mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.measures.design import plain
+from initmem.measures.prediction import family_of
+from initmem.measures.radial import geometric_mean, radial_memory, relative_clock
+from initmem.recipe import AnyRecipe
+from initmem.store.record import RunRecord
+
+Array = NDArray[np.float64]
+
+FEWEST = 4  # recipes of a family that a fit needs: a curve has two parameters
+STEEPEST = 8.0
+# The clocks that could govern the forgetting of a family of optimizers.
+CANDIDATES = {
+    "adaptive": ("adaptive", "relative"),
+    "l2": ("l2", "adaptive"),
+    "sgd": ("momentum", "adaptive", "angular"),
+}
+
+
+class Observed(NamedTuple):
+    """One recipe: its elasticity, and the clocks that its returned predictors had lived."""
+
+    label: str
+    family: str
+    recipe: AnyRecipe
+    elasticity: float
+    clocks: Mapping[str, float]  # geometric means over runs
+    n_runs: int
+
+
+class ClockFit(NamedTuple):
+    """The curve of one clock through the recipes of one family."""
+
+    family: str
+    clock: str
+    half: float  # the clock at which half of the elasticity is left
+    steepness: float
+    residual: float  # root mean square, in units of the elasticity
+    error: float  # the same for recipes that were left out of the fit, one at a time
+    error_of_mean: float  # of the mean of the other recipes, without any clock
+    n_recipes: int
+
+    def at(self, clock: Array) -> Array:
+        """The elasticity on the curve."""
+        return curve(np.log(clock), math.log(self.half), self.steepness)
+
+
+def observed(label: str, records: Sequence[RunRecord]) -> Observed | None:
+    """The elasticity and the clocks of one recipe; None where either was not recorded."""
+    recipe, radial = records[0].run.recipe, radial_memory(records)
+    family = family_of(recipe)
+    if radial is None or family is None:
+        return None
+    names = dict.fromkeys(name for names in CANDIDATES.values() for name in names)
+    means = {name: _lived(name, records) for name in names}
+    clocks = {name: mean for name, mean in means.items() if mean is not None}
+    return Observed(label, family, recipe, radial.elasticity, clocks, radial.n_runs)
+
+
+def _lived(name: str, records: Sequence[RunRecord]) -> float | None:
+    if name == "relative":
+        return relative_clock(records)
+    return geometric_mean(record.metric(f"clock_{name}") for record in plain(records))
+
+
+def clock_fits(recipes: Sequence[Observed]) -> list[ClockFit]:
+    """Fit every candidate clock of every family that has recipes enough, the best of a family first."""
+    fits = []
+    for family, names in CANDIDATES.items():
+        members = [one for one in recipes if one.family == family]
+        of_family = []
+        for name in names:
+            if len(members) >= FEWEST and all(name in one.clocks for one in members):
+                t = np.log([one.clocks[name] for one in members])
+                if np.ptp(t) > 0:
+                    e = np.array([one.elasticity for one in members])
+                    of_family.append(_fit(family, name, t, e))
+        fits += sorted(of_family, key=lambda fit: fit.error)
+    return fits
+
+
+def curve(log_clock: Array, log_half: float, steepness: float) -> Array:
+    """1 / (1 + (t / t_half)^steepness)."""
+    from scipy.special import expit
+
+    return np.asarray(expit(-steepness * (log_clock - log_half)))
+
+
+def _fit(family: str, name: str, t: Array, elasticity: Array) -> ClockFit:
+    log_half, steepness = _parameters(t, elasticity)
+    n = len(t)
+    others = ~np.eye(n, dtype=bool)
+    predicted = [curve(t[i], *_parameters(t[others[i]], elasticity[others[i]])).item() for i in range(n)]
+    means = [elasticity[others[i]].mean() for i in range(n)]
+    return ClockFit(
+        family,
+        name,
+        math.exp(log_half),
+        steepness,
+        _rms(elasticity - curve(t, log_half, steepness)),
+        _rms(elasticity - predicted),
+        _rms(elasticity - means),
+        n,
+    )
+
+
+def _parameters(t: Array, elasticity: Array) -> tuple[float, float]:
+    """The least-squares curve: the logarithm of the half clock, and the steepness."""
+    from scipy.optimize import least_squares
+
+    margin = 5.0  # the half clock may lie a little outside what was observed
+    start = (float(np.median(t)), 1.0)
+    bounds = ((t.min() - margin, 0.0), (t.max() + margin, STEEPEST))
+    best = least_squares(lambda p: curve(t, *p) - elasticity, start, bounds=bounds)
+    log_half, steepness = best.x
+    return float(log_half), float(steepness)
+
+
+def _rms(residuals: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(residuals))))
