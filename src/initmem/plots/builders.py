@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
 from initmem.measures.clock_fits import FEWEST, ClockFit, Observed, clock_fits, observed
@@ -35,8 +34,8 @@ CLOCK_TITLES = {
     "adaptive": "adaptive clock, Σ η",
     "momentum": "momentum clock, (1/b) Σ (η/(1-μ))²",
     "angular": "angular clock, Σ η/‖W‖²",
-    "relative": "relative clock, Σ η / rms(W₀)",
 }
+RELATIVE = "relative clock, Σ η / rms(W₀)"
 METRIC_TITLES = {
     "test_accuracy": ("Test accuracy of the selected predictor", "test accuracy (%)"),
     "norm_best": ("Kernel norm of the selected predictor", "Frobenius norm of the kernels"),
@@ -91,8 +90,8 @@ def beta_plot(
     order: Sequence[AnyRecipe] = (),
 ) -> Plot:
     """|beta| of a metric against epoch or against a clock, a line per recipe."""
-    if clock is not None and clock not in CLOCKS:
-        raise ConfigError(f"clock = {clock!r} ({allowed(CLOCKS)})")
+    if clock is not None and clock not in CLOCK_TITLES:
+        raise ConfigError(f"clock = {clock!r} ({allowed(CLOCK_TITLES)})")
     curves = [(label, beta_curve(group, metric)) for label, group in _labelled(records, order)]
     series = [beta_series(curve, clock, label=label, style=nth(i)) for i, (label, curve) in enumerate(curves)]
     x_title = "epoch" if clock is None else CLOCK_TITLES[clock]
@@ -179,7 +178,7 @@ def _clock_panel(fit: ClockFit, known: Sequence[Observed], styles: Mapping[str, 
     line = Series("fitted curve", GUIDE, grid.tolist(), fit.at(grid).tolist())
     return Panel(
         f"{fit.family}: error {fit.error:.2f} ({fit.error_of_mean:.2f})",
-        CLOCK_TITLES[fit.clock],
+        CLOCK_TITLES.get(fit.clock, RELATIVE),
         "radial elasticity",
         [one for one in series if one.x],
         guides=[line],
