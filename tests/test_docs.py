@@ -159,8 +159,9 @@ def test_the_page_of_results_is_what_its_commands_print_and_draw(tmp_path: Path,
         assert np.abs(imread(picture) - imread(kept)).max() < 0.02, picture.name
 
 
-def test_every_promise_of_the_store_names_a_test_that_exists() -> None:
+@pytest.mark.parametrize(("page", "promises"), [("store", 30), ("many-machines", 12), ("board", 12)])
+def test_every_promise_names_a_test_that_exists(page: str, promises: int) -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "store.md").read_text())
-    assert len(named) > 30
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / f"{page}.md").read_text())
+    assert len(named) > promises
     assert [name for name in named if f"def {name}(" not in tests] == []

@@ -99,13 +99,20 @@ def test_a_killed_study_takes_its_workers_with_it_and_goes_on_to_the_same_record
     assert_equal(store, undisturbed)
 
 
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
-    study_file: Path, tmp_path: Path, undisturbed: dict[str, RunRecord]
+    study_file: Path, tmp_path: Path, undisturbed: dict[str, RunRecord], how: signal.Signals
 ) -> None:
     store = tmp_path / "store"
-    first = start(study_file, store, "--pack", "3")
+    before = signal.getsignal(signal.SIGINT)
+    if how == signal.SIGTERM:  # as after nohup, or with & in a script: Ctrl-C is ignored from the start
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        first = start(study_file, store, "--pack", "3")
+    finally:
+        signal.signal(signal.SIGINT, before)
     wait_for(lambda: len(list(store.glob("runs/*/history.jsonl"))) >= 3, 60)
-    first.send_signal(signal.SIGINT)
+    first.send_signal(how)
     out, err = first.communicate(timeout=60)
     assert first.returncode == 130
     assert "Traceback" not in err
