@@ -352,3 +352,12 @@ def test_other_metrics_and_unknown_ones() -> None:
     assert (found.unit, found.memory) == ("", 0.0)
     with pytest.raises(ConfigError, match=r"metric = 'beauty' .allowed: .*test_accuracy"):
         memory(records(np.full((2, 3), 80.0)), "beauty")
+
+
+def test_labels_stay_the_same_as_a_store_fills_up() -> None:
+    recipes = [Recipe(optimizer="adam", width=width) for width in (4, 8)]
+    runs = [Run(recipe, scale, seed) for recipe in recipes for scale in (0.1, 2.5) for seed in (0, 1)]
+    records = [fake_record(run, 0.5) for run in runs]
+    half, whole = (memory_table(some, order=recipes) for some in (records[:4], records))
+    assert [row.recipe for row in half] == ["adam w4"]
+    assert [row.recipe for row in whole] == ["adam w4", "adam w8"]

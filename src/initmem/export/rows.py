@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import ConfigError
-from initmem.measures.design import by_recipe
-from initmem.recipe import labels
+from initmem.measures.design import labelled
 from initmem.store.record import RunRecord
 from initmem.store.results import Results
 from initmem.study import recipes_of
@@ -35,13 +34,12 @@ def named_runs(results: Results) -> tuple[list[NamedRun], list[str]]:
     """All runs, grouped by recipe, and what is wrong with the damaged records."""
     records, damaged = results.survey()
     studies = results.studies()
-    groups = by_recipe(records, recipes_of(studies))
     asked = {f"{study.name} {study.effort}": {run.id for run in study.all_runs()} for study in studies}
     runs = [
         NamedRun(
             record, label, _name(record), tuple(title for title, ids in asked.items() if record.id in ids)
         )
-        for (_, group), label in zip(groups.items(), labels(list(groups)), strict=True)
+        for label, group in labelled(records, recipes_of(studies)).items()
         for record in group
     ]
     return runs, damaged

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.metrics import unit_of
-from initmem.recipe import AnyRecipe, Recipe
+from initmem.recipe import AnyRecipe, Recipe, labels
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
@@ -24,6 +24,14 @@ def by_recipe(
     for record in records:
         groups.setdefault(record.run.recipe, []).append(record)
     return {recipe: group for recipe, group in groups.items() if group}
+
+
+def labelled(records: Iterable[RunRecord], order: Sequence[AnyRecipe] = ()) -> dict[str, list[RunRecord]]:
+    """The same groups by label. Recipes without a record count as well: labels stay as a store fills up."""
+    groups = by_recipe(records, order)
+    every = list(dict.fromkeys([*order, *groups]))
+    names = dict(zip(every, labels(every), strict=True))
+    return {names[recipe]: group for recipe, group in groups.items()}
 
 
 def plain(records: Sequence[RunRecord]) -> list[RunRecord]:

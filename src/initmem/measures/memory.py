@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, allowed
-from initmem.measures.design import by_recipe, plain
+from initmem.measures.design import labelled, plain
 from initmem.measures.failures import Failures, failures
 from initmem.measures.looks import Look
 from initmem.measures.metrics import METRICS, own_metrics, unit_of
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
-from initmem.recipe import AnyRecipe, labels
+from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord
 
 Verdict = Literal["remembers", "forgets", "undetermined", "not applicable"]
@@ -289,7 +289,6 @@ def memory_table(
     looks: Mapping[AnyRecipe, Look] | None = None,
 ) -> list[Memory]:
     """The memory of every recipe, in the given order, then as they come, adjusted for their number."""
-    groups = by_recipe(records, order)
     return adjust_memories(
         [
             memory(
@@ -298,9 +297,9 @@ def memory_table(
                 tolerance=tolerance,
                 failure_tolerance=failure_tolerance,
                 label=label,
-                look=(looks or {}).get(recipe),
+                look=(looks or {}).get(group[0].run.recipe),
             )
-            for (recipe, group), label in zip(groups.items(), labels(list(groups)), strict=True)
+            for label, group in labelled(records, order).items()
         ],
         adjust,
     )

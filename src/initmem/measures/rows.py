@@ -13,7 +13,7 @@ from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.clock_fits import clock_fits, observed
 from initmem.measures.collapse import collapse, product_clock
-from initmem.measures.design import by_recipe, by_scale, plain, scale_means
+from initmem.measures.design import by_scale, labelled, plain, scale_means
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
 from initmem.measures.interpolation import median_interpolation
@@ -36,12 +36,6 @@ def rows_of(
     if what not in MEASURES:
         raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES])})")
     return MEASURES[what](labelled(records, order), metric)
-
-
-def labelled(records: Sequence[RunRecord], order: Sequence[AnyRecipe] = ()) -> Groups:
-    """Records by recipe label, in the given order, then as they come."""
-    groups = by_recipe(records, order)
-    return dict(zip(labels(list(groups)), groups.values(), strict=True))
 
 
 def _beta(groups: Groups, metric: str | None) -> list[Row]:

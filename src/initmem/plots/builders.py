@@ -9,7 +9,7 @@ import numpy as np
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
 from initmem.measures.clock_fits import FEWEST, ClockFit, Observed, clock_fits, observed
-from initmem.measures.design import by_recipe, plain
+from initmem.measures.design import labelled, plain
 from initmem.measures.memory import TOLERANCE_PP, Memory, memory_table
 from initmem.measures.metrics import METRICS, default_metric, own_metrics
 from initmem.plots.captions import SIGMA
@@ -24,7 +24,7 @@ from initmem.plots.series import (
     value_of,
 )
 from initmem.plots.styles import COLORS, GUIDE, nth
-from initmem.recipe import AnyRecipe, labels
+from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord
 
 BETA = "|β| per unit of σ"
@@ -66,7 +66,7 @@ def scale_plot(
     top = 100.0 if y_title.endswith("(%)") else None
     series = [
         scale_series(plain(group), value_of(metric), label=label, style=nth(i))
-        for i, (label, group) in enumerate(_labelled(records, order))
+        for i, (label, group) in enumerate(labelled(records, order).items())
     ]
     return _single(Panel(title, SIGMA, y_title, series, MEAN, top=top))
 
@@ -75,7 +75,7 @@ def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecip
     """The median interpolation epoch against scale, a line per recipe."""
     series = [
         interpolation_series(plain(group), label=label, style=nth(i))
-        for i, (label, group) in enumerate(_labelled(records, order))
+        for i, (label, group) in enumerate(labelled(records, order).items())
     ]
     last = float(max((record.summary.epochs for record in records), default=0))
     title, y_title = "Interpolation epoch", "interpolation epoch"
@@ -92,7 +92,7 @@ def beta_plot(
     """|beta| of a metric against epoch or against a clock, a line per recipe."""
     if clock is not None and clock not in CLOCK_TITLES:
         raise ConfigError(f"clock = {clock!r} ({allowed(CLOCK_TITLES)})")
-    curves = [(label, beta_curve(group, metric)) for label, group in _labelled(records, order)]
+    curves = [(label, beta_curve(group, metric)) for label, group in labelled(records, order).items()]
     series = [beta_series(curve, clock, label=label, style=nth(i)) for i, (label, curve) in enumerate(curves)]
     x_title = "epoch" if clock is None else CLOCK_TITLES[clock]
     title = f"Slope of {metric.replace('_', ' ')} on the initialization scale"
@@ -135,7 +135,11 @@ def memory_interval(row: Memory) -> Interval:
 
 def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
     """Radial elasticity against every clock that was fitted to it, a row per family of optimizers."""
-    known = [one for label, group in _labelled(records, order) if (one := observed(label, group)) is not None]
+    known = [
+        one
+        for label, group in labelled(records, order).items()
+        if (one := observed(label, group)) is not None
+    ]
     fits = clock_fits(known)
     if not fits:
         raise ConfigError(
@@ -185,11 +189,6 @@ def _clock_panel(fit: ClockFit, known: Sequence[Observed], styles: Mapping[str, 
         log_x=True,
         levels=[0.0, 1.0],
     )
-
-
-def _labelled(records: Sequence[RunRecord], order: Sequence[AnyRecipe]) -> list[tuple[str, list[RunRecord]]]:
-    groups = by_recipe(records, order)
-    return list(zip(labels(list(groups)), groups.values(), strict=True))
 
 
 def _single(panel: Panel) -> Plot:
