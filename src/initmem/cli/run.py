@@ -132,7 +132,7 @@ def run(
     from initmem.engines.settings import Settings as EngineSettings
     from initmem.engines.settings import Trainer
     from initmem.measures.looks import looks_of
-    from initmem.measures.memory import default_metric, memory_table
+    from initmem.measures.memory import Memories, default_metric, memory_table
     from initmem.measures.metric_choice import metric_reason
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
@@ -208,7 +208,7 @@ def run(
     for line in outcome.moved_aside:
         say(f"initmem: moved aside: {line}", err=True)
     records = [r for r in opened.records() if r.run.recipe in asked.recipes]
-    memories, metric = [], ""
+    memories, metric = Memories(), ""
     if any(record.status != "failed" for record in records):
         metric = default_metric(records)
         memories = memory_table(records, metric, order=asked.recipes, looks=looks_of(opened.studies()))

@@ -123,6 +123,9 @@ class Memory:
                     f"from noise alone: {floor}): neither memory nor its absence is established."
                 )
 
+    def _repr_html_(self) -> str:
+        return Memories([self])._repr_html_()
+
     def _shown(self, value: float | None) -> str:
         return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
 
@@ -134,6 +137,35 @@ class Memory:
             text += f" [{self.low:.3g}, {self.high:.3g}], floor {self.floor:.2g}"
         needed = f" ({self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""
         return f"{text}, {self.verdict_text}{needed}"
+
+
+class Memories(list[Memory]):
+    """Memories of several recipes; a notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        from initmem.html_table import html_table
+
+        metrics = ", ".join(dict.fromkeys(f"{row.metric}{row.unit and f' ({row.unit})'}" for row in self))
+        notes = dict.fromkeys(f"{row.recipe}: {note}" for row in self for note in row.notes)
+        rows = [_shown_row(row) for row in self]
+        return html_table(rows, title=f"Initialization memory of {metrics or 'nothing'}", notes=list(notes))
+
+
+def _shown_row(row: Memory) -> dict[str, Any]:
+    interval = None if row.low is None else f"{row.low:.3g} to {row.high:.3g}"
+    measured = None if row.memory is None else f"{row.memory:.3g}"
+    floor = None if row.floor is None else f"{row.floor:.2g}"
+    p = None if row.p is None else f"{row.p:.2g}"
+    return {
+        "recipe": row.recipe,
+        "verdict": row.verdict_text,
+        "memory": measured,
+        "interval": interval,
+        "floor": floor,
+        "p": p,
+        "scales × seeds": f"{row.n_scales} × {row.n_seeds}",
+        "seeds that would settle it": row.seeds_needed,
+    }
 
 
 def unit_of(metric: str) -> tuple[float, str]:
@@ -312,7 +344,7 @@ def memory_table(
     failure_tolerance: float | None = None,
     adjust: str = "bh",
     looks: Mapping[AnyRecipe, Look] | None = None,
-) -> list[Memory]:
+) -> Memories:
     """The memory of every recipe, in the given order, then as they come, adjusted for their number."""
     groups = by_recipe(records, order)
     return adjust_memories(
@@ -331,14 +363,14 @@ def memory_table(
     )
 
 
-def adjust_memories(rows: Sequence[Memory], method: str = "bh") -> list[Memory]:
+def adjust_memories(rows: Sequence[Memory], method: str = "bh") -> Memories:
     """Add q-values over these recipes, and say which verdicts survive them."""
     qs = adjusted([row.p for row in rows], method)
     equivalence = adjusted([row.p_equivalence for row in rows], method)
-    return [
+    return Memories(
         replace(row, q=q, q_equivalence=other, survives=_survives(row, q, other))
         for row, q, other in zip(rows, qs, equivalence, strict=True)
-    ]
+    )
 
 
 def _survives(row: Memory, q: float | None, q_equivalence: float | None) -> bool | None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from initmem.errors import ConfigError, ModelError, allowed
+from initmem.html_table import html_table
 from initmem.pipeline.jax_variables import is_pytree, rebuilt
 from initmem.pipeline.meta import materialise
 from initmem.pipeline.variables import Kernels, Variable, is_keras, variables
@@ -86,6 +87,10 @@ class InitTable:
     def names(self, role: str) -> list[str]:
         """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
         return [v.name for v in self.variables if v.role == role]
+
+    def _repr_html_(self) -> str:
+        rows = [row | {"shape": " x ".join(map(str, row["shape"]))} for row in self.rows()]
+        return html_table(rows, notes=[self.advice] if self.advice else [])
 
     def __str__(self) -> str:
         rows = self.rows()

@@ -16,7 +16,7 @@ from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.by_scale import by_scale
 from initmem.measures.looks import looks_of
-from initmem.measures.memory import Memory, Verdict, default_metric, memory, own_metrics
+from initmem.measures.memory import Memories, Memory, Verdict, default_metric, memory, own_metrics
 from initmem.measures.metric_choice import curve_metric, metric_reason
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name
@@ -84,9 +84,9 @@ class Result:
             raise StoreError(self.notes[0])
         return self.memories(metric, tolerance=tolerance)[0]
 
-    def memories(self, metric: str | None = None, *, tolerance: float | None = None) -> list[Memory]:
+    def memories(self, metric: str | None = None, *, tolerance: float | None = None) -> Memories:
         """The memory of every recipe that has a run which did not fail."""
-        rows, looks = [], looks_of(self.store.studies())
+        rows, looks = Memories(), looks_of(self.store.studies())
         for recipe, label in zip(self.study.recipes, self.study.labels(), strict=True):
             records = [record for record in self.records if record.run.recipe == recipe]
             if any(record.status != "failed" for record in records):

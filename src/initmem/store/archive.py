@@ -144,6 +144,11 @@ class Archive:
             raise StoreError(f"archive of format {found} (allowed: {FORMAT})")
         raise StoreError("no archive (allowed: a store directory, or a file that initmem archive wrote)")
 
+    def _repr_html_(self) -> str:
+        from initmem.store.notebook import results_html
+
+        return results_html(self)
+
     # -- as in a store ---------------------------------------------------------------------------
 
     def studies(self) -> list[Study]:

@@ -126,6 +126,11 @@ class Store:
         self._records.clear_all()
         return moved
 
+    def _repr_html_(self) -> str:
+        from initmem.store.notebook import results_html
+
+        return results_html(self)
+
     def in_flight(self) -> list[str]:
         """Ids of the runs that are claimed now."""
         return self.claims.ids()
