@@ -73,7 +73,9 @@ def run(
     max_seeds: Annotated[
         int, typer.Option(min=1, metavar="N", help="With --until: the most seeds per recipe.")
     ] = 30,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or mps (a Mac's GPU).")
+    ] = "cpu",
     slots: Annotated[
         int, typer.Option(min=1, metavar="N", help="Packs that train at the same time on each GPU.")
     ] = 1,

@@ -26,6 +26,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from initmem.data import Dataset, load
+from initmem.engines.devices import operations_of
 from initmem.engines.events import EpochEnded, Faulted, Listener
 from initmem.engines.provenance import environment, history, with_provenance
 from initmem.engines.settings import Settings
@@ -262,16 +263,17 @@ def train_bundled(
 ) -> list[RunRecord]:
     """Train runs of one recipe of a bundled network."""
     data = dataset(runs[0].recipe)
-    return train_pack(
-        runs,
-        data,
-        device=device,
-        precision=precision,
-        resume=resume,
-        on_epoch=on_epoch,
-        pause=pause,
-        on_pause=on_pause,
-    )
+    with operations_of(device):
+        return train_pack(
+            runs,
+            data,
+            device=device,
+            precision=precision,
+            resume=resume,
+            on_epoch=on_epoch,
+            pause=pause,
+            on_pause=on_pause,
+        )
 
 
 @lru_cache(maxsize=2)
