@@ -20,7 +20,7 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy
 
 docs: .venv/dev.stamp  ## the documentation site, in site/; opens from the disk without a network
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 extras: .venv/base.stamp  ## whether all extras together can be installed with constraints.txt; installs nothing
 	$(BIN)/pip install --quiet --dry-run --disable-pip-version-check -c constraints.txt '.[$(EXTRAS)]'
