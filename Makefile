@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO_STORE := demo-store
 
-.PHONY: demo test lint clean
+EXTRAS := bench,docs,jax,keras,lightning,mlflow,pandas,ray,slurm,tensorboard,transformers,wandb,test,lint
+
+.PHONY: demo test lint docs extras clean
 
 demo: .venv/base.stamp  ## train the quickstart, print the verdicts, write the report
 	$(BIN)/initmem run quickstart --store $(DEMO_STORE)
@@ -17,6 +19,12 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/dev.stamp  ## the documentation site, in site/; opens from the disk without a network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+extras: .venv/base.stamp  ## whether all extras together can be installed with constraints.txt; installs nothing
+	$(BIN)/pip install --quiet --dry-run --disable-pip-version-check -c constraints.txt '.[$(EXTRAS)]'
+
 .venv/base.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
@@ -27,4 +35,4 @@ lint: .venv/dev.stamp
 	touch $@
 
 clean:
-	rm -rf .venv $(DEMO_STORE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv $(DEMO_STORE) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from initmem.engines import engine_named
-from initmem.engines.engine import Settings, places
+from initmem.engines.engine import Settings, operations_of, places
+from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
+from initmem.engines.provenance import hardware
 from initmem.errors import ConfigError
 from initmem.store.store import Store
 from initmem.study import Study
@@ -55,9 +57,11 @@ def test_every_worker_is_told_its_device(tmp_path: Path, tiny_study: Study) -> N
 @pytest.mark.parametrize(
     ("device", "slots", "said"),
     [
-        ("tpu", 1, r"device = 'tpu' \(allowed: cpu, cuda, cuda:N\)"),
+        ("tpu", 1, r"device = 'tpu' \(allowed: cpu, cuda, cuda:N, mps\)"),
         ("cuda:", 1, "device = 'cuda:'"),
         ("cuda:7", 1, "no such GPU"),
+        ("mps", 1, r"device = 'mps' \(PyTorch finds no such GPU on this machine; allowed: cpu\)"),
+        ("mps:0", 1, "device = 'mps:0'"),
         ("cpu", 2, r"slots = 2 with device = 'cpu'"),
         ("cuda", 0, "slots = 0"),
     ],
@@ -75,6 +79,47 @@ def test_a_cluster_may_have_what_is_not_here() -> None:
     assert engine.workers == 2 * 4 * 3
     with pytest.raises(ConfigError, match="device = 'tpu'"):
         engine_named("slurm", settings=Settings(device="tpu"))
+
+
+# What PyTorch says.
+NO_OPERATION = (
+    "The operator 'aten::_linalg_svd.U' is not currently implemented for the MPS device. If you want this "
+    "op to be considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287"
+)
+NO_DOUBLE = "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
+
+
+def test_a_mac_has_one_gpu_with_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert places("mps") == ["mps"]
+    assert places("mps", slots=2) == ["mps", "mps"]
+    assert "Apple GPU" in hardware("mps")
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [(NotImplementedError(NO_OPERATION), "aten::_linalg_svd.U"), (TypeError(NO_DOUBLE), "float64")],
+)
+def test_an_operation_that_an_apple_gpu_lacks_stops_everything_in_one_line(
+    tmp_path: Path, tiny_study: Study, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str
+) -> None:
+    def lacking(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("initmem.engines.training.train_pack", lacking)
+    engine, store = InlineEngine(Settings(device="mps")), Store.create(tmp_path)
+    with pytest.raises(ConfigError, match=f"^device = 'mps': PyTorch has no {named} on Apple GPUs") as said:
+        engine.run(store, [tiny_study.all_runs()], lambda event: None)
+    assert "\n" not in str(said.value) and "PYTORCH_ENABLE_MPS_FALLBACK=1" in str(said.value)
+    assert store.records() == []  # it is no result of these runs
+    with pytest.raises(type(error)), operations_of("cpu"):  # another device's errors are what they are
+        raise error
+
+
+@pytest.mark.parametrize("engine", ["ray", "slurm"])
+def test_a_cluster_has_no_apple_gpu(engine: str) -> None:
+    with pytest.raises(ConfigError, match="device = 'mps' on a cluster"):
+        engine_named(engine, settings=Settings(device="mps"))
 
 
 def test_the_precision_asked_for_is_recorded(tmp_path: Path, command) -> None:

@@ -42,7 +42,12 @@ EXAMPLES = {
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} == {*EXAMPLES, "plain_program", "wrapped_script"}
+    assert {path.stem for path in FOLDER.glob("*.py")} == {
+        *EXAMPLES,
+        "hydra_app",
+        "plain_program",
+        "wrapped_script",
+    }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

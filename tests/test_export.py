@@ -181,12 +181,75 @@ def test_mlflow_reads_what_was_written(store: Store, records: list[RunRecord], t
         export(store, "mlflow", str(place / "ml.db"))
 
 
+def offline_run(path: Path) -> dict[str, dict]:
+    """What a file of an offline run holds: about the run, values by epoch, summary, exit code."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    source = DataStore()
+    source.open_for_scan(str(path))
+    found: dict[str, dict] = {"about": {}, "config": {}, "history": {}, "summary": {}}
+    while (data := source.scan_data()) is not None:
+        record = Record()
+        record.ParseFromString(data)
+
+        def values(items) -> dict:
+            return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+
+        if record.HasField("run"):
+            run = record.run
+            found["about"] = {"project": run.project, "group": run.run_group, "tags": list(run.tags)}
+            found["about"] |= {"notes": run.notes}
+            found["config"] = values(run.config.update)
+        elif record.HasField("history"):
+            found["history"][record.history.step.num] = values(record.history.item)
+        elif record.HasField("summary"):
+            found["summary"] |= values(record.summary.update)
+        elif record.HasField("exit"):
+            found["about"]["exit"] = record.exit.exit_code
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the reader in wandb
+def test_wandb_reads_what_was_written_offline(
+    store: Store, records: list[RunRecord], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")  # whatever the user's setting, an export stays here
+    place = tmp_path / "wb"
+    assert export(store, "wandb", str(place)).written == 6 + 3 + 1
+    assert sorted(path.name for path in place.iterdir()) == ["initmem", "other_full", "tiny_full"]
+    for record in records:
+        home = place / ("initmem" if record.run.pins else "tiny_full")
+        (path,) = home.glob(f"wandb/offline-run-*-{record.id}/run-{record.id}.wandb")
+        found = offline_run(path)
+        assert found["about"]["project"] == home.name
+        assert found["about"]["tags"] == [record.status]
+        assert found["about"]["exit"] == (1 if record.status == "failed" else 0)
+        assert found["config"]["scale"] == record.run.scale
+        summary = {f"summary/{name}": v for name, v in asdict(record.summary).items() if v is not None}
+        assert summary.items() <= found["summary"].items()
+        for name, column in record.history.items():
+            plain = "own_score_of_mine" if name == OWN else name
+            assert [found["history"][i + 1][plain] for i in range(len(column))] == column.tolist()
+    assert (
+        "they said"
+        in offline_run(next(place.glob(f"tiny_full/wandb/*-{records[1].id}/*.wandb")))["about"]["notes"]
+    )
+
+    assert export(store, "wandb", str(place)).written == 0
+    (half,) = place.glob(f"tiny_full/wandb/offline-run-*-{records[2].id}")
+    (half / "initmem-export").unlink()  # as an interrupted export leaves it
+    assert export(store, "wandb", str(place)).written == 1
+    assert len(list(place.glob(f"tiny_full/wandb/offline-run-*-{records[2].id}"))) == 1
+
+
 @pytest.mark.parametrize(
     ("to", "package", "hidden"),
     [
         ("tensorboard", "tensorboard", "tensorboard.compat.proto.event_pb2"),
         ("mlflow", "mlflow-skinny", "mlflow"),
         ("mlflow", "", "sqlalchemy"),
+        ("wandb", "wandb", "wandb"),
     ],
 )
 def test_a_missing_library_is_named(store: Store, monkeypatch, to: str, package: str, hidden: str) -> None:
@@ -203,7 +266,7 @@ def test_the_command(store: Store, records: list[RunRecord], tmp_path: Path, com
     assert (code, json.loads(out)["rows"][0]["runs"]) == (0, 7)
     (tmp_path / "file").touch()
     for words, said in [
-        (["--to", "excel"], "--to 'excel' (allowed: csv, parquet, tensorboard, mlflow)"),
+        (["--to", "excel"], "--to 'excel' (allowed: csv, parquet, tensorboard, mlflow, wandb)"),
         (["--to", "csv", "-o", tmp_path / "file"], "cannot be written"),
         ([], "--to"),
     ]:

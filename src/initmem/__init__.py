@@ -8,11 +8,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+
+# Bound here, or the module of the same name would take its place as soon as anything imports it.
+from initmem.clocks import clocks as clocks
 
 if TYPE_CHECKING:
     from initmem import plot as plot
-    from initmem.clocks import clocks as clocks
     from initmem.errors import InitmemError as InitmemError
     from initmem.measures.memory import Memory as Memory
     from initmem.measures.memory import memory as memory
@@ -40,14 +42,13 @@ _HOMES = {
     "Store": "initmem.store.store",
     "Study": "initmem.study",
     "Tracker": "initmem.pipeline.tracker",
-    "clocks": "initmem.clocks",
     "load_study": "initmem.study_file",
     "memory": "initmem.measures.memory",
     "memory_table": "initmem.measures.memory",
     "open_results": "initmem.store.results",
     "run": "initmem.pipeline.run",
 }
-__all__ = [*_HOMES, "__version__", "plot"]
+__all__ = [*_HOMES, "__version__", "clocks", "plot"]
 
 
 def __getattr__(name: str) -> Any:

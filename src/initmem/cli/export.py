@@ -13,7 +13,7 @@ from initmem.errors import count
 @app.command()
 def export(
     store: StoreArgument,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="csv, parquet, tensorboard or mlflow.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="csv, parquet, tensorboard, mlflow or wandb.")],
     output: Annotated[
         str | None,
         typer.Option(
@@ -28,7 +28,7 @@ def export(
 ) -> None:
     """Write all runs for another tool.
 
-    As tables, for TensorBoard, or to MLflow.
+    As tables, for TensorBoard, to MLflow, or as offline runs for Weights & Biases.
     """
     from initmem.export import export as exported
     from initmem.store.results import open_results

@@ -84,7 +84,9 @@ def run(
     max_seeds: Annotated[
         int, typer.Option(min=1, metavar="N", help="With --until: the most seeds per recipe.")
     ] = 30,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or mps (a Mac's GPU).")
+    ] = "cpu",
     slots: Annotated[
         int, typer.Option(min=1, metavar="N", help="Packs that train at the same time on each GPU.")
     ] = 1,
@@ -143,7 +145,7 @@ def run(
     from initmem.engines.execute import check, execute, execute_until
     from initmem.engines.progress import duration
     from initmem.measures.looks import looks_of
-    from initmem.measures.memory import memory_table
+    from initmem.measures.memory import Memories, memory_table
     from initmem.measures.metrics import default_metric, metric_reason
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
@@ -219,7 +221,7 @@ def run(
     for line in outcome.moved_aside:
         say(f"initmem: moved aside: {line}", err=True)
     records = [r for r in opened.records() if r.run.recipe in asked.recipes]
-    memories, metric = [], ""
+    memories, metric = Memories(), ""
     if any(record.status != "failed" for record in records):
         metric = default_metric(records)
         memories = memory_table(records, metric, order=asked.recipes, looks=looks_of(opened.studies()))

@@ -11,8 +11,10 @@ far is kept. A user's mistake, or a full disk, is an `InitmemError`: all so far 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -26,7 +28,7 @@ from initmem.train.requirements import Precision
 # What trains runs in place of the bundled loop: it takes runs of one recipe and a function to call after
 # every epoch with (run, row of its history), which may raise to stop it. It is sent to other processes.
 Trainer = Callable[[list[Run], Callable[[Run, dict[str, float]], None]], list[RunRecord]]
-DEVICES = "allowed: cpu, cuda, cuda:N"
+DEVICES = "allowed: cpu, cuda, cuda:N, mps"
 
 
 class Engine(Protocol):
@@ -63,11 +65,17 @@ def cores() -> int:
 
 def check_device(device: str, slots: int = 1) -> None:
     """Refuse what is no device anywhere."""
-    kind, colon, index = device.partition(":")
-    if device != "cpu" and (kind != "cuda" or (colon and not index.isdecimal())):
+    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device):
         raise ConfigError(f"device = {device!r} ({DEVICES})")
     if slots < 1 or (device == "cpu" and slots > 1):
         raise ConfigError(f"slots = {slots} with device = {device!r} (allowed: 1; more on a GPU)")
+
+
+def check_cluster_device(device: str, slots: int = 1) -> None:
+    """Refuse what no node of a cluster has: clusters count GPUs of NVIDIA's kind only."""
+    check_device(device, slots)
+    if device == "mps":
+        raise ConfigError("device = 'mps' on a cluster (allowed: cpu, cuda, cuda:N; or engine = 'local')")
 
 
 def places(device: str, slots: int = 1) -> list[str]:
@@ -84,11 +92,28 @@ def places(device: str, slots: int = 1) -> list[str]:
 
 
 def _gpus(device: str) -> list[str]:
-    """All GPUs that `cuda` stands for, or the one that is named."""
+    """All GPUs that `cuda` stands for, or the one that is named; `mps` is the one GPU of a Mac."""
     import torch
 
+    if device == "mps":
+        return ["mps"] if torch.backends.mps.is_available() else []
     found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     return found if device == "cuda" else [name for name in found if name == device]
+
+
+@contextlib.contextmanager
+def operations_of(device: str) -> Iterator[None]:
+    """Say in one line what PyTorch cannot do on an Apple GPU, rather than train nothing run by run."""
+    try:
+        yield
+    except (NotImplementedError, TypeError) as error:
+        if device != "mps" or "MPS" not in str(error):
+            raise
+        missing = re.search(r"aten::[\w.]+|float64", str(error))
+        raise ConfigError(
+            f"device = 'mps': PyTorch has no {missing[0] if missing else 'such operation'} on Apple GPUs "
+            "(allowed: --device cpu; or the variable PYTORCH_ENABLE_MPS_FALLBACK=1: the CPU then does it)"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

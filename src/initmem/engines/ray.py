@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from initmem.engines.engine import Listener, Settings, Stopping, Tick, check_device
+from initmem.engines.engine import Listener, Settings, Stopping, Tick, check_cluster_device
 from initmem.engines.provenance import environment, pack_id
 from initmem.engines.watch import StopSign, Watch
 from initmem.engines.worker import Worker, heartbeat, make_ready, whole_pack
@@ -83,7 +83,7 @@ class RayEngine:
     ) -> None:
         self.settings = settings or Settings()
         self.records_travel = records_travel
-        check_device(self.settings.device, self.settings.slots)
+        check_cluster_device(self.settings.device, self.settings.slots)
         self._gpus = 0.0 if self.settings.device == "cpu" else 1 / self.settings.slots
         self._address, self._most = address or os.environ.get("RAY_ADDRESS"), workers
         self._ray = _connected(self._address, workers)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from initmem.engines.engine import Event, Listener, Settings, Stopping, Tick, check_device
+from initmem.engines.engine import Event, Listener, Settings, Stopping, Tick, check_cluster_device
 from initmem.engines.local import LocalEngine
 from initmem.engines.watch import StopSign, Watch
 from initmem.errors import ConfigError, InitmemError
@@ -75,7 +75,7 @@ class SlurmEngine:
         self.jobs = workers or ARRAY
         self.options = _parsed(["name=initmem", "cpus_per_task=1", "timeout_min=60", *options])
         self.cluster = str(self.options.pop("cluster", "slurm"))
-        check_device(self.settings.device, self.settings.slots)
+        check_cluster_device(self.settings.device, self.settings.slots)
         # A core is a worker, and so is each slot of a GPU.
         gpus = int(self.options.get("gpus_per_node", 1)) * self.settings.slots
         self._each = int(self.options["cpus_per_task"]) if self.settings.device == "cpu" else gpus

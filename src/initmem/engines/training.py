@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from initmem.data import Dataset, load
-from initmem.engines.engine import EpochEnded, Faulted, Listener, Settings
+from initmem.engines.engine import EpochEnded, Faulted, Listener, Settings, operations_of
 from initmem.engines.provenance import environment, history, with_provenance
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.recipe import AnyRecipe
@@ -261,16 +261,17 @@ def train_bundled(
 ) -> list[RunRecord]:
     """Train runs of one recipe of a bundled network."""
     data = dataset(runs[0].recipe)
-    return train_pack(
-        runs,
-        data,
-        device=device,
-        precision=precision,
-        resume=resume,
-        on_epoch=on_epoch,
-        pause=pause,
-        on_pause=on_pause,
-    )
+    with operations_of(device):
+        return train_pack(
+            runs,
+            data,
+            device=device,
+            precision=precision,
+            resume=resume,
+            on_epoch=on_epoch,
+            pause=pause,
+            on_pause=on_pause,
+        )
 
 
 @lru_cache(maxsize=2)

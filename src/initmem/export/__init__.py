@@ -1,4 +1,4 @@
-"""Export results to CSV, Parquet, TensorBoard and MLflow."""
+"""Export results to CSV, Parquet, TensorBoard, MLflow and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -60,10 +60,17 @@ def _mlflow(runs: list[NamedRun], place: str) -> int:
     return log_runs(runs, place)
 
 
+def _wandb(runs: list[NamedRun], place: str) -> int:
+    from initmem.export.to_wandb import write_runs
+
+    return write_runs(runs, Path(place))
+
+
 # Each function imports its library when it is called.
 FORMATS: dict[str, Callable[[list[NamedRun], str], int]] = {
     "csv": _csv,
     "parquet": _parquet,
     "tensorboard": _tensorboard,
     "mlflow": _mlflow,
+    "wandb": _wandb,
 }

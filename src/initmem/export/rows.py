@@ -45,6 +45,11 @@ def named_runs(results: Results) -> tuple[list[NamedRun], list[str]]:
     return runs, damaged
 
 
+def studies_of(run: NamedRun) -> tuple[str, ...]:
+    """The studies that contain a run, for tools that group runs; `initmem` if there is none."""
+    return run.studies or ("initmem",)
+
+
 def _name(record: RunRecord) -> str:
     run = record.run
     parts = [f"scale={run.scale!r}", f"seed={run.seed}", *(f"{role}={seed}" for role, seed in run.pins)]

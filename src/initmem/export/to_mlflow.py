@@ -9,7 +9,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from initmem.errors import ConfigError
-from initmem.export.rows import NamedRun, known, needs, plain_names, provenance, settings, spent, summary
+from initmem.export.rows import (
+    NamedRun,
+    known,
+    needs,
+    plain_names,
+    provenance,
+    settings,
+    spent,
+    studies_of,
+    summary,
+)
 from initmem.store.record import RunRecord
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export must not call home
@@ -23,7 +33,6 @@ except ModuleNotFoundError:
     raise needs("mlflow-skinny", "mlflow") from None
 
 ID = "initmem.run"  # the tag that identifies runs that were logged before
-NO_STUDY = "initmem"  # the experiment of runs that belong to no study
 BATCH = 1000  # metrics that MLflow accepts per call
 LONGEST_TAG = 5000
 
@@ -36,11 +45,11 @@ def log_runs(runs: Sequence[NamedRun], place: str) -> int:
     written = 0
     try:
         client = MlflowClient(tracking_uri=address)
-        for title in dict.fromkeys(title for run in runs for title in run.studies or (NO_STUDY,)):
+        for title in dict.fromkeys(title for run in runs for title in studies_of(run)):
             experiment = _experiment(client, title)
             logged = _logged(client, experiment)
             for run in runs:
-                if title in (run.studies or (NO_STUDY,)) and run.record.id not in logged:
+                if title in studies_of(run) and run.record.id not in logged:
                     _log(client, experiment, run)
                     written += 1
     except (MlflowException, sqlalchemy.exc.SQLAlchemyError) as error:

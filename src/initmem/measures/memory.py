@@ -122,6 +122,9 @@ class Memory:
                     f"from noise alone: {floor}): neither memory nor its absence is established."
                 )
 
+    def _repr_html_(self) -> str:
+        return Memories([self])._repr_html_()
+
     def _shown(self, value: float | None) -> str:
         return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
 
@@ -133,6 +136,16 @@ class Memory:
             text += f" [{self.low:.3g}, {self.high:.3g}], floor {self.floor:.2g}"
         needed = f" ({self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""
         return f"{text}, {self.verdict_text}{needed}"
+
+
+class Memories(list[Memory]):
+    """Memories of several recipes; a notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        from initmem.plots.memory_table import memory_table as table_of
+        from initmem.plots.table_text import html
+
+        return html(table_of(self))
 
 
 def profile(records: Sequence[RunRecord], metric: str) -> Profile:
@@ -287,7 +300,7 @@ def memory_table(
     failure_tolerance: float | None = None,
     adjust: str = "bh",
     looks: Mapping[AnyRecipe, Look] | None = None,
-) -> list[Memory]:
+) -> Memories:
     """The memory of every recipe, in the given order, then as they come, adjusted for their number."""
     return adjust_memories(
         [
@@ -305,14 +318,14 @@ def memory_table(
     )
 
 
-def adjust_memories(rows: Sequence[Memory], method: str = "bh") -> list[Memory]:
+def adjust_memories(rows: Sequence[Memory], method: str = "bh") -> Memories:
     """Add q-values over these recipes, and say which verdicts survive them."""
     qs = adjusted([row.p for row in rows], method)
     equivalence = adjusted([row.p_equivalence for row in rows], method)
-    return [
+    return Memories(
         replace(row, q=q, q_equivalence=other, survives=_survives(row, q, other))
         for row, q, other in zip(rows, qs, equivalence, strict=True)
-    ]
+    )
 
 
 def _survives(row: Memory, q: float | None, q_equivalence: float | None) -> bool | None:

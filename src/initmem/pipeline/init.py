@@ -26,6 +26,8 @@ from initmem.errors import ConfigError, ModelError, allowed
 from initmem.pipeline.jax_variables import is_pytree, rebuilt
 from initmem.pipeline.meta import materialise
 from initmem.pipeline.variables import Kernels, Variable, is_keras, variables
+from initmem.plots.table import table_of
+from initmem.plots.table_text import html
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
@@ -86,6 +88,10 @@ class InitTable:
     def names(self, role: str) -> list[str]:
         """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
         return [v.name for v in self.variables if v.role == role]
+
+    def _repr_html_(self) -> str:
+        rows = [row | {"shape": " x ".join(map(str, row["shape"]))} for row in self.rows()]
+        return html(table_of("Initialization", rows, {}, notes=[self.advice] if self.advice else []))
 
     def __str__(self) -> str:
         rows = self.rows()
@@ -222,11 +228,12 @@ class Init:
     ) -> Model:
         """Initialize a model for this scale and seed, and return it: in place, but for a pytree of JAX.
 
-        mode: `redraw` draws kernels and biases anew; `rescale` multiplies the model's own kernels.
-        kernels: which parameters are kernels, where the usual rule does not know them: module types, patterns
-            of parameter names, or a function (name, parameter, module) -> fan-in, True or False.
-        bias_std: deviation of the biases; the recipe's (0.2) unless given.
-        device: where a model on the `meta` device is to live; the CPU unless given.
+        Args:
+            mode: `redraw` draws kernels and biases anew; `rescale` multiplies the model's own kernels.
+            kernels: which parameters are kernels, where the usual rule does not know them: module types,
+                patterns of parameter names, or a function (name, parameter, module) -> fan-in, True or False.
+            bias_std: deviation of the biases; the recipe's (0.2) unless given.
+            device: where a model on the `meta` device is to live; the CPU unless given.
 
         Norm layers and frozen parameters are left as they are. Parameters without a rule are left too, and a
         warning names them; a kernel that cannot be set is an error.

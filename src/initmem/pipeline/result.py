@@ -16,7 +16,7 @@ from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.design import scale_means
 from initmem.measures.looks import looks_of
-from initmem.measures.memory import Memory, Verdict, memory
+from initmem.measures.memory import Memories, Memory, Verdict, memory
 from initmem.measures.metrics import curve_metric, default_metric, metric_reason, own_metrics
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name
@@ -83,9 +83,9 @@ class Result:
             raise StoreError(self.notes[0])
         return self.memories(metric, tolerance=tolerance)[0]
 
-    def memories(self, metric: str | None = None, *, tolerance: float | None = None) -> list[Memory]:
+    def memories(self, metric: str | None = None, *, tolerance: float | None = None) -> Memories:
         """The memory of every recipe that has a run which did not fail."""
-        rows, looks = [], looks_of(self.store.studies())
+        rows, looks = Memories(), looks_of(self.store.studies())
         for recipe, label in zip(self.study.recipes, self.study.labels(), strict=True):
             records = [record for record in self.records if record.run.recipe == recipe]
             if any(record.status != "failed" for record in records):

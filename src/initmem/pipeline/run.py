@@ -75,28 +75,32 @@ def run(
 ) -> Result:
     """Train from every scale and seed, and return the result.
 
-    train: called as `train(init, tracker)`. It ends its epochs with `tracker.end_epoch(...)`, may return a
-        mapping of final metrics (`{"test_accuracy": 0.93}`: those of the predictor it returns), or both.
-        Before each call the global generators of Python, NumPy and torch are seeded with the run's seed.
-    scales, seeds: the grid. Five scales and five seeds unless given.
-    store: directory of the records; `runs/NAME` unless given.
-    workers: worker processes, each with one torch thread; one per core unless given.
-    engine: `local` (worker processes), `inline` (one run after the other in this process, as a debugger
-        wants it), `ray` (the cluster of $RAY_ADDRESS, or one made of this machine) or `slurm`. Training code
-        that cannot be sent to another process is run inline in place of local, with a word about it.
-    name: what the pipeline is called, in the store too; the name of the function unless given. Together with
-        the recipe, the scale and the seed it makes the id of a run.
-    recipe: settings of your code, of any name: `{"optimizer": "lion", "dropout": 0.1, "betas": [0.9, 0.99]}`.
-        They are part of the id and the label of a run; `init.recipe["dropout"]` hands them to `train`.
-    grid: settings that vary: `{"lr": [0.01, 0.1], "dropout": [0.0, 0.1]}` makes four recipes.
-    chaos: give every run a replicate with one perturbed weight, for `initmem measure --what chaos`.
-    split: roles (`init`, `order`) whose seed is also varied alone, for `initmem measure --what seeds`.
-    keep_old: keep runs that were trained before the code changed. Otherwise they are refused, with a message
-        that says what changed. Failed runs of other code are always tried again.
-    keep_going: do not stop when the first runs all fail with the same error.
-    retry_failed: train all failed runs again.
-    timeout: seconds within which a run has to end an epoch; one that does not is a failed run.
-    progress: show a bar on stderr.
+    Args:
+        train: called as `train(init, tracker)`. It ends its epochs with `tracker.end_epoch(...)`, may return
+            a mapping of final metrics (`{"test_accuracy": 0.93}`: those of the predictor it returns), or
+            both. Before each call the global generators of Python, NumPy and torch are seeded with the run's
+            seed.
+        scales: the initialization scales; 0.1, 0.5, 1, 1.8 and 2.5 unless given.
+        seeds: five unless given: 0 to 4.
+        store: directory of the records; `runs/NAME` unless given.
+        workers: worker processes, each with one torch thread; one per core unless given.
+        engine: `local` (worker processes), `inline` (one run after the other in this process, as a debugger
+            wants it), `ray` (the cluster of $RAY_ADDRESS, or one made of this machine) or `slurm`. Training
+            code that cannot be sent to another process is run inline in place of local, with a word about it.
+        name: what the pipeline is called, in the store too; the name of the function unless given. Together
+            with the recipe, the scale and the seed it makes the id of a run.
+        recipe: settings of your code, of any name: `{"optimizer": "lion", "dropout": 0.1, "betas": [0.9,
+            0.99]}`. They are part of the id and the label of a run; `init.recipe["dropout"]` hands them to
+            `train`.
+        grid: settings that vary: `{"lr": [0.01, 0.1], "dropout": [0.0, 0.1]}` makes four recipes.
+        chaos: give every run a replicate with one perturbed weight, for `initmem measure --what chaos`.
+        split: roles (`init`, `order`) whose seed is also varied alone, for `initmem measure --what seeds`.
+        keep_old: keep runs that were trained before the code changed. Otherwise they are refused, with a
+            message that says what changed. Failed runs of other code are always tried again.
+        keep_going: do not stop when the first runs all fail with the same error.
+        retry_failed: train all failed runs again.
+        timeout: seconds within which a run has to end an epoch; one that does not is a failed run.
+        progress: show a bar on stderr.
     """
     _check_function(train)
     called = name or _name_of(train)

@@ -211,6 +211,18 @@ MEASURES: dict[str, tuple[str, Columns]] = {
 }
 
 
+def results_table(status: Mapping[str, Any]) -> Table:
+    """All studies of a store and how far they are, as one table."""
+    rows = [
+        {"study": f"{study['name']}, {study['effort']}"} | row
+        for study in status["studies"]
+        for row in study["recipes"]
+    ]
+    notes = [f"unreadable: {line}" for line in status["damaged"]]
+    columns: Columns = {"study": Column("study", "text", "and its effort"), **STATUS}
+    return table_of(str(status["store"]), rows, columns, notes)
+
+
 def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """The table of one measure other than memory."""
     title, columns = MEASURES[what]

@@ -1,16 +1,19 @@
-"""Write a table as plain text, Markdown, LaTeX or CSV."""
+"""Write a table as plain text, Markdown, LaTeX or CSV, or as HTML for a notebook."""
 
 from __future__ import annotations
 
 import csv
 import io
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from html import escape
 
 from initmem.errors import ConfigError, allowed
 from initmem.plots.table import MISSING, Mean, Table
 
 WIDE = 100  # columns of text for the notes
+LEFT, RIGHT = (f' style="text-align: {side}; padding: .2em .8em"' for side in ("left", "right"))
+VERDICTS = {"remembers": "#c75b12", "forgets": "#0b8a63", "undetermined": "#7a8490"}
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -143,6 +146,27 @@ def latex(table: Table) -> str:
             "",
         ]
     )
+
+
+def html(table: Table) -> str:
+    """For a notebook, light or dark: nothing but alignment, and the colors of the verdicts."""
+
+    def line(tag: str, cells: Iterable[str]) -> str:
+        style = zip(cells, _right(table), strict=True)
+        return (
+            f"<tr>{''.join(f'<{tag}{RIGHT if right else LEFT}>{cell}</{tag}>' for cell, right in style)}</tr>"
+        )
+
+    head = line("th", map(escape, _heads(table)))
+    body = "".join(line("td", map(_colored, row)) for part in _parts(table) for row in part)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in footing(table))
+    title = f"<p><strong>{escape(table.title)}</strong></p>"
+    return f"<div>{title}<table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}</div>"
+
+
+def _colored(text: str) -> str:
+    color = VERDICTS.get(text.partition(" ")[0].rstrip("*"))
+    return f'<span style="color: {color}; font-weight: 600">{escape(text)}</span>' if color else escape(text)
 
 
 def comma(table: Table) -> str:

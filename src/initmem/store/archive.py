@@ -144,6 +144,13 @@ class Archive:
             raise StoreError(f"archive of format {found} (allowed: {FORMAT})")
         raise StoreError("no archive (allowed: a store directory, or a file that initmem archive wrote)")
 
+    def _repr_html_(self) -> str:
+        from initmem.plots.columns import results_table
+        from initmem.plots.table_text import html
+        from initmem.store.results import store_status
+
+        return html(results_table(store_status(self)))
+
     # -- as in a store ---------------------------------------------------------------------------
 
     def studies(self) -> list[Study]:

@@ -125,6 +125,13 @@ class Store:
         self._records.clear_all()
         return moved
 
+    def _repr_html_(self) -> str:
+        from initmem.plots.columns import results_table
+        from initmem.plots.table_text import html
+        from initmem.store.results import store_status
+
+        return html(results_table(store_status(self)))
+
     def in_flight(self) -> list[str]:
         """Ids of the runs that are claimed now."""
         return self.claims.ids()

@@ -1,0 +1,81 @@
+"""What shows itself in a notebook, and the example notebook."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import initmem
+from conftest import fake_record
+from initmem.measures.memory import Memories, memory_table
+from initmem.store.archive import write_archive
+from initmem.store.results import open_results
+from initmem.store.store import Store
+from initmem.study import Study
+
+IMAGE = "<img src=x onerror=alert(1)>"
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_look.ipynb"
+
+
+@pytest.fixture
+def store(tmp_path: Path, tiny_study: Study) -> Store:
+    store = Store.create(tmp_path / "store")
+    store.add_study(replace(tiny_study, name=IMAGE))
+    store.commit([fake_record(r, 0.9 - 0.1 * r.scale + 0.01 * r.seed) for r in tiny_study.all_runs()[:-1]])
+    return store
+
+
+def test_memories_are_a_table_of_text(store: Store) -> None:
+    rows = memory_table(store.records())
+    named = Memories([replace(rows[0], recipe=IMAGE, notes=(IMAGE,))])
+    for shown in (named._repr_html_(), named[0]._repr_html_()):
+        assert IMAGE not in shown and html.escape(IMAGE) in shown
+        assert rows[0].verdict_text in shown and f"{rows[0].memory:.3g}" in shown
+    assert "memory of nothing" in Memories()._repr_html_()
+
+
+def test_a_store_and_an_archive_count_their_runs(store: Store, tmp_path: Path) -> None:
+    write_archive(tmp_path / "all.initmem", store.studies(), store.records())
+    for results in (store, open_results(tmp_path / "all.initmem")):
+        shown = results._repr_html_()
+        assert IMAGE not in shown and html.escape(IMAGE) in shown
+        assert "5 records" in shown
+        cells = [cell.partition("<")[0] for cell in shown.split("<span>")[1:]]
+        assert cells[3:] == ["6", "5", "0", "0", "0", "1"]  # runs, completed, ..., missing
+
+
+def test_a_description_is_a_table_of_parameters() -> None:
+    shown = initmem.Init(0.5).describe(nn.ModuleDict({"<b>": nn.Linear(3, 2)}))._repr_html_()
+    assert "&lt;b&gt;.weight" in shown and "<b>.weight" not in shown and "2 x 3" in shown
+
+
+def test_the_example_notebook_shows_what_it_promises(tmp_path: Path, monkeypatch) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(initmem.__file__).parents[1]))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # a repository holds no outputs
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [
+        output["data"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output["output_type"] in ("execute_result", "display_data")
+    ]
+    described, result, memories, scales, picture, store = shown
+    assert "0.weight" in described["text/html"]
+    assert "lr=0.01" in result["text/html"] and "<svg" in result["text/html"]
+    assert "Initialization memory of test_loss" in memories["text/html"]
+    assert memories["text/html"].count("<tr>") == 3
+    assert "<table" in scales["text/html"]
+    assert picture["image/png"]
+    assert "30 records" in store["text/html"]
+    records = Store(tmp_path / "runs" / "iris").records()
+    assert {record.status for record in records} == {"completed"}
+    losses = [record.history["test_loss"] for record in records]
+    assert sum(loss[-1] - loss[0] for loss in losses) < 0
