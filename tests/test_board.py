@@ -21,10 +21,9 @@ import planted
 from boards import ask, serving, until
 from conftest import fake_record
 from initmem.errors import ConfigError
-from initmem.report import html
-from initmem.report.board import budget, server, watch
+from initmem.report import page as pages
+from initmem.report.board import server, watch
 from initmem.report.board.access import is_loopback
-from initmem.report.board.budget import Budget
 from initmem.report.board.live import Pace, live, requested_runs, summary
 from initmem.report.board.server import Board
 from initmem.report.content import Content
@@ -199,7 +198,7 @@ def _hear_ctrl_c() -> None:
 
 
 def test_board_and_report_cannot_disagree(board: Board, store: Store) -> None:
-    report = html.parts(Content(Survey.of(store)))
+    report = pages.parts(Content(Survey.of(store)))
     for name, part in report.items():
         assert ask(board.port, f"/part/{name}").body.decode() == str(part.html), name
 
@@ -211,7 +210,7 @@ def test_events_say_what_changed(board: Board, store: Store, tiny_study: Study) 
         while stream.readline().strip():
             pass  # the head
         before = json.loads(stream.readline().removeprefix(b"data: "))
-        assert set(before) == {"live", *html.PARTS}
+        assert set(before) == {"live", *pages.PARTS}
         last = tiny_study.all_runs()[-1]
         store.commit([fake_record(last, 0.5)])
         seen = dict(before)
@@ -276,8 +275,8 @@ def test_a_store_that_cannot_be_read_is_said_once_and_not_the_end(board: Board, 
 
 def test_a_budget_is_kept_whatever_things_take(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
-    kept = Budget(0.1, least=1.0)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    kept = watch.Budget(0.1, least=1.0)
     assert kept.due()
     with kept.spending():
         now += 0.05
@@ -385,7 +384,7 @@ def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
     store.claims.take([run])
     claim = rewrite_claim(store, run, host="elsewhere", pid=1)
     now = 1000.0
-    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
     watching = Store(store.path)
     for beat in range(20):  # every 10 seconds, by a clock that is wrong
         os.utime(claim, (0, time.time() + skew + 10 * beat))
@@ -408,7 +407,7 @@ def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, 
     rewrite_claim(store, run, pid=ended.pid)
     (row,) = live_now(store)["flights"]
     assert (row["silent"], row["silence"]) == (True, "")
-    shown = html.fragment("live", {"problem": ""} | live_now(store))
+    shown = pages.fragment("live", {"problem": ""} | live_now(store))
     assert "process has ended" in shown
 
 

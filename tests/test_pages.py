@@ -19,7 +19,7 @@ from conftest import fake_record
 from initmem.recipe import Recipe
 from initmem.report.board import watch
 from initmem.report.board.server import Board
-from initmem.report.report import write_report
+from initmem.report.page import write_report
 from initmem.store.record import failed
 from initmem.store.store import Store
 from initmem.study import Study

@@ -22,13 +22,14 @@ from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
 from initmem.plots.model import Plot, Series
 from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
-from initmem.report import charts, html
+from initmem.report import charts
+from initmem.report import page as pages
 from initmem.report.audit import run_rows, which
 from initmem.report.content import Content
 from initmem.report.notebook import verdict_html
-from initmem.report.paper import paper_table
+from initmem.report.page import render, write_report
 from initmem.report.recipe_stats import Kept
-from initmem.report.report import render, write_report
+from initmem.report.tables import paper_table
 from initmem.report.verdicts import headline
 from initmem.store.record import RunRecord, Summary, failed
 from initmem.store.store import Store
@@ -121,8 +122,8 @@ def test_every_part_has_its_place_for_every_kind_of_study() -> None:
         planted.study("one seed", planted.grid(optimizer=["adam"]), seeds=[1]),
         planted.study("one scale", planted.grid(optimizer=["muon"]), scales=[1.0]),
     ]
-    parts = html.parts(content_of(studies, planted.records(*studies)))
-    assert list(parts) == list(html.PARTS)
+    parts = pages.parts(content_of(studies, planted.records(*studies)))
+    assert list(parts) == list(pages.PARTS)
     for part in parts.values():
         assert "NaN" not in part.html
         assert "Infinity" not in part.html
@@ -265,7 +266,7 @@ def test_a_user_s_own_code_is_shown_by_what_it_recorded() -> None:
         for run in study.all_runs()
     ]
     content = content_of([study], records)
-    parts = html.parts(content)
+    parts = pages.parts(content)
     seen = text_of(parts["verdicts"].html)
     assert "how far apart the mean perplexity of the best and the worst scale end" in seen
     assert "Its memory: 2.4 (95% interval" in seen  # scales from 0.1 to 2.5, no percentage points
@@ -293,7 +294,7 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
     records[0] = failed(runs[0], f"Traceback\n  {IMAGE}\nValueError: no such luck", {"hardware": "left"})
     records[1] = failed(runs[1], "Traceback\n  elsewhere\nValueError: no such luck", {"hardware": "left"})
     records[2] = replace(records[2], status="diverged")
-    parts = html.parts(content_of([study], records, in_flight=[runs[-1].id]))
+    parts = pages.parts(content_of([study], records, in_flight=[runs[-1].id]))
     page = parts["runs"].html
     seen = text_of(page)
     assert "2 failed; 1 diverged; mixed hardware" in text_of(parts["verdicts"].html)

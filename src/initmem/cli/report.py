@@ -12,7 +12,7 @@ def report(store: StoreArgument, output: Output = None, as_json: AsJson = False)
 
     It opens offline.
     """
-    from initmem.report.report import write_report
+    from initmem.report.page import write_report
     from initmem.store.results import open_results
 
     beside = store / "report.html" if store.is_dir() else store.with_suffix(".html")

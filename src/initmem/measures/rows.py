@@ -12,7 +12,7 @@ from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.by_scale import by_scale
 from initmem.measures.chaos import chaos_floor, seed_variance
-from initmem.measures.collapse import collapse, product_clock
+from initmem.measures.collapse import collapse, families, product_clock
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
@@ -84,7 +84,7 @@ def _half_life(groups: Groups, metric: str | None) -> list[Row]:
 def _collapse(groups: Groups, metric: str | None) -> list[Row]:
     """The exponent alpha of the batch size, in families of recipes that differ in it alone."""
     rows = []
-    for label, family in families(groups).items():
+    for label, family in families(groups.values()).items():
         found = collapse(family, metric or "val_accuracy")
         row = {"family": label} | {name: value for name, value in found._asdict().items() if name != "scores"}
         axes = {fit.axis: fit.disagreement for fit in found.scores}
@@ -109,16 +109,6 @@ def _exponents(groups: Groups, metric: str | None) -> list[Row]:
             empty = {"name": "cannot tell", "value": None, "low": None, "high": None}
             rows.append({"optimizer": optimizer} | empty | about)
     return rows
-
-
-def families(groups: Groups) -> dict[str, list[list[RunRecord]]]:
-    """Groups of at least two recipes that differ in batch size alone, by what they share."""
-    shared: dict[AnyRecipe, list[list[RunRecord]]] = {}
-    for records in groups.values():
-        key = records[0].run.recipe.replace(batch_size=1)
-        shared.setdefault(key, []).append(records)
-    several = {recipe: members for recipe, members in shared.items() if len(members) > 1}
-    return dict(zip(labels(list(several)), several.values(), strict=True))
 
 
 def _difference(groups: Groups, metric: str | None) -> list[Row]:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 
 from initmem.errors import ConfigError, allowed
-from initmem.plots.table import MISSING, Mean, Table
+from initmem.plots.table import Mean, Table
 
 WIDE = 100  # columns of text for the notes
 
@@ -78,12 +78,6 @@ def _right(table: Table) -> list[bool]:
     return [column.kind == "number" for column in table.columns]
 
 
-def footing(table: Table) -> list[str]:
-    """The sentences below a table: its notes, and what is missing."""
-    missing = [f"{MISSING} missing: {'; '.join(table.missing)}."] if table.missing else []
-    return [f"{note}." for note in table.notes] + missing
-
-
 def text(table: Table) -> str:
     """Columns of equal width, for a terminal."""
     heads, parts, right = _heads(table), _parts(table), _right(table)
@@ -98,7 +92,7 @@ def text(table: Table) -> str:
 
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     body = [line_ for part in parts for line_ in [rule, *map(line, part)]]
-    foot = [piece for note in footing(table) for piece in textwrap.wrap(note, max(WIDE, len(rule)))]
+    foot = [piece for note in table.footing() for piece in textwrap.wrap(note, max(WIDE, len(rule)))]
     return "\n".join([table.title, "", line(heads), *body, rule, *foot]) + "\n"
 
 
@@ -111,7 +105,7 @@ def markdown(table: Table) -> str:
     bars = "|" + "|".join("---:" if right else ":---" for right in _right(table)) + "|"
     rows = [line(row) for part in _parts(table) for row in part]
     head = [f"**{markdown_escape(table.title)}**", "", line(_heads(table)), bars]
-    foot = [markdown_escape(note) for note in footing(table)]
+    foot = [markdown_escape(note) for note in table.footing()]
     return "\n".join([*head, *rows, "", " ".join(foot)]) + "\n"
 
 
@@ -138,7 +132,7 @@ def latex(table: Table) -> str:
             r"    \bottomrule",
             r"  \end{tabular}",
             r"  \par\smallskip\footnotesize",
-            *(f"  {latex_escape(note)}" for note in footing(table)),
+            *(f"  {latex_escape(note)}" for note in table.footing()),
             r"\end{table}",
             "",
         ]

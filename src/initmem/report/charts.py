@@ -1,18 +1,20 @@
-"""The charts of the page: the same recipes in the same panels, plot by plot."""
+"""The charts and heat maps of the page: the same recipes in the same panels, plot by plot."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from initmem.plots.builders import BETA, CLOCK_TITLES, metric_title
 from initmem.plots.captions import SIGMA
-from initmem.plots.model import Panel, Plot, Series
+from initmem.plots.model import Heatmap, Panel, Plot, Series
 from initmem.plots.series import UNSTYLED, beta_series
-from initmem.report.content import Content
-from initmem.report.facets import Facet
+from initmem.recipe import AnyRecipe
+from initmem.report.content import Content, Facet, runs_of
 from initmem.report.recipe_stats import RecipeStats
+from initmem.store.record import INTERPOLATION
 
 MOST_METRICS = 8
 SELECTED = "Of the predictor with the least validation loss."
@@ -99,3 +101,99 @@ def _plot(content: Content, facets: Sequence[Facet], frame: Panel, about: str, s
         ]
         panels.append(frame._replace(title=facet.title, series=series))
     return Plot([panels], head=frame.title, about=[about])
+
+
+# -- heat maps --------------------------------------------------------------------------------------------
+
+
+def memory_maps(content: Content) -> list[Heatmap]:
+    """Memory over batch size, a row per family of recipes that differ in nothing else."""
+    recipes = [recipe for family in content.families.values() for recipe in family]
+    sizes = sorted({recipe.get("batch_size") for recipe in recipes})
+    rows, tips, links = [], [], []
+    for name, family in content.families.items():
+        at = {recipe.get("batch_size"): recipe for recipe in family}
+        values = [_memory(content, at.get(size)) for size in sizes]
+        rows.append(Series(name, UNSTYLED, sizes, values))
+        tips.append([_memory_tip(content, at.get(size)) for size in sizes])
+        links.append([runs_of(at[size].id) if size in at else "" for size in sizes])
+    known = [value for row in rows for value in row.known()]
+    if not known:
+        return []
+    unit = content.stats[recipes[0]].memory.unit
+    title, form = f"Memory{f' ({unit})' if unit else ''}", ".1f" if unit == "pp" else ".2g"
+    limits = (min(known), max(known))
+    return [Heatmap(title, "batch size", title, rows, limits, form=form, tips=tips, links=links)]
+
+
+def _memory(content: Content, recipe: AnyRecipe | None) -> float:
+    """The memory of a recipe; NaN where it is not known, or is one of another metric."""
+    row = content.stats[recipe].memory if recipe is not None else None
+    known = row is not None and row.memory is not None and row.metric == content.metric
+    return row.memory if known else math.nan  # type: ignore[union-attr,return-value]
+
+
+def _memory_tip(content: Content, recipe: AnyRecipe | None) -> str:
+    if recipe is None or math.isnan(_memory(content, recipe)):
+        return "no value"
+    row = content.stats[recipe].memory
+    counts = f"n = {row.n_scales} × {row.n_seeds}"
+    limits = ""
+    if row.low is not None:
+        limits = f", 95% interval {row.low:.3g} to {row.high:.3g}, floor {row.floor:.2g}"
+    return f"{content.names[recipe]}: {row.memory:.3g} {row.unit}{limits}, {row.verdict_text}, {counts}"
+
+
+def metric_maps(content: Content, facets: Sequence[Facet]) -> list[Heatmap]:
+    """The metric over initialization scale, a row per recipe, a map per chart of the curves."""
+    curves = {recipe: item.curve(content.metric) for recipe, item in content.stats.items()}
+    known = [mean for curve in curves.values() for mean in curve.y]
+    if not known:
+        return []
+    limits = (min(known), max(known))
+    maps = [_metric_map(content, facet, curves, limits) for facet in facets]
+    return [panel for panel in maps if panel.has_runs()]
+
+
+def _metric_map(
+    content: Content, facet: Facet, curves: dict[AnyRecipe, Series], limits: tuple[float, float]
+) -> Heatmap:
+    members = [member for member in facet.members if curves[member.key].x]
+    scales = sorted({scale for member in members for scale in curves[member.key].x})
+    few = ".1f" if len(scales) <= 12 else ".0f"  # with many scales there is no room for tenths
+    trains = [content.stats[recipe].train for recipe, _, _ in members]
+    return Heatmap(
+        title=facet.title or metric_title(content.metric).capitalize(),
+        x_title=SIGMA,
+        y_title=metric_title(content.metric),
+        rows=[_over(curves[recipe], scales)._replace(label=label) for recipe, label, _ in members],
+        limits=limits,
+        crossed=[[train.get(s, 100.0) < 100 * INTERPOLATION for s in scales] for train in trains],
+        form=".2g" if limits[1] < 1 else few,
+        tips=[[_tip(content, recipe, curves[recipe], s) for s in scales] for recipe, _, _ in members],
+        links=[[runs_of(recipe.id, scale) for scale in scales] for recipe, _, _ in members],
+    )
+
+
+def _over(curve: Series, scales: Sequence[float]) -> Series:
+    """A curve on the scales of a whole map."""
+    places = [curve.at(scale) for scale in scales]
+    return Series("", UNSTYLED, scales, [math.nan if i is None else curve.y[i] for i in places])
+
+
+def _tip(content: Content, recipe: AnyRecipe, curve: Series, scale: float) -> str:
+    i = curve.at(scale)
+    if i is None:
+        return "no runs"
+    limits, train = curve.limits[i], content.stats[recipe].train.get(scale)
+    percent = "%" if "accuracy" in content.metric else ""
+    text = f"{content.names[recipe]}, σ = {scale:g}: {curve.y[i]:.4g}{percent}"
+    text += f", 95% interval {limits[0]:.4g} to {limits[1]:.4g}" if limits else ""
+    text += f", n = {curve.n[i]}" + (f", train accuracy {train:.1f}%" if train is not None else "")
+    return f"{text}, runs {listed(curve.runs[i])}"
+
+
+def listed(ids: Sequence[str], most: int = 4) -> str:
+    """The first few run ids, and how many more there are."""
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return ", ".join(ids[:most]) + more

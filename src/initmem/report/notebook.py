@@ -11,7 +11,7 @@ from initmem.measures.memory import TOLERANCE_PP, Memory
 from initmem.plots.builders import memory_interval
 from initmem.plots.html import glyph, interval_bar, nice_limit, sparkline
 from initmem.plots.series import scale_series, value_of
-from initmem.report.html import environment, static
+from initmem.report.page import environment, static
 from initmem.report.verdicts import headline
 from initmem.store.record import RunRecord
 

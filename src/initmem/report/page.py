@@ -1,4 +1,4 @@
-"""From content to HTML. Every text goes through the templates, which escape it."""
+"""From content to one HTML page. Every text goes through the templates, which escape it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
 
 from initmem import __version__
+from initmem.errors import StoreError
 from initmem.plots.builders import metric_title
 from initmem.plots.html import chart_json, heat_rows
-from initmem.report import audit, charts, clocks, heat, paper
+from initmem.report import audit, charts, tables
 from initmem.report.content import Content
 from initmem.report.verdicts import verdicts
+from initmem.store.files import write_atomic
+from initmem.store.results import Results
+from initmem.store.survey import Survey
 
 STYLES = ("pictures.css", "page.css")
 SCRIPTS = ("charts.js", "page.js")
@@ -121,9 +126,9 @@ def _curves(content: Content) -> dict[str, Any] | None:
 
 
 def _heat(content: Content) -> dict[str, Any] | None:
-    maps = heat.metric_maps(content, content.facets)
+    maps = charts.metric_maps(content, content.facets)
     values = {
-        "memory": heat.memory_maps(content),
+        "memory": charts.memory_maps(content),
         "maps": maps,
         "metric": metric_title(content.metric),
         "crossed": any(any(row) for panel in maps for row in panel.crossed),
@@ -137,18 +142,19 @@ def _slopes(content: Content) -> dict[str, Any] | None:
         return None
     return {
         "data": chart_json(charts.slopes(content)),
-        "half_lives": clocks.half_life_table(content),
-        "collapse": clocks.collapse_table(content),
+        "half_lives": tables.half_life_table(content),
+        "collapse": tables.collapse_table(content),
     }
 
 
 def _clocks(content: Content) -> dict[str, Any] | None:
-    tables = {"forecast": clocks.forecast_table(content), "clocks": clocks.clock_table(content)}
-    return tables if content.names else None
+    if not content.names:
+        return None
+    return {"forecast": tables.forecast_table(content), "clocks": tables.clock_table(content)}
 
 
 def _paper(content: Content) -> dict[str, Any] | None:
-    table = paper.paper_table(content)
+    table = tables.paper_table(content)
     return {"table": table} if table else None
 
 
@@ -178,3 +184,36 @@ PARTS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
     "paper": ("Paper", _paper),
     "runs": ("Runs", _runs),
 }
+
+
+# -- the report -------------------------------------------------------------------------------------------
+
+
+def write_report(store: Results, path: Path) -> Path:
+    """Write the report of a store."""
+    try:
+        write_atomic(path, render(store).encode())
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+    return path
+
+
+def render(store: Results) -> str:
+    """The report as HTML."""
+    survey = Survey.of(store)
+    if not survey.records:
+        raise StoreError(f"{store.path}: no finished run yet (initmem run makes them)")
+    content = Content(survey)
+    return whole_page(
+        title_of(survey),
+        parts(content),
+        scripts=SCRIPTS,
+        inline=True,
+        runs={recipe.id: audit.run_rows(content, records) for recipe, records in content.groups.items()},
+        note=f"{len(survey.records):,} runs",
+    )
+
+
+def title_of(survey: Survey) -> str:
+    """What the page is about."""
+    return ", ".join(dict.fromkeys(study.name for study in survey.studies)) or "report"
