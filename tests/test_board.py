@@ -24,7 +24,7 @@ from initmem.errors import ConfigError
 from initmem.report import page as pages
 from initmem.report.board import server, watch
 from initmem.report.board.access import is_loopback
-from initmem.report.board.live import Pace, live, requested_runs, summary
+from initmem.report.board.live import live, requested_runs, summary
 from initmem.report.board.server import Board
 from initmem.report.content import Content
 from initmem.store.archive import write_archive
@@ -32,6 +32,7 @@ from initmem.store.claims import EXPIRY, Claim
 from initmem.store.live import Flight
 from initmem.store.record import failed
 from initmem.store.results import open_results
+from initmem.store.status import store_status
 from initmem.store.store import Store
 from initmem.store.survey import Survey
 from initmem.study import Run, Study
@@ -402,22 +403,29 @@ def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, 
     run = tiny_study.all_runs()[-1]
     store.claims.take([run])
     assert not live_now(store)["flights"][0]["silent"]
+    (study,) = store_status(Store(store.path))["studies"]
+    assert study["recipes"][0]["training"] == live_now(store)["training"] == 1
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     rewrite_claim(store, run, pid=ended.pid)
     (row,) = live_now(store)["flights"]
     assert (row["silent"], row["silence"]) == (True, "")
+    assert live_now(store)["training"] == 0  # a claim of a dead process is no run in training
+    (study,) = store_status(Store(store.path))["studies"]
+    assert (study["recipes"][0]["training"], study["recipes"][0]["missing"]) == (0, 1)
+    parts = pages.parts(Content(Survey.of(store)))
+    assert "1 run to come" in parts["verdicts"].html and f"seeds {run.seed}" in parts["runs"].html
     shown = pages.fragment("live", {"problem": ""} | live_now(store))
     assert "process has ended" in shown
 
 
 def test_the_summary_counts_in_english() -> None:
-    working, idle = Pace(1, None, None, None), Pace(0, None, None, None)
-    assert summary(0, 0, 0, idle) == "No study has been run in this store yet."
-    assert summary(3, 1, 1, working) == "1 run in training, 1 waiting."
-    assert summary(3000, 1, 2, working) == "2 runs in training, 2,997 waiting."
-    assert summary(3, 2, 0, idle) == "1 run is left, and no worker is running."
-    assert summary(3, 3, 0, idle) == "All 3 runs are done."
+    assert summary(0, 0, 0, 0) == "No study has been run in this store yet."
+    assert summary(3, 1, 1, 0) == "1 run in training, 1 waiting."
+    assert summary(3000, 1, 2, 0) == "2 runs in training, 2,997 waiting."
+    assert summary(3000, 1, 2, 4).endswith("2,997 waiting, 4 of them claimed by a worker that has ended.")
+    assert summary(3, 2, 0, 0) == "1 run is left, and no worker is running."
+    assert summary(3, 3, 0, 0) == "All 3 runs are done."
 
 
 def test_a_run_released_a_moment_ago_is_not_called_dead(store: Store, tiny_study: Study) -> None:

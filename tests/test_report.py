@@ -11,13 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import planted
 from conftest import fake_record
 from initmem.errors import StoreError
+from initmem.measures.bands import critical
 from initmem.measures.memory import Memory, memory_table
 from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
+from initmem.plots.captions import caption
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
 from initmem.plots.model import Plot, Series
 from initmem.plots.styles import PALETTE
@@ -177,7 +180,9 @@ def test_the_numbers_are_those_of_the_measures() -> None:
         line, values = series[recipe.id], data["values"][written[recipe.id]["values"]]
         expected = planted.accuracies(recipe)  # (scale, seed)
         assert np.allclose(line.y, expected.mean(axis=1), rtol=1e-12)
-        assert np.allclose(line.high, np.percentile(expected, 90, axis=1), rtol=1e-12)
+        # The seeds of a planted recipe move together: one comparison, so Student's interval is the band.
+        half = stats.t.ppf(0.975, 2) * expected.std(axis=1, ddof=1) / np.sqrt(3)
+        assert np.allclose(line.high, expected.mean(axis=1) + half, rtol=1e-3)
         half = 4.302653 * expected.std(axis=1, ddof=1) / np.sqrt(3)  # Student's t, two degrees of freedom
         assert np.allclose([b - a for a, b in line.limits], 2 * half, rtol=1e-6)
         assert line.n == [3] * 5
@@ -372,11 +377,14 @@ def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, ti
     assert "1 of 6 runs failed" in noted and IMAGE not in noted
 
 
-def test_plot_data_are_means_and_percentiles(store: Store) -> None:
+def test_plot_data_are_means_and_simultaneous_bands(store: Store) -> None:
     (panel,) = scale_plot(store.records(), "test_accuracy").panels
     (curve,) = panel.series
     assert curve.x == [0.5, 1.0, 2.0]
     assert curve.n == [2, 2, 2]
     assert np.allclose(curve.y, [85.5, 80.5, 70.5])
-    assert np.allclose(curve.low, np.percentile([[85, 80, 70], [86, 81, 71]], 10, axis=0))
-    assert np.allclose(curve.high, np.percentile([[85, 80, 70], [86, 81, 71]], 90, axis=0))
+    seeds = np.array([[85.0, 80.0, 70.0], [86.0, 81.0, 71.0]])
+    half = critical(seeds) * seeds.std(axis=0, ddof=1) / np.sqrt(2)
+    assert np.allclose(curve.low, seeds.mean(axis=0) - half)
+    assert caption(scale_plot(store.records())).startswith("Lines: mean over seeds, 95% simultaneous band")
+    assert np.allclose(curve.high, seeds.mean(axis=0) + half)

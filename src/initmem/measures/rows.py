@@ -18,6 +18,7 @@ from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import default_metric, memory, unit_of
+from initmem.measures.metric_choice import curve_metric
 from initmem.measures.multiplicity import adjusted
 from initmem.measures.prediction import lived_elasticity, lived_memory, predict_each
 from initmem.measures.radial import radial_memory
@@ -46,13 +47,15 @@ def labelled(records: Sequence[RunRecord], order: Sequence[AnyRecipe] = ()) -> G
 def _beta(groups: Groups, metric: str | None) -> list[Row]:
     rows = []
     for label, records in groups.items():
-        curve = beta_curve(records, metric or "val_accuracy")
+        name = _followed(records, metric)
+        curve = beta_curve(records, name)
         if not len(curve.beta) or np.isnan(curve.beta).all():
             continue
         peak = int(np.nanargmax(np.abs(curve.beta)))
         rows.append(
             {
                 "recipe": label,
+                "metric": name,
                 "peak_epoch": peak + 1,
                 "peak": float(curve.beta[peak]),
                 "last_epoch": len(curve.beta),
@@ -73,11 +76,18 @@ def _beta(groups: Groups, metric: str | None) -> list[Row]:
     return rows
 
 
+def _followed(records: Sequence[RunRecord], metric: str | None) -> str:
+    """The metric that is followed over epochs; of records without any curve no measure says anything."""
+    recorded = any(len(record.history) for record in records)
+    return metric or (curve_metric(records) if recorded else "val_accuracy")
+
+
 def _half_life(groups: Groups, metric: str | None) -> list[Row]:
+    names = {label: _followed(records, metric) for label, records in groups.items()}
     return [
-        {"recipe": label} | life._asdict()
+        {"recipe": label, "metric": names[label]} | life._asdict()
         for label, records in groups.items()
-        for life in half_lives(records, metric or "val_accuracy")
+        for life in half_lives(records, names[label])
     ]
 
 
@@ -85,7 +95,7 @@ def _collapse(groups: Groups, metric: str | None) -> list[Row]:
     """The exponent alpha of the batch size, in families of recipes that differ in it alone."""
     rows = []
     for label, family in families(groups.values()).items():
-        found = collapse(family, metric or "val_accuracy")
+        found = collapse(family, _followed(family[0], metric))
         row = {"family": label} | {name: value for name, value in found._asdict().items() if name != "scores"}
         axes = {fit.axis: fit.disagreement for fit in found.scores}
         apart = {f"apart_{axis}": axes.get(axis) for axis in ("epochs", "adaptive", "sgd")}
@@ -101,7 +111,7 @@ def _exponents(groups: Groups, metric: str | None) -> list[Row]:
         optimizers.setdefault(str(records[0].run.recipe.get("optimizer")), []).append(records)
     for optimizer, members in optimizers.items():
         exponents, n_levels = (
-            product_clock(members, metric or "val_accuracy") if len(members) > 1 else ([], 0)
+            product_clock(members, _followed(members[0], metric)) if len(members) > 1 else ([], 0)
         )
         about = {"n_curves": len(members), "n_levels": n_levels}
         rows += [{"optimizer": optimizer} | item._asdict() | about for item in exponents]

@@ -181,7 +181,7 @@ def interval_bar(row: Interval, limit: float, tolerance: float | None) -> Markup
         place = f"translate({x(row.value) - 6.8:.1f} {middle - 6.8}) scale(.85)"
         parts.append(f'<g transform="{place}">{GLYPHS[row.verdict]}</g>')
     parts.append(whiskers)  # above the sign, which would hide narrow ones
-    label = f"{row.value:.1f}" if row.value is not None else "not measured"
+    label = f"{row.value:.3g}" if row.value is not None else "not measured"
     return Markup(
         f'<svg class="bar {row.verdict}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="memory {label} on an axis from 0 to {limit:g}">{"".join(parts)}</svg>'
@@ -199,12 +199,13 @@ def bar_axis(limit: float) -> Markup:
 
 
 def sparkline(series: Series, low: float, high: float) -> Markup:
-    """A metric against scale: means as a line, percentiles as a band, on an axis shared by all recipes."""
+    """A metric against scale: means as a line with their band, on an axis shared by all recipes."""
     if not series.x:
         return Markup("")
     xs = _positions(series.x, series.x[0], series.x[-1])
-    there = _path(xs, series.high, low, high)
-    back = _path(xs[::-1], series.low[::-1], low, high)
+    known = [i for i, end in enumerate(series.low) if not math.isnan(end)]
+    there = _path([xs[i] for i in known], [series.high[i] for i in known], low, high)
+    back = _path([xs[i] for i in reversed(known)], [series.low[i] for i in reversed(known)], low, high)
     dots = "".join(
         f'<circle cx="{x}" cy="{_height(y, low, high)}" r="1.8"/>' for x, y in zip(xs, series.y, strict=True)
     )

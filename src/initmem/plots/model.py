@@ -182,6 +182,16 @@ class Heatmap(NamedTuple):
 AnyPanel = Panel | Intervals | Heatmap
 
 
+def form_between(low: float, high: float) -> str:
+    """How values between two limits are written: a twentieth of their range can be told."""
+    span = high - low
+    if not span > 0:
+        return ".3g"
+    decimals = max(0, math.ceil(1.3 - math.log10(span)))
+    size = math.floor(math.log10(max(abs(low), abs(high)))) + 1
+    return f".{decimals}f" if decimals <= 6 and size <= 6 else f".{max(decimals + size, 2)}g"
+
+
 class Entry(NamedTuple):
     """A line of the legend; `present` is False for what has no run anywhere in the plot."""
 

@@ -157,7 +157,7 @@ def diverged_table(content: Content) -> Table | None:
 
 def missing(content: Content) -> list[tuple[str, int, str]]:
     """What was asked for and is neither done nor being trained: recipe, how many, which."""
-    done = {record.id for record in content.survey.records} | content.survey.in_flight
+    done = {record.id for record in content.survey.records} | content.survey.training
     found: dict[str, dict[str, Run]] = {}
     for study in content.survey.studies:
         for recipe in study.recipes:

@@ -10,7 +10,7 @@ from initmem.measures.design import by_recipe, plain
 from initmem.measures.memory import TOLERANCE_PP, Memory
 from initmem.plots.builders import memory_interval
 from initmem.plots.html import glyph, interval_bar, nice_limit, sparkline
-from initmem.plots.series import scale_series, value_of
+from initmem.plots.series import profile_series
 from initmem.report.page import environment, static
 from initmem.report.verdicts import headline
 from initmem.store.record import RunRecord
@@ -20,7 +20,7 @@ def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
     """Show memories, and how their metric depends on the scale in the records behind them."""
     groups = {recipe.id: group for recipe, group in by_recipe(records).items()}
     records_of = {row.recipe_id: plain(groups.get(row.recipe_id, [])) for row in rows}
-    curves = {row.recipe_id: scale_series(records_of[row.recipe_id], value_of(row.metric)) for row in rows}
+    curves = {row.recipe_id: profile_series(records_of[row.recipe_id], row.metric) for row in rows}
     means = [mean for curve in curves.values() for mean in curve.y]
     bounds = min(means, default=0.0), max(means, default=1.0)
     limit = nice_limit(max((row.high or row.memory or 0.0 for row in rows), default=1.0))

@@ -16,7 +16,7 @@ from initmem.measures.forecast import lived_clocks
 from initmem.measures.looks import Look
 from initmem.measures.memory import Memory, default_metric, memory, own_metrics, profile
 from initmem.plots.model import Series
-from initmem.plots.series import UNSTYLED, by_scale, interpolation_series, scale_series, value_of
+from initmem.plots.series import UNSTYLED, by_scale, interpolation_series, profile_series
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
 
@@ -70,7 +70,7 @@ class RecipeStats:
     def curve(self, metric: str) -> Series:
         """A metric against scale."""
         if metric not in self._curves:
-            self._curves[metric] = scale_series(self._kept, value_of(metric))
+            self._curves[metric] = profile_series(self._kept, metric)
         return self._curves[metric]
 
     @property

@@ -224,7 +224,8 @@ def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, tuple[
 def _slope(stats: RecipeStats) -> tuple[float | None, tuple[float, float] | None]:
     if not len(stats.beta.beta):
         return None, None
-    size, low, high = (column[-1] for column in folded(stats.beta))
+    size = abs(float(stats.beta.beta[-1]))
+    low, high = (limit[-1] for limit in folded(stats.beta.low, stats.beta.high))
     if math.isnan(size):
         return None, None
     return size, None if math.isnan(low) else (low, high)

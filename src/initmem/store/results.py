@@ -29,7 +29,10 @@ class Results(Protocol):
         """All records, in a fixed order."""
 
     def in_flight(self) -> list[str]:
-        """Ids of the runs that are being trained now."""
+        """Ids of the runs that are claimed now, by workers alive or dead."""
+
+    def training(self) -> list[str]:
+        """Ids of the runs that are being trained now, by living workers."""
 
     def flight(self, run_id: str) -> Flight:
         """How far a run is that is being trained now."""

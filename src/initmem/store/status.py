@@ -36,7 +36,7 @@ def study_status(survey: Survey) -> list[dict[str, Any]]:
                     "completed": counts["completed"],
                     "diverged": counts["diverged"],
                     "failed": counts["failed"],
-                    "training": sum(run.id in survey.in_flight for run in runs),
+                    "training": sum(run.id in survey.training for run in runs),
                     "missing": counts["missing"],
                 }
             )

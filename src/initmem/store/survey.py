@@ -18,15 +18,15 @@ class Survey:
     records: Sequence[RunRecord]
     damaged: Sequence[str]
     studies: Sequence[Study]
-    in_flight: frozenset[str]  # ids of the runs that are claimed
+    training: frozenset[str]  # ids of the runs that a living worker has claimed
 
     @classmethod
     def of(cls, store: Results) -> Survey:
         """Read a store. Claims come first: a run that ends meanwhile is seen twice rather than not at all."""
-        in_flight = frozenset(store.in_flight())
+        training = frozenset(store.training())
         records, damaged = store.survey()
         done = {record.id for record in records}
-        return cls(records, damaged, store.studies(), in_flight - done)
+        return cls(records, damaged, store.studies(), training - done)
 
     def order(self) -> list[AnyRecipe]:
         """The recipes, each once, in the order of the studies."""

@@ -47,6 +47,7 @@ def live(content: Content, requested: Mapping[str, Run], flights: Mapping[str, F
     training = {
         run_id: flight for run_id, flight in flights.items() if run_id in requested and run_id not in done
     }
+    alive = {run_id: flight for run_id, flight in training.items() if flight.silence < EXPIRY}
     total, finished = len(requested), sum(run_id in done for run_id in requested)
     speed = pace(content, requested, training)
     rows = [_row(content, requested[run_id], flight) for run_id, flight in training.items()]
@@ -55,28 +56,29 @@ def live(content: Content, requested: Mapping[str, Run], flights: Mapping[str, F
         "total": total,
         "finished": finished,
         "share": _share_done(content, requested, done, training),
-        "training": len(training),
+        "training": len(alive),
         "pace": speed,
         "left": "" if speed.seconds_left is None else duration(speed.seconds_left),
-        "summary": summary(total, finished, len(training), speed),
+        "summary": summary(total, finished, len(alive), len(training) - len(alive)),
         "flights": rows[:SHOWN],
         "more": max(0, len(rows) - SHOWN),
-        "recipes": _recipes(content, requested, done, training),
+        "recipes": _recipes(content, requested, done, alive),
         "failures": failures(content),
     }
 
 
-def summary(total: int, finished: int, training: int, speed: Pace) -> str:
+def summary(total: int, finished: int, training: int, lost: int) -> str:
     """The state in one sentence."""
     if not total:
         return "No study has been run in this store yet."
     if finished == total:
         return f"All {total:,} runs are done."
-    if not speed.workers:
-        lost = " The workers that claimed runs have ended or no longer respond." if training else ""
+    if not training:
+        ended = " The workers that claimed runs have ended or no longer respond." if lost else ""
         left = "1 run is" if total - finished == 1 else f"{total - finished:,} runs are"
-        return f"{left} left, and no worker is running.{lost}"
-    return f"{count(training, 'run')} in training, {total - finished - training:,} waiting."
+        return f"{left} left, and no worker is running.{ended}"
+    ended = f", {lost:,} of them claimed by a worker that has ended" if lost else ""
+    return f"{count(training, 'run')} in training, {total - finished - training:,} waiting{ended}."
 
 
 def pace(content: Content, requested: Mapping[str, Run], training: Mapping[str, Flight]) -> Pace:

@@ -44,7 +44,7 @@ class Watcher:
         self._kept = Kept()
         self._read_state: int | None = None  # hash of what was read last
         self._rendered: int | None = None  # hash of what the sections show
-        self._in_flight: frozenset[str] = frozenset()
+        self._claimed: frozenset[str] = frozenset()
         self._problem = self._printed = ""
         self._version = 0
         self._change = threading.Condition()
@@ -144,11 +144,11 @@ class Watcher:
             self._watched.wait()
             try:
                 with looking.spending():
-                    self._in_flight = frozenset(self.store.in_flight())
-                if reading.due() and (self._in_flight != claims or time.monotonic() - last_read > READ_EVERY):
+                    self._claimed = frozenset(self.store.in_flight())
+                if reading.due() and (self._claimed != claims or time.monotonic() - last_read > READ_EVERY):
                     with reading.spending():
                         self._read()
-                    claims, last_read, self._problem = self._in_flight, time.monotonic(), ""
+                    claims, last_read, self._problem = self._claimed, time.monotonic(), ""
                 if self._rendered != self._read_state and rendering.due():
                     first = self._rendered is None
                     with rendering.spending():
@@ -169,7 +169,7 @@ class Watcher:
         """Read what is new in the store."""
         survey = Survey.of(self.store)
         studies = tuple(json.dumps(study.to_json()) for study in survey.studies)
-        state = hash((fingerprint(survey.records), tuple(survey.damaged), studies, survey.in_flight))
+        state = hash((fingerprint(survey.records), tuple(survey.damaged), studies, survey.training))
         if state != self._read_state:
             self._read_state = state
             self.content = Content(survey, self._kept)
@@ -195,7 +195,7 @@ class Watcher:
             return
         values: dict[str, Any] = {"problem": self._problem, "total": None}
         if self.content is not None:
-            flights = {run_id: self.store.flight(run_id) for run_id in sorted(self._in_flight)}
+            flights = {run_id: self.store.flight(run_id) for run_id in sorted(self._claimed)}
             values |= live(self.content, self._requested, flights)
         self._publish("live", page.Part("Now", page.fragment("live", values)))
         with self._change:
