@@ -14,7 +14,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from initmem.plots.model import Heatmap, Interval, Panel, Plot, Series
-from initmem.plots.styles import PALETTE
+from initmem.plots.styles import ORDERED, PALETTE
 
 Json = dict[str, Any]
 MOST_POINTS = 160  # of one series: more would not be seen
@@ -66,6 +66,8 @@ def chart_json(plots: Mapping[str, Plot]) -> Json:
                 "xlog": first.log_x,
                 "ylog": first.log_y,
                 "ceiling": first.ceiling is not None,
+                "band": first.band,
+                "limits": first.limits,
                 "panels": [_panel(panel, values, runs) for panel in plot.panels],
             }
         )
@@ -89,19 +91,19 @@ def _series(series: Series, values: _Table, runs: _Table) -> Json:
         "label": series.label,
         "name": series.name or series.label,
         "recipe": series.recipe_id,
-        "style": PALETTE.index(series.style),
+        "style": (*PALETTE, *ORDERED).index(series.style),
         "x": numbers(series.x[i] for i in at),
         "values": values.place(columns),
         "runs": runs.place(list(series.runs)) if series.runs else None,
     }
 
 
-def thinned(count: int) -> NDArray[np.int64]:
+def thinned(count: int, most: int = MOST_POINTS) -> NDArray[np.int64]:
     """Indices of the points to show: the first and the last, dense in the beginning for logarithmic axes."""
-    if count <= MOST_POINTS:
+    if count <= most:
         return np.arange(count)
-    early = np.geomspace(1, count, MOST_POINTS // 2) - 1
-    even = np.linspace(0, count - 1, MOST_POINTS // 2)
+    early = np.geomspace(1, count, most // 2) - 1
+    even = np.linspace(0, count - 1, most // 2)
     return np.unique(np.round(np.concatenate([early, even])).astype(np.int64))
 
 
@@ -147,6 +149,11 @@ def step(value: float, low: float, high: float) -> int:
 def glyph(verdict: str) -> Markup:
     """The sign of a verdict; the word stands beside it."""
     return Markup(f'<svg class="glyph" viewBox="0 0 16 16" aria-hidden="true">{GLYPHS[verdict]}</svg>')
+
+
+def tick(run_id: str) -> Markup:
+    """A box to choose a run by; its id is a hexadecimal number."""
+    return Markup(f'<input type="checkbox" data-pick="{run_id}" aria-label="compare run {run_id}">')
 
 
 def nice_limit(value: float) -> float:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from initmem.errors import count
 from initmem.plots.html import numbers
 from initmem.plots.table import Column, Table, cell
 from initmem.report.content import Content, runs_of
@@ -75,6 +76,19 @@ def mixtures(content: Content) -> list[str]:
         if len(counts) > 1:
             parts = ", ".join(f"{n} on {name} ({device})" for (name, device), n in counts.most_common())
             found.append(f"{content.names[recipe]}: {parts}")
+    return found
+
+
+def packs(content: Content) -> list[str]:
+    """Recipes whose runs were trained in different packs, in words; a run alone is always the same pack."""
+    found = []
+    for recipe, records in content.groups.items():
+        together = Counter((r.provenance.get("pack_id"), r.provenance.get("pack")) for r in records)
+        sizes = sorted(size for _, size in together if isinstance(size, int))
+        if len(sizes) > 1 and sizes[-1] > 1:
+            span = f"{sizes[0]} to {sizes[-1]}" if sizes[0] < sizes[-1] else f"{sizes[0]}"
+            runs = f"{count(len(records), 'run')} from {len(sizes)} packs of {span} runs"
+            found.append(f"{content.names[recipe]}: {runs}")
     return found
 
 

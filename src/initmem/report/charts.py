@@ -9,19 +9,23 @@ import numpy as np
 
 from initmem.plots.builders import BETA, CLOCK_TITLES, metric_title
 from initmem.plots.captions import SIGMA
-from initmem.plots.model import Heatmap, Panel, Plot, Series
+from initmem.plots.html import thinned
+from initmem.plots.model import Heatmap, Panel, Plot, Series, form_between
 from initmem.plots.series import UNSTYLED, beta_series
+from initmem.plots.styles import ORDERED
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content, Facet, runs_of
 from initmem.report.recipe_stats import RecipeStats
 from initmem.store.record import INTERPOLATION
 
 MOST_METRICS = 8
-SELECTED = "Of the predictor with the least validation loss."
-NORM = "Of all kernels of the selected predictor."
+MOST_EPOCHS = 48  # points of a learning curve
+SIMULTANEOUS = "95% simultaneous band"
+SELECTED = f"Of the predictor with the least validation loss, with a {SIMULTANEOUS}."
+NORM = f"Of all kernels of the selected predictor, with a {SIMULTANEOUS}."
 FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
 REPAIR = "Validation accuracy when selected less that at interpolation, over the runs that interpolated."
-SETTLING = "How the estimate and its 95% interval settle as seeds come in."
+SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe on one axis."
 
 SeriesOf = Callable[[RecipeStats], Series]
 
@@ -32,16 +36,19 @@ def curves(content: Content) -> dict[str, Plot]:
     What no recipe has a value of is left out.
     """
     last = max((float(item.epochs) for item in content.stats.values()), default=0.0)
-    norm = Panel("Kernel norm", SIGMA, "Frobenius norm", ())
+    norm = Panel("Kernel norm", SIGMA, "Frobenius norm", (), band=SIMULTANEOUS)
     fitted = Panel("Interpolation epoch", SIGMA, "interpolation epoch", (), ceiling=last)
-    repair = Panel("Repair gap", SIGMA, "repair gap (pp)", ())
-    settling = Panel("Memory by seeds", "seeds", "memory", ())
+    repair = Panel("Repair gap", SIGMA, "repair gap (pp)", (), band=SIMULTANEOUS)
+    units = {item.memory.unit for item in content.stats.values()}
+    unit = f" ({''.join(units)})" if len(units) == 1 and units != {""} else ""
+    settling = Panel("Memory by seeds", "seeds", f"memory{unit}", ())
+    alone = [Facet(content.names[r], [m]) for facet in content.facets for m in facet.members for r in [m.key]]
     plots = {name: _metric_plot(content, name) for name in metrics_of(content)}
     plots |= {
         "norm": _plot(content, content.facets, norm, NORM, lambda item: item.curve("norm_best")),
         "fitted": _plot(content, content.facets, fitted, FITTED, lambda item: item.interpolation),
         "repair": _plot(content, content.facets, repair, REPAIR, lambda item: item.curve("repair_gap")),
-        "settling": _plot(content, content.facets, settling, SETTLING, lambda item: item.settling_series),
+        "settling": _plot(content, alone, settling, SETTLING, lambda item: item.settling_series),
     }
     return {key: plot for key, plot in plots.items() if any(map(_has_values, plot.panels))}
 
@@ -53,8 +60,44 @@ def metrics_of(content: Content) -> list[str]:
     return list(main | own)[:MOST_METRICS]
 
 
+def learning(content: Content) -> dict[str, Plot]:
+    """Every metric that was recorded epoch by epoch: a panel per recipe, a line per scale."""
+    columns = dict.fromkeys(name for item in content.stats.values() for name in item.columns)
+    scales = sorted({scale for item in content.stats.values() for scale in item.runs})
+    shown = [scales[i] for i in np.unique(np.linspace(0, len(scales) - 1, len(ORDERED)).round().astype(int))]
+    few = f" {len(shown)} of {len(scales)} scales are drawn." if len(shown) < len(scales) else ""
+    plots = {}
+    for column in list(columns)[:MOST_METRICS]:
+        title = column.replace("_", " ")
+        frame = Panel(title, "epoch", metric_title(column), ())
+        panels = [
+            frame._replace(title=content.names[recipe], series=_learning(item, column, shown))
+            for recipe, item in content.stats.items()
+        ]
+        about = f"Mean {title} over seeds at every epoch, a line per initialization scale.{few}"
+        plots[column] = Plot([panels], head=title.capitalize(), about=[about])
+    return {key: plot for key, plot in plots.items() if any(map(_has_values, plot.panels))}
+
+
+def _learning(item: RecipeStats, column: str, shown: Sequence[float]) -> list[Series]:
+    means, n, scales = item.learning(column)
+    at = thinned(means.shape[1], MOST_EPOCHS)
+    return [
+        Series(
+            label=f"σ = {scale:g}",
+            style=ORDERED[i],
+            x=[float(epoch + 1) for epoch in at],
+            y=means[row, at].tolist(),
+            n=n[row, at].tolist(),
+            recipe_id=item.recipe.id,
+        )
+        for i, scale in enumerate(shown)
+        for row in np.flatnonzero(scales == scale)
+    ]
+
+
 def _metric_plot(content: Content, metric: str) -> Plot:
-    frame = Panel(metric.replace("_", " ").capitalize(), SIGMA, metric_title(metric), ())
+    frame = Panel(metric.replace("_", " ").capitalize(), SIGMA, metric_title(metric), (), band=SIMULTANEOUS)
     return _plot(content, content.facets, frame, SELECTED, lambda item: item.curve(metric))
 
 
@@ -75,7 +118,9 @@ def slopes(content: Content) -> dict[str, Plot]:
 def _slope_plot(content: Content, clock: str | None) -> Plot:
     title, x_title = ("Epoch", "epoch") if clock is None else (f"{clock} clock", CLOCK_TITLES[clock])
     frame = Panel(title, x_title, BETA, (), log_x=clock is not None, log_y=True)
-    about = f"|β| with its 95% interval, against {'epochs' if clock is None else f'the {clock} clock'}."
+    frame = frame._replace(band=SIMULTANEOUS, limits="95% interval at this epoch alone")
+    axis = "epochs" if clock is None else f"the {clock} clock"
+    about = f"|β| against {axis}, with a {SIMULTANEOUS}: it holds for all epochs at once."
 
     def series(item: RecipeStats) -> Series:
         moves = clock is None or _moves(item, clock)
@@ -121,7 +166,7 @@ def memory_maps(content: Content) -> list[Heatmap]:
     if not known:
         return []
     unit = content.stats[recipes[0]].memory.unit
-    title, form = f"Memory{f' ({unit})' if unit else ''}", ".1f" if unit == "pp" else ".2g"
+    title, form = f"Memory{f' ({unit})' if unit else ''}", ".1f" if unit == "pp" else ".3g"
     limits = (min(known), max(known))
     return [Heatmap(title, "batch size", title, rows, limits, form=form, tips=tips, links=links)]
 
@@ -169,7 +214,7 @@ def _metric_map(
         rows=[_over(curves[recipe], scales)._replace(label=label) for recipe, label, _ in members],
         limits=limits,
         crossed=[[train.get(s, 100.0) < 100 * INTERPOLATION for s in scales] for train in trains],
-        form=".2g" if limits[1] < 1 else few,
+        form=few if "accuracy" in content.metric else form_between(*limits),
         tips=[[_tip(content, recipe, curves[recipe], s) for s in scales] for recipe, _, _ in members],
         links=[[runs_of(recipe.id, scale) for scale in scales] for recipe, _, _ in members],
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -15,7 +17,7 @@ import jinja2
 from markupsafe import Markup
 
 from initmem import __version__
-from initmem.errors import StoreError
+from initmem.errors import StoreError, count
 from initmem.plots.builders import metric_title
 from initmem.plots.html import chart_json, heat_rows
 from initmem.report import audit, charts, tables
@@ -64,7 +66,8 @@ def whole_page(
     scripts: tuple[str, ...],
     inline: bool,
     runs: Mapping[str, Any] | None = None,
-    note: str = "",
+    origin: str = "",
+    command: str = "",
 ) -> str:
     """A page of sections: with everything inside, or with its style and scripts as files beside it."""
     style = "".join(map(static, STYLES))
@@ -82,7 +85,8 @@ def whole_page(
             styles=STYLES,
             scripts=scripts,
             runs=runs,
-            note=note,
+            origin=origin,
+            command=command,
             version=__version__,
         )
     )
@@ -125,6 +129,11 @@ def _curves(content: Content) -> dict[str, Any] | None:
     return {"data": chart_json(plots)} if plots else None
 
 
+def _learning(content: Content) -> dict[str, Any] | None:
+    plots = charts.learning(content)
+    return {"data": chart_json(plots)} if plots else None
+
+
 def _heat(content: Content) -> dict[str, Any] | None:
     maps = charts.metric_maps(content, content.facets)
     values = {
@@ -142,6 +151,7 @@ def _slopes(content: Content) -> dict[str, Any] | None:
         return None
     return {
         "data": chart_json(charts.slopes(content)),
+        "metrics": list(dict.fromkeys(s.followed.replace("_", " ") for s in content.stats.values())),
         "half_lives": tables.half_life_table(content),
         "collapse": tables.collapse_table(content),
     }
@@ -163,6 +173,7 @@ def _runs(content: Content) -> dict[str, Any]:
         "progress": audit.progress_table(content),
         "environments": audit.environment_table(content),
         "mixtures": audit.mixtures(content),
+        "packs": audit.packs(content),
         "failures": audit.failures(content),
         "diverged": audit.diverged_table(content),
         "missing": audit.missing(content),
@@ -178,6 +189,7 @@ def _runs(content: Content) -> dict[str, Any]:
 PARTS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
     "verdicts": ("Verdicts", verdicts),
     "curves": ("Curves", _curves),
+    "learning": ("Learning", _learning),
     "heat": ("Heat maps", _heat),
     "slopes": ("Forgetting", _slopes),
     "clocks": ("Clocks", _clocks),
@@ -189,16 +201,16 @@ PARTS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
 # -- the report -------------------------------------------------------------------------------------------
 
 
-def write_report(store: Results, path: Path) -> Path:
-    """Write the report of a store."""
+def write_report(store: Results, path: Path, *, command: str | None = None) -> Path:
+    """Write the report of a store; it names the command that makes it again."""
     try:
-        write_atomic(path, render(store).encode())
+        write_atomic(path, render(store, command=command).encode())
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
     return path
 
 
-def render(store: Results) -> str:
+def render(store: Results, *, command: str | None = None) -> str:
     """The report as HTML."""
     survey = Survey.of(store)
     if not survey.records:
@@ -210,8 +222,14 @@ def render(store: Results) -> str:
         scripts=SCRIPTS,
         inline=True,
         runs={recipe.id: audit.run_rows(content, records) for recipe, records in content.groups.items()},
-        note=f"{len(survey.records):,} runs",
+        origin=f"{count(len(survey.records), 'run')}, written {now()}",
+        command=command or shlex.join(["initmem", "report", str(store.path)]),
     )
+
+
+def now() -> str:
+    """The time at which a page is made."""
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def title_of(survey: Survey) -> str:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
@@ -115,7 +116,14 @@ class Handler(OneRequest):
             watcher.first_look(PATIENCE)
         content = watcher.content
         title = title_of(content.survey) if content else "board"
-        text = page.whole_page(f"{title}, live", watcher.parts(), scripts=page.LIVE_SCRIPTS, inline=False)
+        text = page.whole_page(
+            f"{title}, live",
+            watcher.parts(),
+            scripts=page.LIVE_SCRIPTS,
+            inline=False,
+            origin=f"Live, opened {page.now()}",
+            command=shlex.join(["initmem", "board", str(watcher.store.path)]),
+        )
         self._send(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
 
     def static(self, name: str) -> None:
