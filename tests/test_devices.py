@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from initmem.engines import engine_named
-from initmem.engines.devices import places
+from initmem.engines.engine import Settings, places
 from initmem.engines.local import LocalEngine
-from initmem.engines.settings import Settings
 from initmem.errors import ConfigError
 from initmem.store.store import Store
 from initmem.study import Study

@@ -16,8 +16,8 @@ from scipy import stats
 import planted
 from conftest import fake_record
 from initmem.errors import StoreError
-from initmem.measures.bands import critical
 from initmem.measures.memory import Memory, memory_table
+from initmem.measures.statistics import critical
 from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
 from initmem.plots.captions import caption
@@ -35,8 +35,8 @@ from initmem.report.recipe_stats import Kept
 from initmem.report.tables import paper_table
 from initmem.report.verdicts import headline
 from initmem.store.record import RunRecord, Summary, failed
+from initmem.store.results import Survey
 from initmem.store.store import Store
-from initmem.store.survey import Survey
 from initmem.study import Run, Study
 
 IMAGE = "<img src=x onerror=alert(1)>"

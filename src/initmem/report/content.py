@@ -17,7 +17,7 @@ from initmem.plots.model import Member, Style
 from initmem.plots.styles import PALETTE, nth
 from initmem.recipe import AnyRecipe, PipelineRecipe, labels
 from initmem.report.recipe_stats import Kept
-from initmem.store.survey import Survey
+from initmem.store.results import Survey
 from initmem.study import Study
 
 

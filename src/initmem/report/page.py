@@ -24,8 +24,7 @@ from initmem.report import audit, charts, tables
 from initmem.report.content import Content
 from initmem.report.verdicts import verdicts
 from initmem.store.files import write_atomic
-from initmem.store.results import Results
-from initmem.store.survey import Survey
+from initmem.store.results import Results, Survey
 
 STYLES = ("pictures.css", "page.css")
 SCRIPTS = ("charts.js", "page.js")

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from initmem.errors import count
-from initmem.measures.by_scale import AtScale, by_scale
+from initmem.measures.design import AtScale, scale_means
 from initmem.measures.memory import Memory, Verdict
 from initmem.plots.builders import memory_interval, metric_title
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
@@ -19,7 +19,7 @@ from initmem.plots.model import decimals_between
 from initmem.plots.table import Cell, Column, Mean, Table, cell
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content, runs_of
-from initmem.store.causes import failure_lines
+from initmem.store.record import failure_lines
 
 WORDS: dict[Verdict, str] = {
     "remembers": "the scale of the initialization is still visible in the trained predictor",
@@ -76,7 +76,7 @@ def failures(content: Content) -> list[str]:
 def scale_table(content: Content) -> Table:
     """What each scale reached: mean and standard deviation over seeds, and n, as `--what scale` has them."""
     reached = {
-        recipe: {at.scale: at for at in by_scale(content.groups[recipe], stats.metric)}
+        recipe: {at.scale: at for at in scale_means(content.groups[recipe], stats.metric)}
         for recipe, stats in content.stats.items()
     }
     scales = sorted({scale for row in reached.values() for scale in row})

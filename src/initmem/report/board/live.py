@@ -12,15 +12,14 @@ from initmem.data import sizes
 from initmem.engines.packing import cost
 from initmem.engines.progress import duration
 from initmem.errors import InitmemError, count
-from initmem.measures.metric_choice import preferred
+from initmem.measures.metrics import preferred
 from initmem.plots.builders import metric_title
 from initmem.plots.html import course, tick
 from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import AnyRecipe, network_of
 from initmem.report.audit import failures
 from initmem.report.content import Content, runs_of
-from initmem.store.claims import EXPIRY
-from initmem.store.live import Flight
+from initmem.store.claims import EXPIRY, Flight
 from initmem.study import Run
 
 SHOWN = 24  # runs in training shown one by one
