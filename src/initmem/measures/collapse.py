@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from initmem.clocks import CLOCKS
 from initmem.measures.beta import beta_curve, seed_slopes
 from initmem.measures.statistics import student
-from initmem.recipe import AnyRecipe, labels
+from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, labels
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
@@ -85,7 +85,15 @@ def families(groups: Iterable[list[RunRecord]]) -> dict[str, list[list[RunRecord
         key = records[0].run.recipe.replace(batch_size=1)
         shared.setdefault(key, []).append(records)
     several = {recipe: members for recipe, members in shared.items() if len(members) > 1}
-    return dict(zip(labels(list(several)), several.values(), strict=True))
+    names = labels([_without_batch_size(recipe) for recipe in several])
+    return dict(zip(names, several.values(), strict=True))
+
+
+def _without_batch_size(recipe: AnyRecipe) -> AnyRecipe:
+    """Of user code everything declared is in a label: a batch size that stands for all should not be."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    return PipelineRecipe.parse({k: v for k, v in recipe.changes().items() if k != "batch_size"})
 
 
 def collapse(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy") -> Collapse:

@@ -135,7 +135,7 @@ def _cell(panel: Heatmap, i: int, j: int) -> HeatCell:
     if math.isnan(value):
         return HeatCell("", -1, tip, "", crossed=False)
     crossed = bool(panel.crossed) and panel.crossed[i][j]
-    return HeatCell(format(value, panel.form), step(value, *panel.limits), tip, panel.links[i][j], crossed)
+    return HeatCell(panel.text(value), step(value, *panel.limits), tip, panel.links[i][j], crossed)
 
 
 def step(value: float, low: float, high: float) -> int:

@@ -180,6 +180,10 @@ class Heatmap(NamedTuple):
         """Whether there is anything to draw."""
         return any(row.known() for row in self.rows)
 
+    def text(self, value: float) -> str:
+        """A value as it stands in a cell."""
+        return format(value, self.form)
+
 
 AnyPanel = Panel | Intervals | Heatmap
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from initmem.errors import count
+from initmem.measures.metrics import unit_of
+from initmem.plots.builders import metric_title
 from initmem.plots.html import numbers
-from initmem.plots.table import Column, Table, cell
+from initmem.plots.table import Cell, Column, Table, cell
 from initmem.report.content import Content, runs_of
 from initmem.report.verdicts import hardware
 from initmem.store.record import RunRecord
@@ -151,7 +153,8 @@ def diverged_table(content: Content) -> Table | None:
         Column("seed"),
         Column("epochs it lived"),
         Column("selected at"),
-        Column("test accuracy (%)"),
+        Column("metric", "text"),
+        Column("result"),
     ]
     rows = [
         [
@@ -161,12 +164,19 @@ def diverged_table(content: Content) -> Table | None:
             cell(record.run.seed, "d"),
             cell(record.summary.epochs, "d"),
             cell(record.summary.tau_best, "d"),
-            cell(_percent(record.summary.test_accuracy), ".1f"),
+            *_result(record, content.stats[record.run.recipe].metric),
         ]
         for record in found[:SHOWN]
     ]
     more = f" (the first {SHOWN} of {len(found)})" if len(found) > SHOWN else ""
     return Table(f"Diverged runs{more}", columns, rows, id="diverged") if rows else None
+
+
+def _result(record: RunRecord, metric: str) -> list[Cell]:
+    factor, unit = unit_of(metric)
+    value = record.metric(metric)
+    shown = cell(None if value is None else factor * value, ".1f" if unit else ".4g")
+    return [cell(metric_title(metric)), shown]
 
 
 def missing(content: Content) -> list[tuple[str, int, str]]:

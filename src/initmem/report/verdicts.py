@@ -32,7 +32,7 @@ NO_TOLERANCE = "never said here: {} has no natural tolerance (initmem measure --
 # The columns of the page, from left to right.
 ORDER = (
     "recipe", "verdict", "bar", "memory", "interval", "floor", "corrected", "p", "q", "design",
-    "metric", "remarks",
+    "metric",
 )  # fmt: skip
 
 
@@ -50,6 +50,11 @@ def verdicts(content: Content) -> dict[str, Any]:
         "extremes": extremes(rows),
         "scales": scale_table(content),
         "table": table(content, rows),
+        "remarks": {
+            row.recipe: "; ".join(said)
+            for recipe, row in zip(content.stats, rows, strict=True)
+            if (said := remarks(content, recipe, row))
+        },
         "words": {verdict: (glyph(verdict), meaning) for verdict, meaning in meanings.items()},
         "metrics": names,
         "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
@@ -82,18 +87,21 @@ def scale_table(content: Content) -> Table:
     scales = sorted({scale for row in reached.values() for scale in row})
     metrics = list(dict.fromkeys(stats.metric for stats in content.stats.values()))
     bounds = {metric: _bounds(content, metric) for metric in metrics}
+    digits = {}
+    for metric in metrics:
+        rows = [row for recipe, row in reached.items() if content.stats[recipe].metric == metric]
+        digits[metric] = 1 if "accuracy" in metric else _digits([at for row in rows for at in row.values()])
     body = []
     for recipe, row in reached.items():
         stats = content.stats[recipe]
         counts = [at.n for at in row.values()]
         least, most = min(counts), max(counts)
-        digits = _digits(list(row.values()), stats.metric)
         body.append(
             [
                 cell(content.names[recipe], href=runs_of(recipe.id), style="name"),
                 *([cell(metric_title(stats.metric))] if len(metrics) > 1 else []),
                 Cell(picture=sparkline(stats.main, *bounds[stats.metric])),
-                *(_reached(recipe, row.get(scale), most, digits) for scale in scales),
+                *(_reached(recipe, row.get(scale), most, digits[stats.metric]) for scale in scales),
                 Cell(most, f"{least} to {most}" if least < most else str(most)),
             ]
         )
@@ -108,12 +116,10 @@ def scale_table(content: Content) -> Table:
     return Table(f"What each scale reached: {what}, mean ± s.d. over seeds", columns, body, id="by-scale")
 
 
-def _digits(row: Sequence[AtScale], metric: str) -> int:
+def _digits(reached: Sequence[AtScale]) -> int:
     """Decimals that tell the means apart, and show a typical deviation."""
-    if "accuracy" in metric:
-        return 1
-    means = [at.mean for at in row if at.mean is not None]
-    deviations = sorted(at.deviation for at in row if at.deviation)
+    means = [at.mean for at in reached if at.mean is not None]
+    deviations = sorted(at.deviation for at in reached if at.deviation)
     for_deviation = math.ceil(-math.log10(deviations[len(deviations) // 2])) if deviations else 0
     return min(6, max(decimals_between(min(means), max(means)) if means else 0, for_deviation))
 
@@ -210,12 +216,9 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
                 "verdict": cells["verdict"]._replace(picture=glyph(row.verdict)),
                 "bar": Cell(picture=_bar(row, limits[row.metric])),
                 "metric": cell(row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")),
-                "remarks": cell("; ".join(remarks(content, recipe, row)), style="remark"),
             }
         )
     shown = [key for key in ORDER if key != "metric" or not alike]
-    if not any(cells["remarks"].text for cells in body):
-        shown.remove("remarks")
     return Table(
         "Initialization memory",
         [columns[key] for key in shown],

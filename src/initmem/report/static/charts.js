@@ -90,7 +90,7 @@ const initmem = (() => {
     const box = { left: 50, right: width - 10, top: 8 + strip, bottom: height - 44 };
     const x = axis(...spec.x.limits, spec.x.log, box.left + 6, box.right - 6, spec.x.whole);
     const y = axis(...spec.y.limits, spec.y.log, box.bottom, box.top);
-    const crowded = spec.lines.length > 4 ? { class: "crowded" } : {}; // bands on bands hide the lines: see the one that is pointed at
+    const crowded = spec.lines.length > 3 ? { class: "crowded" } : {}; // bands on bands hide the lines: see the one that is pointed at
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", ...crowded });
     host.setAttribute("role", "img");
     host.setAttribute("aria-label", described(spec));
