@@ -302,6 +302,15 @@ def of_losses(n_seeds: int = 4) -> tuple[Study, list[RunRecord]]:
     return study, records
 
 
+def test_a_study_without_any_record_has_a_page() -> None:
+    study = planted.study("new", planted.grid(optimizer=["sgd"]))
+    every = [failed(run, "ValueError: no such luck", {}) for run in study.all_runs()]
+    parts = pages.parts(content_of([study], []))
+    assert "No run has finished yet." in parts["verdicts"].html and "learning" not in parts
+    parts = pages.parts(content_of([study], every))
+    assert "15 of 15 runs failed" in text_of(parts["verdicts"].html) and "learning" not in parts
+
+
 def test_losses_have_digits_a_legend_and_a_slope_of_their_own() -> None:
     study, records = of_losses()
     content = content_of([study], records)

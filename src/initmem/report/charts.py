@@ -64,7 +64,8 @@ def learning(content: Content) -> dict[str, Plot]:
     """Every metric that was recorded epoch by epoch: a panel per recipe, a line per scale."""
     columns = dict.fromkeys(name for item in content.stats.values() for name in item.columns)
     scales = sorted({scale for item in content.stats.values() for scale in item.runs})
-    shown = [scales[i] for i in np.unique(np.linspace(0, len(scales) - 1, len(ORDERED)).round().astype(int))]
+    even = np.linspace(0, len(scales) - 1, min(len(scales), len(ORDERED))).round().astype(int)
+    shown = [scales[i] for i in even]
     few = f" {len(shown)} of {len(scales)} scales are drawn." if len(shown) < len(scales) else ""
     plots = {}
     for column in list(columns)[:MOST_METRICS]:

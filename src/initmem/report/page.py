@@ -222,13 +222,19 @@ def render(store: Results, *, command: str | None = None) -> str:
         inline=True,
         runs={recipe.id: audit.run_rows(content, records) for recipe, records in content.groups.items()},
         origin=f"{count(len(survey.records), 'run')}, written {now()}",
-        command=command or shlex.join(["initmem", "report", str(store.path)]),
+        command=command or command_for("report", store),
     )
 
 
 def now() -> str:
     """The time at which a page is made."""
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def command_for(name: str, store: Results) -> str:
+    """A command about a store, as one would type it here."""
+    here, path = Path.cwd(), store.path
+    return shlex.join(["initmem", name, str(path.relative_to(here) if path.is_relative_to(here) else path)])
 
 
 def title_of(survey: Survey) -> str:

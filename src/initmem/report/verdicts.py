@@ -50,11 +50,7 @@ def verdicts(content: Content) -> dict[str, Any]:
         "extremes": extremes(rows),
         "scales": scale_table(content),
         "table": table(content, rows),
-        "remarks": {
-            row.recipe: "; ".join(said)
-            for recipe, row in zip(content.stats, rows, strict=True)
-            if (said := remarks(content, recipe, row))
-        },
+        "remarks": shared_remarks(content, rows),
         "words": {verdict: (glyph(verdict), meaning) for verdict, meaning in meanings.items()},
         "metrics": names,
         "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
@@ -236,6 +232,16 @@ def _limit(rows: Sequence[Memory]) -> float:
     """Where the axis of interval bars ends."""
     largest = max((row.high or row.memory or 0.0 for row in rows), default=1.0)
     return nice_limit(max([largest, *(row.tolerance for row in rows if row.tolerance is not None)]))
+
+
+def shared_remarks(content: Content, rows: Sequence[Memory]) -> list[tuple[str, str]]:
+    """What to know beside the numbers, and about which recipes; what holds for all is said once."""
+    named: dict[str, list[str]] = {}
+    for recipe, row in zip(content.stats, rows, strict=True):
+        if said := remarks(content, recipe, row):
+            named.setdefault("; ".join(said), []).append(row.recipe)
+    all_share = len(rows) > 1 and len(named) == 1 and len(next(iter(named.values()))) == len(rows)
+    return [("All recipes" if all_share else ", ".join(names), said) for said, names in named.items()]
 
 
 def remarks(content: Content, recipe: AnyRecipe, row: Memory) -> list[str]:

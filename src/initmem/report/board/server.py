@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
@@ -122,7 +121,7 @@ class Handler(OneRequest):
             scripts=page.LIVE_SCRIPTS,
             inline=False,
             origin=f"Live, opened {page.now()}",
-            command=shlex.join(["initmem", "board", str(watcher.store.path)]),
+            command=page.command_for("board", watcher.store),
         )
         self._send(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
 
