@@ -11,7 +11,7 @@ from scipy import stats
 from initmem.clocks import clocks
 from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
 from initmem.measures.collapse import collapse, disagreement, product_clock
-from initmem.measures.statistics import critical
+from initmem.measures.statistics import critical, mean_band
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run
@@ -203,6 +203,23 @@ def test_a_band_holds_for_the_whole_curve_and_pointwise_limits_do_not() -> None:
     assert critical(np.array([[1.0], [2.0], [4.0]])) == pytest.approx(stats.t.ppf(0.975, 2))
     together = rng.standard_normal((6, 1)) * np.ones(50)  # one curve moved as a whole is one comparison
     assert critical(together) == pytest.approx(stats.t.ppf(0.975, 5), rel=1e-3)
+
+
+def test_a_band_of_means_holds_at_all_points_also_with_missing_seeds() -> None:
+    rng = np.random.default_rng(2)
+    for missing in (0, 2):
+        held = pointwise = 0
+        for _ in range(400):
+            values = rng.standard_normal((6, 5)) * np.array([1.0, 2.0, 0.5, 3.0, 1.0])
+            values[:missing, 3] = np.nan
+            low, high = mean_band(values)
+            held += bool(((low <= 0) & (high >= 0)).all())
+            counts = np.isfinite(values).sum(axis=0)
+            half = stats.t.ppf(0.975, counts - 1) * np.nanstd(values, axis=0, ddof=1) / np.sqrt(counts)
+            pointwise += bool((np.abs(np.nanmean(values, axis=0)) <= half).all())
+        assert held / 400 >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 400)
+        assert pointwise / 400 < 0.87
+    assert np.isnan(mean_band(np.ones((1, 3)))).all()
 
 
 def test_the_band_of_beta_contains_its_pointwise_limits() -> None:

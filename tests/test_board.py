@@ -21,17 +21,16 @@ import planted
 from boards import ask, serving, until
 from conftest import fake_record
 from initmem.errors import ConfigError
-from initmem.report import html
-from initmem.report.board import budget, server, watch
+from initmem.report import page as pages
+from initmem.report.board import server, watch
 from initmem.report.board.access import is_loopback
-from initmem.report.board.budget import Budget
-from initmem.report.board.live import Pace, live, requested_runs, summary
+from initmem.report.board.live import live, requested_runs, summary
 from initmem.report.board.server import Board
 from initmem.report.content import Content
 from initmem.store.archive import write_archive
 from initmem.store.claims import EXPIRY, Claim, Flight
 from initmem.store.record import failed
-from initmem.store.results import Survey, open_results
+from initmem.store.results import Survey, open_results, store_status
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
@@ -197,7 +196,7 @@ def _hear_ctrl_c() -> None:
 
 
 def test_board_and_report_cannot_disagree(board: Board, store: Store) -> None:
-    report = html.parts(Content(Survey.of(store)))
+    report = pages.parts(Content(Survey.of(store)))
     for name, part in report.items():
         assert ask(board.port, f"/part/{name}").body.decode() == str(part.html), name
 
@@ -209,7 +208,7 @@ def test_events_say_what_changed(board: Board, store: Store, tiny_study: Study) 
         while stream.readline().strip():
             pass  # the head
         before = json.loads(stream.readline().removeprefix(b"data: "))
-        assert set(before) == {"live", *html.PARTS}
+        assert set(before) == {"live", *pages.PARTS}
         last = tiny_study.all_runs()[-1]
         store.commit([fake_record(last, 0.5)])
         seen = dict(before)
@@ -274,8 +273,8 @@ def test_a_store_that_cannot_be_read_is_said_once_and_not_the_end(board: Board, 
 
 def test_a_budget_is_kept_whatever_things_take(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
-    kept = Budget(0.1, least=1.0)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    kept = watch.Budget(0.1, least=1.0)
     assert kept.due()
     with kept.spending():
         now += 0.05
@@ -318,6 +317,16 @@ def flight(rows: int, seconds: float, *, pid: int = 1, silence: float = 0.0) -> 
     return Flight(Claim("token", "here", pid, ""), silence, made)
 
 
+def shown_runs(shown: dict[str, Any]) -> list[object]:
+    return [row["run"] for row in shown["flights"].records()]
+
+
+def worker_of(shown: dict[str, Any]) -> str:
+    """What is said about the worker of the only run in training."""
+    (row,) = shown["flights"].records()
+    return row["worker"]
+
+
 def test_the_time_left_is_the_work_left_over_the_workers() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]), scales=[1.0], seeds=[0, 1])
     runs = study.all_runs()  # two of each recipe, 6 epochs each
@@ -344,11 +353,11 @@ def test_what_a_worker_has_begun_it_ends_alone() -> None:
 def test_a_recipe_that_has_not_begun_is_told_by_its_cost() -> None:
     small, large = planted.grid(width=[8, 16])  # twice as wide, four times the work
     study = planted.study("s", [small, large], scales=[1.0], seeds=[0])
-    first, second = study.all_runs()
+    first, _ = study.all_runs()
     content = Content(Survey([], [], [study], frozenset()))
     shown = live(content, requested_runs(content), {first.id: flight(3, 1.0)})
     assert shown["pace"].seconds_left == pytest.approx(3 * 1.0 + 6 * 4.0)
-    assert second.id not in {row["id"] for row in shown["flights"]}
+    assert shown_runs(shown) == [first.id]
 
 
 def test_a_dead_worker_is_not_counted_but_shown() -> None:
@@ -358,7 +367,7 @@ def test_a_dead_worker_is_not_counted_but_shown() -> None:
     shown = live(content, requested_runs(content), {first.id: flight(1, 1.0, silence=600.0)})
     assert shown["pace"].seconds_left is None
     assert "no worker is running" in shown["summary"] and "no longer respond" in shown["summary"]
-    assert (shown["flights"][0]["silent"], shown["flights"][0]["silence"]) == (True, "10 min")
+    assert worker_of(shown).endswith("no heartbeat for 10 min")
 
 
 def live_now(store: Store) -> dict[str, Any]:
@@ -383,43 +392,48 @@ def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
     store.claims.take([run])
     claim = rewrite_claim(store, run, host="elsewhere", pid=1)
     now = 1000.0
-    monkeypatch.setattr(budget.time, "monotonic", lambda: now)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
     watching = Store(store.path)
     for beat in range(20):  # every 10 seconds, by a clock that is wrong
         os.utime(claim, (0, time.time() + skew + 10 * beat))
-        (row,) = live_now(watching)["flights"]
-        assert not row["silent"], beat
+        assert "no heartbeat" not in worker_of(live_now(watching)), beat
         now += 10
     assert live_now(watching)["pace"].workers == 1
     now += EXPIRY
     shown = live_now(watching)
-    assert (shown["flights"][0]["silent"], shown["flights"][0]["silence"]) == (True, "70 s")
+    assert worker_of(shown).endswith("no heartbeat for 70 s")
     assert shown["pace"].workers == 0
 
 
 def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, tiny_study: Study) -> None:
     run = tiny_study.all_runs()[-1]
     store.claims.take([run])
-    assert not live_now(store)["flights"][0]["silent"]
+    assert "ended" not in worker_of(live_now(store))
+    (study,) = store_status(Store(store.path))["studies"]
+    assert study["recipes"][0]["training"] == live_now(store)["training"] == 1
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     rewrite_claim(store, run, pid=ended.pid)
-    (row,) = live_now(store)["flights"]
-    assert (row["silent"], row["silence"]) == (True, "")
-    shown = html.fragment("live", {"problem": ""} | live_now(store))
+    assert worker_of(live_now(store)).endswith("process has ended")
+    assert live_now(store)["training"] == 0  # a claim of a dead process is no run in training
+    (study,) = store_status(Store(store.path))["studies"]
+    assert (study["recipes"][0]["training"], study["recipes"][0]["missing"]) == (0, 1)
+    parts = pages.parts(Content(Survey.of(store)))
+    assert "1 run to come" in parts["verdicts"].html and f"seeds {run.seed}" in parts["runs"].html
+    shown = pages.fragment("live", {"problem": ""} | live_now(store))
     assert "process has ended" in shown
 
 
 def test_the_summary_counts_in_english() -> None:
-    working, idle = Pace(1, None, None, None), Pace(0, None, None, None)
-    assert summary(0, 0, 0, idle) == "No study has been run in this store yet."
-    assert summary(3, 1, 1, working) == "1 run in training, 1 waiting."
-    assert summary(3000, 1, 2, working) == "2 runs in training, 2,997 waiting."
-    assert summary(3, 2, 0, idle) == "1 run is left, and no worker is running."
-    assert summary(3, 3, 0, idle) == "All 3 runs are done."
+    assert summary(0, 0, 0, 0) == "No study has been run in this store yet."
+    assert summary(3, 1, 1, 0) == "1 run in training, 1 waiting."
+    assert summary(3000, 1, 2, 0) == "2 runs in training, 2,997 waiting."
+    assert summary(3000, 1, 2, 4).endswith("2,997 waiting, 4 of them claimed by a worker that has ended.")
+    assert summary(3, 2, 0, 0) == "1 run is left, and no worker is running."
+    assert summary(3, 3, 0, 0) == "All 3 runs are done."
 
 
 def test_a_run_released_a_moment_ago_is_not_called_dead(store: Store, tiny_study: Study) -> None:
     run, content = tiny_study.all_runs()[-1], Content(Survey.of(store))
     shown = live(content, requested_runs(content), {run.id: store.flight(run.id)})
-    assert not shown["flights"][0]["silent"]
+    assert worker_of(shown) == ""

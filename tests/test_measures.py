@@ -21,7 +21,8 @@ from initmem.measures.memory import memory
 from initmem.measures.prediction import mean_alone, regression
 from initmem.measures.radial import radial_memory
 from initmem.measures.rows import REMARKS, rows_of
-from initmem.recipe import Recipe
+from initmem.recipe import PipelineRecipe, Recipe
+from initmem.store.record import RunRecord, failed, summarize
 from initmem.study import PERTURBATION, Run, Study
 
 RECIPE = Recipe(dataset="digits")
@@ -290,6 +291,25 @@ def test_failures_are_counted_by_scale() -> None:
     ]
     assert rows[-1]["low"] == pytest.approx(stats.binomtest(3, 5).proportion_ci(method="exact").low)
     assert rows[0]["p"] == rows[-1]["p"] < 0.05
+
+
+def test_where_no_accuracy_was_recorded_the_slope_is_that_of_the_loss() -> None:
+    study = planted.study("own", [PipelineRecipe.parse({"pipeline": "gpt"})], scales=[0.5, 1.0, 2.0])
+    epochs = np.arange(1.0, 9.0)
+    records = []
+    for run in study.all_runs():
+        loss = 2.0 + 0.4 * run.scale * 0.5**epochs + 0.001 * run.seed  # halves with every epoch
+        summary = summarize({"val_loss": loss}, norm_init=None, test_accuracy=None, test_loss=None)
+        records.append(RunRecord(run, "completed", summary, {"val_loss": loss, "clock_sgd": epochs}))
+    (row,) = rows_of("beta", records)
+    assert (row["metric"], row["peak_epoch"]) == ("val_loss", 1)
+    assert (row["peak"], row["last"]) == pytest.approx((0.2, 0.4 * 0.5**8))
+    lives = rows_of("half-life", records)
+    assert {(life["metric"], life["unit"]) for life in lives} == {("val_loss", "epochs"), ("val_loss", "sgd")}
+    assert lives[0]["value"] == pytest.approx(1.0)
+    (chosen,) = rows_of("beta", records, metric="clock_sgd")
+    assert chosen["metric"] == "clock_sgd"
+    assert rows_of("beta", [failed(record.run, "ValueError", {}) for record in records]) == []
 
 
 def test_differences_of_many_pairs_have_q_values() -> None:

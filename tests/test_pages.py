@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,7 +21,7 @@ from conftest import fake_record
 from initmem.recipe import Recipe
 from initmem.report.board import watch
 from initmem.report.board.server import Board
-from initmem.report.report import write_report
+from initmem.report.page import write_report
 from initmem.store.record import failed
 from initmem.store.store import Store
 from initmem.study import Study
@@ -188,6 +190,54 @@ def test_charts_are_read_with_the_keyboard_and_switched(visit: Visit, report: st
     expect(lines).to_have_count(before - 1)
 
 
+@pytest.mark.parametrize("visit", [{"offline": True}], indirect=True)
+def test_a_chart_is_saved_as_svg_and_its_values_as_csv(visit: Visit, report: str) -> None:
+    page = visit.page
+    page.goto(report)
+    chart = page.locator("#curves .chart").first
+    chart.scroll_into_view_if_needed()
+    expect(chart.locator("svg").first).to_be_visible()
+    saved = {}
+    for kind in ("SVG", "CSV"):
+        with page.expect_download() as download:
+            chart.get_by_role("button", name=kind).click()
+        assert download.value.suggested_filename == f"Test_accuracy.{kind.lower()}"
+        saved[kind] = Path(download.value.path()).read_text()
+    drawing = ElementTree.fromstring(saved["SVG"])
+    svg = "{http://www.w3.org/2000/svg}"
+    words = {text.text for text in drawing.iter(f"{svg}text")}
+    legend = page.locator("#curves .legend .name").all_inner_texts()
+    assert {"initialization scale σ", "test accuracy (%)", *legend} <= words
+    lines = [path for path in drawing.iter(f"{svg}path") if path.get("fill") == "none"]
+    assert {line.get("stroke") for line in lines} >= {"rgb(0, 114, 178)"}  # in light colors, without the page
+    assert not [part for part in drawing.iter() if part.get("class") or part.tag == f"{svg}script"]
+    head, *rows = csv.reader(saved["CSV"].splitlines())
+    assert head[:3] == ["line", "initialization scale σ", "test accuracy (%)"]
+    (row,) = [row for row in rows if "adam" in row[0] and "b128" in row[0] and row[1] == "2.5"]
+    recipe = planted.recipe(optimizer="adam", batch_size=128)
+    assert float(row[2]) == pytest.approx(planted.accuracies(recipe)[-1].mean(), rel=1e-4)
+    assert row[-1] == "3"
+
+
+def test_memory_by_seeds_and_learning_curves_have_a_chart_per_recipe(visit: Visit, report: str) -> None:
+    page = visit.page
+    page.goto(report)
+    curves, learning = page.locator("#curves"), page.locator("#learning")
+    expect(curves.locator(".legend")).to_be_visible()
+    curves.get_by_role("radio", name="Memory by seeds").check()
+    expect(curves.locator(".chart")).to_have_count(5)
+    expect(curves.locator(".legend")).to_be_hidden()
+    expect(curves.locator(".chart").first.locator("g.series")).to_have_count(1)
+    curves.get_by_role("radio", name="Kernel norm").check()
+    expect(curves.locator(".chart")).to_have_count(1)
+    learning.get_by_role("radio", name="Train loss").check()
+    expect(learning.locator(".chart")).to_have_count(5)
+    learning.scroll_into_view_if_needed()
+    expect(learning.locator(".chart").first.locator("g.series")).to_have_count(len(planted.SCALES))
+    learning.get_by_role("button", name="σ = 0.5").click()
+    expect(learning.locator(".chart").first.locator("g.series")).to_have_count(len(planted.SCALES) - 1)
+
+
 def test_the_theme_is_switched_and_follows_the_system(visit: Visit, report: str) -> None:
     page = visit.page
     page.emulate_media(color_scheme="light")
@@ -261,10 +311,10 @@ def test_the_board_follows_a_real_study_from_its_first_run_to_the_verdict(
     command += ["--store", str(store.path), "--workers", "1", "--pack", "2"]
     training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        row = page.locator("table.flights tbody tr").first
+        row = page.locator("#flights tbody tr").first
         expect(row.locator("td.epoch")).to_contain_text("/30", timeout=40_000)
         expect(row.locator("td.epoch")).to_have_text(re.compile(r"\b([3-9]|\d\d)/30"))
-        row.locator("button.run").click()
+        row.locator("td.id a").click()
         expect(page.locator("dialog.run svg").first).to_be_visible()
         page.locator("dialog.run").get_by_role("button", name="Close").click()
         expect(page.locator("#live")).to_contain_text("All 2 runs are done.", timeout=60_000)
@@ -277,6 +327,37 @@ def test_the_board_follows_a_real_study_from_its_first_run_to_the_verdict(
     finally:
         said, _ = training.communicate(timeout=60)
     assert training.returncode == 0, said
+
+
+def test_runs_are_ticked_and_their_curves_seen_together(
+    visit: Visit, tmp_path: Path, tiny_study: Study, board_of
+) -> None:
+    """Ticks survive an update; the dialog has a line per run in every chart."""
+    store = Store.create(tmp_path / "store")
+    store.add_study(tiny_study)
+    *runs, last = tiny_study.all_runs()
+    store.commit([fake_record(run, 0.9 - 0.1 * run.scale + 0.01 * run.seed) for run in runs])
+    store.claims.take([last])
+    row = {"val_accuracy": 0.25, "train_accuracy": 0.5}
+    store.live.append(last, row, fresh=True)
+    page = visit.page
+    page.goto(f"{board_of(store)}#runs:{last.recipe.id}")
+    page.locator(f"#flights input[data-pick='{last.id}']").check()
+    page.locator("#explorer").scroll_into_view_if_needed()
+    page.locator(f"#run-list input[data-pick='{runs[0].id}']").check()
+    store.live.append(last, row | {"val_accuracy": 0.5}, fresh=False)
+    expect(page.locator("#flights td.val")).to_have_text("50.0")
+    expect(page.locator(f"#flights input[data-pick='{last.id}']")).to_be_checked()
+    expect(page.locator(".picks")).to_contain_text("2 runs chosen")
+    page.get_by_role("button", name="Compare").click()
+    chart = page.locator("dialog.run .chart").first
+    expect(chart.locator("figcaption")).to_contain_text("val accuracy")
+    expect(chart.locator("g.series")).to_have_count(2)
+    for run, status in ((last, "training, 2 epochs"), (runs[0], "completed, 4 epochs")):
+        expect(page.locator("dialog.run .keys")).to_contain_text(f"seed {run.seed}: {status}, run {run.id}")
+    page.locator("dialog.run").get_by_role("button", name="Close").click()
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator(f"#run-list input[data-pick='{runs[0].id}']")).not_to_be_checked()
 
 
 def test_what_the_reader_did_survives_an_update(

@@ -31,4 +31,4 @@ def test_the_page_lists_the_modules_that_a_run_imports() -> None:
     run, report = of_quickstart()
     assert told() == run - {"initmem"}
     assert len(run) <= MOST
-    assert "initmem.train.pack" in run and "initmem.report.html" in report  # it does look into workers
+    assert "initmem.train.pack" in run and "initmem.report.page" in report  # it does look into workers

@@ -341,6 +341,7 @@ def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (row,) = json.loads(said("measure", store, "--json"))["rows"]
     assert (row["recipe"], row["verdict"]) == ("planted", "remembers")
     (row,) = json.loads(said("measure", store, "--what", "beta", "--json"))["rows"]
+    assert row["metric"] == "val_accuracy"
     assert row["last"] == pytest.approx(-0.05, abs=0.005)
     assert json.loads(said("measure", store, "--what", "radial", "--json"))["rows"] == []
     said("export", store, "--to", "csv", "-o", str(tmp_path / "tables"))

@@ -6,31 +6,37 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import planted
 from conftest import fake_record
+from initmem import __version__
 from initmem.errors import StoreError
 from initmem.measures.memory import Memory, memory_table
+from initmem.measures.statistics import critical
 from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
+from initmem.plots.captions import caption
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
 from initmem.plots.model import Plot, Series
 from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
-from initmem.report import charts, html
-from initmem.report.audit import run_rows, which
+from initmem.report import charts
+from initmem.report import page as pages
+from initmem.report.audit import packs, run_rows, which
 from initmem.report.content import Content
 from initmem.report.notebook import verdict_html
-from initmem.report.paper import paper_table
+from initmem.report.page import render, write_report
 from initmem.report.recipe_stats import Kept
-from initmem.report.report import render, write_report
-from initmem.report.verdicts import headline
-from initmem.store.record import RunRecord, Summary, failed
+from initmem.report.tables import paper_table
+from initmem.report.verdicts import headline, scale_table
+from initmem.store.record import RunRecord, Summary, failed, summarize
 from initmem.store.results import Survey
 from initmem.store.store import Store
 from initmem.study import Run, Study
@@ -121,8 +127,8 @@ def test_every_part_has_its_place_for_every_kind_of_study() -> None:
         planted.study("one seed", planted.grid(optimizer=["adam"]), seeds=[1]),
         planted.study("one scale", planted.grid(optimizer=["muon"]), scales=[1.0]),
     ]
-    parts = html.parts(content_of(studies, planted.records(*studies)))
-    assert list(parts) == list(html.PARTS)
+    parts = pages.parts(content_of(studies, planted.records(*studies)))
+    assert list(parts) == list(pages.PARTS)
     for part in parts.values():
         assert "NaN" not in part.html
         assert "Infinity" not in part.html
@@ -176,7 +182,9 @@ def test_the_numbers_are_those_of_the_measures() -> None:
         line, values = series[recipe.id], data["values"][written[recipe.id]["values"]]
         expected = planted.accuracies(recipe)  # (scale, seed)
         assert np.allclose(line.y, expected.mean(axis=1), rtol=1e-12)
-        assert np.allclose(line.high, np.percentile(expected, 90, axis=1), rtol=1e-12)
+        # The seeds of a planted recipe move together: one comparison, so Student's interval is the band.
+        half = stats.t.ppf(0.975, 2) * expected.std(axis=1, ddof=1) / np.sqrt(3)
+        assert np.allclose(line.high, expected.mean(axis=1) + half, rtol=1e-3)
         half = 4.302653 * expected.std(axis=1, ddof=1) / np.sqrt(3)  # Student's t, two degrees of freedom
         assert np.allclose([b - a for a, b in line.limits], 2 * half, rtol=1e-6)
         assert line.n == [3] * 5
@@ -265,7 +273,7 @@ def test_a_user_s_own_code_is_shown_by_what_it_recorded() -> None:
         for run in study.all_runs()
     ]
     content = content_of([study], records)
-    parts = html.parts(content)
+    parts = pages.parts(content)
     seen = text_of(parts["verdicts"].html)
     assert "how far apart the mean perplexity of the best and the worst scale end" in seen
     assert "Its memory: 2.4 (95% interval" in seen  # scales from 0.1 to 2.5, no percentage points
@@ -278,6 +286,94 @@ def test_a_user_s_own_code_is_shown_by_what_it_recorded() -> None:
     assert sorted(row[-1] for row in rows["rows"])[0] == pytest.approx(5.1)
     assert content.epochs(recipe) == 3
     assert IMAGE not in "".join(part.html for part in parts.values())
+
+
+def of_losses(n_seeds: int = 4) -> tuple[Study, list[RunRecord]]:
+    """User code that records losses alone, close to each other as losses are."""
+    recipes = [PipelineRecipe.parse({"pipeline": "gpt", "batch_size": size}) for size in (8, 64)]
+    study = planted.study("losses", recipes, scales=[0.5, 1.0, 2.0], seeds=range(n_seeds))
+    epochs = np.arange(1.0, 6.0)
+    records = []
+    for run in study.all_runs():
+        end = 0.61 + 0.004 * run.scale + 0.0005 * (run.seed % 3)
+        history = {"val_loss": end + 1 / epochs - 0.2, "clock_sgd": epochs, "perplexity": np.exp(epochs)}
+        summary = summarize(history, norm_init=None, test_accuracy=None, test_loss=None)
+        records.append(RunRecord(run, "completed", summary, history))
+    return study, records
+
+
+def test_a_study_without_any_record_has_a_page() -> None:
+    study = planted.study("new", planted.grid(optimizer=["sgd"]))
+    every = [failed(run, "ValueError: no such luck", {}) for run in study.all_runs()]
+    parts = pages.parts(content_of([study], []))
+    assert "No run has finished yet." in parts["verdicts"].html and "learning" not in parts
+    parts = pages.parts(content_of([study], every))
+    assert "15 of 15 runs failed" in text_of(parts["verdicts"].html) and "learning" not in parts
+
+
+def test_losses_have_digits_a_legend_and_a_slope_of_their_own() -> None:
+    study, records = of_losses()
+    content = content_of([study], records)
+    parts = pages.parts(content)
+    seen = text_of(parts["verdicts"].html)
+    (reached, *_) = scale_table(content).records()
+    expected = [0.61 + 0.004 * scale + 0.0005 for scale in study.scales]
+    means = [reached[f"σ = {scale:g}"]["mean"] for scale in study.scales]
+    assert means == pytest.approx([value - 0.000125 for value in expected])  # seeds 0, 1, 2, 0
+    assert "0.6124 ± 0.0005" in seen and "0.6144" in seen and "0.6184" in seen
+    assert "dashed" not in seen and "the tolerance, " not in seen  # a loss has no tolerance of its own
+    assert "never said here: val loss has no natural tolerance" in seen
+    heat = text_of(parts["heat"].html)
+    assert all(f"{value:.4f}" in heat for value in means), heat
+    assert "slope of val loss on the initialization scale" in text_of(parts["slopes"].html)
+    assert content.stats[study.recipes[0]].beta.beta[-1] == pytest.approx(0.004)
+    assert list(content.families) == ["gpt"]  # no batch size stands for all
+    assert list(charts.curves(content))[:2] == ["val_loss", "perplexity"]  # before what is derived
+    assert list(charts.learning(content)) == ["val_loss", "perplexity"]
+
+
+def test_what_each_scale_reached_comes_first_with_deviation_and_n() -> None:
+    study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]))
+    records = planted.records(study)
+    gone = records.pop()  # the last run of adam at the largest scale
+    content = content_of([study], records)
+    table = scale_table(content)
+    sgd, adam = table.records()
+    for row, recipe in ((sgd, study.recipes[0]), (adam, study.recipes[1])):
+        for i, scale in enumerate(planted.SCALES[:-1]):
+            values = planted.accuracies(recipe)[i]
+            assert row[f"σ = {scale:g}"] == pytest.approx(
+                {"mean": values.mean(), "std": values.std(ddof=1), "n": 3}
+            )
+    assert adam["σ = 2.5"]["n"] == 2 and gone.run.scale == 2.5
+    seen = text_of(pages.parts(content)["verdicts"].html)
+    assert "(n = 2)" in seen and "2 to 3" in seen
+    assert seen.index("What each scale reached") < seen.index("Initialization memory")
+
+
+def test_learning_curves_are_means_over_seeds_by_scale() -> None:
+    study = planted.study("s", planted.grid(optimizer=["sgd"]))
+    content = content_of([study], planted.records(study))
+    plots = charts.learning(content)
+    assert list(plots)[:3] == ["val_accuracy", "val_loss", "train_accuracy"]
+    (panel,) = plots["val_accuracy"].panels
+    assert [line.label for line in panel.series] == [f"σ = {scale:g}" for scale in planted.SCALES]
+    for line, scale in zip(panel.series, planted.SCALES, strict=True):
+        each = [planted.histories(study.recipes[0], scale, seed)["val_accuracy"] for seed in planted.SEEDS]
+        assert np.allclose(line.y, 100 * np.mean(each, axis=0)) and line.n == [3] * planted.EPOCHS
+    many = planted.study("many", planted.grid(optimizer=["sgd"]), scales=np.linspace(0.1, 2.5, 25).tolist())
+    plot = charts.learning(content_of([many], planted.records(many)))["val_loss"]
+    labels = [line.label for line in plot.panels[0].series]
+    assert len(labels) == 6 and labels[0] == "σ = 0.1" and labels[-1] == "σ = 2.5"
+    assert "6 of 25 scales are drawn" in plot.about[0]
+
+
+def test_the_page_says_when_and_by_which_command_it_was_written(store: Store) -> None:
+    seen = text_of(render(store, command="initmem report runs/demo"))
+    now = datetime.now(UTC)
+    assert re.search(rf"6 runs, written {now:%Y-%m}-\d\d \d\d:\d\d UTC by initmem {__version__}", seen)
+    assert "initmem report runs/demo" in seen
+    assert f"initmem report {store.path}" in text_of(render(store))
 
 
 # -- the audit -----------------------------------------------------------------------------------------------
@@ -293,7 +389,7 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
     records[0] = failed(runs[0], f"Traceback\n  {IMAGE}\nValueError: no such luck", {"hardware": "left"})
     records[1] = failed(runs[1], "Traceback\n  elsewhere\nValueError: no such luck", {"hardware": "left"})
     records[2] = replace(records[2], status="diverged")
-    parts = html.parts(content_of([study], records, in_flight=[runs[-1].id]))
+    parts = pages.parts(content_of([study], records, in_flight=[runs[-1].id]))
     page = parts["runs"].html
     seen = text_of(page)
     assert "2 failed; 1 diverged; mixed hardware" in text_of(parts["verdicts"].html)
@@ -303,6 +399,33 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
     assert "adam , 2 runs: σ 1, 1.8: seeds 2" in seen  # and not the one in flight
     assert "Mixed hardware." in seen
     assert re.search(r"sgd: \d+ on (left|right) \(cpu\), ", seen)
+
+
+def test_failures_stand_in_the_headline() -> None:
+    study = planted.study("odd", planted.grid(optimizer=["sgd"]))
+    records = planted.records(study)
+    fine = text_of(pages.parts(content_of([study], records))["verdicts"].html)
+    assert "failed" not in fine and "diverged" not in fine
+    records[0] = failed(records[0].run, "Traceback\nValueError: no such luck", {})
+    records[5] = replace(records[5], status="diverged")
+    seen = text_of(pages.parts(content_of([study], records))["verdicts"].html)
+    said = "1 of 15 runs failed: 1 with ValueError: no such luck (the first: scale 0.1, seed 0)."
+    assert f"{said} 1 of 15 runs diverged." in seen
+    assert seen.index(said) < seen.index("What each scale reached")
+
+
+def test_runs_of_one_recipe_from_different_packs_are_said() -> None:
+    study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]))
+    packed = [
+        replace(record, provenance={"pack": size, "pack_id": f"{i // size}"})
+        for size, some in ((5, planted.records(study)[:15]), (1, planted.records(study)[15:]))
+        for i, record in enumerate(some)
+    ]
+    assert packs(content_of([study], packed)) == ["sgd: 15 runs from 3 packs of 5 runs"]  # alone is no pack
+    seen = text_of(pages.parts(content_of([study], packed))["runs"].html)
+    assert "Runs of 1 recipe come from different packs" in seen and "only in the same pack" in seen
+    whole = [replace(r, provenance={"pack": 15, "pack_id": "1"}) for r in planted.records(study)[:15]]
+    assert packs(content_of([study], whole)) == []
 
 
 def test_a_single_kind_of_hardware_is_not_flagged(store: Store) -> None:
@@ -352,7 +475,7 @@ def test_a_result_shows_itself_in_a_notebook(store: Store) -> None:
     shown = verdict_html(rows, records)
     assert IMAGE not in shown
     assert "The recipe remembers its initialization." in shown
-    assert f"{rows[0].memory:.3g} pp [" in shown
+    assert f"{rows[0].low:.1f} to {rows[0].high:.1f}" in shown
     tags = Tags(shown)
     assert len([attrs for attrs in tags.all("svg") if attrs.get("role") == "img"]) == 2
     (points,) = [attrs["points"] for attrs in tags.all("polyline")]
@@ -371,11 +494,14 @@ def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, ti
     assert "1 of 6 runs failed" in noted and IMAGE not in noted
 
 
-def test_plot_data_are_means_and_percentiles(store: Store) -> None:
+def test_plot_data_are_means_and_simultaneous_bands(store: Store) -> None:
     (panel,) = scale_plot(store.records(), "test_accuracy").panels
     (curve,) = panel.series
     assert curve.x == [0.5, 1.0, 2.0]
     assert curve.n == [2, 2, 2]
     assert np.allclose(curve.y, [85.5, 80.5, 70.5])
-    assert np.allclose(curve.low, np.percentile([[85, 80, 70], [86, 81, 71]], 10, axis=0))
-    assert np.allclose(curve.high, np.percentile([[85, 80, 70], [86, 81, 71]], 90, axis=0))
+    seeds = np.array([[85.0, 80.0, 70.0], [86.0, 81.0, 71.0]])
+    half = critical(seeds) * seeds.std(axis=0, ddof=1) / np.sqrt(2)
+    assert np.allclose(curve.low, seeds.mean(axis=0) - half)
+    assert caption(scale_plot(store.records())).startswith("Lines: mean over seeds, 95% simultaneous band")
+    assert np.allclose(curve.high, seeds.mean(axis=0) + half)

@@ -8,7 +8,7 @@ least two curves pass. Where no level is shared, the curves say nothing about al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from initmem.clocks import CLOCKS
 from initmem.measures.beta import beta_curve, seed_slopes
 from initmem.measures.statistics import student
+from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, labels
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
@@ -75,6 +76,24 @@ class _Fading(NamedTuple):
     log_time: Array  # (epoch,)
     own: Array  # slopes of the seeds, (seed, epoch)
     error: float  # standard error of their mean, typical over epochs
+
+
+def families(groups: Iterable[list[RunRecord]]) -> dict[str, list[list[RunRecord]]]:
+    """Groups of at least two recipes that differ in batch size alone, by what they share."""
+    shared: dict[AnyRecipe, list[list[RunRecord]]] = {}
+    for records in groups:
+        key = records[0].run.recipe.replace(batch_size=1)
+        shared.setdefault(key, []).append(records)
+    several = {recipe: members for recipe, members in shared.items() if len(members) > 1}
+    names = labels([_without_batch_size(recipe) for recipe in several])
+    return dict(zip(names, several.values(), strict=True))
+
+
+def _without_batch_size(recipe: AnyRecipe) -> AnyRecipe:
+    """Of user code everything declared is in a label: a batch size that stands for all should not be."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    return PipelineRecipe.parse({k: v for k, v in recipe.changes().items() if k != "batch_size"})
 
 
 def collapse(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy") -> Collapse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from initmem.errors import ConfigError
 from initmem.recipe import PipelineRecipe
@@ -11,7 +11,7 @@ from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
 METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS]))
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
 CURVES = ("val_accuracy", "val_loss", "test_accuracy", "test_loss", "train_accuracy", "train_loss")
-DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm")
+DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm", "epoch")
 
 
 def unit_of(metric: str) -> tuple[float, str]:
@@ -54,11 +54,21 @@ def metric_reason(metric: str, records: Sequence[RunRecord]) -> str:
     return f"metric: {metric} ({why}{others})"
 
 
+def curve_metrics(records: Sequence[RunRecord]) -> list[str]:
+    """The metrics that were recorded epoch by epoch, in order of preference."""
+    return preferred(name for record in records for name in record.history)
+
+
+def preferred(columns: Iterable[str]) -> list[str]:
+    """The metrics among the columns of histories, those that are asked for most first."""
+    known = dict.fromkeys(columns)
+    own = [name for name in known if not name.startswith(DERIVED)]
+    return list(dict.fromkeys(name for name in (*CURVES, *own) if name in known))
+
+
 def curve_metric(records: Sequence[RunRecord]) -> str:
     """The metric whose dependence on the scale is followed over epochs."""
-    columns = dict.fromkeys(name for record in records for name in record.history)
-    own = [name for name in columns if not name.startswith(DERIVED)]
-    found = [name for name in (*CURVES, *own) if name in columns]
+    found = curve_metrics(records)
     if not found:
         raise ConfigError("no metric was recorded epoch by epoch (tracker.end_epoch records them)")
     return found[0]

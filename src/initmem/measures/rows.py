@@ -12,17 +12,17 @@ from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.clock_fits import clock_fits, observed
-from initmem.measures.collapse import collapse, product_clock
+from initmem.measures.collapse import collapse, families, product_clock
 from initmem.measures.design import by_scale, labelled, plain, scale_means
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import memory
-from initmem.measures.metrics import default_metric, unit_of
+from initmem.measures.metrics import curve_metric, default_metric, unit_of
 from initmem.measures.prediction import lived_elasticity, lived_memory, predict_each
 from initmem.measures.radial import radial_memory
 from initmem.measures.statistics import adjusted
-from initmem.recipe import AnyRecipe, labels
+from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord
 
 Row = dict[str, Any]
@@ -41,13 +41,15 @@ def rows_of(
 def _beta(groups: Groups, metric: str | None) -> list[Row]:
     rows = []
     for label, records in groups.items():
-        curve = beta_curve(records, metric or "val_accuracy")
+        name = _followed(records, metric)
+        curve = beta_curve(records, name)
         if not len(curve.beta) or np.isnan(curve.beta).all():
             continue
         peak = int(np.nanargmax(np.abs(curve.beta)))
         rows.append(
             {
                 "recipe": label,
+                "metric": name,
                 "peak_epoch": peak + 1,
                 "peak": float(curve.beta[peak]),
                 "last_epoch": len(curve.beta),
@@ -68,19 +70,26 @@ def _beta(groups: Groups, metric: str | None) -> list[Row]:
     return rows
 
 
+def _followed(records: Sequence[RunRecord], metric: str | None) -> str:
+    """The metric that is followed over epochs; of records without any curve no measure says anything."""
+    recorded = any(len(record.history) for record in records)
+    return metric or (curve_metric(records) if recorded else "val_accuracy")
+
+
 def _half_life(groups: Groups, metric: str | None) -> list[Row]:
+    names = {label: _followed(records, metric) for label, records in groups.items()}
     return [
-        {"recipe": label} | life._asdict()
+        {"recipe": label, "metric": names[label]} | life._asdict()
         for label, records in groups.items()
-        for life in half_lives(records, metric or "val_accuracy")
+        for life in half_lives(records, names[label])
     ]
 
 
 def _collapse(groups: Groups, metric: str | None) -> list[Row]:
     """The exponent alpha of the batch size, in families of recipes that differ in it alone."""
     rows = []
-    for label, family in families(groups).items():
-        found = collapse(family, metric or "val_accuracy")
+    for label, family in families(groups.values()).items():
+        found = collapse(family, _followed(family[0], metric))
         row = {"family": label} | {name: value for name, value in found._asdict().items() if name != "scores"}
         axes = {fit.axis: fit.disagreement for fit in found.scores}
         apart = {f"apart_{axis}": axes.get(axis) for axis in ("epochs", "adaptive", "sgd")}
@@ -96,7 +105,7 @@ def _exponents(groups: Groups, metric: str | None) -> list[Row]:
         optimizers.setdefault(str(records[0].run.recipe.get("optimizer")), []).append(records)
     for optimizer, members in optimizers.items():
         exponents, n_levels = (
-            product_clock(members, metric or "val_accuracy") if len(members) > 1 else ([], 0)
+            product_clock(members, _followed(members[0], metric)) if len(members) > 1 else ([], 0)
         )
         about = {"n_curves": len(members), "n_levels": n_levels}
         rows += [{"optimizer": optimizer} | item._asdict() | about for item in exponents]
@@ -104,16 +113,6 @@ def _exponents(groups: Groups, metric: str | None) -> list[Row]:
             empty = {"name": "cannot tell", "value": None, "low": None, "high": None}
             rows.append({"optimizer": optimizer} | empty | about)
     return rows
-
-
-def families(groups: Groups) -> dict[str, list[list[RunRecord]]]:
-    """Groups of at least two recipes that differ in batch size alone, by what they share."""
-    shared: dict[AnyRecipe, list[list[RunRecord]]] = {}
-    for records in groups.values():
-        key = records[0].run.recipe.replace(batch_size=1)
-        shared.setdefault(key, []).append(records)
-    several = {recipe: members for recipe, members in shared.items() if len(members) > 1}
-    return dict(zip(labels(list(several)), several.values(), strict=True))
 
 
 def _difference(groups: Groups, metric: str | None) -> list[Row]:

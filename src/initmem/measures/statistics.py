@@ -303,6 +303,24 @@ def critical(seeds: Array, *, alpha: float = ALPHA) -> float:
     return high
 
 
+def mean_band(values: Array) -> tuple[Array, Array]:
+    """95% limits for the means of all points at once; `values` has shape (seed, point), NaN: no value.
+
+    Where every seed has every point, as `critical` says. Else the points rest on different seeds, and each
+    mean has Student's limits from its own seeds at Bonferroni's level. NaN from fewer than two seeds.
+    """
+    counts = np.isfinite(values).sum(axis=0)
+    low, high = np.full((2, values.shape[1]), np.nan)
+    shared = critical(values) if len(values) > 1 and (counts == len(values)).all() else None
+    for i, n in enumerate(counts):
+        if n > 1:
+            there = values[np.isfinite(values[:, i]), i]
+            times = student(n - 1, ALPHA / 2 / values.shape[1]) if shared is None else shared
+            half = times * there.std(ddof=1) / np.sqrt(n)
+            low[i], high[i] = there.mean() - half, there.mean() + half
+    return low, high
+
+
 def _exceedance(level: float, freedom: int, length: float) -> float:
     """A bound of the probability that a t process leaves a band of `level` standard errors anywhere."""
     crossings = length / np.pi * (1 + level**2 / freedom) ** (-(freedom - 1) / 2)

@@ -185,7 +185,7 @@ class Result:
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report of the whole store, one HTML page that opens offline."""
-        from initmem.report.report import write_report
+        from initmem.report.page import write_report
 
         return write_report(self.store, Path(path) if path else self.store.path / "report.html")
 

@@ -15,13 +15,12 @@ from initmem.measures.metrics import METRICS, default_metric, own_metrics
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot, Series, Style
 from initmem.plots.series import (
-    MEAN,
     MEDIAN,
+    PROFILE,
     SLOPE,
     beta_series,
     interpolation_series,
-    scale_series,
-    value_of,
+    profile_series,
 )
 from initmem.plots.styles import COLORS, GUIDE, nth
 from initmem.recipe import AnyRecipe
@@ -65,10 +64,10 @@ def scale_plot(
     title, y_title = METRIC_TITLES.get(metric, (metric.replace("_", " "), metric_title(metric)))
     top = 100.0 if y_title.endswith("(%)") else None
     series = [
-        scale_series(plain(group), value_of(metric), label=label, style=nth(i))
+        profile_series(plain(group), metric, label=label, style=nth(i))
         for i, (label, group) in enumerate(labelled(records, order).items())
     ]
-    return _single(Panel(title, SIGMA, y_title, series, MEAN, top=top))
+    return _single(Panel(title, SIGMA, y_title, series, PROFILE, top=top))
 
 
 def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:

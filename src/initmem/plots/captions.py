@@ -59,7 +59,7 @@ def _without_band(panel: Panel) -> str:
     """The statistic of a panel, less the band where all have zero width, as from a single seed."""
     ends = [pair for series in panel.series for pair in zip(series.low, series.high, strict=True)]
     wide = any(high - low > 1e-9 * abs(high) for low, high in ends)
-    return panel.statistic if wide else panel.statistic.partition(", band ")[0]
+    return panel.statistic if wide else panel.statistic.rpartition(", ")[0]
 
 
 def counts(panels: Iterable[Panel]) -> str:

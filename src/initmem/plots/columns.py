@@ -22,6 +22,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
         "Slope of the metric on the initialization scale",
         {
             "recipe": RECIPE,
+            "metric": Column("metric", "text", "followed over epochs", priority=3),
             "peak": Column("peak", about="slope of the largest size over training", form=".3g"),
             "peak_epoch": Column("peak epoch", about="when it was reached", priority=4),
             "last": Column("last", about="slope at the last epoch", form=".3g"),
@@ -34,6 +35,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
         "Half-life of the slope on the scale",
         {
             "recipe": RECIPE,
+            "metric": Column("metric", "text", "followed over epochs", priority=3),
             "unit": Column("unit", "text", "epochs or a clock"),
             "value": Column(
                 "half-life", about="how long |slope| stays above half its peak; empty: to the end", form=".4g"
@@ -48,10 +50,10 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "field": Column("field", "text", "the field in which two recipes differ", priority=2),
             "from": Column("from", "text", "the first recipe"),
             "to": Column("to", "text", "the second recipe"),
-            "before": Column("before", about="bias-corrected memory of the first", form=".1f", priority=4),
-            "after": Column("after", about="bias-corrected memory of the second", form=".1f", priority=3),
-            "difference": Column("difference", about="second minus first", form=".1f"),
-            ("low", "high"): Column("95% interval", about="of the difference", form=".1f"),
+            "before": Column("before", about="bias-corrected memory of the first", form=".3g", priority=4),
+            "after": Column("after", about="bias-corrected memory of the second", form=".3g", priority=3),
+            "difference": Column("difference", about="second minus first", form=".3g"),
+            ("low", "high"): Column("95% interval", about="of the difference", form=".3g"),
             "significant": Column("significant", "text", "yes: significant at the 5% level"),
             "p": Column("p", about="of no difference", form=".2g", priority=2),
             "q": Column("q", about="p adjusted for the number of pairs", form=".2g", priority=7),
@@ -190,9 +192,9 @@ MEASURES: dict[str, tuple[str, Columns]] = {
         {
             "recipe": RECIPE,
             "metric": Column("metric", "text", "what is compared", priority=2),
-            "deviation": Column("deviation", about="standard deviation of a run due to chaos", form=".2f"),
-            "largest": Column("largest", about="largest difference within a pair", form=".2f"),
-            "floor": Column("floor", about="memory expected from chaos alone", form=".2f"),
+            "deviation": Column("deviation", about="standard deviation of a run due to chaos", form=".3g"),
+            "largest": Column("largest", about="largest difference within a pair", form=".3g"),
+            "floor": Column("floor", about="memory expected from chaos alone", form=".3g"),
             "n_pairs": Column("pairs", about="number of runs with a perturbed replicate"),
         },
     ),
@@ -201,8 +203,8 @@ MEASURES: dict[str, tuple[str, Columns]] = {
         {
             "recipe": RECIPE,
             "role": Column("role", "text", "the only source of randomness that varies; all: every one"),
-            "deviation": Column("deviation", about="standard deviation over seeds", form=".2f"),
-            ("low", "high"): Column("95% interval", about="of the deviation", form=".2f"),
+            "deviation": Column("deviation", about="standard deviation over seeds", form=".3g"),
+            ("low", "high"): Column("95% interval", about="of the deviation", form=".3g"),
             "share": Column("share", about="of the variance over whole seeds", form=".2f"),
             "n": Column("seeds", about="number of seeds"),
             "unit": Column("unit", "text", "of the deviation", priority=2),

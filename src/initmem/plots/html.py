@@ -14,7 +14,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from initmem.plots.model import Heatmap, Interval, Panel, Plot, Series
-from initmem.plots.styles import PALETTE
+from initmem.plots.styles import ORDERED, PALETTE
 
 Json = dict[str, Any]
 MOST_POINTS = 160  # of one series: more would not be seen
@@ -66,6 +66,8 @@ def chart_json(plots: Mapping[str, Plot]) -> Json:
                 "xlog": first.log_x,
                 "ylog": first.log_y,
                 "ceiling": first.ceiling is not None,
+                "band": first.band,
+                "limits": first.limits,
                 "panels": [_panel(panel, values, runs) for panel in plot.panels],
             }
         )
@@ -89,19 +91,19 @@ def _series(series: Series, values: _Table, runs: _Table) -> Json:
         "label": series.label,
         "name": series.name or series.label,
         "recipe": series.recipe_id,
-        "style": PALETTE.index(series.style),
+        "style": (*PALETTE, *ORDERED).index(series.style),
         "x": numbers(series.x[i] for i in at),
         "values": values.place(columns),
         "runs": runs.place(list(series.runs)) if series.runs else None,
     }
 
 
-def thinned(count: int) -> NDArray[np.int64]:
+def thinned(count: int, most: int = MOST_POINTS) -> NDArray[np.int64]:
     """Indices of the points to show: the first and the last, dense in the beginning for logarithmic axes."""
-    if count <= MOST_POINTS:
+    if count <= most:
         return np.arange(count)
-    early = np.geomspace(1, count, MOST_POINTS // 2) - 1
-    even = np.linspace(0, count - 1, MOST_POINTS // 2)
+    early = np.geomspace(1, count, most // 2) - 1
+    even = np.linspace(0, count - 1, most // 2)
     return np.unique(np.round(np.concatenate([early, even])).astype(np.int64))
 
 
@@ -133,7 +135,7 @@ def _cell(panel: Heatmap, i: int, j: int) -> HeatCell:
     if math.isnan(value):
         return HeatCell("", -1, tip, "", crossed=False)
     crossed = bool(panel.crossed) and panel.crossed[i][j]
-    return HeatCell(format(value, panel.form), step(value, *panel.limits), tip, panel.links[i][j], crossed)
+    return HeatCell(panel.text(value), step(value, *panel.limits), tip, panel.links[i][j], crossed)
 
 
 def step(value: float, low: float, high: float) -> int:
@@ -147,6 +149,11 @@ def step(value: float, low: float, high: float) -> int:
 def glyph(verdict: str) -> Markup:
     """The sign of a verdict; the word stands beside it."""
     return Markup(f'<svg class="glyph" viewBox="0 0 16 16" aria-hidden="true">{GLYPHS[verdict]}</svg>')
+
+
+def tick(run_id: str) -> Markup:
+    """A box to choose a run by; its id is a hexadecimal number."""
+    return Markup(f'<input type="checkbox" data-pick="{run_id}" aria-label="compare run {run_id}">')
 
 
 def nice_limit(value: float) -> float:
@@ -181,7 +188,7 @@ def interval_bar(row: Interval, limit: float, tolerance: float | None) -> Markup
         place = f"translate({x(row.value) - 6.8:.1f} {middle - 6.8}) scale(.85)"
         parts.append(f'<g transform="{place}">{GLYPHS[row.verdict]}</g>')
     parts.append(whiskers)  # above the sign, which would hide narrow ones
-    label = f"{row.value:.1f}" if row.value is not None else "not measured"
+    label = f"{row.value:.3g}" if row.value is not None else "not measured"
     return Markup(
         f'<svg class="bar {row.verdict}" viewBox="0 0 {width} {height}" role="img" '
         f'aria-label="memory {label} on an axis from 0 to {limit:g}">{"".join(parts)}</svg>'
@@ -199,12 +206,13 @@ def bar_axis(limit: float) -> Markup:
 
 
 def sparkline(series: Series, low: float, high: float) -> Markup:
-    """A metric against scale: means as a line, percentiles as a band, on an axis shared by all recipes."""
+    """A metric against scale: means as a line with their band, on an axis shared by all recipes."""
     if not series.x:
         return Markup("")
     xs = _positions(series.x, series.x[0], series.x[-1])
-    there = _path(xs, series.high, low, high)
-    back = _path(xs[::-1], series.low[::-1], low, high)
+    known = [i for i, end in enumerate(series.low) if not math.isnan(end)]
+    there = _path([xs[i] for i in known], [series.high[i] for i in known], low, high)
+    back = _path([xs[i] for i in reversed(known)], [series.low[i] for i in reversed(known)], low, high)
     dots = "".join(
         f'<circle cx="{x}" cy="{_height(y, low, high)}" r="1.8"/>' for x, y in zip(xs, series.y, strict=True)
     )

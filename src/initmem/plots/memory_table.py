@@ -28,7 +28,7 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
     """A row per recipe; `until` is the interval width that was asked for."""
     metric, unit = (rows[0].metric, rows[0].unit) if rows else ("nothing", "")
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
-    body = [memory_cells(row) | {"remarks": cell(_remark(row, until))} for row in rows]
+    body = [memory_cells(row) | {"remarks": cell(memory_remark(row, until))} for row in rows]
     shown = [key for key in COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
     starred = "* does not survive the adjustment for the number of recipes shown (q)"
     notes = [starred] if any(row.survives is False for row in rows) else []
@@ -61,7 +61,7 @@ def _tiny(p: float | None) -> bool:
     return p is not None and p < SMALLEST_P
 
 
-def _remark(row: Memory, until: float | None) -> str:
+def memory_remark(row: Memory, until: float | None = None) -> str:
     """Seeds still needed, or how wide the interval is against what was asked for."""
     if until is not None and row.low is not None and row.high is not None:
         width = row.high - row.low

@@ -134,6 +134,8 @@ class Panel(NamedTuple):
     series: Sequence[Series]
     statistic: str = ""  # what lines and bands are, for the caption; "" where nothing was sampled
     counted: str = "per point"  # what n counts
+    band: str = "95% interval"  # what `low` and `high` of the series are
+    limits: str = "95% interval of the mean"  # what their `limits` are
     guides: Sequence[Series] = ()  # lines and points that are not the panel's own measurements
     published: Sequence[Mark] = ()
     published_level: float | None = None  # a published value that holds all along
@@ -178,8 +180,24 @@ class Heatmap(NamedTuple):
         """Whether there is anything to draw."""
         return any(row.known() for row in self.rows)
 
+    def text(self, value: float) -> str:
+        """A value as it stands in a cell."""
+        return format(value, self.form)
+
 
 AnyPanel = Panel | Intervals | Heatmap
+
+
+def decimals_between(low: float, high: float) -> int:
+    """How many decimals values between two limits need: a twentieth of their range can be told."""
+    return max(0, math.ceil(1.3 - math.log10(high - low))) if high > low else 3
+
+
+def form_between(low: float, high: float) -> str:
+    """How values between two limits are written."""
+    decimals = decimals_between(low, high)
+    size = math.floor(math.log10(max(abs(low), abs(high), 1e-300))) + 1
+    return f".{decimals}f" if decimals <= 6 and size <= 6 else f".{max(decimals + size, 2)}g"
 
 
 class Entry(NamedTuple):

@@ -7,21 +7,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from initmem.measures.beta import BetaCurve
 from initmem.measures.design import by_scale
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import profile
 from initmem.measures.metrics import unit_of
-from initmem.measures.statistics import spread_of, student
+from initmem.measures.statistics import mean_band, spread_of, student
 from initmem.plots.model import Series, Style
 from initmem.store.record import RunRecord
 
+Array = NDArray[np.float64]
 Value = Callable[[RunRecord], float | None]
-# What lines and bands are, for captions; the band last, because some have none.
+# What lines and bands are, for captions; the band after the last comma, because some have none.
 MEAN = "mean over seeds, band from the 10th to the 90th percentile"
+PROFILE = "mean over seeds, 95% simultaneous band (all scales at once)"
 MEDIAN = "median, runs that never reach it counted as later than the last epoch, band of 95% limits"
-SLOPE = "slope over all runs, band of 95% intervals by leaving out one seed at a time"
+SLOPE = "slope over all runs, 95% simultaneous band (all epochs at once)"
 UNSTYLED = Style("")
 
 
@@ -75,6 +78,22 @@ def scale_series(
     )
 
 
+def profile_series(
+    records: Sequence[RunRecord], metric: str, *, label: str = "", style: Style = UNSTYLED
+) -> Series:
+    """A metric by scale; its band holds for all scales at once, within what the metric allows."""
+    value = value_of(metric)
+    series = scale_series(records, value, label=label, style=style)
+    seeds = sorted({record.run.seed for record in records})
+    values = np.full((len(seeds), len(series.x)), np.nan)
+    for record in records:
+        if (known := value(record)) is not None:
+            values[seeds.index(record.run.seed), list(series.x).index(record.run.scale)] = known
+    bounds = (0.0, 100.0) if "accuracy" in metric else (-math.inf, math.inf)
+    low, high = (np.clip(limit, *bounds).tolist() for limit in mean_band(values))
+    return series._replace(low=low, high=high)
+
+
 def mean_limits(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
     """Student's 95% interval of a mean; None from a single value."""
     n = len(values)
@@ -117,18 +136,26 @@ def interpolation_series(
 def beta_series(
     curve: BetaCurve, clock: str | None = None, *, label: str = "", style: Style = UNSTYLED
 ) -> Series:
-    """|beta| with its 95% interval against epoch or a clock."""
-    size, low, high = folded(curve)
+    """|beta| against epoch or a clock, with a band for all epochs at once and the interval at each."""
+    low, high = folded(curve.band_low, curve.band_high)
     ticks = curve.epochs if clock is None else curve.clocks[clock]
-    return Series(label, style, ticks.tolist(), size, low, high, n=[curve.n_runs] * len(size))
+    return Series(
+        label=label,
+        style=style,
+        x=ticks.tolist(),
+        y=np.abs(curve.beta).tolist(),
+        low=low,
+        high=high,
+        limits=list(zip(*folded(curve.low, curve.high), strict=True)),
+        n=[curve.n_runs] * len(low),
+    )
 
 
-def folded(curve: BetaCurve) -> tuple[list[float], list[float], list[float]]:
-    """|beta| with the limits of |beta|, shape (epoch,) each: an interval around zero starts at zero."""
-    around_zero = (curve.low <= 0) & (curve.high >= 0)
-    ends = np.abs(np.stack([curve.low, curve.high]))
-    low = np.where(around_zero, 0.0, ends.min(axis=0))
-    return np.abs(curve.beta).tolist(), low.tolist(), ends.max(axis=0).tolist()
+def folded(low: Array, high: Array) -> tuple[list[float], list[float]]:
+    """The limits of |beta| from those of beta, shape (epoch,) each: one around zero starts at zero."""
+    around_zero = (low <= 0) & (high >= 0)
+    ends = np.abs(np.stack([low, high]))
+    return np.where(around_zero, 0.0, ends.min(axis=0)).tolist(), ends.max(axis=0).tolist()
 
 
 def usual_grid(groups: Iterable[Sequence[RunRecord]]) -> list[float]:

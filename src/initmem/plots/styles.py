@@ -18,7 +18,8 @@ BLACK, GREY, OLIVE = "#000000", "#7F7F7F", "#B8A900"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
 COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, OLIVE)
-# Recipes of any kind; the page has a light and a dark shade of every color, in the same order.
+# Recipes of any kind; the page has a light and a dark shade of every color, in the same order, and then of
+# those of ordered values.
 PALETTE = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(COLORS))
 
 OPTIMIZERS = {
@@ -49,6 +50,7 @@ GUIDE = Style("#404040", "", "--", width=0.9)
 
 # From dark to light, so that order shows in print too; markers tell them apart as well.
 SEQUENCE = ("#440154", "#3B528B", "#21918C", "#5EC962", "#C2A000", "#7F7F7F")
+ORDERED = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(SEQUENCE))
 
 
 def adam_beside_sgd(i: int) -> Style:
@@ -63,10 +65,7 @@ def nth(i: int) -> Style:
 
 def in_order(values: Sequence[object]) -> dict[object, Style]:
     """Styles for ordered values, such as batch sizes."""
-    return {
-        value: Style(SEQUENCE[i % len(SEQUENCE)], MARKERS[i % len(MARKERS)], DASHES[i % len(DASHES)])
-        for i, value in enumerate(values)
-    }
+    return {value: ORDERED[i % len(ORDERED)] for i, value in enumerate(values)}
 
 
 def crossed(rates: Sequence[float], penalties: Sequence[float]) -> dict[tuple[float, float], Style]:

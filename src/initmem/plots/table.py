@@ -98,6 +98,11 @@ class Table:
             for row in self.rows
         ]
 
+    def footing(self) -> list[str]:
+        """The sentences below the table: its notes, and what is missing."""
+        missing = [f"{MISSING} missing: {'; '.join(self.missing)}."] if self.missing else []
+        return [f"{note}." for note in self.notes] + missing
+
     def parts(self) -> list[list[Sequence[Cell]]]:
         """The rows, divided where the leading cells change."""
         parts: list[list[Sequence[Cell]]] = []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from html import escape
 
 from initmem.errors import ConfigError, allowed
-from initmem.plots.table import MISSING, Mean, Table
+from initmem.plots.table import Mean, Table
 
 WIDE = 100  # columns of text for the notes
 LEFT, RIGHT = (f' style="text-align: {side}; padding: .2em .8em"' for side in ("left", "right"))
@@ -81,12 +81,6 @@ def _right(table: Table) -> list[bool]:
     return [column.kind == "number" for column in table.columns]
 
 
-def footing(table: Table) -> list[str]:
-    """The sentences below a table: its notes, and what is missing."""
-    missing = [f"{MISSING} missing: {'; '.join(table.missing)}."] if table.missing else []
-    return [f"{note}." for note in table.notes] + missing
-
-
 def text(table: Table) -> str:
     """Columns of equal width, for a terminal."""
     heads, parts, right = _heads(table), _parts(table), _right(table)
@@ -101,7 +95,7 @@ def text(table: Table) -> str:
 
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     body = [line_ for part in parts for line_ in [rule, *map(line, part)]]
-    foot = [piece for note in footing(table) for piece in textwrap.wrap(note, max(WIDE, len(rule)))]
+    foot = [piece for note in table.footing() for piece in textwrap.wrap(note, max(WIDE, len(rule)))]
     return "\n".join([table.title, "", line(heads), *body, rule, *foot]) + "\n"
 
 
@@ -114,7 +108,7 @@ def markdown(table: Table) -> str:
     bars = "|" + "|".join("---:" if right else ":---" for right in _right(table)) + "|"
     rows = [line(row) for part in _parts(table) for row in part]
     head = [f"**{markdown_escape(table.title)}**", "", line(_heads(table)), bars]
-    foot = [markdown_escape(note) for note in footing(table)]
+    foot = [markdown_escape(note) for note in table.footing()]
     return "\n".join([*head, *rows, "", " ".join(foot)]) + "\n"
 
 
@@ -141,7 +135,7 @@ def latex(table: Table) -> str:
             r"    \bottomrule",
             r"  \end{tabular}",
             r"  \par\smallskip\footnotesize",
-            *(f"  {latex_escape(note)}" for note in footing(table)),
+            *(f"  {latex_escape(note)}" for note in table.footing()),
             r"\end{table}",
             "",
         ]
@@ -152,14 +146,13 @@ def html(table: Table) -> str:
     """For a notebook, light or dark: nothing but alignment, and the colors of the verdicts."""
 
     def line(tag: str, cells: Iterable[str]) -> str:
-        style = zip(cells, _right(table), strict=True)
-        return (
-            f"<tr>{''.join(f'<{tag}{RIGHT if right else LEFT}>{cell}</{tag}>' for cell, right in style)}</tr>"
-        )
+        sides = [RIGHT if right else LEFT for right in _right(table)]
+        row = "".join(f"<{tag}{side}>{cell}</{tag}>" for cell, side in zip(cells, sides, strict=True))
+        return f"<tr>{row}</tr>"
 
     head = line("th", map(escape, _heads(table)))
     body = "".join(line("td", map(_colored, row)) for part in _parts(table) for row in part)
-    notes = "".join(f"<p>{escape(note)}</p>" for note in footing(table))
+    notes = "".join(f"<p>{escape(note)}</p>" for note in table.footing())
     title = f"<p><strong>{escape(table.title)}</strong></p>"
     return f"<div>{title}<table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}</div>"
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from initmem.plots.table import Cell, Column, Table
-from initmem.plots.table_text import footing
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -47,7 +46,7 @@ def print_table(table: Table, console: Console) -> None:
         _line(console, f"left out to fit {console.width} columns: {names} (--wide shows all)", "dim")
     for line in legend(shown.columns):
         _line(console, line, "dim")
-    for note in footing(table):
+    for note in table.footing():
         _line(console, note)
 
 

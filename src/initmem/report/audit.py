@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from initmem.errors import count
+from initmem.measures.metrics import unit_of
+from initmem.plots.builders import metric_title
 from initmem.plots.html import numbers
-from initmem.plots.table import Column, Table, cell
+from initmem.plots.table import Cell, Column, Table, cell
 from initmem.report.content import Content, runs_of
 from initmem.report.verdicts import hardware
 from initmem.store.record import RunRecord
@@ -78,6 +81,19 @@ def mixtures(content: Content) -> list[str]:
     return found
 
 
+def packs(content: Content) -> list[str]:
+    """Recipes whose runs were trained in different packs, in words; a run alone is always the same pack."""
+    found = []
+    for recipe, records in content.groups.items():
+        together = Counter((r.provenance.get("pack_id"), r.provenance.get("pack")) for r in records)
+        sizes = sorted(size for _, size in together if isinstance(size, int))
+        if len(sizes) > 1 and sizes[-1] > 1:
+            span = f"{sizes[0]} to {sizes[-1]}" if sizes[0] < sizes[-1] else f"{sizes[0]}"
+            runs = f"{count(len(records), 'run')} from {len(sizes)} packs of {span} runs"
+            found.append(f"{content.names[recipe]}: {runs}")
+    return found
+
+
 def progress_table(content: Content) -> Table:
     """Runs per recipe by what became of them."""
     columns = [
@@ -137,7 +153,8 @@ def diverged_table(content: Content) -> Table | None:
         Column("seed"),
         Column("epochs it lived"),
         Column("selected at"),
-        Column("test accuracy (%)"),
+        Column("metric", "text"),
+        Column("result"),
     ]
     rows = [
         [
@@ -147,7 +164,7 @@ def diverged_table(content: Content) -> Table | None:
             cell(record.run.seed, "d"),
             cell(record.summary.epochs, "d"),
             cell(record.summary.tau_best, "d"),
-            cell(_percent(record.summary.test_accuracy), ".1f"),
+            *_result(record, content.stats[record.run.recipe].metric),
         ]
         for record in found[:SHOWN]
     ]
@@ -155,9 +172,16 @@ def diverged_table(content: Content) -> Table | None:
     return Table(f"Diverged runs{more}", columns, rows, id="diverged") if rows else None
 
 
+def _result(record: RunRecord, metric: str) -> list[Cell]:
+    factor, unit = unit_of(metric)
+    value = record.metric(metric)
+    shown = cell(None if value is None else factor * value, ".1f" if unit else ".4g")
+    return [cell(metric_title(metric)), shown]
+
+
 def missing(content: Content) -> list[tuple[str, int, str]]:
     """What was asked for and is neither done nor being trained: recipe, how many, which."""
-    done = {record.id for record in content.survey.records} | content.survey.in_flight
+    done = {record.id for record in content.survey.records} | content.survey.training
     found: dict[str, dict[str, Run]] = {}
     for study in content.survey.studies:
         for recipe in study.recipes:

@@ -7,31 +7,40 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from initmem.measures.design import by_recipe, plain
-from initmem.measures.memory import TOLERANCE_PP, Memory
+from initmem.measures.memory import Memory
 from initmem.plots.builders import memory_interval
 from initmem.plots.html import glyph, interval_bar, nice_limit, sparkline
-from initmem.plots.series import scale_series, value_of
-from initmem.report.html import environment, static
+from initmem.plots.memory_table import COLUMNS, memory_cells, memory_remark
+from initmem.plots.series import profile_series
+from initmem.plots.table import Cell, Column, Table, cell
+from initmem.report.page import environment, static
 from initmem.report.verdicts import headline
 from initmem.store.record import RunRecord
+
+SHOWN = ("recipe", "verdict", "curve", "bar", "memory", "interval", "floor", "design", "remarks")
 
 
 def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
     """Show memories, and how their metric depends on the scale in the records behind them."""
     groups = {recipe.id: group for recipe, group in by_recipe(records).items()}
     records_of = {row.recipe_id: plain(groups.get(row.recipe_id, [])) for row in rows}
-    curves = {row.recipe_id: scale_series(records_of[row.recipe_id], value_of(row.metric)) for row in rows}
+    curves = {row.recipe_id: profile_series(records_of[row.recipe_id], row.metric) for row in rows}
     means = [mean for curve in curves.values() for mean in curve.y]
     bounds = min(means, default=0.0), max(means, default=1.0)
     limit = nice_limit(max((row.high or row.memory or 0.0 for row in rows), default=1.0))
-    shown = [
-        {
-            "row": row,
-            "glyph": glyph(row.verdict),
-            "bar": interval_bar(memory_interval(row), limit, TOLERANCE_PP if row.unit == "pp" else None),
-            "spark": sparkline(curves[row.recipe_id], *bounds),
+    pictures = {"curve": "by scale", "bar": "memory against its floor"}
+    columns = COLUMNS | {key: Column(title, "picture") for key, title in pictures.items()}
+    cells = [
+        memory_cells(row)
+        | {
+            "verdict": memory_cells(row)["verdict"]._replace(picture=glyph(row.verdict)),
+            "curve": Cell(picture=sparkline(curves[row.recipe_id], *bounds)),
+            "bar": Cell(picture=interval_bar(memory_interval(row), limit, row.tolerance)),
+            "remarks": cell(memory_remark(row)),
         }
         for row in rows
     ]
+    body = [[row[key] for key in SHOWN] for row in cells]
+    table = Table("Initialization memory", [columns[key] for key in SHOWN], body)
     template = environment().get_template("verdict.html.j2")
-    return template.render(headline=headline(rows), shown=shown, style=Markup(static("pictures.css")))
+    return template.render(headline=headline(rows), table=table, style=Markup(static("pictures.css")))

@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse
-from initmem.measures.design import by_scale, plain
+from initmem.measures.design import by_scale, curves, plain
 from initmem.measures.forecast import lived_clocks
 from initmem.measures.looks import Look
 from initmem.measures.memory import Memory, memory, profile
-from initmem.measures.metrics import default_metric, own_metrics
+from initmem.measures.metrics import DERIVED, curve_metrics, default_metric, own_metrics, unit_of
 from initmem.plots.model import Series
-from initmem.plots.series import UNSTYLED, interpolation_series, scale_series, value_of
+from initmem.plots.series import UNSTYLED, interpolation_series, profile_series
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
 
+Array = NDArray[np.float64]
 SEEDS_SHOWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # where the estimate is shown as seeds come in
 
 
@@ -71,7 +72,7 @@ class RecipeStats:
     def curve(self, metric: str) -> Series:
         """A metric against scale."""
         if metric not in self._curves:
-            self._curves[metric] = scale_series(self._kept, value_of(metric))
+            self._curves[metric] = profile_series(self._kept, metric)
         return self._curves[metric]
 
     @property
@@ -81,8 +82,8 @@ class RecipeStats:
 
     @cached_property
     def own_metrics(self) -> list[str]:
-        """What a user's own code recorded under names of its own."""
-        return own_metrics(self._kept)
+        """What user code recorded under names of its own; what is derived from training comes last."""
+        return sorted(own_metrics(self._kept), key=lambda name: name.startswith(DERIVED))
 
     @cached_property
     def interpolation(self) -> Series:
@@ -102,14 +103,31 @@ class RecipeStats:
         return lived_clocks(self.recipe, self._kept) if isinstance(self.recipe, Recipe) else {}
 
     @cached_property
+    def columns(self) -> list[str]:
+        """The metrics that were recorded epoch by epoch, without clocks and the like."""
+        return curve_metrics(self._kept)
+
+    def learning(self, column: str) -> tuple[Array, Array, Array]:
+        """A metric by epoch and scale in its display unit: means over seeds and n, (scale, epoch); scales."""
+        values, scales, _ = curves(self._kept, column)
+        n = np.isfinite(values).sum(axis=0)
+        means = np.nansum(values, axis=0) / np.where(n > 0, n, 1)
+        return unit_of(column)[0] * np.where(n > 0, means, np.nan), n, scales
+
+    @property
+    def followed(self) -> str:
+        """The metric whose slope on the scale is followed over epochs: validation accuracy, else a loss."""
+        return self.columns[0] if self.columns else "val_accuracy"
+
+    @cached_property
     def beta(self) -> BetaCurve:
-        """The slope of validation accuracy on scale, epoch by epoch."""
-        return beta_curve(self._records)
+        """The slope of a metric on the scale, epoch by epoch."""
+        return beta_curve(self._records, self.followed)
 
     @cached_property
     def half_lives(self) -> list[HalfLife]:
         """How long beta takes to halve."""
-        return half_lives(self._records) if len(self.beta.beta) else []
+        return half_lives(self._records, self.followed) if len(self.beta.beta) else []
 
     @property
     def last_clocks(self) -> dict[str, float]:
@@ -152,7 +170,8 @@ class Kept:
         collapses = {}
         for name, groups in families.items():
             key = tuple(fingerprint(records) for records in groups)
-            collapses[name] = self._collapses[key] = old[key] if key in old else collapse(groups)
+            made = old[key] if key in old else collapse(groups, RecipeStats(groups[0]).followed)
+            collapses[name] = self._collapses[key] = made
         return collapses
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -9,26 +10,29 @@ from typing import Any
 from markupsafe import Markup
 
 from initmem.errors import count
-from initmem.measures.memory import TOLERANCE_PP, Memory, Verdict
-from initmem.plots.builders import memory_interval
+from initmem.measures.design import AtScale, scale_means
+from initmem.measures.memory import Memory, Verdict
+from initmem.plots.builders import memory_interval, metric_title
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
 from initmem.plots.memory_table import COLUMNS, memory_cells, memory_form
-from initmem.plots.table import Cell, Column, Table, cell
+from initmem.plots.model import decimals_between
+from initmem.plots.table import Cell, Column, Mean, Table, cell
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content, runs_of
 from initmem.store.record import failure_lines
 
 WORDS: dict[Verdict, str] = {
     "remembers": "the scale of the initialization is still visible in the trained predictor",
-    "forgets": f"the 95% interval of the memory lies below {TOLERANCE_PP:g} points",
+    "forgets": "the 95% interval of the memory lies below the tolerance",
     "undetermined": "too few or too noisy runs to tell",
     "not applicable": "the training code never used the scale",
 }
+NO_TOLERANCE = "never said here: {} has no natural tolerance (initmem measure --tolerance sets one)"
 
 # The columns of the page, from left to right.
 ORDER = (
-    "recipe", "verdict", "curve", "bar", "memory", "interval", "floor", "corrected", "p", "q", "design",
-    "metric", "remarks",
+    "recipe", "verdict", "bar", "memory", "interval", "floor", "corrected", "p", "q", "design",
+    "metric",
 )  # fmt: skip
 
 
@@ -36,24 +40,94 @@ def verdicts(content: Content) -> dict[str, Any]:
     """What the template of the first screen needs."""
     rows = content.memories
     metrics = list(dict.fromkeys(row.metric for row in rows)) or ["test_accuracy"]
+    names = [name.replace("_", " ") for name in metrics]
+    tolerances = {f"{row.tolerance:g} {row.unit}".strip() for row in rows if row.tolerance is not None}
+    forgets = {} if tolerances or not rows else {"forgets": NO_TOLERANCE.format(" or ".join(names))}
+    meanings = WORDS | forgets
     return {
-        "headline": " ".join(
-            [
-                headline(rows, waiting=len(content.names) - len(rows)),
-                *(f"{line}." for line in failure_lines(content.survey.records)),
-            ]
-        ),
+        "headline": headline(rows, waiting=len(content.names) - len(rows)),
+        "failures": failures(content),
         "extremes": extremes(rows),
+        "scales": scale_table(content),
         "table": table(content, rows),
-        "words": {verdict: (glyph(verdict), meaning) for verdict, meaning in WORDS.items()},
-        "metrics": [name.replace("_", " ") for name in metrics],
+        "remarks": shared_remarks(content, rows),
+        "words": {verdict: (glyph(verdict), meaning) for verdict, meaning in meanings.items()},
+        "metrics": names,
         "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
         "unit": "%" if "accuracy" in metrics[0] else "",
-        "tolerance": TOLERANCE_PP,
+        "tolerance": " or ".join(sorted(tolerances)),
         "studies": content.survey.studies,
         "setting": content.setting,
         "grids": sorted({row.n_scales for row in rows}),
     }
+
+
+def failures(content: Content) -> list[str]:
+    """What went wrong, a sentence each: this belongs above every number."""
+    records = content.survey.records
+    counts = Counter(record.status for record in records)
+    said = [f"{line}." for line in failure_lines(records)]
+    if counts["diverged"]:
+        said.append(f"{counts['diverged']:,} of {count(len(records), 'run')} diverged.")
+    if content.survey.damaged:
+        said.append(f"{count(len(content.survey.damaged), 'record')} cannot be read.")
+    return said
+
+
+def scale_table(content: Content) -> Table:
+    """What each scale reached: mean and standard deviation over seeds, and n, as `--what scale` has them."""
+    reached = {
+        recipe: {at.scale: at for at in scale_means(content.groups[recipe], stats.metric)}
+        for recipe, stats in content.stats.items()
+    }
+    scales = sorted({scale for row in reached.values() for scale in row})
+    metrics = list(dict.fromkeys(stats.metric for stats in content.stats.values()))
+    bounds = {metric: _bounds(content, metric) for metric in metrics}
+    digits = {}
+    for metric in metrics:
+        rows = [row for recipe, row in reached.items() if content.stats[recipe].metric == metric]
+        digits[metric] = 1 if "accuracy" in metric else _digits([at for row in rows for at in row.values()])
+    body = []
+    for recipe, row in reached.items():
+        stats = content.stats[recipe]
+        counts = [at.n for at in row.values()]
+        least, most = min(counts), max(counts)
+        body.append(
+            [
+                cell(content.names[recipe], href=runs_of(recipe.id), style="name"),
+                *([cell(metric_title(stats.metric))] if len(metrics) > 1 else []),
+                Cell(picture=sparkline(stats.main, *bounds[stats.metric])),
+                *(_reached(recipe, row.get(scale), most, digits[stats.metric]) for scale in scales),
+                Cell(most, f"{least} to {most}" if least < most else str(most)),
+            ]
+        )
+    columns = [
+        Column("recipe", "text"),
+        *([Column("metric", "text")] if len(metrics) > 1 else []),
+        Column("by scale", "picture", "mean against initialization scale"),
+        *(Column(f"σ = {scale:g}", about="mean ± standard deviation over seeds") for scale in scales),
+        Column("n", about="runs behind each mean"),
+    ]
+    what = metric_title(metrics[0]) if len(metrics) == 1 else "the metric"
+    return Table(f"What each scale reached: {what}, mean ± s.d. over seeds", columns, body, id="by-scale")
+
+
+def _digits(reached: Sequence[AtScale]) -> int:
+    """Decimals that tell the means apart, and show a typical deviation."""
+    means = [at.mean for at in reached if at.mean is not None]
+    deviations = sorted(at.deviation for at in reached if at.deviation)
+    for_deviation = math.ceil(-math.log10(deviations[len(deviations) // 2])) if deviations else 0
+    return min(6, max(decimals_between(min(means), max(means)) if means else 0, for_deviation))
+
+
+def _reached(recipe: AnyRecipe, at: AtScale | None, most: int, digits: int) -> Cell:
+    if at is None:
+        return Cell()
+    if at.mean is None:
+        return Cell(None, "failed" if at.n_failed else "no value", style="none")
+    value = Mean(at.mean, at.deviation, at.n, digits)
+    few = f" (n = {at.n})" if at.n < most else ""
+    return Cell(value, f"{value}{few}", order=at.mean, href=runs_of(recipe.id, at.scale))
 
 
 def _bounds(content: Content, metric: str) -> tuple[float, float]:
@@ -68,14 +142,14 @@ def headline(rows: Sequence[Memory], *, waiting: int = 0) -> str:
     said = [(verdict, counts[verdict]) for verdict in WORDS if counts[verdict]]
     if not said:
         return "No run has finished yet."
-    (verdict, count), *others = said
+    (verdict, first_count), *others = said
     if n == 1:
         subject = "The recipe"
-    elif count == n:
+    elif first_count == n:
         subject = "Both recipes" if n == 2 else f"All {n} recipes"
     else:
-        subject = f"{count} of {n} recipes"
-    first = f"{subject} {_said(verdict, count, 'its initialization', 'their initialization')}"
+        subject = f"{first_count} of {n} recipes"
+    first = f"{subject} {_said(verdict, first_count, 'its initialization', 'their initialization')}"
     rest = [f"{m} {_said(other, m, 'it', 'it')}" for other, m in others]
     rest += [f"{waiting} more {'has' if waiting == 1 else 'have'} no finished run yet"] if waiting else []
     return "; ".join([first, *rest]) + "."
@@ -117,15 +191,12 @@ def _said_number(value: float | None, row: Memory) -> str:
 def table(content: Content, rows: Sequence[Memory]) -> Table:
     """A row per recipe, with its pictures."""
     metrics = list(dict.fromkeys(row.metric for row in rows))
-    bounds = {metric: _bounds(content, metric) for metric in metrics}
     limits = {metric: _limit([row for row in rows if row.metric == metric]) for metric in metrics}
     alike = len(metrics) == 1
     unit = f" ({rows[0].unit})" if alike and rows and rows[0].unit else ""
-    name = metrics[0].replace("_", " ") if alike else "each recipe's metric"
     bar = f"memory against its floor{unit}"
     columns = {
         **COLUMNS,
-        "curve": Column("by scale", "picture", f"mean of {name} against initialization scale"),
         "bar": Column(
             bar, "picture", "with its 95% interval", picture=bar_axis(limits[metrics[0]]) if alike else ""
         ),
@@ -139,15 +210,11 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
             | {
                 "recipe": cells["recipe"]._replace(href=runs_of(recipe.id)),
                 "verdict": cells["verdict"]._replace(picture=glyph(row.verdict)),
-                "curve": Cell(picture=sparkline(content.stats[recipe].main, *bounds[row.metric])),
                 "bar": Cell(picture=_bar(row, limits[row.metric])),
                 "metric": cell(row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")),
-                "remarks": cell("; ".join(remarks(content, recipe, row)), style="remark"),
             }
         )
     shown = [key for key in ORDER if key != "metric" or not alike]
-    if not any(cells["remarks"].text for cells in body):
-        shown.remove("remarks")
     return Table(
         "Initialization memory",
         [columns[key] for key in shown],
@@ -158,13 +225,23 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
 
 
 def _bar(row: Memory, limit: float) -> Markup:
-    return interval_bar(memory_interval(row), limit, TOLERANCE_PP if row.unit == "pp" else None)
+    return interval_bar(memory_interval(row), limit, row.tolerance)
 
 
 def _limit(rows: Sequence[Memory]) -> float:
     """Where the axis of interval bars ends."""
     largest = max((row.high or row.memory or 0.0 for row in rows), default=1.0)
-    return nice_limit(max(largest, TOLERANCE_PP) if rows and rows[0].unit == "pp" else largest)
+    return nice_limit(max([largest, *(row.tolerance for row in rows if row.tolerance is not None)]))
+
+
+def shared_remarks(content: Content, rows: Sequence[Memory]) -> list[tuple[str, str]]:
+    """What to know beside the numbers, and about which recipes; what holds for all is said once."""
+    named: dict[str, list[str]] = {}
+    for recipe, row in zip(content.stats, rows, strict=True):
+        if said := remarks(content, recipe, row):
+            named.setdefault("; ".join(said), []).append(row.recipe)
+    all_share = len(rows) > 1 and len(named) == 1 and len(next(iter(named.values()))) == len(rows)
+    return [("All recipes" if all_share else ", ".join(names), said) for said, names in named.items()]
 
 
 def remarks(content: Content, recipe: AnyRecipe, row: Memory) -> list[str]:

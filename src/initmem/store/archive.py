@@ -166,6 +166,10 @@ class Archive:
         return self.records(), []
 
     def in_flight(self) -> list[str]:
+        """None: nothing is claimed in an archive."""
+        return []
+
+    def training(self) -> list[str]:
         """None: nothing is trained in an archive."""
         return []
 

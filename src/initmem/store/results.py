@@ -33,7 +33,10 @@ class Results(Protocol):
         """All records, in a fixed order."""
 
     def in_flight(self) -> list[str]:
-        """Ids of the runs that are being trained now."""
+        """Ids of the runs that are claimed now, by workers alive or dead."""
+
+    def training(self) -> list[str]:
+        """Ids of the runs that are being trained now, by living workers."""
 
     def flight(self, run_id: str) -> Flight:
         """How far a run is that is being trained now."""
@@ -54,15 +57,15 @@ class Survey:
     records: Sequence[RunRecord]
     damaged: Sequence[str]
     studies: Sequence[Study]
-    in_flight: frozenset[str]  # ids of the runs that are claimed
+    training: frozenset[str]  # ids of the runs that a living worker has claimed
 
     @classmethod
     def of(cls, store: Results) -> Survey:
         """Read a store. Claims come first: a run that ends meanwhile is seen twice rather than not at all."""
-        in_flight = frozenset(store.in_flight())
+        training = frozenset(store.training())
         records, damaged = store.survey()
         done = {record.id for record in records}
-        return cls(records, damaged, store.studies(), in_flight - done)
+        return cls(records, damaged, store.studies(), training - done)
 
     def order(self) -> list[AnyRecipe]:
         """The recipes, each once, in the order of the studies."""
@@ -95,7 +98,7 @@ def study_status(survey: Survey) -> list[dict[str, Any]]:
                     "completed": counts["completed"],
                     "diverged": counts["diverged"],
                     "failed": counts["failed"],
-                    "training": sum(run.id in survey.in_flight for run in runs),
+                    "training": sum(run.id in survey.training for run in runs),
                     "missing": counts["missing"],
                 }
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from initmem.errors import StoreError
 from initmem.store.checkpoints import Checkpoints
-from initmem.store.claims import Claims, Flight, Heartbeats, LiveHistory, look
+from initmem.store.claims import EXPIRY, Claim, Claims, Flight, Heartbeats, LiveHistory, look
 from initmem.store.faults import FaultLog
 from initmem.store.files import check_file_system, explained, read_bounded, sweep, write_atomic, writes
 from initmem.store.paths import Paths
@@ -133,11 +133,20 @@ class Store:
         return html(results_table(store_status(self)))
 
     def in_flight(self) -> list[str]:
-        """Ids of the runs that are claimed now."""
+        """Ids of the runs that are claimed now, by workers alive or dead."""
         return self.claims.ids()
 
+    def training(self) -> list[str]:
+        """Ids of the runs that are being trained now: claimed by a worker that shows signs of life."""
+        return [run_id for run_id in self.claims.ids() if self._worker(run_id)[1] < EXPIRY]
+
     def flight(self, run_id: str) -> Flight:
-        """How far a claimed run is, and how long its worker has given no sign of life.
+        """How far a claimed run is, and how long its worker has given no sign of life."""
+        claim, silence = self._worker(run_id)
+        return Flight(claim, silence, self.live.rows(run_id), self.faults.attempt(run_id))
+
+    def _worker(self, run_id: str) -> tuple[Claim | None, float]:
+        """Who has claimed a run, and for how many seconds there has been no sign of life.
 
         Clocks of other machines are not trusted: silence counts from the first look of this `Store`, unless
         the worker was on this machine and has ended.
@@ -146,10 +155,10 @@ class Store:
         with contextlib.suppress(OSError, StoreError):
             seen = look(self.paths.claim(run_id))
         claim = seen.claim if seen else None
+        if claim is not None and claim.process_is_gone():
+            return claim, math.inf
         signs = (seen.beat if seen else None, self.live.beat(run_id))
-        gone = claim is not None and claim.process_is_gone()
-        silence = math.inf if gone else self._heartbeats.silence(run_id, signs)
-        return Flight(claim, silence, self.live.rows(run_id), self.faults.attempt(run_id))
+        return claim, self._heartbeats.silence(run_id, signs)
 
 
 def _check_format(paths: Paths) -> None:

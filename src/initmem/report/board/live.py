@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
-
 from initmem.data import sizes
 from initmem.engines.packing import cost
 from initmem.engines.progress import duration
 from initmem.errors import InitmemError, count
-from initmem.plots.html import course
+from initmem.measures.metrics import preferred
+from initmem.plots.builders import metric_title
+from initmem.plots.html import course, tick
+from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import AnyRecipe, network_of
-from initmem.report.audit import failures, place
+from initmem.report.audit import failures
 from initmem.report.content import Content, runs_of
 from initmem.store.claims import EXPIRY, Flight
 from initmem.study import Run
@@ -46,36 +47,38 @@ def live(content: Content, requested: Mapping[str, Run], flights: Mapping[str, F
     training = {
         run_id: flight for run_id, flight in flights.items() if run_id in requested and run_id not in done
     }
+    alive = {run_id: flight for run_id, flight in training.items() if flight.silence < EXPIRY}
     total, finished = len(requested), sum(run_id in done for run_id in requested)
     speed = pace(content, requested, training)
-    rows = [_row(content, requested[run_id], flight) for run_id, flight in training.items()]
-    rows.sort(key=lambda row: (row["silent"], row["recipe"], row["scale"], row["seed"]))
+    order = sorted(training, key=lambda run_id: (run_id not in alive, *_place(content, requested[run_id])))
+    shown = {requested[run_id]: training[run_id] for run_id in order[:SHOWN]}
     return {
         "total": total,
         "finished": finished,
         "share": _share_done(content, requested, done, training),
-        "training": len(training),
+        "training": len(alive),
         "pace": speed,
         "left": "" if speed.seconds_left is None else duration(speed.seconds_left),
-        "summary": summary(total, finished, len(training), speed),
-        "flights": rows[:SHOWN],
-        "more": max(0, len(rows) - SHOWN),
-        "recipes": _recipes(content, requested, done, training),
+        "summary": summary(total, finished, len(alive), len(training) - len(alive)),
+        "flights": flight_table(content, shown) if shown else None,
+        "more": len(order) - len(shown),
+        "recipes": _recipes(content, requested, done, alive),
         "failures": failures(content),
     }
 
 
-def summary(total: int, finished: int, training: int, speed: Pace) -> str:
+def summary(total: int, finished: int, training: int, lost: int) -> str:
     """The state in one sentence."""
     if not total:
         return "No study has been run in this store yet."
     if finished == total:
         return f"All {total:,} runs are done."
-    if not speed.workers:
-        lost = " The workers that claimed runs have ended or no longer respond." if training else ""
+    if not training:
+        ended = " The workers that claimed runs have ended or no longer respond." if lost else ""
         left = "1 run is" if total - finished == 1 else f"{total - finished:,} runs are"
-        return f"{left} left, and no worker is running.{lost}"
-    return f"{count(training, 'run')} in training, {total - finished - training:,} waiting."
+        return f"{left} left, and no worker is running.{ended}"
+    ended = f", {lost:,} of them claimed by a worker that has ended" if lost else ""
+    return f"{count(training, 'run')} in training, {total - finished - training:,} waiting{ended}."
 
 
 def pace(content: Content, requested: Mapping[str, Run], training: Mapping[str, Flight]) -> Pace:
@@ -158,26 +161,60 @@ def _share_done(
     return epochs_done / sum(lengths.values()) if lengths else 0.0
 
 
-def _row(content: Content, run: Run, flight: Flight) -> dict[str, Any]:
-    epochs, rows = content.epochs(run.recipe), flight.rows
-    values = [float(row["val_accuracy"]) for row in rows if math.isfinite(row.get("val_accuracy", math.nan))]
-    claim = flight.claim
-    return {
-        "id": run.id,
-        "recipe": content.names.get(run.recipe, "unknown"),
-        "place": place(content, run),
-        "scale": run.scale,
-        "seed": run.seed,
-        "epoch": len(rows),
-        "epochs": epochs,
-        "picture": course(values, max(epochs or 0, len(values)), 0.0, 1.0) if values else Markup(""),
-        "val": 100 * values[-1] if values else None,
-        "train": 100 * rows[-1]["train_accuracy"] if rows and "train_accuracy" in rows[-1] else None,
-        "worker": f"{claim.host.partition(' ')[0]} {claim.pid}" if claim else "",
-        "attempt": flight.attempt,
-        "silent": flight.silence >= EXPIRY,
-        "silence": duration(flight.silence) if math.isfinite(flight.silence) else "",
-    }
+def _place(content: Content, run: Run) -> tuple[str, float, int]:
+    return content.names.get(run.recipe, "unknown"), run.scale, run.seed
+
+
+def flight_table(content: Content, flights: Mapping[Run, Flight]) -> Table:
+    """The runs in training: how far each is, its curve so far, and its worker."""
+    columns = [
+        Column("compare", "picture", "tick runs to see their curves together"),
+        Column("run", "text"),
+        Column("recipe", "text"),
+        Column("σ"),
+        Column("seed"),
+        Column("epoch"),
+        Column("so far", "picture", "the metric against epoch"),
+        Column("latest", about="the metric at the last epoch"),
+        Column("metric", "text"),
+        Column("worker", "text"),
+    ]
+    rows = [_row(content, run, flight) for run, flight in flights.items()]
+    return Table("Runs in training", columns, rows, id="flights", style="flights")
+
+
+def _row(content: Content, run: Run, flight: Flight) -> list[Cell]:
+    recipe, scale, seed = _place(content, run)
+    epoch, epochs = len(flight.rows), content.epochs(run.recipe)
+    metric = next(iter(preferred(name for row in flight.rows for name in row)), "")
+    known = [float(row.get(metric, math.nan)) for row in flight.rows]
+    values = [value for value in known if math.isfinite(value)]
+    accuracy = "accuracy" in metric
+    bounds = (0.0, 1.0) if accuracy else (min(values, default=0.0), max(values, default=1.0))
+    latest = values[-1] * (100 if accuracy else 1) if values else None
+    return [
+        Cell(picture=tick(run.id)),
+        cell(run.id, href=f"#run:{run.id}", style="id"),
+        cell(recipe, style="name"),
+        cell(scale, "g", style="sigma"),
+        cell(seed, "d", style="seed"),
+        Cell(epoch, f"{epoch}/{epochs}" if epochs else str(epoch), style="epoch"),
+        Cell(picture=course(values, max(epochs or 0, len(values)), *bounds) if values else ""),
+        cell(latest, ".1f" if accuracy else ".4g", style="val"),
+        cell(metric_title(metric)),
+        cell(_worker(flight), style="remark silent" if flight.silence >= EXPIRY else "remark"),
+    ]
+
+
+def _worker(flight: Flight) -> str:
+    """Who trains a run, in which attempt, and whether there is a sign of life."""
+    claim, silent = flight.claim, flight.silence >= EXPIRY
+    said = [f"{claim.host.partition(' ')[0]} {claim.pid}"] if claim else []
+    said += [f"attempt {flight.attempt}"] if flight.attempt > 1 else []
+    if silent:
+        known = math.isfinite(flight.silence)
+        said.append(f"no heartbeat for {duration(flight.silence)}" if known else "process has ended")
+    return ", ".join(said)
 
 
 def _recipes(

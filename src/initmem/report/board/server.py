@@ -15,11 +15,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from initmem.errors import ConfigError
-from initmem.report import html
+from initmem.report import page
 from initmem.report.board.access import Access
 from initmem.report.board.connections import ANSWER_SECONDS, BoundedServer, OneRequest
 from initmem.report.board.watch import Watcher, to_json
-from initmem.report.report import title_of
+from initmem.report.page import title_of
 from initmem.store.results import Results
 
 PORT = 8765
@@ -36,8 +36,8 @@ HEADERS = {
     "Connection": "close",
 }
 STATIC = {
-    **dict.fromkeys(html.STYLES, "text/css; charset=utf-8"),
-    **dict.fromkeys(html.LIVE_SCRIPTS, "text/javascript; charset=utf-8"),
+    **dict.fromkeys(page.STYLES, "text/css; charset=utf-8"),
+    **dict.fromkeys(page.LIVE_SCRIPTS, "text/javascript; charset=utf-8"),
 }
 NOTHING = "nothing here"
 
@@ -115,14 +115,21 @@ class Handler(OneRequest):
             watcher.first_look(PATIENCE)
         content = watcher.content
         title = title_of(content.survey) if content else "board"
-        text = html.whole_page(f"{title}, live", watcher.parts(), scripts=html.LIVE_SCRIPTS, inline=False)
+        text = page.whole_page(
+            f"{title}, live",
+            watcher.parts(),
+            scripts=page.LIVE_SCRIPTS,
+            inline=False,
+            origin=f"Live, opened {page.now()}",
+            command=page.command_for("board", watcher.store),
+        )
         self._send(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8")
 
     def static(self, name: str) -> None:
         """A style sheet or a script."""
         if name not in STATIC:
             return self._refuse(HTTPStatus.NOT_FOUND, NOTHING)
-        return self._send(HTTPStatus.OK, html.static(name).encode(), STATIC[name])
+        return self._send(HTTPStatus.OK, page.static(name).encode(), STATIC[name])
 
     def part(self, name: str) -> None:
         """The inside of one section."""

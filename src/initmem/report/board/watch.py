@@ -18,9 +18,8 @@ from typing import Any
 from markupsafe import Markup
 
 from initmem.plots.html import numbers
-from initmem.report import html
+from initmem.report import page
 from initmem.report.audit import place, run_rows
-from initmem.report.board.budget import Budget
 from initmem.report.board.live import live, requested_runs
 from initmem.report.content import Content
 from initmem.report.recipe_stats import Kept, fingerprint
@@ -30,7 +29,7 @@ from initmem.study import Run
 TICK = 1.0  # seconds between two looks at the runs in training, at least
 READ_EVERY = 5.0  # seconds between two readings of all records; sooner when a run was claimed or released
 LOOK_SHARE, READ_SHARE, RENDER_SHARE = 0.05, 0.1, 0.1  # of one core, at most
-WAITING = html.Part("", Markup('<p class="lead">Reading the store …</p>'))
+WAITING = page.Part("", Markup('<p class="lead">Reading the store …</p>'))
 
 
 class Watcher:
@@ -44,7 +43,7 @@ class Watcher:
         self._kept = Kept()
         self._read_state: int | None = None  # hash of what was read last
         self._rendered: int | None = None  # hash of what the sections show
-        self._in_flight: frozenset[str] = frozenset()
+        self._claimed: frozenset[str] = frozenset()
         self._problem = self._printed = ""
         self._version = 0
         self._change = threading.Condition()
@@ -79,7 +78,7 @@ class Watcher:
             with self._change:
                 self._clients -= 1
 
-    def parts(self) -> dict[str, html.Part]:
+    def parts(self) -> dict[str, page.Part]:
         """The sections as they are now."""
         with self._change:
             return dict(self._parts)
@@ -144,11 +143,11 @@ class Watcher:
             self._watched.wait()
             try:
                 with looking.spending():
-                    self._in_flight = frozenset(self.store.in_flight())
-                if reading.due() and (self._in_flight != claims or time.monotonic() - last_read > READ_EVERY):
+                    self._claimed = frozenset(self.store.in_flight())
+                if reading.due() and (self._claimed != claims or time.monotonic() - last_read > READ_EVERY):
                     with reading.spending():
                         self._read()
-                    claims, last_read, self._problem = self._in_flight, time.monotonic(), ""
+                    claims, last_read, self._problem = self._claimed, time.monotonic(), ""
                 if self._rendered != self._read_state and rendering.due():
                     first = self._rendered is None
                     with rendering.spending():
@@ -169,7 +168,7 @@ class Watcher:
         """Read what is new in the store."""
         survey = Survey.of(self.store)
         studies = tuple(json.dumps(study.to_json()) for study in survey.studies)
-        state = hash((fingerprint(survey.records), tuple(survey.damaged), studies, survey.in_flight))
+        state = hash((fingerprint(survey.records), tuple(survey.damaged), studies, survey.training))
         if state != self._read_state:
             self._read_state = state
             self.content = Content(survey, self._kept)
@@ -180,13 +179,13 @@ class Watcher:
         content, state = self.content, self._read_state
         if content is None:
             return
-        for name, (title, data) in html.PARTS.items():
+        for name, (title, data) in page.PARTS.items():
             if self._stop.is_set():
                 return
             self._look()  # some sections take their time
             values = data(content)
-            inside = Markup("") if values is None else html.fragment(name, values)
-            self._publish(name, html.Part(title, inside))
+            inside = Markup("") if values is None else page.fragment(name, values)
+            self._publish(name, page.Part(title, inside))
         self._rendered = state
 
     def _look(self) -> None:
@@ -195,9 +194,9 @@ class Watcher:
             return
         values: dict[str, Any] = {"problem": self._problem, "total": None}
         if self.content is not None:
-            flights = {run_id: self.store.flight(run_id) for run_id in sorted(self._in_flight)}
+            flights = {run_id: self.store.flight(run_id) for run_id in sorted(self._claimed)}
             values |= live(self.content, self._requested, flights)
-        self._publish("live", html.Part("Now", html.fragment("live", values)))
+        self._publish("live", page.Part("Now", page.fragment("live", values)))
         with self._change:
             self._fresh = True
             self._change.notify_all()
@@ -211,10 +210,10 @@ class Watcher:
         try:
             self._look()
         except Exception:  # then only the problem is shown
-            only = html.fragment("live", {"problem": self._problem, "total": None})
-            self._publish("live", html.Part("Now", only))
+            only = page.fragment("live", {"problem": self._problem, "total": None})
+            self._publish("live", page.Part("Now", only))
 
-    def _publish(self, name: str, part: html.Part) -> None:
+    def _publish(self, name: str, part: page.Part) -> None:
         with self._change:
             if self._parts[name].tag != part.tag:
                 self._parts[name] = part
@@ -222,9 +221,36 @@ class Watcher:
                 self._change.notify_all()
 
 
+class Budget:
+    """Keeps repeated work within a share of the time, with at least `least` seconds between repetitions."""
+
+    def __init__(self, share: float, least: float = 0.0) -> None:
+        self._share, self._least = share, least
+        self._next = -math.inf
+
+    def due(self) -> bool:
+        """Whether the work may be repeated now."""
+        return self.rest() <= 0
+
+    def rest(self) -> float:
+        """Seconds until the work may be repeated."""
+        return self._next - time.monotonic()
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Time the work inside; work done before it is due adds to the wait."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            ended = time.monotonic()
+            pause = (ended - began) * (1 / self._share - 1)
+            self._next = max(self._next + pause, ended + max(self._least, pause))
+
+
 def titles() -> dict[str, str]:
     """The sections of the board in order: the live one, then those of the report."""
-    return {"live": "Now"} | {name: title for name, (title, _) in html.PARTS.items()}
+    return {"live": "Now"} | {name: title for name, (title, _) in page.PARTS.items()}
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:

@@ -62,7 +62,8 @@
     section.querySelectorAll(".scroll").forEach((item, i) => (item.scrollLeft = scrolled[i] || 0));
     if (focused) at(section, focused)?.focus({ preventScroll: true });
     requestAnimationFrame(() => requestAnimationFrame(() => (section.style.minHeight = "")));
-    if (section.dataset.part === "live") refreshRun();
+    restorePicks();
+    if (section.dataset.part === "live") refreshRuns();
   }
 
   function pathTo(root, node) {
@@ -73,51 +74,113 @@
 
   const at = (root, path) => path.reduce((node, i) => node?.children[i], root);
 
-  // -- one run ------------------------------------------------------------------------------------------
-  const PLOTS = [
-    ["accuracy", [["train_accuracy", "train"], ["val_accuracy", "validation"]], false],
-    ["loss", [["train_loss", "train"], ["val_loss", "validation (with penalty)"]], true],
-    ["kernel norm", [["norm", "norm"]], false],
-    ["learning rate", [["learning_rate", "rate"]], false],
-  ];
-  const dialog = html("dialog", { class: "run", "aria-label": "One run" });
-  document.body.append(dialog);
+  // -- the curves of runs: one, or several together -----------------------------------------------------
+  const MOST = 8; // runs that are told apart by color, marker and dashes
+  const picked = new Set(); // ids, in the order in which they were ticked
+  const dialog = html("dialog", { class: "run", "aria-label": "Curves of runs" });
+  const bar = html("div", { class: "picks", role: "status", hidden: "" });
+  document.body.append(dialog, bar);
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  dialog.addEventListener("close", () => location.hash.startsWith("#run:") && history.replaceState(null, "", location.pathname));
 
-  initmem.openRun = async (id) => {
-    dialog.dataset.id = id;
-    if (await showRun(id)) dialog.showModal();
-  };
-  const refreshRun = () => dialog.open && dialog.dataset.status === "training" && showRun(dialog.dataset.id);
+  function button(text, kind, act) {
+    const made = html("button", { type: "button", class: kind }, [text]);
+    made.onclick = act;
+    return made;
+  }
 
-  async function showRun(id) {
-    const answer = await fetch(`run/${id}`);
-    if (!answer.ok) return false;
-    const run = await answer.json();
-    dialog.dataset.status = run.status;
-    const close = html("button", { type: "button", class: "quiet" }, ["Close"]);
-    close.onclick = () => dialog.close();
-    const head = html("header", {}, [html("h2", {}, [run.place || run.id]), close]);
+  function restorePicks() {
+    for (const box of document.querySelectorAll("input[data-pick]")) {
+      box.checked = picked.has(box.dataset.pick);
+      box.disabled = !box.checked && picked.size >= MOST;
+    }
+    bar.hidden = !picked.size;
+    const said = picked.size === 1 ? "1 run chosen" : `${picked.size} runs chosen${picked.size === MOST ? ", no more fit" : ""}`;
+    const forget = () => {
+      picked.clear();
+      restorePicks();
+    };
+    bar.replaceChildren(said, button("Compare", "go", () => open([...picked])), button("Clear", "quiet", forget));
+  }
+
+  document.addEventListener("change", (event) => {
+    const id = event.target.dataset?.pick;
+    if (!id) return;
+    event.target.checked ? picked.add(id) : picked.delete(id);
+    restorePicks();
+  });
+
+  async function open(ids) {
+    dialog.dataset.ids = ids.join(" ");
+    if ((await showRuns(ids)) && !dialog.open) dialog.showModal();
+  }
+
+  function openAsked() {
+    const found = /^#run:([0-9a-f]{16})$/.exec(location.hash);
+    if (found) open([found[1]]);
+  }
+  const refreshRuns = () => dialog.open && dialog.dataset.training && showRuns(dialog.dataset.ids.split(" "));
+
+  async function showRuns(ids) {
+    const answers = await Promise.all(ids.map((id) => fetch(`run/${id}`).then((answer) => (answer.ok ? answer.json() : null))));
+    const runs = answers.filter(Boolean);
+    if (!runs.length) return false;
+    dialog.dataset.training = runs.some((run) => run.status === "training") ? "yes" : "";
+    const title = runs.length > 1 ? `${runs.length} runs together` : runs[0].place || runs[0].id;
+    const head = html("header", {}, [html("h2", {}, [title]), button("Close", "quiet", () => dialog.close())]);
+    const keys = runs.map((run, i) => html("li", { class: "key" }, [...(runs.length > 1 ? [initmem.sample(i)] : []), said(run)]));
     const charts = html("div", { class: "charts" });
-    const summary = `${run.status}, run ${run.id}, ${(run.history.val_accuracy || []).length} epochs`;
-    dialog.replaceChildren(head, html("p", { class: "lead" }, [summary]), charts, ...(run.error ? [html("pre", {}, [run.error])] : []));
-    const drawings = PLOTS.map(([title, columns, log]) => plot(charts, run, title, columns, log));
-    requestAnimationFrame(() => drawings.forEach((draw) => draw?.())); // when all have their place and width
+    const errors = runs.filter((run) => run.error).map((run) => html("pre", {}, [run.error]));
+    dialog.replaceChildren(head, html("ul", { class: "keys lead" }, keys), charts, ...errors);
+    const drawings = columnsOf(runs).map((names) => plot(charts, runs, names));
+    requestAnimationFrame(() => drawings.forEach((draw) => draw())); // when all have their place and width
     return true;
   }
 
-  function plot(charts, run, title, columns, log) {
-    const lines = columns
-      .filter(([name]) => run.history[name]?.length)
-      .map(([name, label], style) => ({ label, name: label, style, points: run.history[name].map((y, i) => point(label, y, i + 1)) }));
-    if (!lines.length) return null;
+  function said(run) {
+    const epochs = Math.max(0, ...Object.values(run.history).map((values) => values.length));
+    return `${run.place ? `${run.place}: ` : ""}${run.status}, ${epochs} epochs, run ${run.id}`;
+  }
+
+  // A chart per column, those of the user first; of a single run, train and validation share one.
+  const FIRST = ["val_accuracy", "train_accuracy", "val_loss", "train_loss"];
+  const DERIVED = /^(clock_|group|seconds|learning_rate|norm)/;
+  const LAST = ["norm", "learning_rate"];
+
+  function columnsOf(runs) {
+    const there = new Set(runs.flatMap((run) => Object.keys(run.history).filter((name) => run.history[name].length)));
+    const own = [...there].filter((name) => !FIRST.includes(name) && !DERIVED.test(name));
+    const names = [...FIRST, ...own, ...LAST].filter((name) => there.has(name));
+    if (runs.length > 1) return names.map((name) => [name]);
+    const pairs = [["val_accuracy", "train_accuracy"], ["val_loss", "train_loss"]].map((pair) => pair.filter((name) => there.has(name)));
+    return [...pairs.filter((pair) => pair.length), ...names.filter((name) => !FIRST.includes(name)).map((name) => [name])];
+  }
+
+  function plot(charts, runs, names) {
+    const single = runs.length === 1, words = names.map((name) => name.replaceAll("_", " "));
+    const lines = runs.flatMap((run, i) =>
+      names
+        .filter((name) => run.history[name]?.length)
+        .map((name, k) => {
+          const label = single ? words[k] : run.place || run.id;
+          return { label, name: label, style: single ? k : i, points: run.history[name].map((y, at) => point(words[k], y, at + 1)) };
+        }),
+    );
+    const title = words.length > 1 ? words[0].split(" ").pop() : words[0];
     const place = html("div", { class: "plot", tabindex: "0" });
-    const names = lines.length > 1 ? lines.map((line) => html("span", { class: "key" }, [initmem.sample(line.style), line.label])) : [];
-    charts.append(html("figure", { class: "chart" }, [html("figcaption", {}, [title, ...names]), place]));
-    const points = lines.flatMap((line) => line.points);
-    const x = { title: "epoch", whole: true, limits: [0, Math.max(2, ...points.map((p) => p.x))] };
-    const y = { title, log, limits: initmem.domain(points.map((p) => p.y), log) };
-    return () => initmem.draw(place, { title, lines, x, y });
+    const keys = single && lines.length > 1 ? lines.map((line) => html("span", { class: "key" }, [initmem.sample(line.style), line.label])) : [];
+    const points = lines.flatMap((line) => line.points), log = names[0].includes("loss") && points.every((p) => p.y === null || p.y > 0);
+    const spec = {
+      title,
+      lines,
+      x: { title: "epoch", whole: true, limits: [0, Math.max(2, ...points.map((p) => p.x))] },
+      y: { title, log, limits: initmem.domain(points.map((p) => p.y), log) },
+    };
+    const rows = () => [["line", "epoch", title], ...lines.flatMap((line) => line.points.map((p) => [line.name, p.x, p.y]))];
+    const caption = html("figcaption", {}, [html("span", {}, [title]), ...keys]);
+    caption.append(initmem.files(place, () => title, () => spec, rows));
+    charts.append(html("figure", { class: "chart" }, [caption, place]));
+    return () => initmem.draw(place, spec);
   }
 
   const point = (label, y, x) => ({ x, y, low: null, high: null, words: [`epoch ${x}`, y === null ? "not a number" : `${label}: ${Number(y.toPrecision(4))}`] });
@@ -127,5 +190,8 @@
     return answer.ok ? answer.json() : null;
   };
 
+  initmem.live = { restorePicks };
+  window.addEventListener("hashchange", openAsked);
+  openAsked();
   follow();
 })();

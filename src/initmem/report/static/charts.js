@@ -2,7 +2,7 @@
 // Lines with bands, drawn as SVG: no library, nothing to fetch.
 const initmem = (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const COLORS = 8;
+  const COLORS = 14; // eight for recipes, six for ordered values
   const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
   const MARKERS = [
     "M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0Z",
@@ -35,6 +35,9 @@ const initmem = (() => {
     if (size < 1e-3 || size >= 1e6) return value.toExponential(size >= 1e6 || value.toPrecision(1) == value ? 0 : 1);
     return String(Number(value.toPrecision(3)));
   }
+
+  // Ticks are round numbers: all their digits count, as between 0.6012 and 0.6014.
+  const tickText = (value) => (value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6) ? String(value) : short(value));
 
   // -- axes ---------------------------------------------------------------------------------------------
 
@@ -87,7 +90,8 @@ const initmem = (() => {
     const box = { left: 50, right: width - 10, top: 8 + strip, bottom: height - 44 };
     const x = axis(...spec.x.limits, spec.x.log, box.left + 6, box.right - 6, spec.x.whole);
     const y = axis(...spec.y.limits, spec.y.log, box.bottom, box.top);
-    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+    const crowded = spec.lines.length > 3 ? { class: "crowded" } : {}; // bands on bands hide the lines: see the one that is pointed at
+    const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", ...crowded });
     host.setAttribute("role", "img");
     host.setAttribute("aria-label", described(spec));
     if (strip) {
@@ -124,14 +128,14 @@ const initmem = (() => {
       const at = y.place(v);
       root.append(
         svg("line", { class: "grid", x1: box.left, x2: box.right, y1: at, y2: at }),
-        svg("text", { class: "tick", x: box.left - 6, y: at + 4, "text-anchor": "end" }, [short(v)]),
+        svg("text", { class: "tick", x: box.left - 6, y: at + 4, "text-anchor": "end" }, [tickText(v)]),
       );
     }
     for (const v of x.ticks) {
       const at = x.place(v);
       root.append(
         svg("line", { class: "frame", x1: at, x2: at, y1: box.bottom, y2: box.bottom + 4 }),
-        svg("text", { class: "tick", x: at, y: box.bottom + 17, "text-anchor": "middle" }, [short(v)]),
+        svg("text", { class: "tick", x: at, y: box.bottom + 17, "text-anchor": "middle" }, [tickText(v)]),
       );
     }
     root.append(
@@ -243,7 +247,10 @@ const initmem = (() => {
   }
 
   function dim(root, label) {
-    for (const group of root.querySelectorAll(".series")) group.classList.toggle("dim", label !== null && group.dataset.name !== label);
+    for (const group of root.querySelectorAll(".series")) {
+      group.classList.toggle("dim", label !== null && group.dataset.name !== label);
+      group.classList.toggle("lit", label !== null && group.dataset.name === label);
+    }
   }
 
   const tip = {
@@ -262,6 +269,68 @@ const initmem = (() => {
     },
   };
 
+  // -- a chart as a file --------------------------------------------------------------------------------
+  // What a style sheet says about a shape or a text, with what holds where nothing is said.
+  const SHAPE = { fill: "", stroke: "none", "stroke-width": "1px", "stroke-dasharray": "none", "stroke-linejoin": "miter", "stroke-linecap": "butt", opacity: "1" };
+  const TEXT = { fill: "", "font-size": "", "font-family": "", "font-weight": "400" };
+
+  // The chart with its title and legend as one SVG, in light colors, with every style written into it.
+  function picture(host, spec) {
+    const drawn = host.querySelector("svg"), [, , width, height] = drawn.getAttribute("viewBox").split(" ").map(Number);
+    const named = spec.lines.length > 1 ? spec.lines : [], head = spec.title ? 22 : 0, row = 18;
+    const inner = drawn.cloneNode(true);
+    inner.removeAttribute("aria-hidden");
+    for (const [key, value] of Object.entries({ width, height, y: head })) inner.setAttribute(key, value);
+    inner.querySelector(".here")?.remove();
+    const legend = named.map((line, i) => {
+      const made = sample(line.style);
+      for (const [key, value] of Object.entries({ x: 50, y: head + height + 4 + i * row, width: 34, height: 14 })) made.setAttribute(key, value);
+      return svg("g", {}, [made, svg("text", { class: "tick", x: 92, y: head + height + 15 + i * row }, [line.label])]);
+    });
+    const whole = svg("svg", { xmlns: SVG, viewBox: `0 0 ${width} ${head + height + named.length * row + 8}`, width, height: head + height + named.length * row + 8 }, [
+      svg("rect", { class: "ground", width: "100%", height: "100%" }),
+      ...(head ? [svg("text", { class: "tick head", x: 8, y: 16 }, [spec.title])] : []),
+      inner,
+      ...legend,
+    ]);
+    const stage = html("div", { class: "stage", "aria-hidden": "true" }, [whole]); // in the page, so that the style sheet applies
+    document.body.append(stage);
+    for (const part of whole.querySelectorAll("*")) {
+      const look = getComputedStyle(part);
+      for (const [name, usual] of Object.entries(part.tagName === "text" ? TEXT : SHAPE)) {
+        const value = look.getPropertyValue(name);
+        if (!part.hasAttribute(name) && value !== usual && !["g", "svg", "defs"].includes(part.tagName)) part.setAttribute(name, value);
+      }
+    }
+    for (const part of whole.querySelectorAll("[class]")) part.removeAttribute("class");
+    stage.remove();
+    return new XMLSerializer().serializeToString(whole);
+  }
+
+  function csv(rows) {
+    const cell = (value) => (value === null || value === undefined ? "" : /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
+    return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
+  }
+
+  function save(name, kind, text) {
+    const link = html("a", { href: URL.createObjectURL(new Blob([text], { type: kind })), download: name.replace(/[^\w.-]+/g, "_") });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  }
+
+  // Buttons below a chart; what they save is asked for when they are used.
+  function files(host, name, specOf, rowsOf) {
+    const button = (text, act) => {
+      const made = html("button", { type: "button", class: "quiet", title: `download this chart as ${text}` }, [text]);
+      made.onclick = act;
+      return made;
+    };
+    return html("div", { class: "tools" }, [
+      button("SVG", () => save(`${name()}.svg`, "image/svg+xml", picture(host, specOf()))),
+      button("CSV", () => save(`${name()}.csv`, "text/csv", csv(rowsOf()))),
+    ]);
+  }
+
   function sample(style) {
     const dash = DASHES[style % DASHES.length];
     return svg("svg", { viewBox: "0 0 34 14", "aria-hidden": "true", class: `series s${style % COLORS}` }, [
@@ -270,5 +339,5 @@ const initmem = (() => {
     ]);
   }
 
-  return { draw, domain, dim, html, sample, short, tip };
+  return { draw, domain, dim, files, html, sample, short, tip };
 })();

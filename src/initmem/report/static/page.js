@@ -12,11 +12,9 @@
     const data = JSON.parse(root.querySelector("script.data").textContent);
     const state = (chosen[part] ||= { key: data.choices[0].key, off: new Set() });
     if (!data.choices.some((choice) => choice.key === state.key)) state.key = data.choices[0].key;
-    const hosts = choiceOf(data, state).panels.map((panel) => host(root, panel));
-    const drawn = new Set();
+    let hosts = [], drawn = new Set(), specs = [];
     const redraw = () => {
-      const specs = specsOf(data, state);
-      root.querySelector(".about").textContent = choiceOf(data, state).about;
+      specs = specsOf(data, state);
       hosts.forEach((place, i) => {
         place.draw = () => initmem.draw(place, specs[i]);
         if (drawn.has(place)) place.draw();
@@ -24,38 +22,57 @@
       const values = root.querySelector(".values");
       if (values.open) fill(values, data, state);
     };
-    choices(root, data, state, part, redraw);
-    legend(root, data, state, hosts, redraw);
-    redraw();
-    whenSeen(hosts, drawn);
+    // Choices may have panels of their own: a chart per recipe, or several recipes in one.
+    const choose = () => {
+      const choice = choiceOf(data, state);
+      root.querySelector(".about").textContent = choice.about;
+      root.querySelector(".charts").replaceChildren();
+      root.querySelector(".charts").classList.toggle("many", choice.panels.length > 4);
+      hosts = choice.panels.map((panel, i) => host(root, data, choice, panel, () => specs[i]));
+      drawn = new Set();
+      legend(root, data, state, hosts, redraw);
+      redraw();
+      whenSeen(hosts, drawn);
+    };
+    choices(root, data, state, part, choose);
+    choose();
     root.querySelector(".values").ontoggle = (event) => event.target.open && fill(event.target, data, state);
   }
 
-  function host(root, panel) {
+  function host(root, data, choice, panel, specOf) {
     const place = html("div", { class: "plot", tabindex: "0" });
-    const caption = panel.title ? [html("figcaption", {}, [panel.title])] : [];
-    root.querySelector(".charts").append(html("figure", { class: "chart" }, [...caption, place]));
+    const caption = html("figcaption", {}, [html("span", {}, [panel.title])]);
+    const rows = () => [titlesOf(choice), ...panel.series.flatMap((one) => pointsOf(data, choice, one).map((p) => [one.name, ...valuesOf(p)]))];
+    caption.append(initmem.files(place, () => [choice.title, panel.title].filter(Boolean).join(" "), specOf, rows));
+    root.querySelector(".charts").append(html("figure", { class: "chart" }, [caption, place]));
     return place;
   }
 
   const choiceOf = (data, state) => data.choices.find((choice) => choice.key === state.key);
 
-  function choices(root, data, state, part, redraw) {
+  function choices(root, data, state, part, choose) {
     const box = root.querySelector(".choices");
     for (const choice of data.choices) {
       const input = html("input", { type: "radio", name: `choice-${part}`, value: choice.key });
       input.checked = choice.key === state.key;
       input.onchange = () => {
         state.key = choice.key;
-        redraw();
+        choose();
       };
       box.append(html("label", {}, [input, html("span", {}, [choice.title])]));
     }
     box.hidden = data.choices.length < 2;
   }
 
+  // One line per chart: the titles name the lines, and there is no legend to hide them by.
+  const isApart = (panels) => panels.length > 1 && panels.every((panel) => panel.series.length < 2);
+
   function legend(root, data, state, hosts, redraw) {
-    const names = new Map(choiceOf(data, state).panels.flatMap((panel) => panel.series.map((one) => [one.label, one.style])));
+    const { panels } = choiceOf(data, state);
+    const names = new Map(panels.flatMap((panel) => panel.series.map((one) => [one.label, one.style])));
+    const place = root.querySelector(".legend");
+    place.replaceChildren();
+    place.hidden = isApart(panels);
     for (const [label, style] of names) {
       const button = html("button", { type: "button", "aria-pressed": String(!state.off.has(label)), title: "show or hide" }, [
         initmem.sample(style),
@@ -68,7 +85,7 @@
       };
       button.onpointerenter = () => hosts.forEach((place) => initmem.dim(place, label));
       button.onpointerleave = () => hosts.forEach((place) => initmem.dim(place, null));
-      root.querySelector(".legend").append(button);
+      place.append(button);
     }
   }
 
@@ -87,7 +104,7 @@
     );
     const widths = new WeakMap();
     const resized = new ResizeObserver((entries) => {
-      for (const { target } of entries) {
+      for (const { target } of entries.filter((e) => e.target.isConnected)) {
         if (widths.has(target) && widths.get(target) !== target.clientWidth) target.draw();
         widths.set(target, target.clientWidth);
       }
@@ -98,14 +115,24 @@
 
   function specsOf(data, state) {
     const choice = choiceOf(data, state);
-    const lines = choice.panels.map((panel) => panel.series.filter((one) => !state.off.has(one.label)).map((one) => lineOf(data, choice, one)));
+    const hidden = (one) => !isApart(choice.panels) && state.off.has(one.label);
+    const lines = choice.panels.map((panel) => panel.series.filter((one) => !hidden(one)).map((one) => lineOf(data, choice, one)));
     const points = lines.flat().flatMap((line) => line.points);
     const ylog = choice.ylog || (choice.ceiling && wide(points));
-    const heights = points.flatMap((p) => (ylog ? [p.y] : [p.y, p.low, p.high]));
-    const x = { title: choice.x, log: choice.xlog, whole: choice.x === "seeds", limits: initmem.domain(points.map((p) => p.x), choice.xlog) };
+    const heights = ylog ? points.map((p) => p.y) : withBands(points);
+    const whole = ["seeds", "epoch"].includes(choice.x);
+    const x = { title: choice.x, log: choice.xlog, whole, limits: initmem.domain(points.map((p) => p.x), choice.xlog) };
     const y = { title: choice.y, log: ylog, limits: initmem.domain(heights, ylog) };
     const ceiling = points.some((p) => p.beyond);
     return choice.panels.map((panel, i) => ({ title: panel.title, lines: lines[i], x, y, ceiling }));
+  }
+
+  // Bands of few seeds are wide: beyond the range of the values itself, above and below, they leave the chart.
+  function withBands(points) {
+    const known = points.map((p) => p.y).filter((v) => v !== null);
+    const [least, most] = [Math.min(...known), Math.max(...known)], room = most - least || Math.abs(most) || 1;
+    const near = (v) => (v === null ? null : Math.min(most + room, Math.max(least - room, v)));
+    return points.flatMap((p) => [p.y, near(p.low), near(p.high)]);
   }
 
   function wide(points) {
@@ -125,8 +152,8 @@
     const [y, low, high, limits, never, n] = ["y", "low", "high", "limits", "never", "n"].map(at);
     const words = [`${choice.x} = ${short(x)}`];
     words.push(y === null ? `${choice.y}: not reached by half of the runs` : `${choice.y}: ${short4(y)}`);
-    if (limits) words.push(`95% interval of the mean: ${short4(limits[0])} to ${short4(limits[1])}`);
-    if (y !== null && low !== null && high !== null) words.push(`${limits ? "10th to 90th percentile" : "95% interval"}: ${short4(low)} to ${short4(high)}`);
+    if (limits && limits[0] !== null) words.push(`${choice.limits}: ${short4(limits[0])} to ${short4(limits[1])}`);
+    if (y !== null && low !== null && high !== null) words.push(`${choice.band}: ${short4(low)} to ${short4(high)}`);
     words.push(`n = ${n}${never ? (choice.ceiling ? `, of which ${never} never got there` : `; ${never} more without a value`) : ""}`);
     if (ids) words.push(`runs ${listed(ids)}`);
     const href = `#runs:${series.recipe}${ids ? `:${String(x)}` : ""}`;
@@ -142,26 +169,20 @@
     const choice = choiceOf(data, state);
     const series = choice.panels.flatMap((panel) => panel.series);
     const rows = series.flatMap((one) => pointsOf(data, choice, one).map((p) => [one.name, p]));
-    const columns = [
-      ["recipe", "text"],
-      [choice.x, "number"],
-      [choice.y, "number"],
-      ["band from", "number"],
-      ["to", "number"],
-      ["95% of the mean from", "number"],
-      ["to", "number"],
-      ["n", "number"],
-    ];
-    const cells = rows.map(([name, p]) => [link(name, p.href), p.x, p.y, p.low, p.high, p.limits?.[0] ?? null, p.limits?.[1] ?? null, p.n]);
+    const columns = titlesOf(choice).map((title, i) => [title, i ? "number" : "text"]);
+    const cells = rows.map(([name, p]) => [link(name, p.href), ...valuesOf(p)]);
     details.replaceChildren(details.firstElementChild, tableOf(`values-${choice.key}`, `${choice.title} of every recipe`, columns, cells));
   }
+
+  const titlesOf = (choice) => ["line", choice.x, choice.y, `${choice.band}, from`, "to", `${choice.limits}, from`, "to", "n"];
+  const valuesOf = (p) => [p.x, p.y, p.low, p.high, p.limits?.[0] ?? null, p.limits?.[1] ?? null, p.n];
 
   function link(text, href) {
     return html("a", { href }, [text]);
   }
 
   function tableOf(id, caption, columns, rows) {
-    const head = columns.map(([title, kind]) => html("th", { scope: "col", class: kind }, [html("button", { type: "button", class: "sort" }, [title])]));
+    const head = columns.map(([title, kind]) => html("th", { scope: "col", class: kind }, [kind === "picture" ? title : html("button", { type: "button", class: "sort" }, [title])]));
     const body = rows.map((row) => html("tr", {}, row.map((value, i) => cellOf(value, columns[i][1]))));
     const table = html("table", { id }, [html("caption", { class: "hidden" }, [caption]), html("thead", {}, [html("tr", {}, head)]), html("tbody", {}, body)]);
     const copy = html("button", { type: "button", class: "quiet", "data-copy": id }, ["Copy table"]);
@@ -173,7 +194,7 @@
 
   function cellOf(value, kind) {
     if (value === null || value === undefined) return html("td", { class: kind });
-    if (value instanceof Node) return html("td", { class: `${kind} name` }, [value]);
+    if (value instanceof Node) return html("td", { class: kind === "picture" ? kind : `${kind} name` }, [value]);
     if (typeof value === "number") return html("td", { class: kind, "data-sort": value }, [Number.isInteger(value) ? String(value) : short4(value)]);
     return html("td", { class: kind }, [value]);
   }
@@ -282,16 +303,19 @@
     const shown = rows.slice(asked.page * PAGE, (asked.page + 1) * PAGE);
     const used = found.columns.map((_, i) => shown.some((row) => row[i] !== null && row[i] !== ""));
     const words = ["run", "kind", "status", "environment", "faults"];
-    const columns = found.columns.map((name) => [name, words.includes(name) ? "text" : "number"]);
+    const columns = found.columns.map((name) => [name, words.includes(name) ? "text" : "number"]).filter((_, i) => used[i]);
     const cells = shown.map((row) => row.map((value, i) => (i === 0 ? runName(value) : value)).filter((_, i) => used[i]));
-    const table = tableOf("run-list", "Runs", columns.filter((_, i) => used[i]), cells);
+    if (initmem.live) {
+      columns.unshift(["compare", "picture"]);
+      cells.forEach((row, i) => row.unshift(html("input", { type: "checkbox", "data-pick": shown[i][0], "aria-label": `compare run ${shown[i][0]}` })));
+    }
+    const table = tableOf("run-list", "Runs", columns, cells);
     place.replaceChildren(table, pager(rows.length));
     restore(table);
+    initmem.live?.restorePicks();
   }
 
-  function runName(id) {
-    return initmem.openRun ? html("button", { type: "button", class: "quiet run", "data-run": id }, [id]) : html("code", {}, [id]);
-  }
+  const runName = (id) => (initmem.live ? link(id, `#run:${id}`) : html("code", {}, [id]));
 
   function pager(count) {
     const pages = Math.ceil(count / PAGE);
@@ -365,7 +389,6 @@
     const button = event.target.closest("button");
     if (button?.classList.contains("sort")) sortBy(button);
     else if (button?.dataset.copy) copy(button);
-    else if (button?.dataset.run) initmem.openRun?.(button.dataset.run);
   });
   const pointed = (event) => {
     const target = event.target instanceof Element ? event.target.closest("[data-tip]") : null;

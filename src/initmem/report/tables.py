@@ -1,8 +1,9 @@
-"""Clocks, forecast and half-lives per recipe."""
+"""Tables of every recipe: forecast, clocks, half-lives, collapse; published values beside measured ones."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from functools import lru_cache
 
 from initmem.clocks import CLOCKS
@@ -12,9 +13,13 @@ from initmem.errors import InitmemError
 from initmem.measures.advice import Row, advice_row
 from initmem.measures.beta import HalfLife
 from initmem.measures.forecast import checked
+from initmem.paper.reference import Reference, references
+from initmem.plots.captions import common
+from initmem.plots.series import folded
 from initmem.plots.table import Cell, Column, Table, cell, interval, three_digits
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, network_of
 from initmem.report.content import Content, runs_of
+from initmem.report.recipe_stats import RecipeStats
 
 
 def forecast_table(content: Content) -> Table:
@@ -139,3 +144,88 @@ def collapse_table(content: Content) -> Table | None:
         for name, found in content.collapses.items()
     ]
     return Table("Collapse of batch sizes", columns, rows, id="collapse") if rows else None
+
+
+# -- published values -------------------------------------------------------------------------------------
+
+
+QUANTITIES = {
+    "spread": "memory",
+    "test": "test accuracy",
+    "train": "train accuracy",
+    "gap": "difference between scales",
+    "beta": "|β|, last epoch",
+    "tau_best": "epoch of the returned predictor",
+    "tau_interp": "interpolation epoch",
+}
+
+
+def paper_table(content: Content) -> Table | None:
+    """A row per published value whose procedure was run here, at whatever size."""
+    columns = [
+        Column("recipe", "text"),
+        Column("quantity", "text"),
+        Column("paper"),
+        Column("measured here"),
+        Column("95% interval"),
+        Column("scales × seeds", "text"),
+        Column("effort", "text"),
+        Column("measured on", "text"),
+    ]
+    rows = [
+        _row(content, recipe, stats, item)
+        for recipe, stats in content.stats.items()
+        for item in references()
+        if isinstance(recipe, Recipe) and item.fits(recipe)
+    ]
+    return Table("Published and measured", columns, rows, id="paper-values") if rows else None
+
+
+def _row(content: Content, recipe: Recipe, stats: RecipeStats, item: Reference) -> list[Cell]:
+    study = content.study_of(recipe)
+    value, limits = _measured(stats, item)
+    where = "" if item.scale is None else f" at σ = {item.scale:g}"
+    unit = f" ({item.unit})" if item.unit in ("pp", "%") else ""
+    digits = 2 if item.quantity == "beta" else 1
+    shown = "" if limits is None else f"{limits[0]:.{digits}f} to {limits[1]:.{digits}f}"
+    return [
+        cell(content.names[recipe], href=runs_of(recipe.id, item.scale), style="name"),
+        cell(f"{QUANTITIES[item.quantity]}{where}{unit}"),
+        Cell(item.value, str(item)),
+        Cell(value, "not run" if value is None else f"{value:.{digits}f}"),
+        Cell(shown, shown, order=limits and limits[1] - limits[0]),
+        cell(f"{stats.memory.n_scales} × {stats.memory.n_seeds}"),
+        cell(study.effort if study else "unknown"),
+        cell(common([recipe], ("learning_rate", "l2", "batch_size", "momentum")), style="remark"),
+    ]
+
+
+def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, tuple[float, float] | None]:
+    """The same quantity from our records, with its interval."""
+    memory = stats.memory
+    match item.quantity:
+        case "spread" | "gap":
+            whole = memory.low is not None and memory.high is not None
+            return memory.memory, (memory.low, memory.high) if whole else None  # type: ignore[return-value]
+        case "test":
+            curve = stats.curve("test_accuracy")
+            i = None if item.scale is None else curve.at(item.scale)
+            return (None, None) if i is None else (curve.y[i], curve.limits[i])
+        case "train":
+            values = list(stats.train.values())
+            return (sum(values) / len(values) if values else None), None
+        case "tau_best" | "tau_interp":
+            epochs = [mean for mean in stats.curve(item.quantity).y if not math.isnan(mean)]
+            return (sum(epochs) / len(epochs) if epochs else None), None
+        case _:
+            return _slope(stats)
+
+
+def _slope(stats: RecipeStats) -> tuple[float | None, tuple[float, float] | None]:
+    if not len(stats.beta.beta):
+        return None, None
+    size = abs(float(stats.beta.beta[-1]))
+    low, high = (limit[-1] for limit in folded(stats.beta.low, stats.beta.high))
+    if math.isnan(size):
+        return None, None
+    return size, None if math.isnan(low) else (low, high)

@@ -1,24 +1,30 @@
-"""From content to HTML. Every text goes through the templates, which escape it."""
+"""From content to one HTML page. Every text goes through the templates, which escape it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
 
 from initmem import __version__
+from initmem.errors import StoreError, count
 from initmem.plots.builders import metric_title
 from initmem.plots.html import chart_json, heat_rows
-from initmem.report import audit, charts, clocks, heat, paper
+from initmem.report import audit, charts, tables
 from initmem.report.content import Content
 from initmem.report.verdicts import verdicts
+from initmem.store.files import write_atomic
+from initmem.store.results import Results, Survey
 
 STYLES = ("pictures.css", "page.css")
 SCRIPTS = ("charts.js", "page.js")
@@ -59,7 +65,8 @@ def whole_page(
     scripts: tuple[str, ...],
     inline: bool,
     runs: Mapping[str, Any] | None = None,
-    note: str = "",
+    origin: str = "",
+    command: str = "",
 ) -> str:
     """A page of sections: with everything inside, or with its style and scripts as files beside it."""
     style = "".join(map(static, STYLES))
@@ -77,7 +84,8 @@ def whole_page(
             styles=STYLES,
             scripts=scripts,
             runs=runs,
-            note=note,
+            origin=origin,
+            command=command,
             version=__version__,
         )
     )
@@ -120,10 +128,15 @@ def _curves(content: Content) -> dict[str, Any] | None:
     return {"data": chart_json(plots)} if plots else None
 
 
+def _learning(content: Content) -> dict[str, Any] | None:
+    plots = charts.learning(content)
+    return {"data": chart_json(plots)} if plots else None
+
+
 def _heat(content: Content) -> dict[str, Any] | None:
-    maps = heat.metric_maps(content, content.facets)
+    maps = charts.metric_maps(content, content.facets)
     values = {
-        "memory": heat.memory_maps(content),
+        "memory": charts.memory_maps(content),
         "maps": maps,
         "metric": metric_title(content.metric),
         "crossed": any(any(row) for panel in maps for row in panel.crossed),
@@ -137,18 +150,20 @@ def _slopes(content: Content) -> dict[str, Any] | None:
         return None
     return {
         "data": chart_json(charts.slopes(content)),
-        "half_lives": clocks.half_life_table(content),
-        "collapse": clocks.collapse_table(content),
+        "metrics": list(dict.fromkeys(s.followed.replace("_", " ") for s in content.stats.values())),
+        "half_lives": tables.half_life_table(content),
+        "collapse": tables.collapse_table(content),
     }
 
 
 def _clocks(content: Content) -> dict[str, Any] | None:
-    tables = {"forecast": clocks.forecast_table(content), "clocks": clocks.clock_table(content)}
-    return tables if content.names else None
+    if not content.names:
+        return None
+    return {"forecast": tables.forecast_table(content), "clocks": tables.clock_table(content)}
 
 
 def _paper(content: Content) -> dict[str, Any] | None:
-    table = paper.paper_table(content)
+    table = tables.paper_table(content)
     return {"table": table} if table else None
 
 
@@ -157,6 +172,7 @@ def _runs(content: Content) -> dict[str, Any]:
         "progress": audit.progress_table(content),
         "environments": audit.environment_table(content),
         "mixtures": audit.mixtures(content),
+        "packs": audit.packs(content),
         "failures": audit.failures(content),
         "diverged": audit.diverged_table(content),
         "missing": audit.missing(content),
@@ -172,9 +188,55 @@ def _runs(content: Content) -> dict[str, Any]:
 PARTS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
     "verdicts": ("Verdicts", verdicts),
     "curves": ("Curves", _curves),
+    "learning": ("Learning", _learning),
     "heat": ("Heat maps", _heat),
     "slopes": ("Forgetting", _slopes),
     "clocks": ("Clocks", _clocks),
     "paper": ("Paper", _paper),
     "runs": ("Runs", _runs),
 }
+
+
+# -- the report -------------------------------------------------------------------------------------------
+
+
+def write_report(store: Results, path: Path, *, command: str | None = None) -> Path:
+    """Write the report of a store; it names the command that makes it again."""
+    try:
+        write_atomic(path, render(store, command=command).encode())
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
+    return path
+
+
+def render(store: Results, *, command: str | None = None) -> str:
+    """The report as HTML."""
+    survey = Survey.of(store)
+    if not survey.records:
+        raise StoreError(f"{store.path}: no finished run yet (initmem run makes them)")
+    content = Content(survey)
+    return whole_page(
+        title_of(survey),
+        parts(content),
+        scripts=SCRIPTS,
+        inline=True,
+        runs={recipe.id: audit.run_rows(content, records) for recipe, records in content.groups.items()},
+        origin=f"{count(len(survey.records), 'run')}, written {now()}",
+        command=command or command_for("report", store),
+    )
+
+
+def now() -> str:
+    """The time at which a page is made."""
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def command_for(name: str, store: Results) -> str:
+    """A command about a store, as one would type it here."""
+    here, path = Path.cwd(), store.path
+    return shlex.join(["initmem", name, str(path.relative_to(here) if path.is_relative_to(here) else path)])
+
+
+def title_of(survey: Survey) -> str:
+    """What the page is about."""
+    return ", ".join(dict.fromkeys(study.name for study in survey.studies)) or "report"
