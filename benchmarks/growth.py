@@ -21,8 +21,7 @@ import torch
 from bench.compare import gemm_limit
 
 from initmem.data import sizes
-from initmem.engines.devices import cores
-from initmem.engines.events import Claimed, EpochEnded, Event
+from initmem.engines.engine import Claimed, EpochEnded, Event, cores
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import packs
 from initmem.recipe import Recipe

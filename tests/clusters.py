@@ -19,8 +19,7 @@ from typing import Any
 
 import trainers
 from initmem.engines import engine_named
-from initmem.engines.events import Event, Finished
-from initmem.engines.settings import Settings
+from initmem.engines.engine import Event, Finished, Settings
 from initmem.engines.worker import Worker
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe

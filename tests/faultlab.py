@@ -33,7 +33,7 @@ import torch
 
 from initmem.engines import training as training_module
 from initmem.engines import worker as worker_module
-from initmem.engines.settings import Settings
+from initmem.engines.engine import Settings
 from initmem.engines.worker import Worker
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.recipe import Recipe

@@ -6,7 +6,7 @@ import torch
 from initmem.data import load
 from initmem.recipe import Recipe
 from initmem.study import Run
-from initmem.train.augment import flip_crop, flip_crop_draws
+from initmem.train.batches import flip_crop, flip_crop_draws
 from initmem.train.loop import train_pack
 from initmem.train.pack import Pack
 

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 from initmem.clocks import clocks
-from initmem.measures.bands import critical
 from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
 from initmem.measures.collapse import collapse, disagreement, product_clock
+from initmem.measures.statistics import critical
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run

@@ -29,12 +29,10 @@ from initmem.report.board.live import Pace, live, requested_runs, summary
 from initmem.report.board.server import Board
 from initmem.report.content import Content
 from initmem.store.archive import write_archive
-from initmem.store.claims import EXPIRY, Claim
-from initmem.store.live import Flight
+from initmem.store.claims import EXPIRY, Claim, Flight
 from initmem.store.record import failed
-from initmem.store.results import open_results
+from initmem.store.results import Survey, open_results
 from initmem.store.store import Store
-from initmem.store.survey import Survey
 from initmem.study import Run, Study
 
 IMAGE = "<img src=x onerror=alert(1)>"

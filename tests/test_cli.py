@@ -345,7 +345,7 @@ def test_json_has_one_shape_and_every_key_is_documented(words: list[str], filled
 
 
 def test_json_is_the_same_in_full_precision_and_without_infinities(capsys) -> None:
-    from initmem.cli.console import print_json
+    from initmem.cli.base import print_json
 
     print_json("x", [{"a": 1 / 3, "b": float("nan"), "c": [float("inf"), {"d": -float("inf")}]}], n=1)
     content = json.loads(capsys.readouterr().out)

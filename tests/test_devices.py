@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from initmem.engines import engine_named
-from initmem.engines.devices import operations_of, places
+from initmem.engines.engine import Settings, operations_of, places
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
 from initmem.engines.provenance import hardware
-from initmem.engines.settings import Settings
 from initmem.errors import ConfigError
 from initmem.store.store import Store
 from initmem.study import Study

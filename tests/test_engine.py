@@ -16,10 +16,9 @@ import trainers
 from clusters import assert_same, wait_for
 from initmem.data import load, sizes
 from initmem.engines import training
-from initmem.engines.events import Event, Finished, WorkerLost
+from initmem.engines.engine import Event, Finished, Settings, WorkerLost
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import pack_size, packs
-from initmem.engines.settings import Settings
 from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.recipe import Recipe
@@ -149,10 +148,10 @@ def test_a_run_that_raises_is_a_failed_record_and_the_rest_goes_on(tmp_path: Pat
 KILLER = """
 import os, sys
 from pathlib import Path
-from initmem.engines.events import Event, Finished
+from initmem.engines.engine import Event, Finished
 from initmem.engines.local import LocalEngine
 from initmem.engines.training import train_bundled
-from initmem.engines.settings import Settings
+from initmem.engines.engine import Settings
 from initmem.pipeline.run import Sent
 
 def deadly(runs, on_epoch):

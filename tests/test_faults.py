@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from initmem.engines.events import Faulted
-from initmem.engines.settings import Settings, Trainer
+from initmem.engines.engine import Faulted, Settings, Trainer
 from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError

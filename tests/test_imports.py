@@ -64,7 +64,7 @@ def test_how_far_a_store_is_can_be_said_without_numpy() -> None:
     """It is asked often, and NumPy takes as long to load as all the rest."""
     results = Path(__file__).parents[1] / "docs" / "results" / "main-grid-mini.initmem"
     script = (
-        "import sys; from initmem.store.status import store_status; "
+        "import sys; from initmem.store.results import store_status; "
         "from initmem.store.results import open_results; "
         f"assert store_status(open_results({str(results)!r}))['studies'][0]['done']; "
         "assert not {'torch', 'numpy', 'scipy'} & set(sys.modules)"

@@ -10,8 +10,8 @@ import pytest
 
 import initmem
 from conftest import fake_record
+from initmem.engines.engine import Settings
 from initmem.engines.execute import execute_until
-from initmem.engines.settings import Settings
 from initmem.measures.looks import Look, levels, look_of, looks_of, schedule
 from initmem.recipe import Recipe
 from initmem.store.store import Store

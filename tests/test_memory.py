@@ -13,8 +13,8 @@ from initmem.errors import ConfigError
 from initmem.measures.failures import exact_p, failures
 from initmem.measures.looks import Look
 from initmem.measures.memory import adjust_memories, judge, memory, memory_table
-from initmem.measures.multiplicity import adjusted
 from initmem.measures.statistics import (
+    adjusted,
     equivalence_p,
     expected_range,
     noise_of,

@@ -31,8 +31,8 @@ from initmem.report.recipe_stats import Kept
 from initmem.report.report import render, write_report
 from initmem.report.verdicts import headline
 from initmem.store.record import RunRecord, Summary, failed
+from initmem.store.results import Survey
 from initmem.store.store import Store
-from initmem.store.survey import Survey
 from initmem.study import Run, Study
 
 IMAGE = "<img src=x onerror=alert(1)>"

@@ -68,12 +68,12 @@ COMMANDS = [
 ]
 DRIVER = """
 import fcntl, functools, json, struct, sys, termios
-from initmem.cli import app, console
+from initmem.cli import app, base
 import initmem.engines.plan as plan
 import initmem.theory.pictures as pictures
 
 shown, commands, log = [], *sys.argv[1:]
-of_table = console.print_table
+of_table = base.print_table
 plan.plan = functools.cache(plan.plan)  # timed once, not once per width
 pictures.show = functools.cache(pictures.show)
 
@@ -83,7 +83,7 @@ def noted(table, *rest, **options):
     shown.append([[str(c), c.title, c.kind, c.priority, c.about] for c in plain.columns] + [cells])
     of_table(table, *rest, **options)
 
-console.print_table = noted
+base.print_table = noted
 for width in (80, 100, 160):
     fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     for words in json.loads(commands):

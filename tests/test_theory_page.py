@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from initmem.cli import main
-from initmem.engines.events import Listener
+from initmem.engines.engine import Listener
 from initmem.engines.local import LocalEngine
 from initmem.engines.worker import Worker
 from initmem.store.store import Store

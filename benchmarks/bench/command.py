@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from initmem.engines.devices import cores
+from initmem.engines.engine import cores
 from initmem.errors import ConfigError, allowed
 from initmem.plots.table import Column, Key, Table, table_of
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from initmem.engines.devices import cores
-from initmem.engines.events import Claimed, EpochEnded, Event, Finished
+from initmem.engines.engine import Claimed, EpochEnded, Event, Finished, cores
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import pack_size, packs
 from initmem.engines.speed import run_flops

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Effort, Settings, StudyArgument, Wide, Workers, app
-from initmem.cli.console import print_json, say, show
+from initmem.cli.base import (
+    AsJson,
+    Effort,
+    Settings,
+    StudyArgument,
+    Wide,
+    Workers,
+    app,
+    print_json,
+    say,
+    show,
+)
 from initmem.cli.run import StoreOption, display, introduce
 
 if TYPE_CHECKING:

@@ -1,16 +1,35 @@
-"""The application, the options that commands share, and the exit codes."""
+"""The application, and what its commands share: options, exit codes, printing, opening stores."""
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
 import sys
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from initmem import __version__
-from initmem.cli.console import fail, say
 from initmem.errors import InitmemError
+from initmem.plots.terminal import print_table, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from initmem.plots.table import Table
+
+
+from typing import TYPE_CHECKING
+
+from initmem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from initmem.store.record import RunRecord
+    from initmem.study import Study
 
 app = typer.Typer(
     name="initmem",
@@ -21,6 +40,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help wraps; panels cut the names of options in a narrow terminal
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+UNLIMITED = 10_000  # columns: wider than any table
+MISSING_SHOWN = 3
 
 
 def bundled_studies(incomplete: str) -> list[str]:
@@ -98,3 +119,78 @@ def print_help(context: typer.Context) -> None:
     """Help for whoever names no command."""
     if context.invoked_subcommand is None:
         print(context.get_help())
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print one line, which a terminal shows on as many as it takes, broken between words."""
+    stream, line = sys.stderr if err else sys.stdout, printable(text)
+    if stream.isatty():
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+    print(line, file=stream)
+
+
+def show(table: Table, *, wide: bool = False) -> None:
+    """Print a table, fitted to the terminal; in a pipe all of it."""
+    print_table(table, console(wide=wide))
+
+
+def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -> None:
+    """Print rows for programs; `summary` is what is true of all of them together."""
+    content: dict[str, Any] = {"schema": f"initmem.{schema}/1", "rows": rows}
+    if summary:
+        content["summary"] = summary
+    print(json.dumps(_finite(content), indent=1, default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for infinities and NaN, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def fail(message: str, *, code: int = 2) -> NoReturn:
+    """End with one line on stderr."""
+    say("initmem: " + " ".join(message.split()), err=True)
+    sys.exit(code)
+
+
+def console(*, stderr: bool = False, wide: bool = False) -> Console:
+    """Where tables and progress go. It reads no markup, and cuts nothing where there is no terminal."""
+    from rich.console import Console
+
+    fits = (sys.stderr if stderr else sys.stdout).isatty() and not wide
+    width = None if fits else UNLIMITED
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
+
+
+def opened(*stores: Path) -> tuple[list[RunRecord], list[Study]]:
+    """Records and studies of all of them; a run that several hold counts once."""
+    from initmem.store.results import open_results
+
+    results = [open_results(store) for store in stores]
+    records = {record.id: record for one in results for record in one.records()}
+    return list(records.values()), [study for one in results for study in one.studies()]
+
+
+def output_path(output: Path | None, default: str, *, several: bool) -> Path:
+    """The file to write: in the given directory for `all`, else the given file."""
+    if not several:
+        return output or Path(default)
+    folder = output or Path()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be written ({error.strerror})") from None
+    return folder / default
+
+
+def missing_in_words(names: Sequence[str]) -> str:
+    """The first of what is missing: half a grid would fill the screen."""
+    from initmem.plots.captions import first_of
+
+    hint = ", see --json" if len(names) > MISSING_SHOWN else ""
+    return f" (missing: {first_of(names, MISSING_SHOWN)}{hint})" if names else ""

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import initmem
-from initmem.cli.base import AsJson, Wide, app
-from initmem.cli.console import print_json, say, show
+from initmem.cli.base import AsJson, Wide, app, print_json, say, show
 from initmem.errors import ConfigError
 
 

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, StoreArgument, app
-from initmem.cli.console import print_json, say
+from initmem.cli.base import AsJson, StoreArgument, app, print_json, say
 
 
 @app.command()

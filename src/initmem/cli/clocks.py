@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Effort, Settings, Wide, app, bundled_studies
-from initmem.cli.console import print_json, show
+from initmem.cli.base import AsJson, Effort, Settings, Wide, app, bundled_studies, print_json, show
 
 
 @app.command()

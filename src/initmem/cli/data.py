@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, DataDir, Wide, app, print_help
-from initmem.cli.console import console, print_json, say, show
+from initmem.cli.base import AsJson, DataDir, Wide, app, console, print_help, print_json, say, show
 
 data_app = typer.Typer(help="List and download datasets.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
@@ -26,8 +25,8 @@ def _without_command(context: typer.Context) -> None:
 def list_data(data_dir: DataDir = None, wide: Wide = False, as_json: AsJson = False) -> None:
     """List the datasets, their sizes and where they are."""
     from initmem.data import sizes
-    from initmem.data.cache import cache_dir
     from initmem.data.cifar10 import is_cached
+    from initmem.data.sources import cache_dir
     from initmem.plots.columns import DATASETS
     from initmem.plots.table import table_of
     from initmem.recipe import NAMED_DATASETS, Recipe

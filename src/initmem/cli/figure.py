@@ -6,9 +6,18 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Output, Reference, StoreArgument, app
-from initmem.cli.console import print_json, say
-from initmem.cli.opened import missing_in_words, opened, output_path
+from initmem.cli.base import (
+    AsJson,
+    Output,
+    Reference,
+    StoreArgument,
+    app,
+    missing_in_words,
+    opened,
+    output_path,
+    print_json,
+    say,
+)
 
 
 @app.command()

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Wide, app
-from initmem.cli.console import print_json, say, show
-from initmem.cli.opened import opened
+from initmem.cli.base import AsJson, Wide, app, opened, print_json, say, show
 from initmem.errors import ConfigError, allowed
 
 if TYPE_CHECKING:
@@ -71,8 +69,8 @@ def measure(
     `--what` chooses another measure. Several stores are measured as one.
     """
     from initmem.measures.looks import looks_of
-    from initmem.measures.memory import default_metric, memory_table
-    from initmem.measures.metric_choice import metric_reason
+    from initmem.measures.memory import memory_table
+    from initmem.measures.metrics import default_metric, metric_reason
     from initmem.measures.rows import REMARKS, rows_of
     from initmem.pipeline.metric_names import metric_name
     from initmem.plots import memory_table as memory_tables

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from initmem.cli.base import AsJson, Wide, app
-from initmem.cli.console import print_json, show
+from initmem.cli.base import AsJson, Wide, app, print_json, show
 
 
 @app.command()

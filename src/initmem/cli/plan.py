@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Effort, Settings, StudyArgument, Wide, Workers, app
-from initmem.cli.console import print_json, say, show
+from initmem.cli.base import (
+    AsJson,
+    Effort,
+    Settings,
+    StudyArgument,
+    Wide,
+    Workers,
+    app,
+    print_json,
+    say,
+    show,
+)
 from initmem.errors import count
 
 if TYPE_CHECKING:
@@ -60,7 +70,7 @@ def plan(
     Runs, operations, disk space, and the time here and on a GPU; with --power, the seeds it needs.
     """
     from initmem import study_file as studies
-    from initmem.engines.devices import cores
+    from initmem.engines.engine import cores
     from initmem.engines.plan import plan as plan_of
     from initmem.engines.plan import simulate
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from initmem.cli.base import AsJson, Output, StoreArgument, app
-from initmem.cli.console import print_json, say
+from initmem.cli.base import AsJson, Output, StoreArgument, app, print_json, say
 
 
 @app.command()

@@ -13,13 +13,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, DataDir, Effort, Settings, Wide, Workers, app, bundled_studies
-from initmem.cli.console import print_json, say, show
+from initmem.cli.base import (
+    AsJson,
+    DataDir,
+    Effort,
+    Settings,
+    Wide,
+    Workers,
+    app,
+    bundled_studies,
+    print_json,
+    say,
+    show,
+)
 from initmem.errors import ConfigError, count
 from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
-    from initmem.engines.events import Listener
+    from initmem.engines.engine import Listener
     from initmem.engines.execute import Workload
     from initmem.pipeline.command import CommandTrainer
     from initmem.study import Study
@@ -129,17 +140,17 @@ def run(
     """
     from initmem import study_file as studies
     from initmem.engines import engine_named
+    from initmem.engines.engine import Settings as EngineSettings
+    from initmem.engines.engine import Trainer
     from initmem.engines.execute import check, execute, execute_until
     from initmem.engines.progress import duration
-    from initmem.engines.settings import Settings as EngineSettings
-    from initmem.engines.settings import Trainer
     from initmem.measures.looks import looks_of
-    from initmem.measures.memory import Memories, default_metric, memory_table
-    from initmem.measures.metric_choice import metric_reason
+    from initmem.measures.memory import Memories, memory_table
+    from initmem.measures.metrics import default_metric, metric_reason
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
-    from initmem.store.causes import failure_causes, failure_lines
     from initmem.store.paths import default_store
+    from initmem.store.record import failure_causes, failure_lines
     from initmem.store.store import Store
 
     if data_dir is not None:

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, StoreArgument, Wide, app
-from initmem.cli.console import print_json, say, show
+from initmem.cli.base import AsJson, StoreArgument, Wide, app, print_json, say, show
 from initmem.errors import count
 
 
@@ -23,9 +22,8 @@ def status(
     """Count the runs of each study by what became of them."""
     from initmem.plots.columns import STATUS
     from initmem.plots.table import table_of
-    from initmem.store.causes import FailureCause
-    from initmem.store.results import open_results
-    from initmem.store.status import store_status
+    from initmem.store.record import FailureCause
+    from initmem.store.results import open_results, store_status
 
     opened = open_results(store)
     broken = opened.verify() if verify else []

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from initmem.cli.base import AsJson, Wide, app, bundled_studies
-from initmem.cli.console import print_json, say, show
+from initmem.cli.base import AsJson, Wide, app, bundled_studies, print_json, say, show
 
 if TYPE_CHECKING:
     from initmem.plots.columns import Columns
@@ -54,7 +53,7 @@ def list_studies(
 def _rows(name: str | None) -> list[dict[str, Any]]:
     """A row per study and effort; quickstart first, and of every study its default effort."""
     from initmem import study_file as studies
-    from initmem.engines.devices import cores
+    from initmem.engines.engine import cores
     from initmem.engines.plan import UTILIZATION, accelerator_rate, rough_hours, study_flops
 
     names = [name] if name else sorted(studies.bundled(), key=lambda one: (one != FIRST, one))

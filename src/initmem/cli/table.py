@@ -6,9 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from initmem.cli.base import AsJson, Output, Reference, StoreArgument, Wide, app
-from initmem.cli.console import print_json, say, show
-from initmem.cli.opened import missing_in_words, opened, output_path
+from initmem.cli.base import (
+    AsJson,
+    Output,
+    Reference,
+    StoreArgument,
+    Wide,
+    app,
+    missing_in_words,
+    opened,
+    output_path,
+    print_json,
+    say,
+    show,
+)
 from initmem.errors import ConfigError, allowed
 
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Wide, app
-from initmem.cli.console import print_json, say, show
+from initmem.cli.base import AsJson, Wide, app, print_json, say, show
 
 
 @app.command()

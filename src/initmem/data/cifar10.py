@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.data import cifar10_sources as sources
-from initmem.data.cache import cache_dir
 from initmem.data.cifar10_sources import CIFAR10, CLASSES, SIDE, Expected, Raw, Report
 from initmem.data.dataset import SPLIT_SEED, Dataset, Examples, hold_out
+from initmem.data.sources import cache_dir
 from initmem.errors import DataError
 
 NAME = "cifar10"

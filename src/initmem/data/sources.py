@@ -1,8 +1,12 @@
-"""The sources of datasets: CIFAR-10, scikit-learn's digits, seeded synthetic images, a user's .npz file."""
+"""The sources of datasets: CIFAR-10, scikit-learn's digits, seeded synthetic images, a user's .npz file.
+
+And the folder in which downloaded files are kept.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -192,3 +196,16 @@ def _scaled(examples: Examples, reference: Examples) -> Examples:
     if examples.x.dtype == np.uint8 or (low >= 0 and high <= 1):
         return examples
     return Examples((examples.x - low) / max(high - low, 1e-12), examples.y)
+
+
+def cache_dir(data_dir: Path | None = None) -> Path:
+    """Where datasets are kept: the argument, $INITMEM_DATA, $XDG_CACHE_HOME/initmem or ~/.cache/initmem."""
+    own = data_dir or os.environ.get("INITMEM_DATA")
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        if own:
+            return Path(own).expanduser()
+        # A relative XDG_CACHE_HOME is to be ignored, by the standard that defines it.
+        return (shared if shared.is_absolute() else Path.home() / ".cache") / "initmem"
+    except RuntimeError:
+        raise DataError("no home directory to keep files in (set INITMEM_DATA to a folder)") from None

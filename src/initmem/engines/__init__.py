@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from initmem.engines.settings import Engine, Settings
+from initmem.engines.engine import Engine, Settings
 from initmem.errors import ConfigError, allowed
 
 ENGINES = ("local", "ray", "slurm")

@@ -10,17 +10,19 @@ from pathlib import Path
 
 from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
-from initmem.engines.early_stop import EarlyStop
-from initmem.engines.events import Listener
+from initmem.engines.engine import Engine, Event, Finished, Listener
 from initmem.engines.packing import cost, packs, pipeline_packs
-from initmem.engines.settings import Engine
-from initmem.errors import count
+from initmem.errors import InitmemError, count
 from initmem.measures.looks import look_of, schedule
-from initmem.measures.memory import default_metric, memory
+from initmem.measures.memory import memory
+from initmem.measures.metrics import default_metric
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, network_of
+from initmem.store.record import cause_line, same_cause
 from initmem.store.store import Store
 from initmem.study import Run, Study
 from initmem.train.requirements import check_input
+
+ALIKE = 3  # runs that have to fail alike, with none that does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,3 +239,33 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
             norm=recipe.norm,
         )
     factors(recipe, 1.0, layout(network))
+
+
+class StoppedEarly(InitmemError):
+    """The first runs of a study failed alike; what was trained is kept."""
+
+
+class EarlyStop:
+    """A listener between an engine and whoever watches. An error in it stops the engine."""
+
+    def __init__(self, listen: Listener, store: Store, runs: int) -> None:
+        self._listen, self._store, self._runs = listen, store, runs
+        self._causes: list[str] = []
+        self._armed = runs > ALIKE
+
+    def __call__(self, event: Event) -> None:
+        """Pass an event on, and look at the runs that have a record now."""
+        self._listen(event)
+        if not isinstance(event, Finished) or not self._armed:
+            return
+        for run_id, status in event.runs:
+            self._armed = self._armed and status == "failed"
+            if self._armed:
+                self._causes.append(cause_line(self._store.read(run_id)))
+        self._armed = self._armed and len({same_cause(cause) for cause in self._causes}) <= 1
+        if self._armed and len(self._causes) >= ALIKE:
+            raise StoppedEarly(
+                f"stopped: the first {len(self._causes)} of {self._runs} runs all failed with "
+                f"{self._causes[0]} (their tracebacks are in {self._store.path}; when the cause is fixed, "
+                "the same call tries them again; keep_going=True or --keep-going trains the rest anyway)"
+            )

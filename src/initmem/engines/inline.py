@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from initmem.engines.events import Listener
-from initmem.engines.settings import Settings
+from initmem.engines.engine import Listener, Settings
 from initmem.engines.worker import Worker
 from initmem.store.store import Store
 from initmem.study import Run

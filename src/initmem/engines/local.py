@@ -16,19 +16,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from initmem.engines.devices import places
-from initmem.engines.events import (
+from initmem.engines.engine import (
     Claimed,
     Event,
     Finished,
     Listener,
     Released,
+    Settings,
     Stopping,
     Tick,
     WorkerLost,
     ignore,
+    places,
 )
-from initmem.engines.settings import Settings
 from initmem.errors import InitmemError
 from initmem.store.store import Store
 from initmem.study import Run

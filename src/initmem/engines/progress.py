@@ -11,7 +11,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from initmem.engines.events import EpochEnded, Event, Faulted, Finished, Listener, Stopping, WorkerLost
+from initmem.engines.engine import EpochEnded, Event, Faulted, Finished, Listener, Stopping, WorkerLost
 from initmem.engines.execute import Workload
 from initmem.errors import count
 

@@ -15,7 +15,7 @@ from typing import Any
 from initmem import __version__
 from initmem.recipe import content_id
 from initmem.store.faults import Fault, counted
-from initmem.store.processes import processor_lines
+from initmem.store.files import processor_lines
 from initmem.store.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import Run

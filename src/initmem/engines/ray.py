@@ -21,10 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from initmem.engines.devices import check_cluster_device
-from initmem.engines.events import Listener, Stopping, Tick
+from initmem.engines.engine import Listener, Settings, Stopping, Tick, check_cluster_device
 from initmem.engines.provenance import environment, pack_id
-from initmem.engines.settings import Settings
 from initmem.engines.watch import StopSign, Watch
 from initmem.engines.worker import Worker, heartbeat, make_ready, whole_pack
 from initmem.errors import ConfigError, InitmemError, StoreError

@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from initmem.engines.devices import check_cluster_device
-from initmem.engines.events import Event, Listener, Stopping, Tick
+from initmem.engines.engine import Event, Listener, Settings, Stopping, Tick, check_cluster_device
 from initmem.engines.local import LocalEngine
-from initmem.engines.settings import Settings
 from initmem.engines.watch import StopSign, Watch
 from initmem.errors import ConfigError, InitmemError
 from initmem.store.store import Store

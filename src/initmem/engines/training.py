@@ -26,10 +26,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from initmem.data import Dataset, load
-from initmem.engines.devices import operations_of
-from initmem.engines.events import EpochEnded, Faulted, Listener
+from initmem.engines.engine import EpochEnded, Faulted, Listener, Settings, operations_of
 from initmem.engines.provenance import environment, history, with_provenance
-from initmem.engines.settings import Settings
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.recipe import AnyRecipe
 from initmem.store.faults import Cause, cause_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from initmem.engines.events import EpochEnded, Finished, Listener
+from initmem.engines.engine import EpochEnded, Finished, Listener
 from initmem.store.files import explained
 from initmem.store.store import Store
 from initmem.study import Run

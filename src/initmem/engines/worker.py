@@ -13,9 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
-from initmem.engines.events import Claimed, Finished, Listener, Released, ignore
+from initmem.engines.engine import Claimed, Finished, Listener, Released, Settings, ignore
 from initmem.engines.provenance import environment, pack_id
-from initmem.engines.settings import Settings
 from initmem.engines.training import ClaimLost, Interrupted, Job, Training
 from initmem.errors import FullDisk, StoreError
 from initmem.store.claims import EXPIRY

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS
-from initmem.measures.bands import critical
 from initmem.measures.design import curves
-from initmem.measures.statistics import student
+from initmem.measures.statistics import critical, student
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]

@@ -1,13 +1,15 @@
-"""Which records answer which question: the plain runs of a recipe, arranged by seed and scale."""
+"""Which records answer which question: the plain runs of a recipe, by seed and by scale."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.measures.metrics import unit_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
 
@@ -59,3 +61,39 @@ def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Arr
         row = record.history[column]
         values[seed_at[record.run.seed], scale_at[record.run.scale], : len(row)] = row
     return values, np.array(scales), np.array(seeds, dtype=float)
+
+
+class AtScale(NamedTuple):
+    """A metric at one scale, over seeds: accuracies in percent, anything else in its own unit."""
+
+    scale: float
+    mean: float | None
+    deviation: float | None  # None: fewer than two runs
+    n: int
+    n_failed: int
+
+
+def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:
+    """Records by initialization scale, in ascending order."""
+    groups: dict[float, list[RunRecord]] = {}
+    for record in sorted(records, key=lambda record: record.run.scale):
+        groups.setdefault(record.run.scale, []).append(record)
+    return groups
+
+
+def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
+    """Mean and standard deviation of a metric at every scale, smallest scale first."""
+    factor, _ = unit_of(metric)
+    rows = []
+    for scale, at in by_scale(plain(records)).items():
+        values = factor * np.array([v for record in at if (v := record.metric(metric)) is not None])
+        rows.append(
+            AtScale(
+                scale,
+                float(values.mean()) if len(values) else None,
+                float(values.std(ddof=1)) if len(values) > 1 else None,
+                len(values),
+                sum(record.status == "failed" for record in at),
+            )
+        )
+    return rows

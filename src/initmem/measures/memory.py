@@ -14,10 +14,10 @@ from initmem.errors import ConfigError, allowed
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.failures import Failures, failures
 from initmem.measures.looks import Look
-from initmem.measures.multiplicity import adjusted
-from initmem.measures.statistics import ALPHA, Spread, equivalence_p, seeds_needed, spread
-from initmem.recipe import AnyRecipe, PipelineRecipe, labels
-from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
+from initmem.measures.metrics import METRICS, own_metrics, unit_of
+from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
+from initmem.recipe import AnyRecipe, labels
+from initmem.store.record import RunRecord
 
 Verdict = Literal["remembers", "forgets", "undetermined", "not applicable"]
 Size = Literal["large", "moderate", "small"]
@@ -25,7 +25,6 @@ Size = Literal["large", "moderate", "small"]
 TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
 SIZES: dict[Size, float] = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
 FEW_SEEDS = 3  # up to so many are a first look
-METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,30 +165,6 @@ def _shown_row(row: Memory) -> dict[str, Any]:
         "scales × seeds": f"{row.n_scales} × {row.n_seeds}",
         "seeds that would settle it": row.seeds_needed,
     }
-
-
-def unit_of(metric: str) -> tuple[float, str]:
-    """Factor and name of the unit in which a metric is shown."""
-    return (100.0, "pp") if "accuracy" in metric or metric == "repair_gap" else (1.0, "")
-
-
-def own_metrics(records: Sequence[RunRecord]) -> list[str]:
-    """What a user's own training code recorded under names of its own."""
-    found = dict.fromkeys(
-        name
-        for record in records
-        if isinstance(record.run.recipe, PipelineRecipe)
-        for name in (*record.history, *record.finals)
-    )
-    return [name for name in found if name not in METRICS]
-
-
-def default_metric(records: Sequence[RunRecord]) -> str:
-    """Test accuracy where it is known, else the next best that the records hold."""
-    for name in ("test_accuracy", "val_accuracy_best", "test_loss", "val_loss", *own_metrics(records)):
-        if any(record.metric(name) is not None for record in records):
-            return name
-    return "test_accuracy"
 
 
 def profile(records: Sequence[RunRecord], metric: str) -> Profile:

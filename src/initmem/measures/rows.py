@@ -10,17 +10,17 @@ import numpy as np
 
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
-from initmem.measures.by_scale import by_scale
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.collapse import collapse, product_clock
-from initmem.measures.design import by_recipe, plain
+from initmem.measures.design import by_recipe, by_scale, plain, scale_means
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
 from initmem.measures.interpolation import median_interpolation
-from initmem.measures.memory import default_metric, memory, unit_of
-from initmem.measures.multiplicity import adjusted
+from initmem.measures.memory import memory
+from initmem.measures.metrics import default_metric, unit_of
 from initmem.measures.prediction import lived_elasticity, lived_memory, predict_each
 from initmem.measures.radial import radial_memory
+from initmem.measures.statistics import adjusted
 from initmem.recipe import AnyRecipe, labels
 from initmem.store.record import RunRecord
 
@@ -197,14 +197,14 @@ def _interpolation(groups: Groups, metric: str | None) -> list[Row]:
     return [
         {"recipe": label, "scale": scale} | median_interpolation(at)._asdict()
         for label, records in groups.items()
-        for scale, at in _by_scale(records).items()
+        for scale, at in by_scale(plain(records)).items()
     ]
 
 
 def _repair(groups: Groups, metric: str | None) -> list[Row]:
     rows = []
     for label, records in groups.items():
-        for scale, at in _by_scale(records).items():
+        for scale, at in by_scale(plain(records)).items():
             gaps = [100 * r.summary.repair_gap for r in at if r.summary.repair_gap is not None]
             error = float(np.std(gaps, ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else None
             rows.append(
@@ -234,13 +234,6 @@ def _seeds(groups: Groups, metric: str | None) -> list[Row]:
     ]
 
 
-def _by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:
-    found: dict[float, list[RunRecord]] = {}
-    for record in sorted(plain(records), key=lambda r: r.run.scale):
-        found.setdefault(record.run.scale, []).append(record)
-    return found
-
-
 def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
@@ -250,7 +243,7 @@ def _scale(groups: Groups, metric: str | None) -> list[Row]:
     rows = []
     for label, records in groups.items():
         name = metric or default_metric(records)
-        rows += [{"recipe": label, "metric": name} | at._asdict() for at in by_scale(records, name)]
+        rows += [{"recipe": label, "metric": name} | at._asdict() for at in scale_means(records, name)]
     return rows
 
 

@@ -20,14 +20,19 @@ covariance S of the scales, taken relative to each seed's own mean (C S C with C
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import fdtrc, fdtri, stdtr, stdtrit
 
+from initmem.errors import ConfigError, allowed
+
 ALPHA = 0.05
+Adjustment = Literal["bh", "holm", "none"]
+ADJUSTMENTS: tuple[Adjustment, ...] = get_args(Adjustment)
 FOLDS = 5  # groups of seeds that are left out in turn
 
 Array = NDArray[np.float64]
@@ -252,3 +257,53 @@ def seeds_needed(
 def student(freedom: int, tail: float = ALPHA / 2) -> float:
     """The quantile of Student's t that is exceeded with probability `tail`."""
     return float(stdtrit(freedom, 1 - tail))
+
+
+def adjusted(ps: Sequence[float | None], method: str = "bh") -> list[float | None]:
+    """Adjust p-values; None, where there was no test, stays None and does not count.
+
+    bh: Benjamini and Hochberg, the expected share of false discoveries. holm: the probability of any.
+    """
+    from scipy.stats import false_discovery_control
+
+    if method not in ADJUSTMENTS:
+        raise ConfigError(f"adjust = {method!r} ({allowed(ADJUSTMENTS)})")
+    known = np.array([p for p in ps if p is not None])
+    if method == "bh" and len(known):
+        known = false_discovery_control(known)
+    elif method == "holm":
+        order = np.argsort(known)
+        steps = known[order] * np.arange(len(known), 0, -1)
+        known[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    values = iter(known.tolist())
+    return [None if p is None else next(values) for p in ps]
+
+
+def critical(seeds: Array, *, alpha: float = ALPHA) -> float:
+    """How many standard errors a band has to extend to hold at all points; `seeds` has shape (seed, point).
+
+    At a single point it is Student's quantile. Along a curve, the expected number of crossings of a level is
+    known for a t process (Rice; Worsley 1994) from the length of the path that the standardised residuals
+    make, so that neighboring points which move together count once. Bonferroni's bound holds in any case.
+    """
+    n = len(seeds)
+    residuals = seeds - seeds.mean(axis=0)
+    size = np.sqrt((residuals**2).sum(axis=0))
+    known = np.isfinite(size) & (size > 0)
+    points = int(known.sum())
+    if points < 2:
+        return student(n - 1, alpha / 2)
+    paths = residuals[:, known] / size[known]
+    length = float(np.sqrt((np.diff(paths, axis=1) ** 2).sum(axis=0)).sum())
+    bonferroni = student(n - 1, alpha / 2 / points)
+    low, high = student(n - 1, alpha / 2), bonferroni
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _exceedance(middle, n - 1, length) > alpha else (low, middle)
+    return high
+
+
+def _exceedance(level: float, freedom: int, length: float) -> float:
+    """A bound of the probability that a t process leaves a band of `level` standard errors anywhere."""
+    crossings = length / np.pi * (1 + level**2 / freedom) ** (-(freedom - 1) / 2)
+    return float(2 * stdtr(freedom, -level) + crossings)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from initmem.clocks import Schedule
 from initmem.data import sizes
-from initmem.engines.settings import Trainer
+from initmem.engines.engine import Trainer
 from initmem.errors import ConfigError
 from initmem.recipe import AnyRecipe, PipelineRecipe, network_of
 from initmem.study import Study

@@ -14,16 +14,15 @@ import numpy as np
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
-from initmem.measures.by_scale import by_scale
+from initmem.measures.design import scale_means
 from initmem.measures.looks import looks_of
-from initmem.measures.memory import Memories, Memory, Verdict, default_metric, memory, own_metrics
-from initmem.measures.metric_choice import curve_metric, metric_reason
+from initmem.measures.memory import Memories, Memory, Verdict, memory
+from initmem.measures.metrics import curve_metric, default_metric, metric_reason, own_metrics
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
-from initmem.store.causes import failure_lines
-from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
+from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord, failure_lines
 from initmem.store.store import Store
 from initmem.study import Study
 
@@ -115,7 +114,9 @@ class Result:
         rows = []
         for recipe, label in zip(self.study.recipes, self.study.labels(), strict=True):
             records = [record for record in self.records if record.run.recipe == recipe]
-            rows += [{"recipe": label, "metric": chosen} | at._asdict() for at in by_scale(records, chosen)]
+            rows += [
+                {"recipe": label, "metric": chosen} | at._asdict() for at in scale_means(records, chosen)
+            ]
         return _frame(rows)
 
     def beta(self, metric: str | None = None) -> BetaCurve:

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from initmem.engines import engine_named
+from initmem.engines.engine import Engine, Settings, Trainer
 from initmem.engines.execute import execute
 from initmem.engines.inline import InlineEngine
 from initmem.engines.progress import watching
-from initmem.engines.settings import Engine, Settings, Trainer
 from initmem.errors import ConfigError, allowed
 from initmem.pipeline.fingerprint import Fingerprint, fingerprint
 from initmem.pipeline.guard import guarded

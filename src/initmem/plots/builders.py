@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
 from initmem.measures.design import by_recipe, plain
-from initmem.measures.memory import METRICS, TOLERANCE_PP, Memory, default_metric, memory_table, own_metrics
+from initmem.measures.memory import TOLERANCE_PP, Memory, memory_table
+from initmem.measures.metrics import METRICS, default_metric, own_metrics
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot
 from initmem.plots.series import (

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from initmem.measures.beta import BetaCurve
+from initmem.measures.design import by_scale
 from initmem.measures.interpolation import median_interpolation
-from initmem.measures.memory import profile, unit_of
+from initmem.measures.memory import profile
+from initmem.measures.metrics import unit_of
 from initmem.measures.statistics import spread_of, student
 from initmem.plots.model import Series, Style
 from initmem.store.record import RunRecord
@@ -38,14 +40,6 @@ def accuracy_gap(record: RunRecord) -> float | None:
     """Train less test accuracy of the selected predictor, in points."""
     train, test = record.metric("train_accuracy"), record.metric("test_accuracy")
     return None if train is None or test is None else 100 * (train - test)
-
-
-def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:
-    """Records by initialization scale, in ascending order."""
-    groups: dict[float, list[RunRecord]] = {}
-    for record in sorted(records, key=lambda record: record.run.scale):
-        groups.setdefault(record.run.scale, []).append(record)
-    return groups
 
 
 def scale_series(

@@ -11,7 +11,7 @@ from initmem.plots.table import Column, Table, cell
 from initmem.report.content import Content, runs_of
 from initmem.report.verdicts import hardware
 from initmem.store.record import RunRecord
-from initmem.store.status import study_status
+from initmem.store.results import study_status
 from initmem.study import Run
 
 ENVIRONMENT = ("hardware", "device", "threads", "torch", "python", "initmem")

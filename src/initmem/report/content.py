@@ -15,7 +15,7 @@ from initmem.plots.captions import common
 from initmem.recipe import AnyRecipe, PipelineRecipe, labels
 from initmem.report.facets import Facet, facets, styled
 from initmem.report.recipe_stats import Kept
-from initmem.store.survey import Survey
+from initmem.store.results import Survey
 from initmem.study import Study
 
 

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse
-from initmem.measures.design import plain
+from initmem.measures.design import by_scale, plain
 from initmem.measures.forecast import lived_clocks
 from initmem.measures.looks import Look
-from initmem.measures.memory import Memory, default_metric, memory, own_metrics, profile
+from initmem.measures.memory import Memory, memory, profile
+from initmem.measures.metrics import default_metric, own_metrics
 from initmem.plots.model import Series
-from initmem.plots.series import UNSTYLED, by_scale, interpolation_series, scale_series, value_of
+from initmem.plots.series import UNSTYLED, interpolation_series, scale_series, value_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
 

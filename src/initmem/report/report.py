@@ -8,8 +8,7 @@ from initmem.errors import StoreError
 from initmem.report import audit, html
 from initmem.report.content import Content
 from initmem.store.files import write_atomic
-from initmem.store.results import Results
-from initmem.store.survey import Survey
+from initmem.store.results import Results, Survey
 
 
 def write_report(store: Results, path: Path) -> Path:

@@ -16,7 +16,7 @@ from initmem.plots.memory_table import COLUMNS, memory_cells, memory_form
 from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content, runs_of
-from initmem.store.causes import failure_lines
+from initmem.store.record import failure_lines
 
 WORDS: dict[Verdict, str] = {
     "remembers": "the scale of the initialization is still visible in the trained predictor",

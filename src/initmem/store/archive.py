@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from initmem.errors import InitmemError, StoreError, allowed
+from initmem.store.claims import Flight
 from initmem.store.encoding import encode, head_of, join, parse_json, split
 from initmem.store.files import open_regular, reason, write_atomic
-from initmem.store.live import Flight
 from initmem.store.record import History, RunRecord, StoredHistory
 from initmem.store.store import Store
 from initmem.study import Study

@@ -2,6 +2,7 @@
 
 A claim is held by at most one living worker. It ends with its process (on the same machine) or when its
 heartbeat stops for `EXPIRY` seconds of the observer's own clock: no jump of the system time ends one.
+Beside its claim, a run in training keeps the epochs it has shown so far, for those who watch.
 """
 
 from __future__ import annotations
@@ -12,19 +13,30 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from initmem.store.faults import FaultLog
-from initmem.store.files import open_regular, permit, temporary, write_atomic, writes
+from initmem.store.files import (
+    append,
+    is_gone,
+    machine,
+    myself,
+    open_regular,
+    permit,
+    read_bounded,
+    temporary,
+    write_atomic,
+    writes,
+)
 from initmem.store.paths import Paths
-from initmem.store.processes import is_gone, machine, myself
 from initmem.store.records import Records
 from initmem.study import Run
 
 EXPIRY = 60.0  # seconds without a heartbeat after which a claim of another machine is dead
 LARGEST = 4096  # bytes of a claim
+LARGEST_HISTORY = 256 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,3 +216,56 @@ def _parsed(data: bytes) -> Claim | None:
     except (ValueError, TypeError, RecursionError):
         return None
     return claim if all(type(getattr(claim, name)) is kind for name, kind in kinds.items()) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A run in training, for those who watch."""
+
+    claim: Claim | None  # None: released or committed a moment ago
+    silence: float  # seconds since the last sign of life
+    rows: list[dict[str, float]]  # its epochs so far
+    attempt: int = 1  # how many workers have started it
+
+
+class LiveHistory:
+    """The epochs of runs in training. They are shown, never read back into training."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+
+    @writes
+    def append(self, run: Run, row: Mapping[str, float], *, fresh: bool) -> None:
+        """Add the row of one epoch; `fresh` starts the file anew."""
+        self.paths.open_run(run.id)
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        append(self.paths.history(run.id), line, self.paths.mode, fresh=fresh)
+
+    def rows(self, run_id: str) -> list[dict[str, float]]:
+        """The rows of a run in training. A line that is half written is left out until the next look."""
+        return [row for line in self._read(run_id).splitlines() if (row := _row(line))]
+
+    def epochs(self, run_id: str) -> int:
+        """How many epochs a run in training has shown."""
+        return self._read(run_id).count(b"\n")
+
+    def beat(self, run_id: str) -> int | None:
+        """When the history of a run was last written, by whatever clock; None when there is none."""
+        try:
+            return self.paths.history(run_id).stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def _read(self, run_id: str) -> bytes:
+        try:
+            return read_bounded(self.paths.history(run_id), LARGEST_HISTORY)
+        except OSError:
+            return b""
+
+
+def _row(line: bytes) -> dict[str, float]:
+    """One line of a history; empty where it is torn or something else."""
+    try:
+        return {str(name): float(value) for name, value in json.loads(line).items()}
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}

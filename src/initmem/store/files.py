@@ -1,4 +1,7 @@
-"""Files that are there whole or not at all, reads that are bounded, and disk errors in one line."""
+"""Files that are there whole or not at all, reads that are bounded, and disk errors in one line.
+
+Temporary files and claims name the process that made them: files in use can be told from files left behind.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ import fcntl
 import functools
 import hashlib
 import os
+import socket
 import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Concatenate, ParamSpec, Protocol, TypeVar
 
 from initmem.errors import FullDisk, StoreError
 from initmem.store.paths import Paths
-from initmem.store.processes import is_gone, machine, myself
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_SUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
@@ -24,6 +28,7 @@ FILE_SYSTEMS = (
     "needed: ext4, XFS, Btrfs, ZFS, APFS, tmpfs, NFS 4, or Lustre mounted with flock; "
     "FAT, exFAT and most FUSE mounts of cloud storage do not do"
 )
+UNREADABLE = "unknown"  # the start time of a process that is there, but hidden from this one
 
 
 def write_atomic(path: Path, data: bytes, mode: int | None = None) -> None:
@@ -184,3 +189,60 @@ def writes(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P]
             return method(self, *args, **kwargs)
 
     return writing
+
+
+@lru_cache(maxsize=1)
+def machine() -> str:
+    """A name for the space in which a process id means something.
+
+    Host names repeat (containers, clones), so the kernel's boot id and the PID namespace count too.
+    """
+    names = [socket.gethostname()]
+    try:
+        names.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        names.append(str(Path("/proc/self/ns/pid").readlink()))
+    except OSError:  # not Linux: the host name has to do
+        pass
+    return " ".join(names)
+
+
+def myself() -> tuple[int, str]:
+    """The id of this process and its start time."""
+    pid = os.getpid()
+    return pid, born(pid)
+
+
+def born(pid: int) -> str:
+    """The start time of a process as the kernel counts it; empty when there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "" if not _alive(pid) else UNREADABLE
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def is_gone(pid: int, since: str) -> bool:
+    """Whether the process with this id and start time has ended; its id may belong to another one by now.
+
+    A process that is hidden (/proc mounted with hidepid) is there: only its heartbeat can tell more.
+    """
+    return born(pid) not in (since, UNREADABLE)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def processor_lines(*names: str) -> list[str]:
+    """What Linux says about its processors, line by line; nothing elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.startswith(names)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from initmem.errors import count
 from initmem.html_table import html_table
-from initmem.store.results import Results
-from initmem.store.status import store_status
+from initmem.store.results import Results, store_status
 
 
 def results_html(results: Results) -> str:

@@ -1,15 +1,19 @@
-"""One way to read results, whether they are in a store or in an archive."""
+"""One way to read results, whether they are in a store or in an archive, and the progress of its studies."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from initmem.recipe import AnyRecipe
 from initmem.store.archive import Archive
-from initmem.store.live import Flight
-from initmem.store.record import RunRecord
+from initmem.store.claims import Flight
+from initmem.store.record import RunRecord, failure_causes
 from initmem.store.store import Store
-from initmem.study import Study
+from initmem.study import Study, recipes_of
 
 
 class Results(Protocol):
@@ -41,3 +45,72 @@ class Results(Protocol):
 def open_results(path: str | Path) -> Results:
     """Open a store, or an archive of one."""
     return Archive(path) if Path(path).is_file() else Store(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Records, studies, the runs in training, and what is wrong with each record that cannot be read."""
+
+    records: Sequence[RunRecord]
+    damaged: Sequence[str]
+    studies: Sequence[Study]
+    in_flight: frozenset[str]  # ids of the runs that are claimed
+
+    @classmethod
+    def of(cls, store: Results) -> Survey:
+        """Read a store. Claims come first: a run that ends meanwhile is seen twice rather than not at all."""
+        in_flight = frozenset(store.in_flight())
+        records, damaged = store.survey()
+        done = {record.id for record in records}
+        return cls(records, damaged, store.studies(), in_flight - done)
+
+    def order(self) -> list[AnyRecipe]:
+        """The recipes, each once, in the order of the studies."""
+        return recipes_of(self.studies)
+
+
+def store_status(store: Results) -> dict[str, Any]:
+    """Counts per study and recipe."""
+    survey = Survey.of(store)
+    return {
+        "store": str(store.path),
+        "studies": study_status(survey),
+        "damaged": list(survey.damaged),
+    }
+
+
+def study_status(survey: Survey) -> list[dict[str, Any]]:
+    """Counts per study and, below it, per recipe."""
+    states = {record.id: record.status for record in survey.records}
+    studies = []
+    for study in survey.studies:
+        rows: list[dict[str, Any]] = []
+        for recipe, label in zip(study.recipes, study.labels(), strict=True):
+            runs = study.runs(recipe)
+            counts = Counter(states.get(run.id, "missing") for run in runs)
+            rows.append(
+                {
+                    "recipe": label,
+                    "runs": len(runs),
+                    "completed": counts["completed"],
+                    "diverged": counts["diverged"],
+                    "failed": counts["failed"],
+                    "training": sum(run.id in survey.in_flight for run in runs),
+                    "missing": counts["missing"],
+                }
+            )
+        total = sum(row["runs"] for row in rows)
+        done = total - sum(row["missing"] for row in rows)
+        asked = {run.id for run in study.all_runs()}
+        causes = failure_causes(record for record in survey.records if record.id in asked)
+        studies.append(
+            {
+                "name": study.name,
+                "effort": study.effort,
+                "runs": total,
+                "done": done,
+                "recipes": rows,
+                "failures": [cause.to_json() for cause in causes],
+            }
+        )
+    return studies

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from initmem.errors import StoreError
 from initmem.store.checkpoints import Checkpoints
-from initmem.store.claims import Claims, Heartbeats, look
+from initmem.store.claims import Claims, Flight, Heartbeats, LiveHistory, look
 from initmem.store.faults import FaultLog
 from initmem.store.files import check_file_system, explained, read_bounded, sweep, write_atomic, writes
-from initmem.store.live import Flight, LiveHistory
 from initmem.store.paths import Paths
 from initmem.store.record import RunRecord
 from initmem.store.records import Records

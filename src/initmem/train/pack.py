@@ -21,8 +21,7 @@ from initmem.seeds import generator
 from initmem.store.record import COLUMNS, RunRecord, Status, finite, summarize
 from initmem.study import Run
 from initmem.train import native
-from initmem.train.augment import flip_crop_draws
-from initmem.train.batches import Images
+from initmem.train.batches import Images, flip_crop_draws
 from initmem.train.init import initialize
 from initmem.train.layers import BatchNorm, absorb_statistics, by_replica
 from initmem.train.models import ResNet9, build

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from initmem.measures.design import by_scale
 from initmem.paper.figures.select import OPTIMIZERS, also, batch_sizes, left_out, numbers, select
 from initmem.paper.figures.view import Member, View
 from initmem.plots import styles
@@ -14,7 +15,6 @@ from initmem.plots.series import (
     MEAN,
     MEDIAN,
     accuracy_gap,
-    by_scale,
     interpolation_series,
     scale_series,
     value_of,

@@ -18,8 +18,7 @@ from initmem.plots.html import course
 from initmem.recipe import AnyRecipe, network_of
 from initmem.report.audit import failures, place
 from initmem.report.content import Content, runs_of
-from initmem.store.claims import EXPIRY
-from initmem.store.live import Flight
+from initmem.store.claims import EXPIRY, Flight
 from initmem.study import Run
 
 SHOWN = 24  # runs in training shown one by one

@@ -24,8 +24,7 @@ from initmem.report.board.budget import Budget
 from initmem.report.board.live import live, requested_runs
 from initmem.report.content import Content
 from initmem.report.recipe_stats import Kept, fingerprint
-from initmem.store.results import Results
-from initmem.store.survey import Survey
+from initmem.store.results import Results, Survey
 from initmem.study import Run
 
 TICK = 1.0  # seconds between two looks at the runs in training, at least

@@ -12,9 +12,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from initmem.data.cache import cache_dir
-from initmem.store.files import write_atomic
-from initmem.store.processes import processor_lines
+from initmem.data.sources import cache_dir
+from initmem.store.files import processor_lines, write_atomic
 
 SOURCES = ("normalize.c", "winograd.c", "lanes.c")
 HEADER = "vectors.h"

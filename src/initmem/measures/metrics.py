@@ -1,16 +1,41 @@
-"""Which metric is measured where none was asked for, and why."""
+"""Metrics: their units, and which one is measured where none was asked for, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from initmem.errors import ConfigError
-from initmem.measures.memory import own_metrics
-from initmem.store.record import RunRecord
+from initmem.recipe import PipelineRecipe
+from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
 
+METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS]))
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
 CURVES = ("val_accuracy", "val_loss", "test_accuracy", "test_loss", "train_accuracy", "train_loss")
 DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm")
+
+
+def unit_of(metric: str) -> tuple[float, str]:
+    """Factor and name of the unit in which a metric is shown."""
+    return (100.0, "pp") if "accuracy" in metric or metric == "repair_gap" else (1.0, "")
+
+
+def own_metrics(records: Sequence[RunRecord]) -> list[str]:
+    """What a user's own training code recorded under names of its own."""
+    found = dict.fromkeys(
+        name
+        for record in records
+        if isinstance(record.run.recipe, PipelineRecipe)
+        for name in (*record.history, *record.finals)
+    )
+    return [name for name in found if name not in METRICS]
+
+
+def default_metric(records: Sequence[RunRecord]) -> str:
+    """Test accuracy where it is known, else the next best that the records hold."""
+    for name in ("test_accuracy", "val_accuracy_best", "test_loss", "val_loss", *own_metrics(records)):
+        if any(record.metric(name) is not None for record in records):
+            return name
+    return "test_accuracy"
 
 
 def metric_reason(metric: str, records: Sequence[RunRecord]) -> str:

@@ -1,0 +1,179 @@
+"""What every engine is told, on which devices it trains, and what it reports.
+
+An engine takes a store, packs of runs and a listener, and says whether it came to the end:
+
+    engine.run(store, packs, listen) -> bool
+
+It promises: when it returns True, every run of every pack has a record. False: it was asked to stop, all so
+far is kept. A user's mistake, or a full disk, is an `InitmemError`: all so far is kept, too.
+`listen` hears the events below; an engine far away may report fewer of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from initmem.errors import ConfigError
+from initmem.store.faults import Cause
+from initmem.store.record import RunRecord, Status
+from initmem.store.store import Store
+from initmem.study import Run
+from initmem.train.requirements import Precision
+
+# What trains runs in place of the bundled loop: it takes runs of one recipe and a function to call after
+# every epoch with (run, row of its history), which may raise to stop it. It is sent to other processes.
+Trainer = Callable[[list[Run], Callable[[Run, dict[str, float]], None]], list[RunRecord]]
+DEVICES = "allowed: cpu, cuda, cuda:N, mps"
+
+
+class Engine(Protocol):
+    """Where runs are executed."""
+
+    @property
+    def workers(self) -> int:
+        """How many packs it has in hand at a time."""
+
+    @property
+    def settings(self) -> Settings:
+        """How it trains packs."""
+
+    def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
+        """Train what has no record yet. False when interrupted: everything so far is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How packs are trained, wherever it is done."""
+
+    device: str = "cpu"
+    slots: int = 1  # packs that share a GPU
+    precision: Precision = "float32"
+    checkpoint_every: float = 60.0  # seconds
+    timeout: float | None = None  # seconds in which a pack has to finish an epoch
+    trainer: Trainer | None = None  # None: the bundled networks
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_device(device: str, slots: int = 1) -> None:
+    """Refuse what is no device anywhere."""
+    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device):
+        raise ConfigError(f"device = {device!r} ({DEVICES})")
+    if slots < 1 or (device == "cpu" and slots > 1):
+        raise ConfigError(f"slots = {slots} with device = {device!r} (allowed: 1; more on a GPU)")
+
+
+def check_cluster_device(device: str, slots: int = 1) -> None:
+    """Refuse what no node of a cluster has: clusters count GPUs of NVIDIA's kind only."""
+    check_device(device, slots)
+    if device == "mps":
+        raise ConfigError("device = 'mps' on a cluster (allowed: cpu, cuda, cuda:N; or engine = 'local')")
+
+
+def places(device: str, slots: int = 1) -> list[str]:
+    """A device for each pack that this machine trains at the same time.
+
+    A core is a place, a GPU has `slots` of them. The GPUs come in turn, so that a few packs share none.
+    """
+    check_device(device, slots)
+    if device == "cpu":
+        return ["cpu"] * cores()
+    if not (found := _gpus(device)):
+        raise ConfigError(f"device = {device!r} (PyTorch finds no such GPU on this machine; allowed: cpu)")
+    return found * slots
+
+
+def _gpus(device: str) -> list[str]:
+    """All GPUs that `cuda` stands for, or the one that is named; `mps` is the one GPU of a Mac."""
+    import torch
+
+    if device == "mps":
+        return ["mps"] if torch.backends.mps.is_available() else []
+    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    return found if device == "cuda" else [name for name in found if name == device]
+
+
+@contextlib.contextmanager
+def operations_of(device: str) -> Iterator[None]:
+    """Say in one line what PyTorch cannot do on an Apple GPU, rather than train nothing run by run."""
+    try:
+        yield
+    except (NotImplementedError, TypeError) as error:
+        if device != "mps" or "MPS" not in str(error):
+            raise
+        missing = re.search(r"aten::[\w.]+|float64", str(error))
+        raise ConfigError(
+            f"device = 'mps': PyTorch has no {missing[0] if missing else 'such operation'} on Apple GPUs "
+            "(allowed: --device cpu; or the variable PYTORCH_ENABLE_MPS_FALLBACK=1: the CPU then does it)"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A worker has claimed runs and begins to train them."""
+
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """Runs of one pack have finished an epoch."""
+
+    runs: tuple[str, ...]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Runs have a record, each with its status."""
+
+    runs: tuple[tuple[str, Status], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A worker was asked to stop and gave its runs back."""
+
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """Training raised: the runs are tried again in smaller packs, or recorded as failed."""
+
+    cause: Cause
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker process ended with runs claimed; another worker takes them over."""
+
+    exit_code: int | None
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The user asked the engine to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing in particular happened: the engine is alive."""
+
+
+Event: TypeAlias = Claimed | EpochEnded | Finished | Released | Faulted | WorkerLost | Stopping | Tick
+Listener: TypeAlias = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Listen to nothing."""
