@@ -19,10 +19,12 @@ from conftest import fake_record
 from initmem import __version__
 from initmem.errors import StoreError
 from initmem.measures.memory import Memory, memory_table
+from initmem.measures.rows import rows_of
 from initmem.measures.statistics import critical
 from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
 from initmem.plots.captions import caption
+from initmem.plots.columns import measure_table
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
 from initmem.plots.model import Plot, Series
 from initmem.plots.styles import PALETTE
@@ -330,6 +332,24 @@ def test_losses_have_digits_a_legend_and_a_slope_of_their_own() -> None:
     assert list(content.families) == ["gpt"]  # no batch size stands for all
     assert list(charts.curves(content))[:2] == ["val_loss", "perplexity"]  # before what is derived
     assert list(charts.learning(content)) == ["val_loss", "perplexity"]
+
+
+def test_differences_of_losses_have_digits_and_those_of_points_tenths() -> None:
+    def shown(records: Sequence[RunRecord]) -> str:
+        (row,) = measure_table("difference", rows_of("difference", records)).rows
+        return row[5].text
+
+    _, losses = of_losses()
+    shifted = [
+        replace(
+            r,
+            summary=replace(r.summary, test_loss=0.6 + 0.001 * r.run.scale * r.run.recipe.get("batch_size")),
+        )
+        for r in losses
+    ]
+    assert shown(shifted) == "0.084"  # 1.5 scales times 0.001 times (64 - 8)
+    points = planted.study("s", planted.grid(optimizer=["sgd"], batch_size=[16, 516]))
+    assert shown(planted.records(points)) == "24.0"  # 2.4 scales times 100 points times (516 - 16) / 5000
 
 
 def test_what_each_scale_reached_comes_first_with_deviation_and_n() -> None:

@@ -40,7 +40,7 @@ class Column(NamedTuple):
     unit: str = ""
     priority: int = 0  # 0 always stays; of the others the largest leaves a narrow terminal first
     room: int = 18  # the width that text gets, if it wants it, before other columns leave
-    form: str = ""  # how the values are written; empty: by their type
+    form: str = ""  # how values are written; "": by type; a last ~: to three digits where all are below 1
     picture: str = ""  # HTML in the head: the axis of the pictures below
 
     def __str__(self) -> str:
@@ -162,8 +162,18 @@ def table_of(
     heads = {key: columns[key] for key in described} | {
         key: _plain_column(key, rows) for key in keys if key not in known
     }
+    heads = {key: head._replace(form=_form(head.form, key, rows)) for key, head in heads.items()}
     cells = [[_cell_of(row, key, head) for key, head in heads.items()] for row in rows]
     return Table(title, list(heads.values()), cells, notes)
+
+
+def _form(form: str, key: Key, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Tenths suit percentage points; of losses they would leave nothing."""
+    if not form.endswith("~"):
+        return form
+    keys = [key] if isinstance(key, str) else key
+    sizes = [abs(row[one]) for row in rows for one in keys if row[one] is not None]
+    return ".3g" if max(sizes, default=0.0) < 1 else form[:-1]
 
 
 def _cell_of(row: Mapping[str, Any], key: Key, column: Column) -> Cell:

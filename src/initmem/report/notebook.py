@@ -29,7 +29,10 @@ def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
     bounds = min(means, default=0.0), max(means, default=1.0)
     limit = nice_limit(max((row.high or row.memory or 0.0 for row in rows), default=1.0))
     pictures = {"curve": "by scale", "bar": "memory against its floor"}
+    units = {row.unit for row in rows}
+    unit = f" ({''.join(units)})" if len(units) == 1 and units != {""} else ""
     columns = COLUMNS | {key: Column(title, "picture") for key, title in pictures.items()}
+    columns["memory"] = columns["memory"]._replace(title=f"memory{unit}")
     cells = [
         memory_cells(row)
         | {

@@ -142,7 +142,7 @@
     return `${run.place ? `${run.place}: ` : ""}${run.status}, ${epochs} epochs, run ${run.id}`;
   }
 
-  // A chart per column, those of the user first; of a single run, train and validation share one.
+  // A chart per metric, what is derived from training last; of a single run, train and validation share one.
   const FIRST = ["val_accuracy", "train_accuracy", "val_loss", "train_loss"];
   const DERIVED = /^(clock_|group|seconds|learning_rate|norm)/;
   const LAST = ["norm", "learning_rate"];
@@ -152,9 +152,11 @@
     const own = [...there].filter((name) => !FIRST.includes(name) && !DERIVED.test(name));
     const names = [...FIRST, ...own, ...LAST].filter((name) => there.has(name));
     if (runs.length > 1) return names.map((name) => [name]);
-    const pairs = [["val_accuracy", "train_accuracy"], ["val_loss", "train_loss"]].map((pair) => pair.filter((name) => there.has(name)));
-    return [...pairs.filter((pair) => pair.length), ...names.filter((name) => !FIRST.includes(name)).map((name) => [name])];
+    const alike = new Map();
+    for (const name of names) alike.set(stem(name), [...(alike.get(stem(name)) || []), name]);
+    return [...alike.values()];
   }
+  const stem = (name) => name.replace(/^(train|val|test)_/, "");
 
   function plot(charts, runs, names) {
     const single = runs.length === 1, words = names.map((name) => name.replaceAll("_", " "));
@@ -166,7 +168,7 @@
           return { label, name: label, style: single ? k : i, points: run.history[name].map((y, at) => point(words[k], y, at + 1)) };
         }),
     );
-    const title = words.length > 1 ? words[0].split(" ").pop() : words[0];
+    const title = words.length > 1 ? stem(names[0]).replaceAll("_", " ") : words[0];
     const place = html("div", { class: "plot", tabindex: "0" });
     const keys = single && lines.length > 1 ? lines.map((line) => html("span", { class: "key" }, [initmem.sample(line.style), line.label])) : [];
     const points = lines.flatMap((line) => line.points), log = names[0].includes("loss") && points.every((p) => p.y === null || p.y > 0);
