@@ -33,7 +33,7 @@ def histories(recipe: Recipe, scale: float, seed: int) -> dict[str, np.ndarray]:
     fitted = 5 if recipe.optimizer == "muon" else 2 + seed % 2
     history["train_accuracy"] = np.where(never, 0.9, np.where(epoch >= fitted, 1.0, 0.5)).astype(float)
     history["val_accuracy"] = 0.9 - 0.05 * scale / epoch + 0.01 * seed + 0.002 * (epoch % 2)
-    history["val_loss"] = np.abs(epoch - 4.0)  # the fourth epoch is selected
+    history["val_objective"] = np.abs(epoch - 4.0)  # the fourth epoch is selected
     history["norm"] = 10 * scale + epoch
     history["clock_sgd"] = 1e-3 * epoch / recipe.batch_size
     history["clock_adaptive"] = 2e-3 * epoch
@@ -45,7 +45,7 @@ def record(run: Run) -> RunRecord:
     """The record of one run."""
     history = histories(run.recipe, run.scale, run.seed)
     accuracy = test_accuracy(run.recipe, run.scale, run.seed)
-    summary = summarize(history, norm_init=10 * run.scale, test_accuracy=accuracy, test_loss=1.0)
+    summary = summarize(history, norm_init=10 * run.scale, test_accuracy=accuracy, test_cross_entropy=1.0)
     return RunRecord(run, "completed", summary, history)
 
 

@@ -25,7 +25,8 @@ Size = Literal["large", "moderate", "small"]
 TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
 SIZES: dict[Size, float] = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
 FEW_SEEDS = 3  # up to so many are a first look
-METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS]))
+# The names with a meaning: those of bundled networks, and the losses of user code, which defines them.
+METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS, "train_loss", "val_loss"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ def curve_metric(records: Sequence[RunRecord]) -> str:
 
 
 def _recorded(records: Sequence[RunRecord]) -> list[str]:
-    names = ["test_accuracy", "val_accuracy", "test_loss", "val_loss", *own_metrics(records)]
+    losses = ("test_loss", "test_cross_entropy", "test_objective", "val_loss", "val_cross_entropy")
+    names = ["test_accuracy", "val_accuracy", *losses, "val_objective", *own_metrics(records)]
     known = [name for name in names if not name.startswith(DERIVED)]
     return [name for name in known if any(record.metric(name) is not None for record in records)]

@@ -16,14 +16,15 @@ from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.by_scale import by_scale
 from initmem.measures.looks import looks_of
-from initmem.measures.memory import Memory, Verdict, default_metric, memory, own_metrics
+from initmem.measures.memory import METRICS, Memory, Verdict, default_metric, memory, own_metrics
 from initmem.measures.metric_choice import curve_metric, metric_reason
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
 from initmem.store.causes import failure_lines
-from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
+from initmem.store.old_names import present_name
+from initmem.store.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import Study
 
@@ -71,7 +72,7 @@ class Result:
     @cached_property
     def metrics(self) -> list[str]:
         """What was recorded, by the names that `memory` takes."""
-        names = dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS, *own_metrics(self.records)])
+        names = dict.fromkeys([*METRICS, *own_metrics(self.records)])
         return [name for name in names if any(r.metric(name) is not None for r in self.records)]
 
     def memory(self, metric: str | None = None, *, tolerance: float | None = None) -> Memory:
@@ -102,7 +103,7 @@ class Result:
         """The name under which a metric was recorded, or the default."""
         if metric is None:
             return default_metric(self.records)
-        return metric if metric in self.metrics else metric_name(metric)
+        return metric if metric in self.metrics else present_name(metric_name(metric), self.records)
 
     @property
     def verdict(self) -> Verdict:
@@ -130,7 +131,7 @@ class Result:
         columns = {name for record in self.records for name in record.history}
         if metric is None:
             return curve_metric(self.records)
-        known = metric if metric in columns else metric_name(metric)
+        known = metric if metric in columns else present_name(metric_name(metric), self.records)
         if known not in columns:
             raise ConfigError(
                 f"metric = {metric!r}: not recorded epoch by epoch ({allowed(sorted(columns))})"

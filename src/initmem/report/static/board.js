@@ -76,7 +76,9 @@
   // -- one run ------------------------------------------------------------------------------------------
   const PLOTS = [
     ["accuracy", [["train_accuracy", "train"], ["val_accuracy", "validation"]], false],
-    ["loss", [["train_loss", "train"], ["val_loss", "validation (with penalty)"]], true],
+    ["loss", [["train_loss", "train"], ["val_loss", "validation"]], true], // of user code, which defines it
+    ["cross-entropy", [["train_cross_entropy", "train"], ["val_cross_entropy", "validation"]], true],
+    ["objective (cross-entropy + penalty)", [["train_objective", "train"], ["val_objective", "validation"]], true],
     ["kernel norm", [["norm", "norm"]], false],
     ["learning rate", [["learning_rate", "rate"]], false],
   ];
