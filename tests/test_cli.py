@@ -92,7 +92,15 @@ def test_clocks_of_one_recipe() -> None:
 
 def test_models() -> None:
     rows = {row["name"]: row for row in said("models", "--json")}
-    assert rows["resnet9"] == {"name": "resnet9", "width": 64, "trainable": 6_575_370, "total": 6_579_850}
+    assert rows["resnet9"] == {
+        "name": "resnet9",
+        "width": 64,
+        "trainable": 6_575_370,
+        "total": 6_579_850,
+        "paper": 6.58,
+    }
+    assert {row["paper"] for row in rows.values()} == {6.58, 0.86, 1.74, None}
+    assert all(row["paper"] in (None, round(row["total"] / 1e6, 2)) for row in rows.values())
 
 
 def test_studies() -> None:
