@@ -11,6 +11,7 @@ import numpy as np
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
+from initmem.study_file import load_study
 
 SCALES, SEEDS = (0.1, 0.5, 1.0, 1.8, 2.5), (0, 1, 2)
 EPOCHS = 6
@@ -129,3 +130,15 @@ def everything() -> list[Study]:
         study("norm-aug", norms),
         study("best-recipe", best, scales=(0.1, 2.5)),
     ]
+
+
+def complete() -> list[Study]:
+    """All studies of the paper with every recipe and every scale; only seeds and epochs are few."""
+    names = ("main-grid", "lr-l2", "long-sgd", "depth", "norm-aug", "best-recipe")
+    return [_short(load_study(name, "paper")) for name in names]
+
+
+def _short(one: Study) -> Study:
+    epochs = {300: EPOCHS, 200: EPOCHS - 1, 5000: EPOCHS + 3}
+    recipes = tuple(recipe.model_copy(update={"epochs": epochs[recipe.epochs]}) for recipe in one.recipes)
+    return replace(one, recipes=recipes, seeds=one.seeds[:2], more_seeds=())

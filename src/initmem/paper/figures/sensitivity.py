@@ -112,11 +112,11 @@ def _penalised(shown: Slopes, b: int) -> Member:
 def _clock_members(shown: Slopes, every: Sequence[int]) -> list[list[Member]]:
     """SGD, SGD with a penalty, Adam: a line per batch size each. The penalty is wanted at two sizes only."""
     style = styles.in_order(every)
-    green = {b: style[b]._replace(color=styles.GREEN) for b in every}
+    black = {b: style[b]._replace(color=styles.PENALISED.color) for b in every}  # as in the panels above
     some = [b for b in every if b in BATCHES or shown.penalised.cell(shown.penalised_key(b))]
     return [
         [Member(("sgd", b), f"b = {b}", style[b]) for b in every],
-        [Member(shown.penalised_key(b), f"b = {b}, λ = {shown.l2:g}", green[b]) for b in some],
+        [Member(shown.penalised_key(b), f"b = {b}, λ = {shown.l2:g}", black[b]) for b in some],
         [Member(("adam", b), f"b = {b}", style[b]) for b in every],
     ]
 
