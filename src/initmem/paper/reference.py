@@ -76,6 +76,12 @@ def find(where: str, recipe: AnyRecipe, quantity: str, scale: float | None = Non
     return None
 
 
+def memory_of(recipe: AnyRecipe) -> Reference | None:
+    """The published memory of a procedure: its spread, or the difference between its two scales."""
+    fitting = (item for item in references() if item.quantity in ("spread", "gap") and item.fits(recipe))
+    return next(fitting, None)
+
+
 def settings_of(optimizer: str) -> dict[str, Any]:
     """The published settings of an optimizer in the main grid; none for one that the paper does not use."""
     rows = (row for rows in _content()["setting"] for row in _product(rows))

@@ -252,6 +252,7 @@ POWER: Columns = {
 ADVICE: Columns = {
     "recipe": RECIPE,
     "forecast": Column("predicted", "text", "whether it should forget"),
+    "published": Column("paper", "text", "memory found at full size, with its size in words", room=22),
     "clock": Column("clock", "text", "the clock that is closest to forgetting", priority=2),
     "value": Column("at end", about="its value at the last epoch", form=".3g", priority=3),
     "needed": Column("needed", about="the value from which memory should be gone", form=".3g", priority=4),
