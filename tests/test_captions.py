@@ -248,3 +248,36 @@ def test_the_notes_of_a_table_speak_of_what_it_shows(store: str, name: str) -> N
 def augmented(records: list[RunRecord], studies: list[Study]) -> bool:
     standard = [r for r in records if r.run.recipe.get("optimizer") == "momentum"] or records
     return any(r.run.recipe.get("augment") == "flip-crop" for r in standard)
+
+
+# -- what used to be left out -----------------------------------------------------------------------------
+
+
+def test_rates_are_said_of_every_optimizer_that_has_its_own() -> None:
+    for name in ("1", "2", "3", "6"):
+        said = caption(plot_of(name, "best-recipe-mini"))
+        assert "momentum: lr=0.1, l2=0.0005. adam: lr=0.001, l2=0." in said
+
+
+def test_all_optimizers_of_the_depth_study_are_shown() -> None:
+    plot = plot_of("5", "full")
+    shown = {title for panel in plot.panels for title in [panel.title] if len(panel.series) == 4}
+    assert shown == {f"b = {b}, {name}" for b in (16, 128) for name in planted.OPTIMIZERS}
+    table = tables.make("5", *records_of("full"))
+    assert {row[2].value for row in table.rows} == set(planted.OPTIMIZERS)
+
+
+def test_both_kinds_of_sgd_stand_in_one_panel_of_figure_6() -> None:
+    sgd, adam = plot_of("6", "full").rows[-1]
+    assert [one.label for one in sgd.series] == [
+        *(f"b = {b}" for b in (16, 32, 64, 128, 256)),
+        "b = 16, λ = 0.01",
+        "b = 128, λ = 0.01",
+    ]
+    assert len(adam.series) == 5
+    plain, penalized = ({one.style.color for one in some} for some in (sgd.series[:5], sgd.series[5:]))
+    assert plain.isdisjoint(penalized)
+
+
+def test_a_statistic_is_named_once_though_some_panels_have_no_band() -> None:
+    assert caption(plot_of("3", "main-grid-mini")).lower().count("epoch: median") == 1
