@@ -277,6 +277,8 @@ def test_both_kinds_of_sgd_stand_in_one_panel_of_figure_6() -> None:
     assert len(adam.series) == 5
     plain, penalized = ({one.style.color for one in some} for some in (sgd.series[:5], sgd.series[5:]))
     assert plain.isdisjoint(penalized)
+    assert "λ Σ η" in sgd.x_title
+    assert "λ" not in plot_of("6", "main-grid-mini").rows[-1][0].x_title  # nothing there has a penalty
 
 
 def test_a_statistic_is_named_once_though_some_panels_have_no_band() -> None:

@@ -124,10 +124,10 @@ def _clock_members(shown: Slopes, every: Sequence[int]) -> list[list[Member]]:
 def _clock_row(shown: Slopes, every: Sequence[int], level: float | None) -> list[Panel]:
     """SGD with and without a penalty in one panel, each against the clock that is its own."""
     sgd, penalised, adam = _clock_members(shown, every)
-    both = [*shown.series(sgd, "sgd"), *shown.series(penalised, "l2")]
-    own = "SGD clock  (1/b) Σ η², with penalty  λ Σ η"
+    plain, decayed = shown.series(sgd, "sgd"), shown.series(penalised, "l2")
+    own = "SGD clock  (1/b) Σ η²" + (", with penalty  λ Σ η" if decayed else "")
     return [
-        _panel("sgd", own, both)._replace(published_level=level),
+        _panel("sgd", own, [*plain, *decayed])._replace(published_level=level),
         _panel("adam", "adaptive clock  Σ η", shown.series(adam, "adaptive")),
     ]
 
