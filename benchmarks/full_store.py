@@ -77,13 +77,16 @@ def plant(recipe: Recipe, runs: Sequence[Run]) -> list[RunRecord]:
     overfit = np.maximum(0, np.log(epoch / (3 * slow)) * soon)
     start = np.full_like(scale, 60.0) * scale
     drift = (1 - remaining(recipe, time_at)) * (95 - start) if adaptive or recipe.l2 else 3 * (1 - left)
+    norm = start + drift + np.zeros_like(left)
+    train, plain = 2.3 * left + 1e-3, 2.3 * (1 - val) + overfit + 0.3 * left
     columns = {
-        "train_loss": 2.3 * left + 1e-3,
+        "train_cross_entropy": train,
+        "train_objective": train + recipe.l2 * norm**2,
         "train_accuracy": np.clip(1 - 0.9 * left - 0.0008 * rng.random(left.shape), 0, 1),
-        "val_loss": 2.3 * (1 - val) + overfit + 0.3 * left,
-        "val_cross_entropy": 2.3 * (1 - val) + overfit + 0.3 * left,
+        "val_cross_entropy": plain,
+        "val_objective": plain,  # selected as if there were no penalty
         "val_accuracy": val,
-        "norm": start + drift + np.zeros_like(left),
+        "norm": norm,
     }
     shared = _shared(recipe, time_at)
     return [
@@ -101,8 +104,8 @@ def _shared(recipe: Recipe, time_at: Clocks) -> dict[str, Array]:
 
 
 def _record(run: Run, history: dict[str, Array], norm: float) -> RunRecord:
-    accuracy = float(history["val_accuracy"][np.argmin(history["val_loss"])])
-    summary = summarize(history, norm_init=norm, test_accuracy=accuracy - 0.002, test_loss=1 - accuracy)
+    accuracy = float(history["val_accuracy"][np.argmin(history["val_objective"])])
+    summary = summarize(history, norm_init=norm, test_accuracy=accuracy - 0.002)
     return RunRecord(run, "completed", summary, history, {"planted": True})
 
 

@@ -1,4 +1,5 @@
-"""Build docs/results.md: run every command of its console blocks and put what it prints below it.
+"""Build docs/results.md and docs/assumptions.md: run every command of their console blocks and put what it
+prints below it.
 
     python docs/build_results.py       # from the root of the project; seconds, trains nothing
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from initmem.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results.md"
+PAGES = [ROOT / "docs" / name for name in ("results.md", "assumptions.md")]
 CONSOLE = re.compile(r"```console\n(?P<text>.*?)```", re.DOTALL)
 
 
@@ -54,4 +55,5 @@ def printed(command: str) -> str:
 
 if __name__ == "__main__":
     with contextlib.chdir(ROOT):
-        PAGE.write_text(refreshed(PAGE.read_text("utf-8")), "utf-8")
+        for page in PAGES:
+            page.write_text(refreshed(page.read_text("utf-8")), "utf-8")

@@ -36,8 +36,8 @@ def fake_record(run: Run, test_accuracy: float, epochs: int = 4) -> RunRecord:
     """A record with a given test accuracy, as a planted effect for measures."""
     ramp = np.linspace(0.1, 1.0, epochs)
     history = {name: ramp.copy() for name in COLUMNS}
-    history["val_loss"] = ramp[::-1].copy()
-    summary = summarize(history, norm_init=run.scale, test_accuracy=test_accuracy, test_loss=1.0)
+    history["val_objective"] = ramp[::-1].copy()
+    summary = summarize(history, norm_init=run.scale, test_accuracy=test_accuracy, test_cross_entropy=1.0)
     return RunRecord(run, "completed", summary, history, {"pack": 1})
 
 

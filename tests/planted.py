@@ -11,6 +11,7 @@ import numpy as np
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
+from initmem.study_file import load_study
 
 SCALES, SEEDS = (0.1, 0.5, 1.0, 1.8, 2.5), (0, 1, 2)
 EPOCHS = 6
@@ -33,7 +34,7 @@ def histories(recipe: Recipe, scale: float, seed: int) -> dict[str, np.ndarray]:
     fitted = 5 if recipe.optimizer == "muon" else 2 + seed % 2
     history["train_accuracy"] = np.where(never, 0.9, np.where(epoch >= fitted, 1.0, 0.5)).astype(float)
     history["val_accuracy"] = 0.9 - 0.05 * scale / epoch + 0.01 * seed + 0.002 * (epoch % 2)
-    history["val_loss"] = np.abs(epoch - 4.0)  # the fourth epoch is selected
+    history["val_objective"] = np.abs(epoch - 4.0)  # the fourth epoch is selected
     history["norm"] = 10 * scale + epoch
     history["clock_sgd"] = 1e-3 * epoch / recipe.batch_size
     history["clock_adaptive"] = 2e-3 * epoch
@@ -45,7 +46,7 @@ def record(run: Run) -> RunRecord:
     """The record of one run."""
     history = histories(run.recipe, run.scale, run.seed)
     accuracy = test_accuracy(run.recipe, run.scale, run.seed)
-    summary = summarize(history, norm_init=10 * run.scale, test_accuracy=accuracy, test_loss=1.0)
+    summary = summarize(history, norm_init=10 * run.scale, test_accuracy=accuracy, test_cross_entropy=1.0)
     return RunRecord(run, "completed", summary, history)
 
 
@@ -129,3 +130,15 @@ def everything() -> list[Study]:
         study("norm-aug", norms),
         study("best-recipe", best, scales=(0.1, 2.5)),
     ]
+
+
+def complete() -> list[Study]:
+    """All studies of the paper with every recipe and every scale; only seeds and epochs are few."""
+    names = ("main-grid", "lr-l2", "long-sgd", "depth", "norm-aug", "best-recipe")
+    return [_short(load_study(name, "paper")) for name in names]
+
+
+def _short(one: Study) -> Study:
+    epochs = {300: EPOCHS, 200: EPOCHS - 1, 5000: EPOCHS + 3}
+    recipes = tuple(recipe.model_copy(update={"epochs": epochs[recipe.epochs]}) for recipe in one.recipes)
+    return replace(one, recipes=recipes, seeds=one.seeds[:2], more_seeds=())

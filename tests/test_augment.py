@@ -49,7 +49,7 @@ def test_augmentation_has_its_own_seed_and_is_reproducible(tiny: Recipe) -> None
         train_pack([Run(recipe, 1.0, 0, pins)], data)[0] for pins in ((), (), (("augment", 1),))
     )
     assert first.same_result(again)
-    assert not np.array_equal(first.history["train_loss"], other.history["train_loss"])
+    assert not np.array_equal(first.history["train_cross_entropy"], other.history["train_cross_entropy"])
     packs = [Pack([Run(recipe, 1.0, 0, pins)], data) for pins in ((), (("augment", 1),))]
     assert torch.equal(packs[0]._order(1), packs[1]._order(1))
     assert torch.equal(packs[0].kernels[0], packs[1].kernels[0])
@@ -59,7 +59,7 @@ def test_augmentation_touches_training_batches_only(tiny: Recipe) -> None:
     recipe = tiny.model_copy(update={"augment": "flip-crop", "learning_rate": 1e-12, "epochs": 1})
     plain = recipe.model_copy(update={"augment": "none"})
     moved, still = (train_pack([Run(r, 1.0, 0)], load(r), dtype=torch.float64)[0] for r in (recipe, plain))
-    assert moved.history["train_loss"] != still.history["train_loss"]
+    assert moved.history["train_cross_entropy"] != still.history["train_cross_entropy"]
     data = load(recipe)
     pack = Pack([Run(recipe, 1.0, 0)], data)
     x, _ = next(iter(pack.val.shared(4)))

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 import planted
-from initmem.paper import figures
+from initmem.paper import figures, tables
 from initmem.plots import matplotlib as renderer
 from initmem.plots.captions import caption
 from initmem.plots.model import Plot
@@ -26,9 +26,11 @@ from initmem.study import Study
 from planted import without
 
 ARCHIVES = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*.initmem"))
-STORES = [*(path.stem for path in ARCHIVES), "planted", "gaps", "muon"]
+STORES = [*(path.stem for path in ARCHIVES), "planted", "gaps", "muon", "full"]
 NAMES = (*figures.NAMES, "scale")
 FIGURES = [(store, name, True) for store in STORES for name in NAMES]
+FIGURES.remove(("full", "scale", True))  # a line for each of a hundred recipes is no figure
+LOOKED_AT = {*(path.stem for path in ARCHIVES), "full"}
 FIGURES += [(store, name, False) for store in ("main-grid-mini", "gaps") for name in NAMES]
 
 
@@ -41,7 +43,7 @@ def records_of(store: str) -> tuple[list[RunRecord], list[Study]]:
     if store == "muon":  # most figures have nothing for it
         study = planted.study("muon", planted.grid(optimizer=["muon"], batch_size=[48]))
         return planted.records(study), [study]
-    studies = planted.everything()
+    studies = planted.complete() if store == "full" else planted.everything()
     records = planted.records(*studies)
     if store == "gaps":
         records = without([r for i, r in enumerate(records) if i % 3], optimizer="sgd", batch_size=128)
@@ -111,12 +113,50 @@ def _is_inset(axes: Axes) -> bool:
     return not axes.get_yticks().size and not axes.get_xticks().size
 
 
+def labels(figure: Figure) -> list[Text]:
+    """All words and numbers that are seen, those of ticks included."""
+    found = [*figure.texts, *(one for legend in figure.legends for one in legend.get_texts())]
+    for axes in figure.findobj(Axes):
+        legend = axes.get_legend()
+        found += [axes.title, axes._left_title, *axes.texts, *(legend.get_texts() if legend else [])]
+        if not axes.axison:
+            continue
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            found += [axis.label, axis.offsetText]
+            ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+            found += [label for place, label in ticks if min(limits) <= place <= max(limits)]
+    return [text for text in found if text.get_visible() and text.get_text().strip()]
+
+
+def overlapping(figure: Figure) -> list[tuple[str, str]]:
+    """Pairs of labels that stand on each other by more than a point in both directions."""
+    figure.draw_without_rendering()
+    point = figure.dpi / 72
+    found = labels(figure)
+    boxes = [text.get_window_extent() for text in found]
+    edges = np.array([(box.x0, box.y0, box.x1, box.y1) for box in boxes])
+    left = np.maximum(edges[:, None, :2], edges[None, :, :2])
+    right = np.minimum(edges[:, None, 2:], edges[None, :, 2:])
+    both = np.triu((right - left > point).all(axis=2), k=1)
+    return [(found[i].get_text(), found[j].get_text()) for i, j in np.argwhere(both)]
+
+
+def test_labels_that_stand_on_each_other_are_seen() -> None:
+    figure, axes = renderer.draw(plot_of("1"))
+    assert overlapping(figure) == []
+    for words in ("first", "second"):
+        axes[0].text(0.5, 0.5, words, transform=axes[0].transAxes)
+    assert overlapping(figure) == [("first", "second")]
+
+
 @pytest.mark.parametrize(("store", "name", "reference"), FIGURES)
 def test_a_caption_names_what_is_drawn_and_nothing_else(store: str, name: str, reference: bool) -> None:
     records, studies = records_of(store)
     plot = figures.plot_of(name, records, studies, reference)
     figure, _ = renderer.draw(plot)
     text = caption(plot)
+    if reference and store in LOOKED_AT:
+        assert overlapping(figure) == []
     for sign, is_drawn in signs(figure, text).items():
         assert (sign in text) == is_drawn, f"{sign}: {'not ' * (not is_drawn)}drawn, but: {text}"
     published = any(sign in text for sign in ("Published values", "(the paper)"))
@@ -182,3 +222,64 @@ def test_panels_fill_the_page_where_some_have_no_runs(store: str, name: str) -> 
 def test_the_caption_says_over_how_many_scales_a_published_spread_was_taken() -> None:
     assert "published over 5 or 25 scales, measured over 5" in caption(plot_of("8"))
     assert "published over 25 scales" in caption(plot_of("2"))
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", tables.NAMES)
+@pytest.mark.parametrize("store", sorted(LOOKED_AT))
+def test_the_notes_of_a_table_speak_of_what_it_shows(store: str, name: str) -> None:
+    records, studies = records_of(store)
+    for reference in (False, True):
+        table = tables.make(name, records, studies, reference)
+        said, texts = " ".join(table.notes), [cell.text for row in table.rows for cell in row]
+        places = [i for i, column in enumerate(table.columns) if "paper" in column.title]
+        published = any(row[i].text.strip("—") for row in table.rows for i in places)
+        assert bool(places) == reference
+        assert ("No published values" in said) == (reference and not published)
+        if name != "1":
+            assert ("reference: the paper" in said) == published
+        assert ("given in parentheses" in said) == any(re.search(r"\d \(\d+\)$", text) for text in texts)
+        assert ("without augmentation" in said) == (name == "7" and not augmented(records, studies))
+        assert bool(table.missing) == any("—" in text for text in texts) or name == "1"
+
+
+def augmented(records: list[RunRecord], studies: list[Study]) -> bool:
+    standard = [r for r in records if r.run.recipe.get("optimizer") == "momentum"] or records
+    return any(r.run.recipe.get("augment") == "flip-crop" for r in standard)
+
+
+# -- what used to be left out -----------------------------------------------------------------------------
+
+
+def test_rates_are_said_of_every_optimizer_that_has_its_own() -> None:
+    for name in ("1", "2", "3", "6"):
+        said = caption(plot_of(name, "best-recipe-mini"))
+        assert "momentum: lr=0.1, l2=0.0005. adam: lr=0.001, l2=0." in said
+
+
+def test_all_optimizers_of_the_depth_study_are_shown() -> None:
+    plot = plot_of("5", "full")
+    shown = {title for panel in plot.panels for title in [panel.title] if len(panel.series) == 4}
+    assert shown == {f"b = {b}, {name}" for b in (16, 128) for name in planted.OPTIMIZERS}
+    table = tables.make("5", *records_of("full"))
+    assert {row[2].value for row in table.rows} == set(planted.OPTIMIZERS)
+
+
+def test_both_kinds_of_sgd_stand_in_one_panel_of_figure_6() -> None:
+    sgd, adam = plot_of("6", "full").rows[-1]
+    assert [one.label for one in sgd.series] == [
+        *(f"b = {b}" for b in (16, 32, 64, 128, 256)),
+        "b = 16, λ = 0.01",
+        "b = 128, λ = 0.01",
+    ]
+    assert len(adam.series) == 5
+    plain, penalized = ({one.style.color for one in some} for some in (sgd.series[:5], sgd.series[5:]))
+    assert plain.isdisjoint(penalized)
+    assert "λ Σ η" in sgd.x_title
+    assert "λ" not in plot_of("6", "main-grid-mini").rows[-1][0].x_title  # nothing there has a penalty
+
+
+def test_a_statistic_is_named_once_though_some_panels_have_no_band() -> None:
+    assert caption(plot_of("3", "main-grid-mini")).lower().count("epoch: median") == 1

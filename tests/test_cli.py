@@ -92,7 +92,15 @@ def test_clocks_of_one_recipe() -> None:
 
 def test_models() -> None:
     rows = {row["name"]: row for row in said("models", "--json")}
-    assert rows["resnet9"] == {"name": "resnet9", "width": 64, "trainable": 6_575_370, "total": 6_579_850}
+    assert rows["resnet9"] == {
+        "name": "resnet9",
+        "width": 64,
+        "trainable": 6_575_370,
+        "total": 6_579_850,
+        "paper": 6.58,
+    }
+    assert {row["paper"] for row in rows.values()} == {6.58, 0.86, 1.74, None}
+    assert all(row["paper"] in (None, round(row["total"] / 1e6, 2)) for row in rows.values())
 
 
 def test_studies() -> None:
@@ -217,6 +225,11 @@ def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
 
 def test_advise_and_check(tmp_path: Path) -> None:
     rows = said("advise", "main-grid", "--effort", "paper", "--json")
+    published = {row["recipe"]: row["published"] for row in rows}
+    assert published["sgd b128"] == "26.5 pp (large)"  # the first message of the paper, in words
+    assert published["adam b128"] == "4.3 pp (small)"
+    assert published["adam b16"] == "1.6 pp (within 2 pp)"
+    assert published["momentum b64"] == ""
     told = {row["recipe"]: row for row in rows}
     assert told["sgd b128"]["forecast"] == "remembers"
     assert told["sgd b128"]["advice"].startswith("l2=0.045")

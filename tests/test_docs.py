@@ -159,6 +159,20 @@ def test_the_page_of_results_is_what_its_commands_print_and_draw(tmp_path: Path,
         assert np.abs(imread(picture) - imread(kept)).max() < 0.02, picture.name
 
 
+def test_the_page_of_assumptions_is_what_its_commands_print(monkeypatch, capsys) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from build_results import refreshed
+
+    monkeypatch.chdir(ROOT)
+    page = ROOT / "docs" / "assumptions.md"
+    assert refreshed(page.read_text("utf-8")) == page.read_text("utf-8")
+    capsys.readouterr()
+    (code,) = blocks(page, "python")
+    exec(compile(code, page.name, "exec"), {})
+    said = [line.removeprefix("# ") for line in code.splitlines() if line.startswith("# ")]
+    assert said == capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize(("page", "promises"), [("store", 30), ("many-machines", 12), ("board", 12)])
 def test_every_promise_names_a_test_that_exists(page: str, promises: int) -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))

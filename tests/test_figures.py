@@ -104,7 +104,7 @@ def test_an_optimizer_with_a_rate_of_its_own_is_shown_and_the_rate_said() -> Non
     )
     plot = figures.plot_of("1", planted.records(made), [made])
     assert [line.label for line in plot.rows[0][1].series] == ["sgd", "adam"]
-    assert plot.notes == ["adam: lr=0.05"]
+    assert plot.notes == ["sgd: lr=0.001", "adam: lr=0.05"]
 
 
 def test_a_store_without_a_study_is_measured_by_its_own_grid() -> None:
@@ -340,7 +340,9 @@ def test_names_of_cells_need_no_complete_recipe() -> None:
 def test_a_diverged_run_without_an_epoch_has_no_gap_but_an_accuracy() -> None:
     run = FULL[0].run
     empty = {name: column[:0] for name, column in planted.histories(run.recipe, 0.1, 0).items()}
-    summary = FULL[0].summary.__class__(epochs=0, tau_best=0, test_accuracy=0.1, test_loss=2.3, norm_init=1.0)
+    summary = FULL[0].summary.__class__(
+        epochs=0, tau_best=0, test_accuracy=0.1, test_cross_entropy=2.3, norm_init=1.0
+    )
     broken = RunRecord(Run(run.recipe, run.scale, run.seed), "diverged", summary, empty)
     for name in figures.NAMES:
         figures.plot_of(name, [broken, *FULL[1:]], [MAIN])

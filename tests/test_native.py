@@ -234,7 +234,7 @@ def test_a_pack_in_lanes_goes_the_way_of_a_pack_of_the_library(replicas, monkeyp
     assert ours.status == theirs.status
     assert [status == "diverged" for status in ours.status] == [r == 2 for r in range(replicas)]
     for r in set(range(replicas)) - {2}:
-        for name in ("train_loss", "val_loss", "norm"):
+        for name in ("train_cross_entropy", "val_objective", "norm"):
             assert ours.history[r][name] == pytest.approx(theirs.history[r][name], rel=1e-4), name
 
 
@@ -277,7 +277,7 @@ def test_a_run_goes_the_same_way_with_and_without(model, monkeypatch):
     for _ in range(2):
         theirs.train_epoch()
     assert not used
-    for name in ("train_loss", "val_loss", "norm"):
+    for name in ("train_cross_entropy", "val_objective", "norm"):
         assert ours.history[0][name] == pytest.approx(theirs.history[0][name], rel=1e-4), name
 
 

@@ -13,6 +13,7 @@ from initmem.paper import tables as papertables
 from initmem.paper.tables.cells import mean_of, paper_table
 from initmem.plots.table import Column, Mean, Table, cell
 from initmem.plots.table_text import latex_escape, render
+from initmem.recipe import Recipe
 from initmem.store.record import RunRecord
 from planted import accuracies, recipe
 
@@ -60,11 +61,15 @@ def test_tables_2_and_3_hold_validation_accuracy_at_three_moments() -> None:
     row = row_of(small, 16, "adam")
     assert np.allclose(means(row[2:5]), [100 * x.mean() for x in at], rtol=1e-12)
     assert np.allclose([cell.std for cell in row[2:5]], [100 * x.std(ddof=1) for x in at], rtol=1e-9)
-    assert row[5] == "3 of 3"
+    repaired = 100 * (at[1] - at[0])
+    assert (row[5].mean, row[5].std) == pytest.approx((repaired.mean(), repaired.std(ddof=1)), rel=1e-9)
+    assert (row[6], row[7].mean, row[8]) == ("2", 4.0, "3 of 3")
+    early = row_of(small, 16, "muon")  # selected before it interpolates
+    assert (early[6], early[7].mean) == ("5", 4.0)
+    assert early[5].mean < 0
     never = row_of(large, 128, "sgd")
-    assert never[2] == "not reached"
-    assert never[5] == "0 of 3"
-    assert row_of(small, 64, "sgd")[2:] == [None] * 4
+    assert (never[2], never[5], never[6], never[8]) == ("not reached", "", "> 6", "0 of 3")
+    assert row_of(small, 64, "sgd")[2:] == [None] * 7
     assert "sgd b64: no runs" in small.missing
 
 
@@ -159,7 +164,7 @@ def test_partial_seeds_show_their_number() -> None:
     ]
     text = render(papertables.make("2", some, ALL), "txt")
     (line,) = [line for line in text.splitlines() if line.split()[:2] == ["16", "adam"]]
-    assert line.count("(2)") == 3
+    assert line.count("(2)") == 5
     assert "over n = 3 seeds; where n differs it is given in parentheses" in text
     assert "adam b16: 2 of 3 seeds at σ = 0.1" in text
 
@@ -260,7 +265,55 @@ def test_the_effort_is_said_and_the_reference() -> None:
     assert any(note.endswith("; reference: the paper") for note in table.notes)
     plain = papertables.make("4", RECORDS, ALL)
     assert not any("paper" in str(column) for column in plain.columns)
-    assert "No published values for this table" in papertables.make("2", RECORDS, ALL, reference=True).notes
+    assert not any("published" in note for note in table.notes)
+
+
+def test_a_table_without_published_values_says_so() -> None:
+    digits = planted.study("mine", planted.grid(dataset=["digits"], optimizer=["adam"], batch_size=[16]))
+    for name in ("2", "3", "4", "5", "6", "7"):
+        table = papertables.make(name, planted.records(digits), [digits], reference=True)
+        assert "No published values for what is shown" in table.notes, name
+        assert not any("reference: the paper" in note for note in table.notes), name
+
+
+def test_published_epochs_and_test_accuracies_stand_in_tables_2_3_and_5() -> None:
+    small, large = (papertables.make(name, RECORDS, ALL, reference=True) for name in ("2", "3"))
+    titles = [column.title for column in large.columns]
+    assert titles[9:] == ["test", "test, paper", "τ_interp, paper", "τ_best, paper"]
+    assert row_of(small, 16, "adam")[10:] == ["", "≈ 30 to 40", "≈ 5 to 7"]
+    assert row_of(small, 128, "sgd")[10:] == ["85.0", "", ""]
+    assert row_of(large, 128, "sgd")[10:] == ["58.6", "", ""]
+    assert row_of(large, 128, "muon")[10:] == ["≈ 85.0", "", ""]
+    one = recipe(optimizer="muon", batch_size=128)
+    assert row_of(large, 128, "muon")[9].mean == pytest.approx(accuracies(one).mean(axis=1)[-1])
+    depth = papertables.make("5", RECORDS, ALL, reference=True)
+    assert row_of(depth, "train accuracy, last, %", 128, "sgd", "resnet9")[-1] == "> 99.0"
+    assert row_of(depth, "train accuracy, last, %", 128, "sgd", "resnet56")[-1] == ""
+    assert row_of(depth, "τ_best, epochs", 16, "adam", "resnet9")[-1] == "≈ 5 to 7"
+
+
+def test_table_1_says_where_settings_differ_from_the_published_ones() -> None:
+    table = papertables.make("1", RECORDS, ALL, reference=True)
+    at = [column.title for column in table.columns].index("paper")
+    assert [row_of(table, name, 1e-3, 0.0)[at] for name in ("momentum", "adamw", "muon")] == [
+        "300 epochs"
+    ] * 3
+    assert row_of(table, "momentum", 0.1)[at] == ""
+    full = planted.study("main-grid", [Recipe.parse({"optimizer": name}) for name in ("sgd", "adamw")])
+    shown = papertables.make("1", RECORDS[:1], [full], reference=True)
+    assert row_of(shown, "adamw")[at] == "as published"
+    heavy = planted.study(
+        "mine", [Recipe.parse({"optimizer": "adamw", "weight_decay": 0.1, "lr_floor": 0.0})]
+    )
+    shown = papertables.make("1", RECORDS[:1], [heavy], reference=True)
+    assert row_of(shown, "adamw")[at] == "wd=0.0001, lr_floor=0.01"
+
+
+def test_table_7_says_when_its_runs_were_not_augmented() -> None:
+    words = "trained without augmentation"
+    plain = papertables.make("7", planted.records(ALL[0]), [ALL[0]])
+    assert any(words in note for note in plain.notes)
+    assert not any(words in note for note in papertables.make("7", RECORDS, ALL).notes)
 
 
 def test_deviations_are_those_of_a_sample() -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from initmem.paper.reference import find, references
+import planted
+from initmem.paper import figures, tables
+from initmem.paper.reference import clock_of, find, imbalance_of, millions_of, references
+from initmem.plots.model import Heatmap, Intervals, Plot
 from initmem.recipe import PipelineRecipe, Recipe
+from initmem.theory.figure9 import adam_path, gradient_path
+from initmem.train.models import catalogue
 
 MAIN = {"batch_size": 16}
 
@@ -63,3 +68,60 @@ def test_adam_stays_within_limits_in_all_three_configurations() -> None:
         for batch_size in (16, 128):
             recipe = Recipe.parse({"optimizer": "adam", "batch_size": batch_size} | fields)
             assert str(find("table 6", recipe, "spread")) == "≤ 3.5"
+
+
+def test_published_clocks_are_those_of_a_constant_rate() -> None:
+    """The paper's arithmetic: K = epochs x 40,000 / b updates, without the cosine."""
+    cases = [
+        ({"batch_size": 128}, "sgd", 300 * 40_000 / 128 * 1e-6 / 128),
+        (
+            {"batch_size": 128, "schedule": "constant", "epochs": 5000},
+            "sgd",
+            5000 * 40_000 / 128 * 1e-6 / 128,
+        ),
+        ({"batch_size": 16, "learning_rate": 1e-2}, "sgd", 300 * 40_000 / 16 * 1e-4 / 16),
+        ({"learning_rate": 1e-2, "l2": 1e-3}, "l2", 300 * 40_000 / 128 * 1e-2 * 1e-3),
+        ({"learning_rate": 1e-2, "l2": 5e-3}, "l2", 300 * 40_000 / 128 * 1e-2 * 5e-3),
+    ]
+    for fields, clock, by_hand in cases:
+        assert clock_of(Recipe.parse(fields), clock) == pytest.approx(by_hand, rel=0.02)
+        assert clock_of(Recipe.parse(fields | {"epochs": 12}), clock) is None  # a clock depends on the size
+    assert clock_of(Recipe.parse({"batch_size": 128}), "l2") is None
+
+
+def test_other_published_numbers_agree_with_what_is_computed_here() -> None:
+    assert all(millions_of(row["name"]) in (None, round(row["total"] / 1e6, 2)) for row in catalogue())
+    assert [millions_of(name) for name in ("resnet9", "resnet56", "mlp")] == [6.58, 0.86, None]
+    for path, panel, targets in ((gradient_path, "a", [1.0] * 20), (adam_path, "c", [1.0] * 5000)):
+        a, b = path(0.04, targets)[-1]
+        assert imbalance_of(panel, 0.04) == round(a * a - b * b)
+    assert imbalance_of("b", 0.01) == imbalance_of("d", 0.04) == 0
+    assert imbalance_of("a", 0.02) is None
+
+
+def test_every_place_that_a_value_is_said_to_be_shown_shows_it() -> None:
+    """By making every figure and table of a planted store of all studies."""
+    studies = planted.everything()
+    studies.append(
+        planted.study("more", planted.grid(optimizer=planted.OPTIMIZERS, batch_size=(32, 64, 256)))
+    )
+    records = planted.records(*studies)
+    shown = {f"figure {n}": drawn(figures.plot_of(n, records, studies, True)) for n in figures.NAMES}
+    for name in tables.NAMES:
+        table = tables.make(name, records, studies, reference=True)
+        shown[f"table {name}"] = {cell.text for row in table.rows for cell in row}
+    for item in references():
+        for place in item.shown:
+            value = str(item) if place.startswith("table") else item.value
+            assert value in shown[place], (place, item)
+
+
+def drawn(plot: Plot) -> set[float | str | None]:
+    """All published values of a figure."""
+    marks = {mark.y for panel in plot.panels for mark in panel.published}
+    levels = {panel.published_level for panel in plot.panels}
+    groups = [panel.inset for panel in plot.panels if panel.inset]
+    groups += [panel for panel in plot.all_panels if isinstance(panel, Intervals)]
+    rows = [row for group in groups for row in group.rows]
+    rows += [row for panel in plot.all_panels if isinstance(panel, Heatmap) for row in panel.intervals]
+    return marks | levels | {row.reference for row in rows}

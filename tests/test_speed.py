@@ -60,7 +60,7 @@ def test_less_precision_only_when_asked_and_said_so() -> None:
     runs, data = [Run(recipe, 1.0, 0)], load(recipe)
     plain, mixed = (train_pack(runs, data, precision=precision)[0] for precision in ("float32", "amp"))
     assert (plain.provenance["precision"], mixed.provenance["precision"]) == ("float32", "amp")
-    losses = plain.history["train_loss"], mixed.history["train_loss"]
+    losses = plain.history["train_cross_entropy"], mixed.history["train_cross_entropy"]
     assert not (losses[0] == losses[1]).all()
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 

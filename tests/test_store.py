@@ -563,7 +563,7 @@ def test_a_claim_of_a_newer_version_is_a_claim(store: Store, runs: list[Run]) ->
 
 def test_values_that_are_not_finite_are_a_diverged_record(store: Store, runs: list[Run]) -> None:
     bad = fake_record(runs[0], 0.7)
-    bad = replace(bad, summary=replace(bad.summary, test_loss=float("nan"), norm_init=float("inf")))
+    bad = replace(bad, summary=replace(bad.summary, test_cross_entropy=float("nan"), norm_init=float("inf")))
     odd = replace(fake_record(runs[1], 0.6), finals={"score": float("inf"), "other": 1.0})
     broken = fake_record(runs[2], 0.5)
     columns = {name: column.copy() for name, column in broken.history.items()}
@@ -573,11 +573,15 @@ def test_values_that_are_not_finite_are_a_diverged_record(store: Store, runs: li
     assert [record.status for record in written] == ["diverged"] * 3 + ["completed"]
     assert written[3] is fine
     first, second, third, _ = (store.read(run.id) for run in runs[:4])
-    assert (first.status, first.summary.test_loss, first.summary.norm_init) == ("diverged", None, None)
+    assert (first.status, first.summary.test_cross_entropy, first.summary.norm_init) == (
+        "diverged",
+        None,
+        None,
+    )
     assert (first.summary.test_accuracy, first.summary.epochs) == (0.7, 4)
     assert (second.status, second.finals) == ("diverged", {"other": 1.0})
     assert (third.summary.epochs, third.summary.tau_best, third.summary.test_accuracy) == (2, 2, None)
-    assert third.history["val_loss"].tolist() == broken.history["val_loss"][:2].tolist()
+    assert third.history["val_objective"].tolist() == broken.history["val_objective"][:2].tolist()
 
 
 def test_a_record_that_is_too_large_is_a_failed_run(store: Store, runs: list[Run], monkeypatch) -> None:

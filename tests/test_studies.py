@@ -67,7 +67,12 @@ def test_the_papers_studies_are_as_reported() -> None:
         ("layer", "flip-crop"),
         ("batch", "none"),
     }
-    assert len(load_study("norm-aug", "paper").seeds) == 5
+    norms = load_study("norm-aug", "paper")
+    assert {(r.augment, len(norms.seeds_of(r))) for r in norms.recipes} == {("flip-crop", 5), ("none", 10)}
+    grid = load_study("main-grid", "paper")
+    assert all(set(norms.seeds_of(r)) == set(grid.seeds) for r in norms.recipes if r.augment == "none")
+    assert load_study("norm-aug", "lab").more_seeds == ()
+    assert load_study("norm-aug", "paper", ["seeds=[0, 1]"]).more_seeds == ()
 
     best = {(r.optimizer, r.learning_rate, r.l2, r.momentum, r.epochs) for r in recipes("best-recipe")}
     assert best == {("momentum", 0.1, 5e-4, 0.9, 200), ("adam", 1e-3, 0.0, 0.9, 200)}

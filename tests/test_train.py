@@ -102,8 +102,13 @@ def test_a_record_says_everything(tiny: Recipe) -> None:
     assert set(history) == set(COLUMNS)
     assert all(len(column) == 5 for column in history.values())
     penalty = 0.01 * history["norm"] ** 2
-    assert np.allclose(history["val_loss"], history["val_cross_entropy"] + penalty, rtol=1e-5)
-    assert summary.tau_best == 1 + int(np.argmin(history["val_loss"]))
+    for part in ("train", "val"):
+        plain, objective = history[f"{part}_cross_entropy"], history[f"{part}_objective"]
+        assert np.allclose(objective, plain + penalty, rtol=1e-5)
+    added = 0.01 * summary.norm_best**2
+    assert summary.test_objective == pytest.approx(summary.test_cross_entropy + added, rel=1e-5)
+    assert summary.test_loss is None
+    assert summary.tau_best == 1 + int(np.argmin(history["val_objective"]))
     assert summary.val_accuracy_best == history["val_accuracy"][summary.tau_best - 1]
     assert summary.norm_last == history["norm"][-1]
     expected = clocks(recipe, len(data.train))
@@ -156,7 +161,7 @@ def test_the_selected_predictor_is_the_one_of_least_validation_loss(tiny: Recipe
     while not pack.finished:
         pack.train_epoch()
         snapshots.append({name: value.clone() for name, value in pack.network.state_dict().items()})
-    best = [int(np.argmin(rows["val_loss"])) for rows in pack.history]
+    best = [int(np.argmin(rows["val_objective"])) for rows in pack.history]
     assert len(set(best)) > 1  # one rule for all would not do
     assert min(best) < 11  # and for some replica the last epoch is not it
     for replica, epoch in enumerate(best):
@@ -277,7 +282,7 @@ def test_patience_stops_a_run_without_changing_its_schedule(tiny: Recipe) -> Non
     n = stopped.summary.epochs
     assert n < 30
     assert n == stopped.summary.tau_best + 2
-    for name in ("val_loss", "learning_rate"):
+    for name in ("val_objective", "learning_rate"):
         assert np.array_equal(stopped.history[name], whole.history[name][:n])
 
 
@@ -293,7 +298,7 @@ def test_a_test_result_that_is_not_finite_is_a_diverged_record(tiny: Recipe) -> 
     data = load(tiny)
     huge = replace(data, test=replace(data.test, x=np.full_like(data.test.x, 3e38, dtype=np.float32)))
     (record,) = train_pack([Run(tiny, 1.0, 0)], huge)
-    assert (record.status, record.summary.epochs, record.summary.test_loss) == ("diverged", 3, None)
+    assert (record.status, record.summary.epochs, record.summary.test_cross_entropy) == ("diverged", 3, None)
     assert decode(encode(record)).same_result(record)
 
 

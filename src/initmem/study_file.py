@@ -21,6 +21,7 @@ from initmem.study import PERTURBATION, Scales, Seeds, Study
 
 LARGEST_FILE = 1 << 20  # bytes of a study file
 LARGEST_GRID = 100_000  # recipes
+MORE_SEEDS = "more_seeds"  # in a block of the grid: seeds of its recipes beyond those of the study
 
 
 class _Part(BaseModel):
@@ -68,6 +69,7 @@ def load_study(name: str, effort: str | None = None, overrides: Sequence[str] = 
         recipes=tuple(recipes),
         scales=tuple(dict.fromkeys(part.scales or [1.0])),
         seeds=tuple(dict.fromkeys(part.seeds or [0])),
+        more_seeds=_more_seeds(part),
         pins=tuple((role, file.pin[role]) for role in ROLES if role in file.pin),
         perturbation=PERTURBATION if file.chaos else 1.0,
         split=tuple(role for role in ROLES if role in file.split),
@@ -178,12 +180,13 @@ def _choose(file: _File, effort: str | None) -> tuple[_Part, str]:
     if chosen not in file.efforts:
         raise ConfigError(f"effort = {chosen!r} ({allowed([file.effort, *file.efforts])})")
     over = file.efforts[chosen]
+    grid = file.grid if over.seeds is None else _without_more_seeds(file.grid)
     return _Part(
         about=over.about,
         scales=over.scales or file.scales,
         seeds=over.seeds or file.seeds,
         recipe=file.recipe | over.recipe,
-        grid=file.grid if over.grid is None else over.grid,
+        grid=grid if over.grid is None else over.grid,
     ), chosen
 
 
@@ -202,6 +205,8 @@ def _apply(part: _Part, key: str, value: Any) -> _Part:
     """Set one value everywhere: for a recipe field that a grid varies, the override wins."""
     if key in ("scales", "seeds"):
         values = value if isinstance(value, list) else [value]
+        if key == "seeds":
+            part = part.model_copy(update={"grid": _without_more_seeds(part.grid)})
         try:
             return _Part.model_validate(part.model_dump(include=set(_Part.model_fields)) | {key: values})
         except ValidationError as error:
@@ -210,11 +215,31 @@ def _apply(part: _Part, key: str, value: Any) -> _Part:
     return part.model_copy(update={"recipe": part.recipe | {key: value}, "grid": grid or None})
 
 
+def _more_seeds(part: _Part) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The seeds that blocks of the grid give their recipes beyond those of the study."""
+    found: dict[str, tuple[int, ...]] = {}
+    for block in part.grid or []:
+        if MORE_SEEDS not in block:
+            continue
+        try:
+            asked = _Part.model_validate({"seeds": block[MORE_SEEDS]}).seeds or []
+        except ValidationError as error:
+            raise ConfigError(f"{MORE_SEEDS} of the grid: {'; '.join(problems(error))}") from None
+        extra = tuple(seed for seed in dict.fromkeys(asked) if seed not in (part.seeds or [0]))
+        found |= {recipe.id: extra for recipe in _expand(part.model_copy(update={"grid": [block]}))}
+    return tuple(found.items())
+
+
+def _without_more_seeds(grid: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Where seeds are given anew, they are all."""
+    return grid and [{key: value for key, value in block.items() if key != MORE_SEEDS} for block in grid]
+
+
 def _expand(part: _Part) -> list[AnyRecipe]:
     """Multiply out the grid: in a block, every list is an axis; blocks add up; duplicates merge."""
     found: dict[AnyRecipe, None] = {}
     wrong: dict[str, None] = {}
-    for block in part.grid or [{}]:
+    for block in _without_more_seeds(part.grid) or [{}]:
         fields = part.recipe | block
         axes = [value if isinstance(value, list) else [value] for value in fields.values()]
         if (size := math.prod(len(axis) for axis in axes)) > LARGEST_GRID:

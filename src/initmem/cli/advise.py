@@ -22,6 +22,7 @@ from initmem.cli.base import (
 from initmem.cli.run import StoreOption, display, introduce
 
 if TYPE_CHECKING:
+    from initmem.recipe import AnyRecipe
     from initmem.store.record import RunRecord
     from initmem.study import Study
 
@@ -50,6 +51,9 @@ def advise(
 
     asked = studies.load_study(study, effort, settings or ())
     rows = advice_rows(asked)
+    published = [_published(recipe) for recipe in asked.recipes]
+    if any(published):
+        rows = [row | {"published": text} for row, text in zip(rows, published, strict=True)]
     if check_it:
         changed = advised_study(asked)
         rows = verdicts(rows, asked, _trained(changed, store, workers)) if changed else rows
@@ -59,6 +63,18 @@ def advise(
     show(table_of(f"{asked.name}, effort {asked.effort}: predicted from the clocks", rows, ADVICE), wide=wide)
     if not check_it:
         say("A prediction, not a measurement: --check trains the first change of each recipe.")
+
+
+def _published(recipe: AnyRecipe) -> str:
+    """The memory that the paper found with this procedure, with its size in words."""
+    from initmem.measures.memory import TOLERANCE_PP, size_of
+    from initmem.paper.reference import memory_of
+
+    item = memory_of(recipe)
+    if item is None:
+        return ""
+    within = item.value <= TOLERANCE_PP
+    return f"{item} pp ({f'within {TOLERANCE_PP:g} pp' if within else size_of(item.value, TOLERANCE_PP)})"
 
 
 def _trained(study: Study, store: Path | None, workers: int | None) -> list[RunRecord]:

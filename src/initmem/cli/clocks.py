@@ -25,6 +25,7 @@ def clocks(
     """Print the optimizer clocks of each recipe before any run."""
     from initmem import study_file as studies
     from initmem.clocks import clocks as clocks_of
+    from initmem.paper.reference import clock_of
     from initmem.pipeline.bundled import schedule_of
     from initmem.plots.columns import CLOCK_COLUMNS
     from initmem.plots.table import table_of
@@ -34,10 +35,14 @@ def clocks(
         recipes = [studies.single(settings or ())]
     else:
         recipes = list(studies.load_study(study, effort, settings or ()).recipes)
-    rows = [
-        {"recipe": label} | clocks_of(*schedule_of(recipe)).at_end()
+    rows: list[dict[str, object]] = [
+        {"recipe": label, **clocks_of(*schedule_of(recipe)).at_end()}
         for label, recipe in zip(labels(recipes), recipes, strict=True)
     ]
+    for name in ("sgd", "l2"):
+        published = [clock_of(recipe, name) for recipe in recipes]
+        if any(published):
+            rows = [row | {f"paper_{name}": value} for row, value in zip(rows, published, strict=True)]
     if as_json:
         print_json("clocks", rows)
     else:

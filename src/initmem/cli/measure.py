@@ -71,12 +71,13 @@ def measure(
     from initmem.pipeline.metric_names import metric_name
     from initmem.plots import memory_table as memory_tables
     from initmem.plots.columns import measure_table
+    from initmem.store.old_names import present_name
     from initmem.study import recipes_of
 
     records, studies = opened(*stores)
     if scales is not None:
         records = _at_scales(records, scales)
-    order, metric = recipes_of(studies), metric and metric_name(metric)
+    order, metric = recipes_of(studies), metric and present_name(metric_name(metric), records)
     if what == "memory":
         chosen = metric or default_metric(records)
         memories = memory_table(

@@ -8,11 +8,12 @@ from initmem.cli.base import AsJson, Wide, app, print_json, show
 @app.command()
 def models(wide: Wide = False, as_json: AsJson = False) -> None:
     """List the bundled networks and their sizes."""
+    from initmem.paper.reference import millions_of
     from initmem.plots.columns import MODELS
     from initmem.plots.table import table_of
     from initmem.train.models import catalogue
 
-    rows = catalogue()
+    rows = [row | {"paper": millions_of(str(row["name"]))} for row in catalogue()]
     if as_json:
         print_json("models", rows)
     else:

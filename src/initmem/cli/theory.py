@@ -28,11 +28,15 @@ def theory(
 
     Why initialization is remembered, and what erases it.
     """
+    from initmem.paper.reference import imbalance_of
     from initmem.plots.columns import THEORY
     from initmem.plots.table import Column, Key, table_of
     from initmem.theory.pictures import show as shown_of
 
     shown = shown_of(name, seed=seed, output=output)
+    if name == "fig9":
+        rows = [row | {"paper": imbalance_of(row["panel"], row["eta"])} for row in shown.rows]
+        shown = shown._replace(rows=rows, columns=(*shown.columns, "paper"))
     if as_json:
         print_json(f"theory.{name}", shown.rows)
         return

@@ -213,7 +213,7 @@ class _Attempt:
 
     def _append(self, run: Run, rows: dict[str, list[float]], *, fresh: bool) -> None:
         """Show the newest epoch; a resumed run shows its earlier ones again first."""
-        epochs = len(rows["val_loss"])
+        epochs = len(rows["val_objective"])
         for i in range(epochs) if fresh else range(max(epochs - 1, 0), epochs):
             row = {"epoch": i + 1} | {name: column[i] for name, column in rows.items()}
             self.store.live.append(run, row, fresh=fresh and i == 0)

@@ -8,7 +8,8 @@ from initmem.errors import ConfigError
 from initmem.recipe import PipelineRecipe
 from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
 
-METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS]))
+# The names with a meaning: those of bundled networks, and the losses of user code, which defines them.
+METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS, "train_loss", "val_loss"]))
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
 CURVES = ("val_accuracy", "val_loss", "test_accuracy", "test_loss", "train_accuracy", "train_loss")
 DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm", "epoch")
@@ -75,6 +76,7 @@ def curve_metric(records: Sequence[RunRecord]) -> str:
 
 
 def _recorded(records: Sequence[RunRecord]) -> list[str]:
-    names = ["test_accuracy", "val_accuracy", "test_loss", "val_loss", *own_metrics(records)]
+    losses = ("test_loss", "test_cross_entropy", "test_objective", "val_loss", "val_cross_entropy")
+    names = ["test_accuracy", "val_accuracy", *losses, "val_objective", *own_metrics(records)]
     known = [name for name in names if not name.startswith(DERIVED)]
     return [name for name in known if any(record.metric(name) is not None for record in records)]

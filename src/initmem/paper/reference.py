@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -28,10 +28,12 @@ class Reference(NamedTuple):
     relation: str = "="
     scale: float | None = None
     n_scales: int | None = None  # of a spread: more scales, larger spread
+    upper: float | None = None  # the other end, where a range is published
 
     def __str__(self) -> str:
         digits = {"beta": 2, "tau_best": 0, "tau_interp": 0}.get(self.quantity, 1)
-        return f"{SYMBOLS[self.relation]}{self.value:.{digits}f}"
+        upper = "" if self.upper is None else f" to {self.upper:.{digits}f}"
+        return f"{SYMBOLS[self.relation]}{self.value:.{digits}f}{upper}"
 
     def fits(self, recipe: AnyRecipe) -> bool:
         """Whether the value was published for exactly this procedure, at whatever size."""
@@ -43,23 +45,26 @@ def _procedure(recipe: Recipe) -> dict[str, Any]:
 
 
 @cache
+def _content() -> Mapping[str, list[dict[str, Any]]]:
+    return tomllib.loads((resources.files("initmem") / "paper/reference.toml").read_text("utf-8"))
+
+
+@cache
 def references() -> tuple[Reference, ...]:
-    """All published values."""
-    text = (resources.files("initmem") / "paper/reference.toml").read_text("utf-8")
-    return tuple(_reference(row) for row in tomllib.loads(text)["value"])
+    """All published values that were measured."""
+    return tuple(_reference(row) for row in _content()["value"])
 
 
 def _reference(row: Mapping[str, Any]) -> Reference:
     fields = dict(row)
-    recipes, shown = _product(fields.pop("recipe")), tuple(fields.pop("shown"))
+    recipes, shown = tuple(map(Recipe.parse, _product(fields.pop("recipe")))), tuple(fields.pop("shown"))
     return Reference(recipes=recipes, shown=shown, **fields)
 
 
-def _product(fields: Mapping[str, Any]) -> tuple[Recipe, ...]:
-    """The recipes of a value: a list stands for several that share it."""
+def _product(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows of single values: a list stands for several that share the rest."""
     axes = [value if isinstance(value, list) else [value] for value in fields.values()]
-    combinations = (dict(zip(fields, values, strict=True)) for values in itertools.product(*axes))
-    return tuple(Recipe.parse(combination) for combination in combinations)
+    return (dict(zip(fields, values, strict=True)) for values in itertools.product(*axes))
 
 
 def find(where: str, recipe: AnyRecipe, quantity: str, scale: float | None = None) -> Reference | None:
@@ -69,3 +74,33 @@ def find(where: str, recipe: AnyRecipe, quantity: str, scale: float | None = Non
         if same and where in item.shown and item.fits(recipe):
             return item
     return None
+
+
+def memory_of(recipe: AnyRecipe) -> Reference | None:
+    """The published memory of a procedure: its spread, or the difference between its two scales."""
+    fitting = (item for item in references() if item.quantity in ("spread", "gap") and item.fits(recipe))
+    return next(fitting, None)
+
+
+def settings_of(optimizer: str) -> dict[str, Any]:
+    """The published settings of an optimizer in the main grid; none for one that the paper does not use."""
+    rows = (row for rows in _content()["setting"] for row in _product(rows))
+    return next((row for row in rows if row["optimizer"] == optimizer), {})
+
+
+def clock_of(recipe: AnyRecipe, clock: str) -> float | None:
+    """The published value of a clock, for exactly this recipe at its full size."""
+    rows = (row for row in _content()["clock"] if row["clock"] == clock)
+    return next((row["value"] for row in rows if Recipe.parse(row["recipe"]) == recipe), None)
+
+
+def millions_of(model: str) -> float | None:
+    """The published number of parameters of a network, in millions."""
+    rows = (row for rows in _content()["parameters"] for row in _product(rows))
+    return next((row["millions"] for row in rows if row["model"] == model), None)
+
+
+def imbalance_of(panel: str, eta: float) -> float | None:
+    """The published imbalance D at the end of a trajectory of figure 9."""
+    rows = (row for rows in _content()["imbalance"] for row in _product(rows))
+    return next((row["D"] for row in rows if (row["panel"], row["eta"]) == (panel, eta)), None)

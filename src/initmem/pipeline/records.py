@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from initmem.errors import ConfigError
-from initmem.pipeline.tracker import TESTED, Tracker
-from initmem.store.record import RunRecord, summarize
+from initmem.pipeline.tracker import Tracker
+from initmem.store.record import TESTED, RunRecord, summarize
 from initmem.study import Run
 
 
@@ -18,14 +18,20 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
     if not (history or finals or tracker.diverged):
         raise ConfigError("no epoch was ended and no metric returned (allowed: tracker.end_epoch, a mapping)")
     start = tracker.norm_init if math.isfinite(tracker.norm_init or 0.0) else None
-    summary = summarize(history, norm_init=start, test_accuracy=None, test_loss=None)
+    summary = summarize(history, norm_init=start)
     best = summary.tau_best or 0
     dropped = {"dropped": tracker.dropped} if tracker.dropped else {}
     found = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
     return RunRecord(
         run,
         "diverged" if tracker.diverged else "completed",
-        replace(summary, test_accuracy=found.get("test_accuracy"), test_loss=found.get("test_loss")),
+        replace(
+            summary,
+            test_accuracy=found.get("test_accuracy"),
+            test_loss=found.get("test_loss"),
+            test_cross_entropy=found.get("test_cross_entropy"),
+            test_objective=found.get("test_objective"),
+        ),
         history,
         {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | dropped | about,
         finals={name: value for name, value in finals.items() if name not in TESTED},

@@ -17,12 +17,13 @@ from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.design import scale_means
 from initmem.measures.looks import looks_of
 from initmem.measures.memory import Memories, Memory, Verdict, memory
-from initmem.measures.metrics import curve_metric, default_metric, metric_reason, own_metrics
+from initmem.measures.metrics import METRICS, curve_metric, default_metric, metric_reason, own_metrics
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
-from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord, failure_lines
+from initmem.store.old_names import present_name
+from initmem.store.record import RunRecord, failure_lines
 from initmem.store.store import Store
 from initmem.study import Study
 
@@ -70,7 +71,7 @@ class Result:
     @cached_property
     def metrics(self) -> list[str]:
         """What was recorded, by the names that `memory` takes."""
-        names = dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS, *own_metrics(self.records)])
+        names = dict.fromkeys([*METRICS, *own_metrics(self.records)])
         return [name for name in names if any(r.metric(name) is not None for r in self.records)]
 
     def memory(self, metric: str | None = None, *, tolerance: float | None = None) -> Memory:
@@ -101,7 +102,7 @@ class Result:
         """The name under which a metric was recorded, or the default."""
         if metric is None:
             return default_metric(self.records)
-        return metric if metric in self.metrics else metric_name(metric)
+        return metric if metric in self.metrics else present_name(metric_name(metric), self.records)
 
     @property
     def verdict(self) -> Verdict:
@@ -131,7 +132,7 @@ class Result:
         columns = {name for record in self.records for name in record.history}
         if metric is None:
             return curve_metric(self.records)
-        known = metric if metric in columns else metric_name(metric)
+        known = metric if metric in columns else present_name(metric_name(metric), self.records)
         if known not in columns:
             raise ConfigError(
                 f"metric = {metric!r}: not recorded epoch by epoch ({allowed(sorted(columns))})"

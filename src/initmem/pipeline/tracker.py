@@ -33,12 +33,11 @@ from initmem.pipeline.init import Init
 from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.pipeline.variables import Kernels, Variable, kernel_variables, variables
-from initmem.store.record import SUMMARY_FIELDS
+from initmem.store.record import SUMMARY_FIELDS, TESTED
 
 Row = dict[str, float]
 OnEpoch = Callable[[Row], None]
 
-TESTED = ("test_accuracy", "test_loss")  # summary values that are given as metrics
 OWN = {"learning_rate", "seconds", "epoch", *(f"clock_{name}" for name in CLOCKS)}  # added to the metrics
 RESERVED = OWN | (set(SUMMARY_FIELDS) - set(TESTED))
 

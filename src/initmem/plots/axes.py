@@ -253,7 +253,8 @@ def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
     """Colored cells, hatched where there are no runs."""
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.patch.set(hatch="//////", edgecolor="#C8C8C8", facecolor="white")  # seen where a cell is empty
+    if any(math.isnan(y) for row in panel.rows for y in row.y):
+        axes.patch.set(hatch="//////", edgecolor="#C8C8C8", facecolor="white")  # seen where a cell is empty
     low, high = panel.limits
     values = [row.y for row in panel.rows]
     image = axes.imshow(values, aspect="auto", cmap="cividis", vmin=low, vmax=high, zorder=1)

@@ -44,9 +44,12 @@ def caption(plot: Plot) -> str:
 def _statistics(plot: Plot) -> list[str]:
     """What lines and bands are, with n; by quantity, where a plot shows several kinds."""
     drawn = [panel for panel in plot.panels if panel.has_values() and panel.statistic]
+    banded = {panel.statistic for panel in drawn if _has_band(panel)}
     kinds: dict[str, dict[str, None]] = {}
     for panel in drawn:
-        kinds.setdefault(_without_band(panel), {})[panel.y_title.partition(" (")[0]] = None
+        # From single seeds all bands have zero width; then none is spoken of.
+        kind = panel.statistic if panel.statistic in banded else panel.statistic.rpartition(", ")[0]
+        kinds.setdefault(kind, {})[panel.y_title.partition(" (")[0]] = None
     if not kinds:
         return []
     text = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items())
@@ -55,11 +58,9 @@ def _statistics(plot: Plot) -> list[str]:
     return [f"{text[0].upper()}{text[1:]}, {counts(drawn)}"]
 
 
-def _without_band(panel: Panel) -> str:
-    """The statistic of a panel, less the band where all have zero width, as from a single seed."""
+def _has_band(panel: Panel) -> bool:
     ends = [pair for series in panel.series for pair in zip(series.low, series.high, strict=True)]
-    wide = any(high - low > 1e-9 * abs(high) for low, high in ends)
-    return panel.statistic if wide else panel.statistic.rpartition(", ")[0]
+    return any(high - low > 1e-9 * abs(high) for low, high in ends)
 
 
 def counts(panels: Iterable[Panel]) -> str:

@@ -281,13 +281,14 @@ POWER: Columns = {
 ADVICE: Columns = {
     "recipe": RECIPE,
     "forecast": Column("predicted", "text", "whether it should forget"),
+    "published": Column("paper", "text", "memory found at full size, with its size in words", room=22),
     "clock": Column("clock", "text", "the clock that is closest to forgetting", priority=2),
     "value": Column("at end", about="its value at the last epoch", form=".3g", priority=3),
     "needed": Column("needed", about="the value from which memory should be gone", form=".3g", priority=4),
     "advice": Column("changes", "text", "each alone should make it forget; the smallest first", room=32),
     "checked": Column("tried", "text", "the change that was trained"),
     "memory": Column("memory", "text", "observed with that change"),
-    "held": Column("correct", "text", "whether it did forget"),
+    "correct": Column("correct", "text", "whether it did forget"),
 }
 CLOCK_COLUMNS: Columns = {
     "recipe": RECIPE,
@@ -296,12 +297,15 @@ CLOCK_COLUMNS: Columns = {
     "l2": Column("l2", about="sum of learning rate x kernel penalty"),
     "adaptive": Column("adaptive", about="sum of learning rates"),
     "momentum": Column("momentum", about="the sgd clock at learning rate / (1 - momentum)"),
+    "paper_sgd": Column("sgd, paper", about="published; computed as if the learning rate were constant"),
+    "paper_l2": Column("l2, paper", about="published; computed as if the learning rate were constant"),
 }
 MODELS: Columns = {
     "name": Column("network", "text", "for `model` in a recipe"),
     "width": Column("width", about="channels of the first layer"),
     "trainable": Column("trainable", about="trained variables"),
     "total": Column("total", about="with the moving statistics of batch normalization"),
+    "paper": Column("paper", about="published, in millions"),
 }
 DATASETS: Columns = {
     "dataset": Column("dataset", "text", "for `dataset` in a recipe"),
@@ -334,6 +338,7 @@ THEORY: Columns = {
     "D": Column("D", about="imbalance a^2 - b^2 at the end"),
     "order": Column("order", "text", "how samples are visited"),
     "steps": Column("steps", about="number of updates"),
+    "paper": Column("paper", about="published D, to the nearest whole number"),
     "method": Column("method", "text", "how the network is trained"),
     "scale": Column("scale", about="initialization scale"),
     "effective_scale": Column(

@@ -25,7 +25,7 @@ class Mean(NamedTuple):
 
     def __str__(self) -> str:
         deviation = "" if self.std is None else f" ± {self.std:.{self.digits}f}"
-        return f"{self.mean:.{self.digits}f}{deviation}"
+        return f"{round(self.mean, self.digits) + 0.0:.{self.digits}f}{deviation}"  # never -0.0
 
 
 Value = str | int | float | Mean | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 from initmem.clocks import CLOCKS
@@ -152,11 +153,11 @@ def collapse_table(content: Content) -> Table | None:
 QUANTITIES = {
     "spread": "memory",
     "test": "test accuracy",
-    "train": "train accuracy",
+    "train": "least train accuracy over scales",
     "gap": "difference between scales",
     "beta": "|β|, last epoch",
-    "tau_best": "epoch of the returned predictor",
-    "tau_interp": "interpolation epoch",
+    "tau_best": "epoch of the returned predictor, mean over scales",
+    "tau_interp": "median interpolation epoch, mean over scales",
 }
 
 
@@ -192,12 +193,17 @@ def _row(content: Content, recipe: Recipe, stats: RecipeStats, item: Reference) 
         cell(content.names[recipe], href=runs_of(recipe.id, item.scale), style="name"),
         cell(f"{QUANTITIES[item.quantity]}{where}{unit}"),
         Cell(item.value, str(item)),
-        Cell(value, "not run" if value is None else f"{value:.{digits}f}"),
+        Cell(value, _absent(stats, item) if value is None else f"{value:.{digits}f}"),
         Cell(shown, shown, order=limits and limits[1] - limits[0]),
         cell(f"{stats.memory.n_scales} × {stats.memory.n_seeds}"),
         cell(study.effort if study else "unknown"),
         cell(common([recipe], ("learning_rate", "l2", "batch_size", "momentum")), style="remark"),
     ]
+
+
+def _absent(stats: RecipeStats, item: Reference) -> str:
+    never = item.quantity == "tau_interp" and bool(stats.interpolation.y)
+    return "not reached from every scale" if never else "not run"
 
 
 def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, tuple[float, float] | None]:
@@ -211,14 +217,20 @@ def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, tuple[
             curve = stats.curve("test_accuracy")
             i = None if item.scale is None else curve.at(item.scale)
             return (None, None) if i is None else (curve.y[i], curve.limits[i])
-        case "train":
-            values = list(stats.train.values())
-            return (sum(values) / len(values) if values else None), None
-        case "tau_best" | "tau_interp":
-            epochs = [mean for mean in stats.curve(item.quantity).y if not math.isnan(mean)]
-            return (sum(epochs) / len(epochs) if epochs else None), None
+        case "train":  # it is said of all scales
+            return min(stats.train.values(), default=None), None
+        case "tau_best":
+            return _mean(stats.curve("tau_best").y), None
+        case "tau_interp":
+            return _mean(stats.interpolation.y), None
         case _:
             return _slope(stats)
+
+
+def _mean(epochs: Sequence[float]) -> float | None:
+    """The mean over scales; None where it was not reached from every one of them."""
+    whole = epochs and not any(map(math.isnan, epochs))
+    return sum(epochs) / len(epochs) if whole else None
 
 
 def _slope(stats: RecipeStats) -> tuple[float | None, tuple[float, float] | None]:

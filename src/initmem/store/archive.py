@@ -18,16 +18,15 @@ import lzma
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from initmem.errors import InitmemError, StoreError, allowed
 from initmem.store.claims import Flight
-from initmem.store.encoding import encode, head_of, join, parse_json, split
+from initmem.store.encoding import encode, head_of, history_of, join, parse_json, split, with_history
 from initmem.store.files import open_regular, reason, write_atomic
-from initmem.store.record import History, RunRecord, StoredHistory
+from initmem.store.record import History, RunRecord
 from initmem.store.store import Store
 from initmem.study import Study
 
@@ -64,20 +63,21 @@ def pack(studies: Sequence[Study], records: Sequence[RunRecord]) -> bytes:
     """The bytes of an archive."""
     # Runs of one recipe side by side have much in common.
     ordered = sorted(records, key=lambda record: (record.run.recipe.id, record.id))
-    layouts = list(dict.fromkeys(tuple(record.history) for record in ordered))
+    histories = [history_of(record) for record in ordered]
+    layouts = list(dict.fromkeys(map(tuple, histories)))
     content = {
         "studies": [study.to_json() for study in studies],
         "layouts": layouts,
         "records": [
             {
                 "sha256": _record_digest(record),
-                "layout": layouts.index(tuple(record.history)),
+                "layout": layouts.index(tuple(history)),
                 "head": head_of(record),
             }
-            for record in ordered
+            for record, history in zip(ordered, histories, strict=True)
         ],
     }
-    values = [column.astype("<f8").tobytes() for record in ordered for column in record.history.values()]
+    values = [column.astype("<f8").tobytes() for history in histories for column in history.values()]
     sections = {
         "records": json.dumps(content, separators=(",", ":"), allow_nan=False).encode(),
         "history": b"".join(values),
@@ -196,13 +196,13 @@ class Archive:
             records: list[RunRecord] = []
             offset = 0
             for item in content["records"]:
-                record = join(item["head"], {})
+                record = join(item["head"])
                 columns = layouts[item["layout"]]
                 load = partial(self._read_history, columns, offset, record.summary.epochs)
                 if record.id != item["head"]["id"] or record.id in digests:
                     raise StoreError(f"damaged archive (run {record.id} under another name, or twice)")
                 digests[record.id] = str(item["sha256"])
-                records.append(replace(record, history=StoredHistory(load)))
+                records.append(with_history(record, load))
                 offset += len(columns) * record.summary.epochs
         except StoreError:
             raise

@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import orjson
 
 from initmem.errors import ConfigError, Damaged, StoreError
-from initmem.store.record import STATUSES, History, RunRecord, Summary
+from initmem.store.record import SCHEMA, STATUSES, History, RunRecord, StoredHistory, Summary
 from initmem.study import Run
 
-SCHEMA = 1
+READABLE = (1, SCHEMA)
 LARGEST_RECORD = 64 << 20  # bytes: a hundred thousand epochs
 
 _START = b'{"sha256":"%s","record":'
@@ -42,20 +42,41 @@ class Encoded(NamedTuple):
 def head_of(record: RunRecord) -> dict[str, Any]:
     """A record without its history, as plain values."""
     return {
-        "schema": SCHEMA,
+        "schema": record.schema,
         "id": record.id,
         "run": record.run.to_json(),
         "status": record.status,
-        "summary": asdict(record.summary),
+        "summary": _summary_of(record),
         "provenance": dict(record.provenance),
         "error": record.error,
     } | ({"finals": dict(record.finals)} if record.finals else {})
 
 
+# Most stores hold no record of an old schema: `old_names` is imported where one is found.
+
+
+def _summary_of(record: RunRecord) -> Mapping[str, Any]:
+    """The summary of a record under the names of its schema."""
+    if record.schema == SCHEMA:
+        return asdict(record.summary)
+    from initmem.store.old_names import former_summary
+
+    return former_summary(record.summary, record.run.recipe)
+
+
+def history_of(record: RunRecord) -> History:
+    """The columns of a record under the names of its schema."""
+    if record.schema == SCHEMA:
+        return record.history
+    from initmem.store.old_names import former_history
+
+    return former_history(record.history, record.run.recipe)
+
+
 def encode(record: RunRecord) -> bytes:
-    """Serialize a record for the store."""
+    """Serialize a record for the store, in the schema that it has."""
     check_history(record.history, record.summary.epochs)
-    history = {name: column.tolist() for name, column in record.history.items()}
+    history = {name: column.tolist() for name, column in history_of(record).items()}
     payload = json.dumps(
         head_of(record) | {"history": history}, separators=(",", ":"), allow_nan=False
     ).encode()
@@ -101,28 +122,43 @@ def _no_number(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-def join(head: Mapping[str, Any], history: History) -> RunRecord:
-    """Rebuild a record from its head and a history."""
+def join(head: Mapping[str, Any]) -> RunRecord:
+    """Rebuild a record from its head, still without its history."""
     try:
-        if head["schema"] != SCHEMA:
-            raise StoreError(f"record of schema {head['schema']} (allowed: {SCHEMA})")
+        if (schema := head["schema"]) not in READABLE:
+            raise StoreError(f"record of schema {schema} (allowed: {', '.join(map(str, READABLE))})")
         if head["status"] not in STATUSES:
             raise StoreError(f"record of status {head['status']!r} (allowed: {STATUSES})")
         if not isinstance(head["error"], str | None):
             raise StoreError(f"record with the error {head['error']!r} (allowed: a text, or null)")
+        run, summary = Run.from_json(head["run"]), _summary(head["summary"])
+        if schema != SCHEMA:
+            from initmem.store.old_names import present_summary
+
+            summary = present_summary(summary, run.recipe)
         return RunRecord(
-            run=Run.from_json(head["run"]),
+            run=run,
             status=head["status"],
-            summary=_summary(head["summary"]),
-            history=history,
+            summary=summary,
+            history={},
             provenance=dict(head["provenance"]),
             error=head["error"],
             finals=_numbers(head.get("finals", {})),
+            schema=schema,
         )
     except ConfigError as error:
         raise StoreError(f"record of no known run ({error})") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise StoreError(f"not a record ({error!r})") from None
+
+
+def with_history(record: RunRecord, load: Callable[[], History]) -> RunRecord:
+    """The record with a history that is loaded, and its columns renamed if need be, when first used."""
+    if record.schema == SCHEMA:
+        return replace(record, history=StoredHistory(load))
+    from initmem.store.old_names import present_history
+
+    return replace(record, history=StoredHistory(lambda: present_history(load(), record.run.recipe)))
 
 
 def _summary(content: Mapping[str, Any]) -> Summary:
@@ -167,7 +203,8 @@ def check_history(history: History, epochs: int) -> None:
 def decode(data: bytes) -> RunRecord:
     """Read a record back; anything that is not exactly what was written is an error."""
     encoded = split(data)
-    record = join(encoded.head, {})
+    record = join(encoded.head)
     if record.id != encoded.head.get("id"):
         raise StoreError(f"record of run {record.id} under the id {encoded.head.get('id')!r}")
-    return replace(record, history=parse_history(encoded.history, record.summary.epochs))
+    history = parse_history(encoded.history, record.summary.epochs)
+    return with_history(record, lambda: history)

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from initmem.errors import Damaged, StoreError
-from initmem.store.encoding import LARGEST_RECORD, join, parse_history, split
+from initmem.store.encoding import LARGEST_RECORD, join, parse_history, split, with_history
 from initmem.store.files import read_bounded, reason
 from initmem.store.paths import RUN_ID, Paths
-from initmem.store.record import History, RunRecord, StoredHistory
+from initmem.store.record import History, RunRecord
 
 VERSION = 1
 LARGEST_INDEX = 256 << 20  # bytes, some hundred thousand records: a larger one is neither written nor read
@@ -124,8 +124,8 @@ class Index:
         return entry
 
     def _entry(self, run_id: str, stamp: Stamp, sha256: str, head: Mapping[str, Any]) -> Entry:
-        history = StoredHistory(partial(self._read_history, run_id, sha256))
-        return Entry(stamp, sha256, head, join(head, history))
+        record = with_history(join(head), partial(self._read_history, run_id, sha256))
+        return Entry(stamp, sha256, head, record)
 
     def _read_history(self, run_id: str, sha256: str) -> History:
         """The history of the very record that was indexed."""

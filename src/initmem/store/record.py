@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from initmem.clocks import CLOCKS
 from initmem.study import Run
@@ -24,11 +24,16 @@ INTERPOLATION = 0.995
 Status = Literal["completed", "diverged", "failed"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
+SCHEMA = 2  # of what is written; 1, whose losses had other names (see `old_names`), is still read
+
+# Of bundled networks. An objective is the cross-entropy plus the kernel penalty, l2 * sum(W^2), at the end of
+# the epoch; without a penalty the two are equal.
 COLUMNS = (
-    "train_loss",  # running mean over the epoch's minibatches, plain cross-entropy
+    "train_cross_entropy",  # running mean over the epoch's minibatches
+    "train_objective",
     "train_accuracy",
-    "val_loss",  # the objective: cross-entropy plus the kernel penalty; it selects the checkpoint
     "val_cross_entropy",
+    "val_objective",  # it selects the checkpoint
     "val_accuracy",
     "learning_rate",  # of the epoch's last update
     "norm",  # Frobenius norm of all kernels
@@ -78,7 +83,7 @@ class Summary:
     tau_best: int | None = None  # 0: the untrained network, when the first epoch diverged
     tau_interp: int | None = None
     test_accuracy: float | None = None
-    test_loss: float | None = None
+    test_loss: float | None = None  # of user code, as that code defines it
     val_accuracy_best: float | None = None
     val_accuracy_interp: float | None = None
     val_accuracy_last: float | None = None
@@ -87,6 +92,8 @@ class Summary:
     norm_init: float | None = None
     norm_best: float | None = None
     norm_last: float | None = None
+    test_cross_entropy: float | None = None
+    test_objective: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,7 @@ class RunRecord:
     finals: Mapping[str, float] = field(
         default_factory=dict, repr=False
     )  # of user code: metrics of the returned predictor
+    schema: int = field(default=SCHEMA, repr=False, compare=False)  # in which it is written
 
     def __post_init__(self) -> None:
         if not isinstance(self.history, StoredHistory):  # that one does it when it is loaded
@@ -138,24 +146,27 @@ class RunRecord:
         )
 
 
-def summarize(
-    history: History, *, norm_init: float | None, test_accuracy: float | None, test_loss: float | None
-) -> Summary:
-    """Derive the summary of a run from its history, shape (epoch,) per column, and its test result.
+class Tested(TypedDict, total=False):
+    """The test results of the selected predictor."""
+
+    test_accuracy: float | None
+    test_loss: float | None
+    test_cross_entropy: float | None
+    test_objective: float | None
+
+
+TESTED = tuple(Tested.__annotations__)
+UNTESTED = Tested(test_accuracy=None, test_loss=None, test_cross_entropy=None, test_objective=None)
+
+
+def summarize(history: History, *, norm_init: float | None, **tested: Unpack[Tested]) -> Summary:
+    """Derive the summary of a run from its history, shape (epoch,) per column, and its test results.
 
     Summary values whose column was not recorded, as may be with user code, are None.
     """
     epochs = max((len(column) for column in history.values()), default=0)
     if epochs == 0:
-        return Summary(
-            epochs=0,
-            tau_best=0,
-            test_accuracy=test_accuracy,
-            test_loss=test_loss,
-            norm_init=norm_init,
-            norm_best=norm_init,
-            norm_last=norm_init,
-        )
+        return Summary(0, 0, norm_init=norm_init, norm_best=norm_init, norm_last=norm_init, **tested)
     best, interp = _selected(history, epochs), None
     if "train_accuracy" in history:
         (reached,) = (history["train_accuracy"] >= INTERPOLATION).nonzero()
@@ -169,8 +180,6 @@ def summarize(
         epochs=epochs,
         tau_best=best + 1,
         tau_interp=None if interp is None else interp + 1,
-        test_accuracy=test_accuracy,
-        test_loss=test_loss,
         val_accuracy_best=val_best,
         val_accuracy_interp=val_interp,
         val_accuracy_last=at("val_accuracy", -1),
@@ -179,13 +188,15 @@ def summarize(
         norm_init=norm_init,
         norm_best=at("norm", best),
         norm_last=at("norm", -1),
+        **tested,
     )
 
 
 def _selected(history: History, epochs: int) -> int:
     """The epoch of the returned predictor, counted from 0: by validation, or else the last one."""
-    if "val_loss" in history:
-        return int(history["val_loss"].argmin())
+    for name in ("val_loss", "val_objective"):
+        if name in history:
+            return int(history[name].argmin())
     return int(history["val_accuracy"].argmax()) if "val_accuracy" in history else epochs - 1
 
 
@@ -204,10 +215,15 @@ def finite(record: RunRecord) -> RunRecord:
             good &= np.isfinite(column)
     if not good.all():
         history = {name: column[: int(good.argmin())].copy() for name, column in history.items()}
-        tested = {"test_accuracy": summary.test_accuracy, "test_loss": summary.test_loss}
+        tested = Tested(
+            test_accuracy=summary.test_accuracy,
+            test_loss=summary.test_loss,
+            test_cross_entropy=summary.test_cross_entropy,
+            test_objective=summary.test_objective,
+        )
         ended = summarize(history, norm_init=summary.norm_init, **tested)
         same = ended.tau_best == summary.tau_best  # else the test result is not that of the predictor
-        summary = ended if same else replace(ended, test_accuracy=None, test_loss=None)
+        summary = ended if same else replace(ended, **UNTESTED)
     values = {name: getattr(summary, name) for name in SUMMARY_FIELDS}
     wrong = {name for name, value in values.items() if value is not None and not math.isfinite(value)}
     finals = {name: value for name, value in finals.items() if math.isfinite(value)}

@@ -1,11 +1,11 @@
 """The linear lab as a pipeline: its runs produce the same kind of records as any other network.
 
-The columns have their usual meaning, with three differences. The losses are half the mean squared error, so
-`val_half_mse` replaces `val_cross_entropy`. Validation and test metrics are averages over a few small, fixed
-random perturbations of the weights: the trained networks compute nearly the same function, and what their
-weights retain of the initialization shows only when they are perturbed. Training metrics use the unperturbed
-weights at the end of the epoch and the noisy outputs, so no network ever interpolates, and tau_interp is
-always missing.
+The columns have their usual meaning, with three differences. The loss is half the mean squared error, so
+`train_half_mse`, `val_half_mse` and, in the summary, `test_loss` replace the cross-entropies. Validation and
+test metrics are averages over a few small, fixed random perturbations of the weights: the trained networks
+compute nearly the same function, and what their weights retain of the initialization shows only when they are
+perturbed. Training metrics use the unperturbed weights at the end of the epoch and the noisy outputs, so no
+network ever interpolates, and tau_interp is always missing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def train_linear(runs: Sequence[Run]) -> list[RunRecord]:
     statuses: list[Status] = ["completed" if n == recipe.epochs else "diverged" for n in lived]
     return [
         RunRecord(run, status, summarize(history, **ends), history, provenance)
-        for run, status, history, ends in zip(runs, statuses, histories, _ends(path, task, best), strict=True)
+        for run, status, history, ends in zip(
+            runs, statuses, histories, _ends(path, task, best, recipe.l2), strict=True
+        )
     ]
 
 
@@ -76,13 +78,14 @@ def _measured(path: Path, task: Task, l2: float) -> Columns:
     """The metrics of the networks at the end of every epoch, (epoch, run) each."""
     trained = tuple(layer[1:] for layer in path.factors)
     squares = squared_norm(trained)
-    train_loss, train_accuracy = evaluate(trained, task.x, task.y)
+    train, train_accuracy = evaluate(trained, task.x, task.y)
     plain, accuracy = evaluate(trained, task.val_x, task.val_x @ task.truth.T, task.perturbations)
     return {
-        "train_loss": train_loss,
+        "train_half_mse": train,
+        "train_objective": train + l2 * squares,
         "train_accuracy": train_accuracy,
-        "val_loss": plain + l2 * squares,
         "val_half_mse": plain,
+        "val_objective": plain + l2 * squares,
         "val_accuracy": accuracy,
         "norm": np.sqrt(squares),
     }
@@ -105,18 +108,17 @@ def _selected(columns: Columns) -> tuple[Integers, Integers]:
     """
     finite = np.logical_and.reduce([np.isfinite(column) for column in columns.values()])
     alive = np.logical_and.accumulate(finite)  # (epoch, run)
-    losses = np.where(alive, columns["val_loss"], np.inf)
+    losses = np.where(alive, columns["val_objective"], np.inf)
     lived = alive.sum(axis=0)
     return lived, np.where(lived > 0, np.argmin(losses, axis=0) + 1, 0)
 
 
-def _ends(path: Path, task: Task, best: Integers) -> list[dict[str, float]]:
-    """The initial norm of every run, and its test loss and accuracy at the selected epoch."""
+def _ends(path: Path, task: Task, best: Integers, l2: float) -> list[dict[str, float]]:
+    """The initial norm of every run, and its test results at the selected epoch."""
     runs = np.arange(len(best))
     chosen = tuple(layer[best, runs] for layer in path.factors)
     loss, accuracy = evaluate(chosen, task.test_x, task.test_x @ task.truth.T, task.perturbations)
     norm = np.sqrt(squared_norm(tuple(layer[0] for layer in path.factors)))
-    return [
-        {"norm_init": float(norm[r]), "test_loss": float(loss[r]), "test_accuracy": float(accuracy[r])}
-        for r in runs
-    ]
+    objective = loss + l2 * squared_norm(chosen)
+    values = {"norm_init": norm, "test_loss": loss, "test_objective": objective, "test_accuracy": accuracy}
+    return [{name: float(column[r]) for name, column in values.items()} for r in runs]

@@ -146,6 +146,7 @@ class Pack:
         for name, value in self._variables().items():
             value.copy_(self.best[name])
         loss, accuracy = self._evaluate(self.test)
+        objective = loss + self.recipe.l2 * self._kernel_squares()
         return [
             finite(
                 RunRecord(
@@ -155,7 +156,8 @@ class Pack:
                         self._columns(r),
                         norm_init=self.norm_init[r],
                         test_accuracy=float(accuracy[r]),
-                        test_loss=float(loss[r]),
+                        test_cross_entropy=float(loss[r]),
+                        test_objective=float(objective[r]),
                     ),
                     history=self._columns(r),
                     provenance=provenance | self._mixture(r),
@@ -199,7 +201,10 @@ class Pack:
             for name, tensor in mine.items():
                 tensor.copy_(saved.tensors[name])
         self.earlier = [list(meta["sessions"]) for meta in metas]
-        self.history = [{name: list(meta["history"][name]) for name in COLUMNS} for meta in metas]
+        from initmem.store.old_names import present_rows  # of checkpoints from before columns were renamed
+
+        histories = [present_rows(meta["history"], self.recipe.l2) for meta in metas]
+        self.history = [{name: list(rows[name]) for name in COLUMNS} for rows in histories]
         self.norm_init = [meta["norm_init"] for meta in metas]
         self.status = [meta["status"] for meta in metas]
 
@@ -266,17 +271,19 @@ class Pack:
         """Validate, then append a row to the history of every replica that is still training."""
         started, n = time.perf_counter(), len(self.train)
         cross_entropy, accuracy = self._evaluate(self.val)
+        running = self.running["loss"] / n
         squares = self._kernel_squares()
-        objective = cross_entropy + self.recipe.l2 * squares
+        penalty = self.recipe.l2 * squares
         recipe = self.recipe
         sums = RateSums.of_recipe(recipe, float(rates.sum()), float((rates**2).sum()))
         ticks = sums.clocks(recipe.batch_size)
         seconds = (self.seconds + time.perf_counter() - started) / self.replicas
         measured = {
-            "train_loss": (self.running["loss"] / n).tolist(),
+            "train_cross_entropy": running.tolist(),
+            "train_objective": (running + penalty).tolist(),
             "train_accuracy": (self.running["correct"] / n).tolist(),
-            "val_loss": objective.tolist(),
             "val_cross_entropy": cross_entropy.tolist(),
+            "val_objective": (cross_entropy + penalty).tolist(),
             "val_accuracy": accuracy.tolist(),
             "norm": squares.sqrt().tolist(),
         }
@@ -289,7 +296,7 @@ class Pack:
             if not np.isfinite([*values.values(), angles[r]]).all():
                 self.status[r] = "diverged"
                 continue
-            improved[r] = values["val_loss"] < min(rows["val_loss"], default=float("inf"))
+            improved[r] = values["val_objective"] < min(rows["val_objective"], default=float("inf"))
             for name in CLOCKS:
                 tick = angles[r] if name == "angular" else ticks[name]
                 column = rows[f"clock_{name}"]
@@ -305,7 +312,7 @@ class Pack:
         self._begin_epoch()
 
     def _out_of_patience(self, rows: Rows) -> bool:
-        losses, patience = rows["val_loss"], self.recipe.patience
+        losses, patience = rows["val_objective"], self.recipe.patience
         return patience is not None and len(losses) - 1 - int(np.argmin(losses)) >= patience
 
     @torch.no_grad()

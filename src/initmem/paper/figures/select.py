@@ -93,8 +93,10 @@ def select(
 
 def _adopt(settings: Settings, first: Setting, others: Sequence[Setting], index: int) -> list[str]:
     """Move the cells of absent optimizers (at `index` of a key) into the first setting, and say so."""
-    notes = []
+    notes: list[str] = []
+    differ: set[str] = set()
     rest = [item for item in first if item[0] not in RATES]
+    own = {key[index]: groups[0][0].run.recipe for key, groups in settings[first].items()}
     for setting in others:
         present = {key[index] for key in settings[first]}
         absent = [key for key in settings[setting] if key[index] not in present]
@@ -104,7 +106,12 @@ def _adopt(settings: Settings, first: Setting, others: Sequence[Setting], index:
             recipe = settings[first][absent[0]][0][0].run.recipe
             names = ", ".join(dict.fromkeys(key[index] for key in absent))
             notes.append(f"{names}: {_difference(recipe, setting, first)}")
-    return notes
+            differ |= {name for name, _ in set(setting) ^ set(first)}
+    if not notes:
+        return []
+    # Those that the figure is set by have rates of their own, too.
+    rates = ", ".join(phrase(next(iter(own.values())), name) for name in RATES if name in differ)
+    return [f"{', '.join(own)}: {rates}", *notes]
 
 
 def usable(records: Sequence[RunRecord]) -> list[RunRecord]:

@@ -112,11 +112,11 @@ def _penalised(shown: Slopes, b: int) -> Member:
 def _clock_members(shown: Slopes, every: Sequence[int]) -> list[list[Member]]:
     """SGD, SGD with a penalty, Adam: a line per batch size each. The penalty is wanted at two sizes only."""
     style = styles.in_order(every)
-    green = {b: style[b]._replace(color=styles.GREEN) for b in every}
+    black = {b: style[b]._replace(color=styles.PENALISED.color) for b in every}  # as in the panels above
     some = [b for b in every if b in BATCHES or shown.penalised.cell(shown.penalised_key(b))]
     return [
         [Member(("sgd", b), f"b = {b}", style[b]) for b in every],
-        [Member(shown.penalised_key(b), f"b = {b}, λ = {shown.l2:g}", green[b]) for b in some],
+        [Member(shown.penalised_key(b), f"b = {b}, λ = {shown.l2:g}", black[b]) for b in some],
         [Member(("adam", b), f"b = {b}", style[b]) for b in every],
     ]
 
@@ -124,10 +124,10 @@ def _clock_members(shown: Slopes, every: Sequence[int]) -> list[list[Member]]:
 def _clock_row(shown: Slopes, every: Sequence[int], level: float | None) -> list[Panel]:
     """SGD with and without a penalty in one panel, each against the clock that is its own."""
     sgd, penalised, adam = _clock_members(shown, every)
-    both = [*shown.series(sgd, "sgd"), *shown.series(penalised, "l2")]
-    own = "SGD clock  (1/b) Σ η², with penalty  λ Σ η"
+    plain, decayed = shown.series(sgd, "sgd"), shown.series(penalised, "l2")
+    own = "SGD clock  (1/b) Σ η²" + (", with penalty  λ Σ η" if decayed else "")
     return [
-        _panel("sgd", own, both)._replace(published_level=level),
+        _panel("sgd", own, [*plain, *decayed])._replace(published_level=level),
         _panel("adam", "adaptive clock  Σ η", shown.series(adam, "adaptive")),
     ]
 

@@ -102,6 +102,9 @@ def sweep(records: Sequence[RunRecord], studies: Sequence[Study]) -> Sweep:
         else:
             main = select([r for r in ours if not _is_long(r.run.recipe)], FIELDS, wanted)
     long = select(constant, LONG_FIELDS, [("sgd", 1e-3, "constant", b) for b in BATCHES])
+    if not long.cells:  # what is missing is of the same data and network as what is shown
+        rest = tuple(item for item in main.setting if item[0] not in LONG_FIELDS)
+        long = long._replace(setting=rest)
     return Sweep(
         View.of(main, studies),
         View.of(long, studies),

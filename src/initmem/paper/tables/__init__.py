@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.design import bundled
-from initmem.paper.tables import best, grid, spreads
+from initmem.paper.tables import best, grid, moments, spreads
 from initmem.plots.table import Table
 from initmem.store.record import RunRecord
 from initmem.study import Study
@@ -24,8 +24,8 @@ class _PaperTable(NamedTuple):
 
 _TABLES = {
     "1": _PaperTable("optimizer settings", grid.settings),
-    "2": _PaperTable("validation accuracy at three moments, small initialization", grid.small_scale),
-    "3": _PaperTable("validation accuracy at three moments, large initialization", grid.large_scale),
+    "2": _PaperTable("validation accuracy at three moments, small initialization", moments.small_scale),
+    "3": _PaperTable("validation accuracy at three moments, large initialization", moments.large_scale),
     "4": _PaperTable("learning rate x penalty", spreads.rates),
     "5": _PaperTable("depth", spreads.depth),
     "6": _PaperTable("normalization and augmentation", spreads.norms),

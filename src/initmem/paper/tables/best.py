@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from initmem.paper.figures.select import Key, also, name_of, select
 from initmem.paper.figures.view import View
 from initmem.paper.reference import find
-from initmem.paper.tables.cells import BATCH, Entry, mean_of, number, paper_table
-from initmem.paper.tables.spreads import interpolated
+from initmem.paper.tables.cells import BATCH, Entry, interpolated, mean_of, number, paper_table, sources
 from initmem.plots.series import value_of
 from initmem.plots.table import Cell, Column, Mean, Table
 from initmem.store.record import RunRecord
@@ -18,6 +17,7 @@ FIELDS = ("optimizer", "learning_rate", "l2", "batch_size")
 RECIPES = (("momentum", 0.1, 5e-4), ("adam", 1e-3, 0.0))
 BATCHES = (16, 128, 256)
 SCALES = (0.1, 2.5)
+AUGMENT = "flip-crop"
 
 
 def best(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
@@ -25,24 +25,29 @@ def best(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: b
     wanted = [(*recipe, b) for recipe in RECIPES for b in BATCHES]
     # The setting is that of the standard recipe: Adam with augmentation is in other studies as well.
     standard = [key for key in wanted if key[0] == "momentum"]
-    found = select(records, FIELDS, standard, prefer={"augment": "flip-crop"})
+    found = select(records, FIELDS, standard, prefer={"augment": AUGMENT})
     view = View.of(found, studies)
     # A study of this name may have been changed by its user: its recipes are wanted too.
     asked = [r for study in studies if study.name == "best-recipe" for r in study.recipes]
     keys = also([tuple(getattr(r, name) for name in FIELDS) for r in asked], wanted)
     small, large = _ends(view)
+    columns = _columns(small, large, reference)
     rows = [_row(view, key, small, large, reference=reference) for key in keys]
     notes = [
         "a / b: at the smaller and at the larger scale",
         "|Δ|: difference of the two means; over two scales it is the spread",
         "τ_interp: median; τ_best: mean",
-        *[text for text in view.source(keys, reference=reference) if text],
+        *sources(view, keys, columns, rows, reference=reference),
         *found.notes,
     ]
+    augment = dict(found.setting).get("augment", "none")
+    if found.cells and augment != AUGMENT:
+        shown = "without augmentation" if augment == "none" else f"with {augment}"
+        notes.insert(0, f"These runs were trained {shown}; the paper's of this table with flips and crops")
     if (small, large) != SCALES:
         notes.insert(0, f"σ = {small:g} and {large:g} stand in for 0.1 and 2.5, which the store lacks")
     title = "Table 7. The standard recipe and Adam"
-    return paper_table(title, _columns(small, large, reference), rows, notes, view.missing(keys))
+    return paper_table(title, columns, rows, notes, view.missing(keys))
 
 
 def _ends(view: View) -> tuple[float, float]:

@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from initmem.measures.interpolation import median_interpolation
+from initmem.paper.figures.select import Key
+from initmem.paper.figures.view import View
 from initmem.plots.table import MISSING, Cell, Column, Mean, Table, Value, cell
 from initmem.store.record import RunRecord
 
 Entry = Value | Cell  # None: missing; "": does not apply
 
+NO_VALUES = "No published values for what is shown"
 BATCH = Column("b", about="batch size")
 OPTIMIZER = Column("optimizer", "text", "its name")
 
@@ -29,6 +33,21 @@ def paper_table(
     usual = max(set(counts), key=lambda n: (counts.count(n), n)) if counts else None
     cells = [[_cell(entry, usual) for entry in row] for row in entries]
     return Table(title, columns, cells, [*_seeds_note(usual, counts), *notes], missing, group=group)
+
+
+def sources(
+    view: View,
+    keys: Sequence[Key],
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[Entry]],
+    *,
+    reference: bool,
+) -> list[str]:
+    """Where the numbers come from; whether published ones are among them, where these were asked for."""
+    places = [i for i, column in enumerate(columns) if column.about.startswith("published")]
+    published = reference and any(row[i] for row in rows for i in places)
+    none = [NO_VALUES] if reference and not published else []
+    return [text for text in [*none, *view.source(keys, reference=published)] if text]
 
 
 def _cell(entry: Entry, usual: int | None) -> Cell:
@@ -71,3 +90,13 @@ def means_by_scale(
 ) -> list[Mean | None]:
     """One mean per scale, shape (scale,)."""
     return [mean_of(value(r) for r in records if r.run.scale == scale) for scale in scales]
+
+
+def interpolated(records: Sequence[RunRecord]) -> str | None:
+    """The median interpolation epoch; one that was not reached is larger than the last epoch."""
+    if not records:
+        return None
+    found = median_interpolation(records)
+    if found.median is None:
+        return f"> {max(record.summary.epochs for record in records)}"
+    return f"{found.median:.0f}" + (f" ({found.n_censored} never)" if found.n_censored else "")

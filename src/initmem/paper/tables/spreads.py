@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from initmem.measures.interpolation import median_interpolation
 from initmem.paper.figures.pairs import DEPTHS, NORMS, Pairs, label_of, pairs
 from initmem.paper.figures.select import Key
-from initmem.paper.figures.sweep import Sweep, sweep
+from initmem.paper.figures.sweep import sweep
 from initmem.paper.figures.view import Member, View
 from initmem.paper.reference import find
-from initmem.paper.tables.cells import BATCH, OPTIMIZER, Entry, mean_of, means_by_scale, number, paper_table
+from initmem.paper.tables.cells import (
+    BATCH,
+    NO_VALUES,
+    OPTIMIZER,
+    Entry,
+    interpolated,
+    mean_of,
+    means_by_scale,
+    number,
+    paper_table,
+    sources,
+)
 from initmem.plots.series import spread_over, value_of
 from initmem.plots.table import Cell, Column, Table
 from initmem.store.record import RunRecord
@@ -20,6 +30,13 @@ SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # where nothing has been run at all
 SPREAD = "Spread: range (max - min) of the means over the scales shown, over seeds that have them all"
 SPREAD_COLUMN = Column("spread", about="range over scales (max - min)", unit="pp")
 TEST = value_of("test_accuracy")
+TEST_ROWS = "test accuracy, %"
+PUBLISHED = {  # what table 5 shows, and which published quantity stands beside it
+    TEST_ROWS: "spread",
+    "train accuracy, last, %": "train",
+    "τ_interp, epochs": "tau_interp",
+    "τ_best, epochs": "tau_best",
+}
 
 
 def rates(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
@@ -40,7 +57,9 @@ def rates(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: 
         Column("train", about="train accuracy of the selected predictors", unit="%"),
     ]
     notes = [SPREAD, "Train: mean train accuracy of the selected predictors over all scales shown"]
-    notes += [*_sources(found, reference=reference), *found.notes()]
+    published = reference and any(row[-2] for row in rows)
+    notes += [NO_VALUES] if reference and not published else []
+    notes += [*(text for text in found.source(reference=published) if text), *found.notes()]
     title = "Table 4. Test accuracy of SGD by learning rate η and kernel penalty λ"
     return paper_table(title, columns, rows, notes, found.missing())
 
@@ -57,10 +76,6 @@ def _rate_row(view: View, member: Member, b: int, grid: Sequence[float], *, refe
         *_published("table 4", view, member.key, reference),
     ]
     return [b, name, schedule, *cells, number(train and train.mean)]
-
-
-def _sources(found: Sweep, *, reference: bool) -> list[str]:
-    return [text for text in found.source(reference=reference) if text]
 
 
 def _scale_columns(grid: Sequence[float]) -> list[Column]:
@@ -85,26 +100,31 @@ def depth(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: 
     found = pairs(records, studies, DEPTHS)
     grid = found.view.grid_of([member.key for member in found.everyone()]) or list(SCALES)
     rows: list[list[Entry]] = []
-    for quantity in ("test accuracy, %", "train accuracy, last, %", "τ_interp, epochs", "τ_best, epochs"):
+    for quantity in PUBLISHED:
         for b, optimizer, member in _everyone(found):
             cell = found.view.cell(member.key)
             row: list[Entry] = [quantity, b, optimizer, member.label, *_quantity(quantity, cell, grid)]
-            first = quantity.startswith("test")
-            row.append(_spread(cell, grid) if first else "")
-            paper = _published("table 5", found.view, member.key, reference)
-            rows.append(row + (paper if first else [""] * len(paper)))
+            row.append(_spread(cell, grid) if quantity == TEST_ROWS else "")
+            rows.append(row + _depth_paper(quantity, found.view, member.key, reference))
     columns = [
         Column("quantity", "text", "what the row shows"),
         BATCH,
         OPTIMIZER,
         Column("network", "text", "its name"),
     ]
-    columns += [Column(f"σ = {scale:g}", about="the quantity at that scale") for scale in grid] + [
-        SPREAD_COLUMN,
-        *_paper(reference),
-    ]
+    columns += [Column(f"σ = {scale:g}", about="the quantity at that scale") for scale in grid]
+    columns.append(SPREAD_COLUMN)
+    if reference:
+        columns.append(
+            Column("paper", about="published: of test accuracy the spread (pp), else at every scale")
+        )
     notes = [SPREAD, "τ_interp: median, runs that never got there counted as later than their last epoch"]
     return _pairs_table("Table 5. Networks of different depth", found, columns, rows, notes, reference)
+
+
+def _depth_paper(quantity: str, view: View, key: Key, reference: bool) -> list[Entry]:
+    item = find("table 5", view.recipe(key), PUBLISHED[quantity])
+    return [str(item) if item else ""] if reference else []
 
 
 def _everyone(found: Pairs) -> list[tuple[int, str, Member]]:
@@ -122,16 +142,6 @@ def _quantity(quantity: str, cell: Sequence[RunRecord], grid: Sequence[float]) -
         case _:
             means = means_by_scale(cell, grid, lambda record: record.summary.tau_best)
             return [mean and mean._replace(digits=0) for mean in means]
-
-
-def interpolated(records: Sequence[RunRecord]) -> str | None:
-    """The median interpolation epoch; one that was not reached is larger than the last epoch."""
-    if not records:
-        return None
-    found = median_interpolation(records)
-    if found.median is None:
-        return f"> {max(record.summary.epochs for record in records)}"
-    return f"{found.median:.0f}" + (f" ({found.n_censored} never)" if found.n_censored else "")
 
 
 def norms(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
@@ -163,6 +173,6 @@ def _pairs_table(
     reference: bool,
 ) -> Table:
     keys = [member.key for member in found.everyone()]
-    sources = [text for text in found.view.source(keys, reference=reference) if text]
-    everything = [*notes, *sources, *found.view.selection.notes]
+    origin = sources(found.view, keys, columns, rows, reference=reference)
+    everything = [*notes, *origin, *found.view.selection.notes]
     return paper_table(title, columns, rows, everything, found.view.missing(keys), group=2)

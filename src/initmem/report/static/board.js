@@ -143,7 +143,10 @@
   }
 
   // A chart per metric, what is derived from training last; of a single run, train and validation share one.
-  const FIRST = ["val_accuracy", "train_accuracy", "val_loss", "train_loss"];
+  const FIRST = [
+    ...["val_accuracy", "train_accuracy", "val_loss", "train_loss"],
+    ...["val_cross_entropy", "train_cross_entropy", "val_objective", "train_objective"],
+  ];
   const DERIVED = /^(clock_|group|seconds|learning_rate|norm)/;
   const LAST = ["norm", "learning_rate"];
 
@@ -171,7 +174,7 @@
     const title = words.length > 1 ? stem(names[0]).replaceAll("_", " ") : words[0];
     const place = html("div", { class: "plot", tabindex: "0" });
     const keys = single && lines.length > 1 ? lines.map((line) => html("span", { class: "key" }, [initmem.sample(line.style), line.label])) : [];
-    const points = lines.flatMap((line) => line.points), log = names[0].includes("loss") && points.every((p) => p.y === null || p.y > 0);
+    const points = lines.flatMap((line) => line.points), log = /loss|cross_entropy|objective/.test(names[0]) && points.every((p) => p.y === null || p.y > 0);
     const spec = {
       title,
       lines,
