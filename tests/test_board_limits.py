@@ -119,7 +119,7 @@ def test_a_silent_connection_is_closed(store: Store, monkeypatch: pytest.MonkeyP
 
 def test_an_answer_nobody_reads_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr("initmem.report.html.static", lambda name: "x" * (64 << 20))
+    monkeypatch.setattr("initmem.report.page.static", lambda name: "x" * (64 << 20))
     with serving(store) as board, connect(board.port) as line:
         line.sendall(request(board.port, "/static/page.js"))
         time.sleep(2)
