@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -306,33 +303,3 @@ def test_left_to_the_library_where_it_was_not_written_for_it():
         assert not native.can_normalize(x, pool=True)
     torch.set_num_threads(2)
     assert not native.can_normalize(x, pool=True)
-
-
-def has_it(monkeypatch: pytest.MonkeyPatch, folder: Path, **environment: str) -> bool:
-    """Whether a process that begins now has the code."""
-    with monkeypatch.context() as changed:
-        for name, value in {"INITMEM_DATA": str(folder), **environment}.items():
-            changed.setenv(name, value)
-        return native.library.__wrapped__() is not None
-
-
-def test_compiled_once_and_kept(tmp_path, monkeypatch):
-    assert has_it(monkeypatch, tmp_path / "cache")
-    (kept,) = (tmp_path / "cache").iterdir()
-    assert has_it(monkeypatch, tmp_path / "cache", PATH="/nowhere")  # no compiler needed any more
-    whole = tmp_path / "again" / kept.name
-    whole.parent.mkdir()
-    whole.write_bytes(b"broken")
-    assert has_it(monkeypatch, tmp_path / "again")
-    ctypes.CDLL(str(whole))
-
-
-def test_without_a_compiler_the_library_does_the_work(tmp_path, monkeypatch):
-    assert not has_it(monkeypatch, tmp_path, PATH="/nowhere")
-    assert not has_it(monkeypatch, tmp_path, INITMEM_NATIVE="0")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    assert has_it(monkeypatch, tmp_path / "file" / "cache")

@@ -1,7 +1,7 @@
 """Layers in C for a single core: what PyTorch does in many passes over memory, done in a few.
 
-The code is compiled for this CPU on first use, which takes about a second, and kept in the cache directory.
-Without a C compiler, or with INITMEM_NATIVE=0, PyTorch does all the work.
+The code is compiled for this CPU on first use (`initmem.train.compiled`), which takes a few seconds. Without
+a C compiler, or with INITMEM_NATIVE=0, PyTorch does all the work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from initmem.train.native.build import library as library
+from initmem.train import compiled
 
 LANES = 8  # floats per SIMD vector: the number of channels, or of lanes, is a multiple of this
 
@@ -30,6 +30,20 @@ class Lanes(NamedTuple):
 
 
 SINGLE = Lanes(1, 1)
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled code; None if it is not available."""
+    return compiled.library().code
+
+
+def layers(device: torch.device, dtype: torch.dtype) -> str:
+    """What computes the layers of a pack, for its provenance: C and which build, or PyTorch and why."""
+    if library() is None or ready(device, dtype):
+        return str(compiled.library())
+    threads = torch.get_num_threads()
+    kind = str(dtype).removeprefix("torch.")
+    return f"PyTorch (device {device.type}, {kind}, {threads} threads; C: cpu, float32, 1 thread)"
 
 
 def ready(device: torch.device, dtype: torch.dtype) -> bool:
