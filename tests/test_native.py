@@ -12,7 +12,7 @@ from initmem.data import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import native
-from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv, by_replica
+from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv, LayerNorm, by_replica
 from initmem.train.pack import Pack
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
@@ -206,17 +206,93 @@ def test_normalization_in_lanes_is_that_of_every_replica(lanes, pool):
     assert off(found, F.max_pool2d(expected, 2) if pool else expected) < 1e-6
 
 
+def layer_reference(x: Tensor, gamma: Tensor, beta: Tensor, replicas: int, *, pool: bool) -> Tensor:
+    """Mean and variance over the channels of each replica, written out; pooling after ReLU; in float64."""
+    y = x.unflatten(1, (replicas, -1))
+    variance, mean = torch.var_mean(y, 2, correction=0, keepdim=True)
+    y = ((y - mean) / (variance + NORM_EPSILON).sqrt()).flatten(1, 2)
+    y = F.relu(y * gamma[:, None, None] + beta[:, None, None])
+    return F.max_pool2d(y, 2) if pool else y
+
+
+def layer_norm(replicas: int, channels: int) -> LayerNorm:
+    layer = LayerNorm(replicas, channels)
+    torch.nn.init.normal_(layer.gamma), torch.nn.init.normal_(layer.beta)  # also negative factors
+    return layer
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize(("n", "channels", "side"), [(3, 8, 6), (5, 24, 4), (2, 64, 16), (1, 16, 2)])
+def test_layer_normalization_and_its_gradients(n, channels, side, pool):
+    x, layer = (images(n, channels, side) * 2 + 3).requires_grad_(), layer_norm(1, channels)
+    grad_output = images(n, channels, side // 2 if pool else side, seed=1)
+    given = x, layer.gamma, layer.beta
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    assert layer.is_fused(x, pool=pool)
+    found, expected = layer.then_relu(x, pool=pool), layer_reference(*exact, 1, pool=pool)
+    assert off(found, expected) < 1e-6
+    assert_gradients(found, given, expected, exact, grad_output, 2e-6)
+    of_library = F.relu(layer(x))
+    assert off(found, (F.max_pool2d(of_library, 2) if pool else of_library).double()) < 1e-6
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("pool", [False, True])
+def test_layer_normalization_in_lanes_is_that_of_every_replica(lanes, pool):
+    channels = 4 * lanes.replicas
+    x, layer = (torch.randn(3, channels, 4, 4) + 1).requires_grad_(), layer_norm(lanes.replicas, 4)
+    grad_output = torch.randn(3, channels, 2 if pool else 4, 2 if pool else 4)
+    given = x, layer.gamma, layer.beta
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    assert not layer.is_fused(x, pool=pool)  # only in lanes
+    found = out_of_lanes(layer.in_lanes(in_lanes(x, lanes), lanes, pool=pool), lanes)
+    expected = layer_reference(*exact, lanes.replicas, pool=pool)
+    assert off(found, expected) < 1e-6
+    assert_gradients(found, given, expected, exact, grad_output, 2e-6)
+
+
+def test_layer_normalization_far_from_zero_keeps_its_digits():
+    x, layer = images(4, 8, 8) * 0.1 + 1000, layer_norm(1, 8)
+    expected = layer_reference(x.double(), layer.gamma.double(), layer.beta.double(), 1, pool=False)
+    assert off(layer.then_relu(x), expected) < 1e-3  # the inputs themselves have seven digits
+    assert off(F.relu(layer(x)), expected) < 1e-3
+
+
+def test_of_equal_values_the_first_has_the_slope_in_layer_normalization():
+    x = images(1, 8, 1).expand(2, 8, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
+    layer = layer_norm(1, 8)
+    grad_output = images(2, 8, 2)
+    (found,) = torch.autograd.grad(layer.then_relu(x, pool=True), x, grad_output)
+    y = F.relu(F.max_pool2d(layer.double()(x.double()), 2))
+    (expected,) = torch.autograd.grad(y, x, grad_output.double())
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_what_is_not_a_number_stays_so_in_layer_normalization():
+    for place in range(4):
+        x, lanes = images(2, 8, 4), native.lanes_for(4)
+        x[1, 3, place // 2, place % 2] = float("nan")
+        with torch.no_grad():
+            y = LayerNorm(1, 8).then_relu(x, pool=True)
+            packed = out_of_lanes(LayerNorm(4, 2).in_lanes(in_lanes(x, lanes), lanes, pool=True), lanes)
+        assert y[1, :, 0, 0].isnan().all()
+        assert not y[0].isnan().any()
+        assert packed[1, 2:4, 0, 0].isnan().all()
+        assert packed.isnan().sum() == 2  # the other replicas are undisturbed
+
+
 def test_images_that_all_replicas_share_are_in_every_lane():
     lanes, x = native.lanes_for(5), torch.randn(2, 3, 4, 4)
     assert torch.equal(out_of_lanes(native.into_lanes(x, 3, lanes), lanes), x.repeat(1, 5, 1, 1))
 
 
+@pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize("replicas", [4, 10])
-def test_a_pack_in_lanes_goes_the_way_of_a_pack_of_the_library(replicas, monkeypatch):
+def test_a_pack_in_lanes_goes_the_way_of_a_pack_of_the_library(replicas, norm, monkeypatch):
     """And a replica that is not a number disturbs no other."""
 
     def trained() -> Pack:
-        packed = pack(replicas, width=4)
+        packed = pack(replicas, width=4, norm=norm)
         with torch.no_grad():
             by_replica(packed.network.kernels()[0], replicas)[2].fill_(float("nan"))
         for _ in range(2):
@@ -239,7 +315,7 @@ def test_packs_that_lanes_do_not_suit_are_left_to_the_library():
     assert pack(4, width=4).network.lanes is not None
     assert pack(2, width=4).network.lanes is None  # three lanes of four would be empty
     assert pack(4, width=6).network.lanes is None
-    assert pack(4, width=4, norm="layer").network.lanes is None
+    assert pack(4, width=4, norm="layer").network.lanes is not None
     assert not hasattr(pack(4, width=4, model="resnet56").network, "lanes")
     torch.set_num_threads(2)
     assert pack(4, width=4).network.lanes is None
@@ -258,19 +334,25 @@ def pack(replicas: int = 1, **fields: object) -> Pack:
     )
 
 
-@pytest.mark.parametrize("model", ["resnet9", "resnet56"])
-def test_a_run_goes_the_same_way_with_and_without(model, monkeypatch):
+BATCH, LAYER = {"normalize", "normalize_fixed", "convolve"}, {"layer_normalize", "convolve"}
+
+
+@pytest.mark.parametrize(
+    ("model", "norm", "functions"),
+    [("resnet9", "batch", BATCH), ("resnet56", "batch", BATCH), ("resnet9", "layer", LAYER)],
+)
+def test_a_run_goes_the_same_way_with_and_without(model, norm, functions, monkeypatch):
     used = []
-    for name in ("normalize", "normalize_fixed", "convolve"):
+    for name in BATCH | LAYER:
         whole = getattr(native, name)
         monkeypatch.setattr(native, name, lambda *a, w=whole, n=name, **k: used.append(n) or w(*a, **k))
-    ours = pack(model=model)
+    ours = pack(model=model, norm=norm)
     for _ in range(2):
         ours.train_epoch()
-    assert set(used) == {"normalize", "normalize_fixed", "convolve"}
+    assert set(used) == functions
     used.clear()
     monkeypatch.setattr(native, "library", lambda: None)
-    theirs = pack(model=model)
+    theirs = pack(model=model, norm=norm)
     for _ in range(2):
         theirs.train_epoch()
     assert not used

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from initmem.store.files import processor_lines, reason, write_atomic
 
 SOURCE = Path(__file__).parent / "native"
-SOURCES = ("normalize.c", "winograd.c", "lanes.c")
+SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c")
 HEADER = "vectors.h"
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
 LARGEST = 1 << 24  # bytes of a compiled file; it has some 100,000
@@ -37,6 +37,8 @@ _ARGUMENTS = {
     "normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
     "normalize_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
     "normalize_backward": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 4],
+    "layer_normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 2],
+    "layer_normalize_backward": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 6],
     "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER],
     "convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
     "lanes_convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],

@@ -144,6 +144,43 @@ class _Normalize(torch.autograd.Function):
         return grad_x, grad_gamma, grad_beta, None, None, None, None, None
 
 
+def layer_normalize(
+    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, *, pool: bool, lanes: Lanes = SINGLE
+) -> Tensor:
+    """Layer normalization over channels at each pixel, 2x2 max pooling if `pool`, and ReLU."""
+    y: Tensor = _LayerNormalize.apply(x, gamma, beta, epsilon, pool, lanes)
+    return y
+
+
+class _LayerNormalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, pool: bool, lanes: Lanes
+    ) -> Tensor:
+        n, channels, height, width = x.shape
+        y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2, lanes.lanes)
+        _code().layer_normalize(
+            x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(),
+            epsilon, saved.data_ptr(), y.data_ptr(),
+        )  # fmt: skip
+        ctx.save_for_backward(x, gamma, beta, saved)
+        ctx.pool, ctx.lanes = pool, lanes
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, gamma, beta, saved = ctx.saved_tensors
+        n, channels, height, width = x.shape
+        grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+        grad_x, grad_gamma, grad_beta = map(torch.empty_like, (x, gamma, beta))
+        _code().layer_normalize_backward(
+            x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
+            gamma.data_ptr(), beta.data_ptr(), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(),
+            grad_beta.data_ptr(),
+        )  # fmt: skip
+        return grad_x, grad_gamma, grad_beta, None, None, None
+
+
 def can_convolve(x: Tensor, kernel: Tensor) -> bool:
     """Whether `convolve` supports this layer. It was faster than PyTorch wherever it was measured."""
     outputs, inputs = kernel.shape[:2]

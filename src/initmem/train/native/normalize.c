@@ -3,14 +3,6 @@
 
 #include "vectors.h"
 
-typedef int mask __attribute__((vector_size(32), aligned(4)));
-
-static inline vec where(mask which, vec yes) { return (vec)(which & (mask)yes); }
-static inline vec choose(mask which, vec yes, vec no) { return (vec)((which & (mask)yes) | (~which & (mask)no)); }
-/* Both propagate NaN, so that a diverging run is noticed. */
-static inline vec larger(vec a, vec b) { return choose((a >= b) | (a != a), a, b); }
-static inline vec relu(vec v) { return where(~(v < 0), v); }
-
 /* Mean and biased variance of every channel. One pass suffices without cancellation, because the squares are taken
    about a pivot inside the data: the mean of the first pixels. */
 static void statistics(const float *x, num pixels, num channels, double *mean, double *variance)

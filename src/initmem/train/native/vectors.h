@@ -7,6 +7,7 @@
 #include <string.h>
 
 typedef float vec __attribute__((vector_size(32), aligned(4)));
+typedef int mask __attribute__((vector_size(32), aligned(4)));
 typedef long num;
 
 enum {
@@ -17,6 +18,12 @@ enum {
 static inline vec load(const float *p) { return *(const vec *)p; }
 static inline void store(float *p, vec v) { *(vec *)p = v; }
 static inline num minimum(num a, num b) { return a < b ? a : b; }
+
+static inline vec where(mask which, vec yes) { return (vec)(which & (mask)yes); }
+static inline vec choose(mask which, vec yes, vec no) { return (vec)((which & (mask)yes) | (~which & (mask)no)); }
+/* Both propagate NaN, so that a diverging run is noticed. */
+static inline vec larger(vec a, vec b) { return choose((a >= b) | (a != a), a, b); }
+static inline vec relu(vec v) { return where(~(v < 0), v); }
 
 static inline void add(double *sums, vec v)
 {
