@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import time
 
 import pytest
@@ -11,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import fake_record
 from initmem.data import sizes
-from initmem.engines.packing import packs
 from initmem.engines.plan import (
     Pipeline,
     _makespan,
@@ -120,22 +118,6 @@ def test_a_pipeline_is_timed_too() -> None:
 )  # fmt: skip
 def test_durations_are_for_people(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
-
-
-def test_remembered_measurements_change_nothing(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier versions kept pack sizes, measured in a noisy minute, in a file in the cache directory."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("INITMEM_DATA", raising=False)
-    study = load_study("quickstart")
-    shapes = [sizes(recipe) for recipe in study.recipes]
-    before = packs(study, shapes, size=None, workers=2)
-    (tmp_path / "initmem").mkdir()
-    keys = [recipe.id for recipe in study.recipes]
-    old = json.dumps({"version": 1, "packs": dict.fromkeys(keys, 1)} | dict.fromkeys(keys, 1))
-    (tmp_path / "initmem" / "packs.json").write_text(old)
-    assert packs(study, shapes, size=None, workers=2) == before
-    assert (tmp_path / "initmem" / "packs.json").read_text() == old
-    assert min(map(len, before)) > 8  # the planted file says 1
 
 
 def test_disk_is_what_a_record_takes(tiny: Recipe) -> None:
