@@ -58,7 +58,7 @@ def test_it_is_compiled_once_and_kept_in_private(cache, monkeypatch):
     assert path.name == f"{first.build}.{hashlib.sha256(path.read_bytes()).hexdigest()}.so"
     monkeypatch.setenv("PATH", "/nowhere")  # no compiler needed any more
     assert begin().build == first.build
-    assert str(begin()) == f"C ({first.build})"
+    assert str(begin()) == f"C ({first.build}, vectors of 8)"  # this fixture asks for no more
 
 
 def test_another_compiler_other_flags_or_another_processor_is_another_build(cache, tmp_path, monkeypatch):

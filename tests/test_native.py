@@ -11,7 +11,7 @@ from torch import Tensor
 from initmem.data import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
-from initmem.train import native
+from initmem.train import compiled, native
 from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv, LayerNorm, by_replica
 from initmem.train.pack import Pack
 
@@ -26,6 +26,16 @@ def one_thread_and_one_seed():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[8, 16])
+def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Each width of vectors that this processor has."""
+    library = compiled.library()
+    if library.widest < request.param:
+        pytest.skip("no vectors of this width")
+    monkeypatch.setattr(compiled, "library", lambda: library._replace(widest=request.param))
+    return request.param
 
 
 def images(n: int, channels: int, side: int, seed: int = 0) -> Tensor:
@@ -131,9 +141,12 @@ def test_what_is_not_a_number_stays_so(training):
 
 @pytest.mark.parametrize(
     ("n", "inputs", "outputs", "side"),
-    [(1, 8, 8, 4), (2, 8, 16, 32), (5, 16, 32, 16), (33, 32, 24, 8), (17, 64, 48, 4), (3, 24, 8, 12)],
-)
-def test_convolution_and_its_gradients(n, inputs, outputs, side):
+    [
+        (1, 8, 8, 4), (2, 8, 16, 32), (5, 16, 32, 16), (33, 32, 24, 8), (17, 64, 48, 4), (3, 24, 8, 12),
+        (70, 160, 112, 4),
+    ],
+)  # fmt: skip
+def test_convolution_and_its_gradients(vectors, n, inputs, outputs, side):
     layer = Conv(1, inputs, outputs)
     with torch.no_grad():
         layer.kernel.normal_(), layer.bias.normal_()
@@ -166,7 +179,7 @@ def out_of_lanes(y: Tensor, lanes: native.Lanes) -> Tensor:
     ("n", "inputs", "outputs", "side"),
     [(3, 1, 4, 8), (2, 4, 8, 4), (5, 3, 4, 2), (17, 8, 4, 1), (1, 4, 4, 5)],
 )
-def test_a_convolution_in_lanes_is_that_of_every_replica(lanes, n, inputs, outputs, side):
+def test_a_convolution_in_lanes_is_that_of_every_replica(vectors, lanes, n, inputs, outputs, side):
     kernel, bias = torch.randn(lanes.replicas * outputs, inputs, 3, 3), torch.randn(lanes.replicas * outputs)
     x = torch.randn(n, lanes.replicas * inputs, side, side)
     grad_output = torch.randn(n, len(kernel), side, side)
@@ -368,6 +381,34 @@ def test_a_convolution_of_oblong_images_without_gradients():
         assert native.can_convolve(x, layer.kernel)
         found, expected = layer(x), F.conv2d(x.double(), layer.kernel.double(), padding=1)
     assert off(found, expected) < 5e-6
+
+
+@pytest.mark.parametrize(
+    ("channels", "replicas", "wide"), [(16, 1, True), (24, 1, False), (4, 13, True), (4, 8, False)]
+)
+def test_the_widest_vectors_that_are_filled_are_used(vectors, channels, replicas, wide, monkeypatch):
+    called = []
+
+    class Code:
+        def __getattr__(self, name):
+            called.append(name)
+            return getattr(compiled.library().code, name)
+
+    monkeypatch.setattr(native, "_code", Code)
+    if replicas == 1:
+        layer = Conv(1, channels, channels).to(memory_format=torch.channels_last)
+        native.convolve(images(1, channels, 4), layer.kernel, layer.bias)
+    else:
+        lanes, layer = native.lanes_for(replicas), Conv(replicas, channels, channels)
+        x = in_lanes(torch.randn(1, replicas * channels, 4, 4), lanes)
+        native.convolve(x, layer.kernel, layer.bias, lanes)
+    assert [name.endswith("_wide") for name in called] == [wide and vectors == 16]
+
+
+def test_large_kernels_on_few_pixels_are_left_to_the_library(vectors):
+    kernel = torch.zeros(128, 128, 3, 3).to(memory_format=torch.channels_last)
+    assert native.can_convolve(images(32, 128, 4), kernel)
+    assert native.can_convolve(images(16, 128, 4), kernel) == (vectors == 8)
 
 
 def test_left_to_the_library_where_it_was_not_written_for_it():

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from initmem.store.files import processor_lines, reason, write_atomic
 
 SOURCE = Path(__file__).parent / "native"
-SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c")
+SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c")
 HEADER = "vectors.h"
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
 LARGEST = 1 << 24  # bytes of a compiled file; it has some 100,000
@@ -51,10 +51,15 @@ class Library(NamedTuple):
 
     code: ctypes.CDLL | None
     build: str = ""  # identifies source, flags, processor and compiler
+    widest: int = 0  # floats in its widest vectors
     reason: str = ""  # why PyTorch computes all layers
 
     def __str__(self) -> str:
-        return f"C ({self.build})" if self.code is not None else f"PyTorch ({self.reason})"
+        return (
+            f"C ({self.build}, vectors of {self.widest})"
+            if self.code is not None
+            else f"PyTorch ({self.reason})"
+        )
 
 
 class Unusable(Exception):
@@ -71,10 +76,12 @@ def library() -> Library:
     except Unusable as error:
         LOG.info("layers: PyTorch (%s)", error)
         return Library(None, reason=str(error))
-    for name, arguments in _ARGUMENTS.items():
+    wide = {f"{name}_wide": types for name, types in _ARGUMENTS.items() if "convolve" in name}
+    widest = int(code.widest())
+    for name, arguments in (_ARGUMENTS | (wide if widest > 8 else {})).items():
         function = getattr(code, name)
         function.argtypes, function.restype = arguments, _FLAG if "convolve" in name else None
-    return Library(code, build)
+    return Library(code, build, widest)
 
 
 def folder() -> Path:
