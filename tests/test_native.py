@@ -82,6 +82,41 @@ def test_normalization_and_its_gradients(n, channels, side, pool):
     assert off(layer.batch_variance, flat.var(1)) < 1e-6
 
 
+@pytest.mark.parametrize(("n", "channels", "side"), [(3, 8, 5), (5, 24, 4), (2, 64, 16)])
+def test_normalization_with_a_skip_connection(n, channels, side):
+    x, skip = (
+        (images(n, channels, side) * 2 + 3).requires_grad_(),
+        images(n, channels, side, 2).requires_grad_(),
+    )
+    layer, grad_output = BatchNorm(1, channels), images(n, channels, side, seed=1)
+    torch.nn.init.normal_(layer.gamma), torch.nn.init.normal_(layer.beta)
+    given = x, layer.gamma, layer.beta, skip
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    assert native.can_normalize(x, pool=False, skip=skip)
+    found = layer.then_add_relu(x, skip)
+    mean, variance = (
+        exact[0].mean((0, 2, 3), keepdim=True),
+        exact[0].var((0, 2, 3), correction=0, keepdim=True),
+    )
+    unit = (exact[0] - mean) / (variance + NORM_EPSILON).sqrt()
+    expected = F.relu(unit * exact[1][:, None, None] + exact[2][:, None, None] + exact[3])
+    assert off(found, expected) < 1e-6
+    assert_gradients(found, given, expected, exact, grad_output, 2e-6)
+    layer.eval()
+    layer.moving_mean.uniform_(-1, 1), layer.moving_variance.uniform_(0.5, 2)
+    with torch.no_grad():
+        found = layer.then_add_relu(x, skip)
+        assert off(found, F.relu(layer.double()(x.double()) + skip)) < 1e-6
+
+
+def test_a_skip_connection_in_another_layout_is_left_to_the_library():
+    x, layer = images(2, 8, 4), BatchNorm(1, 8)
+    assert not native.can_normalize(x, pool=False, skip=x.contiguous())
+    assert not native.can_normalize(x, pool=True, skip=x)
+    found = layer.then_add_relu(x, images(2, 8, 4, seed=1).contiguous())
+    assert off(found, layer.then_add_relu(x, images(2, 8, 4, seed=1)).double()) < 1e-6
+
+
 def test_another_default_type_changes_nothing():
     """New tensors are of the type of the images, whatever a user's process prefers."""
     x, layer = images(2, 8, 4), Conv(1, 8, 8).to(memory_format=torch.channels_last)

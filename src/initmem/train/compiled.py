@@ -34,9 +34,9 @@ _POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, 
 _IMAGES = [_NUMBER] * 4  # images, height, width, channels
 _PACK = [_NUMBER] * 2  # replicas, lanes
 _ARGUMENTS = {
-    "normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 4],
-    "normalize_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 3],
-    "normalize_backward": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 4],
+    "normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 3, _REAL, *[_POINTER] * 4],
+    "normalize_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 3, _REAL, *[_POINTER] * 3],
+    "normalize_backward": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 6],
     "layer_normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 2],
     "layer_normalize_backward": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 6],
     "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER],

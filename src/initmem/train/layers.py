@@ -118,6 +118,10 @@ class Norm(nn.Module):
             x = F.max_pool2d(x, 2)
         return F.relu(x)
 
+    def then_add_relu(self, x: Tensor, skip: Tensor) -> Tensor:
+        """Normalize (batch, replica * channel, h, w), add a skip connection of the same shape, then ReLU."""
+        return F.relu(self(x) + skip)
+
     def is_fused(self, x: Tensor, *, pool: bool) -> bool:
         """Whether normalization, pooling and ReLU are one call in C for images that are not in lanes."""
         raise NotImplementedError
@@ -163,14 +167,20 @@ class BatchNorm(Norm):
         """In C, channels are normalized one by one, whatever replica they belong to."""
         return native.can_normalize(x, pool=pool)
 
-    def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool) -> Tensor:
-        """The same as `then_relu` in C, for images in lanes."""
+    def then_add_relu(self, x: Tensor, skip: Tensor) -> Tensor:
+        """Normalize (batch, replica * channel, h, w), add a skip connection of the same shape, then ReLU."""
+        if not native.can_normalize(x, pool=False, skip=skip):
+            return super().then_add_relu(x, skip)
+        return self.in_lanes(x, native.SINGLE, pool=False, skip=skip)
+
+    def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool, skip: Tensor | None = None) -> Tensor:
+        """The same as `then_relu`, or `then_add_relu`, in C, for images in lanes."""
         if not self.training:
             moving = native.NormVariables(self.gamma, self.beta, self.moving_mean, self.moving_variance)
-            return native.normalize_fixed(x, moving, NORM_EPSILON, pool=pool, lanes=lanes)
+            return native.normalize_fixed(x, moving, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
         self.count = x.numel() // x.shape[1]
         batch = native.NormVariables(self.gamma, self.beta, self.batch_mean, self.batch_variance)
-        return native.normalize(x, batch, NORM_EPSILON, pool=pool, lanes=lanes)
+        return native.normalize(x, batch, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
 
 
 @torch.no_grad()

@@ -95,7 +95,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
         y = self.norm1.then_relu(self.conv1(x))
-        return F.relu(self.norm2(self.conv2(y)) + self.skip(x))
+        return self.norm2.then_add_relu(self.conv2(y), self.skip(x))
 
 
 class DeepResNet(Network):

@@ -66,11 +66,12 @@ def _suits(x: Tensor) -> bool:
     )
 
 
-def can_normalize(x: Tensor, *, pool: bool) -> bool:
-    """Whether `normalize` supports this batch."""
+def can_normalize(x: Tensor, *, pool: bool, skip: Tensor | None = None) -> bool:
+    """Whether `normalize` supports this batch, and the skip connection that is added to it."""
     _, channels, height, width = x.shape
     even = height % 2 == width % 2 == 0
-    return channels % LANES == 0 and (even or not pool) and _suits(x)
+    fits = skip is None or (skip.shape == x.shape and not pool and _suits(skip))
+    return channels % LANES == 0 and (even or not pool) and fits and _suits(x)
 
 
 class NormVariables(NamedTuple):
@@ -87,23 +88,35 @@ class NormVariables(NamedTuple):
 
 
 def normalize(
-    x: Tensor, variables: NormVariables, epsilon: float, *, pool: bool, lanes: Lanes = SINGLE
+    x: Tensor,
+    variables: NormVariables,
+    epsilon: float,
+    *,
+    pool: bool,
+    lanes: Lanes = SINGLE,
+    skip: Tensor | None = None,
 ) -> Tensor:
-    """Batch normalization with batch statistics, 2x2 max pooling if `pool`, and ReLU."""
-    y: Tensor = _Normalize.apply(x, *variables, epsilon, pool, lanes)
+    """Batch normalization with batch statistics, 2x2 max pooling if `pool`, + `skip` if given, and ReLU."""
+    y: Tensor = _Normalize.apply(x, *variables, skip, epsilon, pool, lanes)
     return y
 
 
 def normalize_fixed(
-    x: Tensor, variables: NormVariables, epsilon: float, *, pool: bool, lanes: Lanes = SINGLE
+    x: Tensor,
+    variables: NormVariables,
+    epsilon: float,
+    *,
+    pool: bool,
+    lanes: Lanes = SINGLE,
+    skip: Tensor | None = None,
 ) -> Tensor:
     """The same with given statistics; not differentiable."""
     n, channels, height, width = x.shape
     gamma, beta, mean, variance = (tensor.data_ptr() for tensor in variables)
     y = _output(x, pool=pool)
     _code().normalize_fixed(
-        x.data_ptr(), n, height, width, channels, *lanes, pool, gamma, beta, epsilon, mean, variance,
-        y.data_ptr(),
+        x.data_ptr(), n, height, width, channels, *lanes, pool, _pointer(skip), gamma, beta, epsilon, mean,
+        variance, y.data_ptr(),
     )  # fmt: skip
     return y
 
@@ -117,6 +130,7 @@ class _Normalize(torch.autograd.Function):
         beta: Tensor,
         mean: Tensor,
         variance: Tensor,
+        skip: Tensor | None,
         epsilon: float,
         pool: bool,
         lanes: Lanes,
@@ -124,25 +138,31 @@ class _Normalize(torch.autograd.Function):
         n, channels, height, width = x.shape
         y, saved = _output(x, pool=pool), x.new_empty(4, channels)
         _code().normalize(
-            x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(),
-            epsilon, mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
+            x.data_ptr(), n, height, width, channels, *lanes, pool, _pointer(skip), gamma.data_ptr(),
+            beta.data_ptr(), epsilon, mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
         )  # fmt: skip
-        ctx.save_for_backward(x, saved)
+        ctx.save_for_backward(x, saved, None if skip is None else y)
         ctx.pool, ctx.lanes = pool, lanes
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        x, saved = ctx.saved_tensors
+        x, saved, y = ctx.saved_tensors
         n, channels, height, width = x.shape
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
         total = channels // ctx.lanes.lanes * ctx.lanes.replicas  # without the empty lanes
         grad_x, grad_gamma, grad_beta = torch.empty_like(x), x.new_empty(total), x.new_empty(total)
+        grad_skip = None if y is None else torch.empty_like(x)
         _code().normalize_backward(
             x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
-            saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(),
+            _pointer(y), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(),
+            _pointer(grad_skip),
         )  # fmt: skip
-        return grad_x, grad_gamma, grad_beta, None, None, None, None, None
+        return grad_x, grad_gamma, grad_beta, None, None, grad_skip, None, None, None
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def layer_normalize(
@@ -237,7 +257,7 @@ def _convolved(
 ) -> Tensor:
     n, channels, height, width = x.shape
     y = x.new_empty(n, height, width, outputs * lanes.lanes).permute(0, 3, 1, 2)
-    pointers = x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr()
+    pointers = x.data_ptr(), kernel.data_ptr(), _pointer(bias)
     sizes = n, height, width, channels // lanes.lanes, outputs
     _call("convolve", lanes, (*pointers, *sizes), (transposed, y.data_ptr()))
     return y
