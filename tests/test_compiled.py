@@ -221,3 +221,32 @@ def test_a_run_says_what_computes_its_layers(command, tmp_path, monkeypatch):
     (record,) = Store.create(tmp_path / "store").records()
     assert record.provenance["layers"] == "PyTorch (INITMEM_NATIVE=0)"
     assert record.provenance["native"] is False
+
+
+@pytest.mark.parametrize(
+    ("compiler", "runner"),
+    [("cc", []), ("aarch64-linux-gnu-gcc", ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"])],
+    ids=["here", "NEON"],
+)
+def test_the_layers_agree_with_plain_loops(compiler, runner, tmp_path):
+    """Also on ARM, emulated: there, PyTorch is not at hand to compare with."""
+    if any(shutil.which(program) is None for program in (compiler, *runner[:1])):
+        pytest.skip(f"no {compiler} or no emulator")
+    sources = [
+        Path(__file__).parent / "native_check.c",
+        *(compiled.SOURCE / name for name in compiled.SOURCES),
+    ]
+    flags = [flag for flag in compiled.FLAGS if flag not in ("-shared", "-march=native")]
+    command = [
+        compiler,
+        *map(str, sources),
+        *flags,
+        "-Wall",
+        "-Werror=implicit",
+        "-o",
+        str(tmp_path / "check"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    done = subprocess.run([*runner, str(tmp_path / "check")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("e-") == 5
