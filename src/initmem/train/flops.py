@@ -16,6 +16,7 @@ class Flops(NamedTuple):
 
     forward: int
     training: int  # forward pass plus the gradients of kernels and inputs
+    layers: int  # with a kernel
 
 
 def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
@@ -28,7 +29,7 @@ def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
         layers = _deep(recipe.width, shape, classes, n={"resnet56": 9, "resnet110": 18}[recipe.model])
     forward = sum(layers)
     # In the backward pass every layer needs both gradients, except the first: its input is the image.
-    return Flops(forward, 3 * forward - layers[0])
+    return Flops(forward, 3 * forward - layers[0], len(layers))
 
 
 def _conv(inputs: int, outputs: int, side: tuple[int, int], size: int = 3, *, stride: int = 1) -> int:
