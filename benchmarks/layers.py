@@ -23,7 +23,8 @@ from initmem.train.layers import BatchNorm, Conv, LayerNorm, Norm
 
 CONVOLUTIONS = (  # images, inputs, outputs, side: of resnet9 w8, w16 and w64 and of resnet56
     (16, 8, 16, 32), (16, 16, 16, 16), (16, 32, 64, 8), (128, 16, 32, 32), (128, 128, 128, 4),
-    (128, 16, 16, 32), (128, 64, 64, 8), (16, 128, 256, 16), (16, 256, 512, 8),
+    (128, 16, 16, 32), (128, 64, 64, 8), (16, 128, 256, 16), (16, 256, 512, 8), (16, 128, 128, 4),
+    (16, 512, 512, 4),
 )  # fmt: skip
 NORMS = ((16, 8, 32), (16, 32, 16), (128, 16, 32))  # images, channels, side
 
