@@ -121,7 +121,10 @@ def test_plan() -> None:
     assert found["summary"]["schedule"]["gpus"] == 2
     assert len(found["rows"]) == 4
     assert found["rows"][0]["clock_adaptive"] > 0
+    assert found["summary"]["hours_here"] <= found["summary"]["hours_busy"]
     assert_refused(initmem("plan", "quickstart", "--accelerator", "abacus"), "abacus", "h100")
+    linear = told("plan", "linear", "--effort", "smoke", "--json")
+    assert (linear["summary"]["runs"], len(linear["rows"]), linear["rows"][0]["flops"]) == (36, 9, None)
 
 
 def test_status_and_measure(filled: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,8 +11,8 @@ from torch import Tensor
 from initmem.data import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
-from initmem.train import native
-from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv, by_replica
+from initmem.train import compiled, native
+from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv, LayerNorm, by_replica
 from initmem.train.pack import Pack
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
@@ -29,6 +26,16 @@ def one_thread_and_one_seed():
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[8, 16])
+def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Each width of vectors that this processor has."""
+    library = compiled.library()
+    if library.widest < request.param:
+        pytest.skip("no vectors of this width")
+    monkeypatch.setattr(compiled, "library", lambda: library._replace(widest=request.param))
+    return request.param
 
 
 def images(n: int, channels: int, side: int, seed: int = 0) -> Tensor:
@@ -73,6 +80,41 @@ def test_normalization_and_its_gradients(n, channels, side, pool):
     flat = exact[0].detach().movedim(1, 0).flatten(1)
     assert off(layer.batch_mean, flat.mean(1)) < 1e-6
     assert off(layer.batch_variance, flat.var(1)) < 1e-6
+
+
+@pytest.mark.parametrize(("n", "channels", "side"), [(3, 8, 5), (5, 24, 4), (2, 64, 16)])
+def test_normalization_with_a_skip_connection(n, channels, side):
+    x, skip = (
+        (images(n, channels, side) * 2 + 3).requires_grad_(),
+        images(n, channels, side, 2).requires_grad_(),
+    )
+    layer, grad_output = BatchNorm(1, channels), images(n, channels, side, seed=1)
+    torch.nn.init.normal_(layer.gamma), torch.nn.init.normal_(layer.beta)
+    given = x, layer.gamma, layer.beta, skip
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    assert native.can_normalize(x, pool=False, skip=skip)
+    found = layer.then_add_relu(x, skip)
+    mean, variance = (
+        exact[0].mean((0, 2, 3), keepdim=True),
+        exact[0].var((0, 2, 3), correction=0, keepdim=True),
+    )
+    unit = (exact[0] - mean) / (variance + NORM_EPSILON).sqrt()
+    expected = F.relu(unit * exact[1][:, None, None] + exact[2][:, None, None] + exact[3])
+    assert off(found, expected) < 1e-6
+    assert_gradients(found, given, expected, exact, grad_output, 2e-6)
+    layer.eval()
+    layer.moving_mean.uniform_(-1, 1), layer.moving_variance.uniform_(0.5, 2)
+    with torch.no_grad():
+        found = layer.then_add_relu(x, skip)
+        assert off(found, F.relu(layer.double()(x.double()) + skip)) < 1e-6
+
+
+def test_a_skip_connection_in_another_layout_is_left_to_the_library():
+    x, layer = images(2, 8, 4), BatchNorm(1, 8)
+    assert not native.can_normalize(x, pool=False, skip=x.contiguous())
+    assert not native.can_normalize(x, pool=True, skip=x)
+    found = layer.then_add_relu(x, images(2, 8, 4, seed=1).contiguous())
+    assert off(found, layer.then_add_relu(x, images(2, 8, 4, seed=1)).double()) < 1e-6
 
 
 def test_another_default_type_changes_nothing():
@@ -134,9 +176,12 @@ def test_what_is_not_a_number_stays_so(training):
 
 @pytest.mark.parametrize(
     ("n", "inputs", "outputs", "side"),
-    [(1, 8, 8, 4), (2, 8, 16, 32), (5, 16, 32, 16), (33, 32, 24, 8), (17, 64, 48, 4), (3, 24, 8, 12)],
-)
-def test_convolution_and_its_gradients(n, inputs, outputs, side):
+    [
+        (1, 8, 8, 4), (2, 8, 16, 32), (5, 16, 32, 16), (33, 32, 24, 8), (17, 64, 48, 4), (3, 24, 8, 12),
+        (70, 160, 112, 4),
+    ],
+)  # fmt: skip
+def test_convolution_and_its_gradients(vectors, n, inputs, outputs, side):
     layer = Conv(1, inputs, outputs)
     with torch.no_grad():
         layer.kernel.normal_(), layer.bias.normal_()
@@ -169,7 +214,7 @@ def out_of_lanes(y: Tensor, lanes: native.Lanes) -> Tensor:
     ("n", "inputs", "outputs", "side"),
     [(3, 1, 4, 8), (2, 4, 8, 4), (5, 3, 4, 2), (17, 8, 4, 1), (1, 4, 4, 5)],
 )
-def test_a_convolution_in_lanes_is_that_of_every_replica(lanes, n, inputs, outputs, side):
+def test_a_convolution_in_lanes_is_that_of_every_replica(vectors, lanes, n, inputs, outputs, side):
     kernel, bias = torch.randn(lanes.replicas * outputs, inputs, 3, 3), torch.randn(lanes.replicas * outputs)
     x = torch.randn(n, lanes.replicas * inputs, side, side)
     grad_output = torch.randn(n, len(kernel), side, side)
@@ -209,17 +254,93 @@ def test_normalization_in_lanes_is_that_of_every_replica(lanes, pool):
     assert off(found, F.max_pool2d(expected, 2) if pool else expected) < 1e-6
 
 
+def layer_reference(x: Tensor, gamma: Tensor, beta: Tensor, replicas: int, *, pool: bool) -> Tensor:
+    """Mean and variance over the channels of each replica, written out; pooling after ReLU; in float64."""
+    y = x.unflatten(1, (replicas, -1))
+    variance, mean = torch.var_mean(y, 2, correction=0, keepdim=True)
+    y = ((y - mean) / (variance + NORM_EPSILON).sqrt()).flatten(1, 2)
+    y = F.relu(y * gamma[:, None, None] + beta[:, None, None])
+    return F.max_pool2d(y, 2) if pool else y
+
+
+def layer_norm(replicas: int, channels: int) -> LayerNorm:
+    layer = LayerNorm(replicas, channels)
+    torch.nn.init.normal_(layer.gamma), torch.nn.init.normal_(layer.beta)  # also negative factors
+    return layer
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize(("n", "channels", "side"), [(3, 8, 6), (5, 24, 4), (2, 64, 16), (1, 16, 2)])
+def test_layer_normalization_and_its_gradients(n, channels, side, pool):
+    x, layer = (images(n, channels, side) * 2 + 3).requires_grad_(), layer_norm(1, channels)
+    grad_output = images(n, channels, side // 2 if pool else side, seed=1)
+    given = x, layer.gamma, layer.beta
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    assert layer.is_fused(x, pool=pool)
+    found, expected = layer.then_relu(x, pool=pool), layer_reference(*exact, 1, pool=pool)
+    assert off(found, expected) < 1e-6
+    assert_gradients(found, given, expected, exact, grad_output, 2e-6)
+    of_library = F.relu(layer(x))
+    assert off(found, (F.max_pool2d(of_library, 2) if pool else of_library).double()) < 1e-6
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("pool", [False, True])
+def test_layer_normalization_in_lanes_is_that_of_every_replica(lanes, pool):
+    channels = 4 * lanes.replicas
+    x, layer = (torch.randn(3, channels, 4, 4) + 1).requires_grad_(), layer_norm(lanes.replicas, 4)
+    grad_output = torch.randn(3, channels, 2 if pool else 4, 2 if pool else 4)
+    given = x, layer.gamma, layer.beta
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    assert not layer.is_fused(x, pool=pool)  # only in lanes
+    found = out_of_lanes(layer.in_lanes(in_lanes(x, lanes), lanes, pool=pool), lanes)
+    expected = layer_reference(*exact, lanes.replicas, pool=pool)
+    assert off(found, expected) < 1e-6
+    assert_gradients(found, given, expected, exact, grad_output, 2e-6)
+
+
+def test_layer_normalization_far_from_zero_keeps_its_digits():
+    x, layer = images(4, 8, 8) * 0.1 + 1000, layer_norm(1, 8)
+    expected = layer_reference(x.double(), layer.gamma.double(), layer.beta.double(), 1, pool=False)
+    assert off(layer.then_relu(x), expected) < 1e-3  # the inputs themselves have seven digits
+    assert off(F.relu(layer(x)), expected) < 1e-3
+
+
+def test_of_equal_values_the_first_has_the_slope_in_layer_normalization():
+    x = images(1, 8, 1).expand(2, 8, 4, 4).contiguous(memory_format=torch.channels_last).requires_grad_()
+    layer = layer_norm(1, 8)
+    grad_output = images(2, 8, 2)
+    (found,) = torch.autograd.grad(layer.then_relu(x, pool=True), x, grad_output)
+    y = F.relu(F.max_pool2d(layer.double()(x.double()), 2))
+    (expected,) = torch.autograd.grad(y, x, grad_output.double())
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_what_is_not_a_number_stays_so_in_layer_normalization():
+    for place in range(4):
+        x, lanes = images(2, 8, 4), native.lanes_for(4)
+        x[1, 3, place // 2, place % 2] = float("nan")
+        with torch.no_grad():
+            y = LayerNorm(1, 8).then_relu(x, pool=True)
+            packed = out_of_lanes(LayerNorm(4, 2).in_lanes(in_lanes(x, lanes), lanes, pool=True), lanes)
+        assert y[1, :, 0, 0].isnan().all()
+        assert not y[0].isnan().any()
+        assert packed[1, 2:4, 0, 0].isnan().all()
+        assert packed.isnan().sum() == 2  # the other replicas are undisturbed
+
+
 def test_images_that_all_replicas_share_are_in_every_lane():
     lanes, x = native.lanes_for(5), torch.randn(2, 3, 4, 4)
     assert torch.equal(out_of_lanes(native.into_lanes(x, 3, lanes), lanes), x.repeat(1, 5, 1, 1))
 
 
+@pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize("replicas", [4, 10])
-def test_a_pack_in_lanes_goes_the_way_of_a_pack_of_the_library(replicas, monkeypatch):
+def test_a_pack_in_lanes_goes_the_way_of_a_pack_of_the_library(replicas, norm, monkeypatch):
     """And a replica that is not a number disturbs no other."""
 
     def trained() -> Pack:
-        packed = pack(replicas, width=4)
+        packed = pack(replicas, width=4, norm=norm)
         with torch.no_grad():
             by_replica(packed.network.kernels()[0], replicas)[2].fill_(float("nan"))
         for _ in range(2):
@@ -242,7 +363,7 @@ def test_packs_that_lanes_do_not_suit_are_left_to_the_library():
     assert pack(4, width=4).network.lanes is not None
     assert pack(2, width=4).network.lanes is None  # three lanes of four would be empty
     assert pack(4, width=6).network.lanes is None
-    assert pack(4, width=4, norm="layer").network.lanes is None
+    assert pack(4, width=4, norm="layer").network.lanes is not None
     assert not hasattr(pack(4, width=4, model="resnet56").network, "lanes")
     torch.set_num_threads(2)
     assert pack(4, width=4).network.lanes is None
@@ -261,19 +382,25 @@ def pack(replicas: int = 1, **fields: object) -> Pack:
     )
 
 
-@pytest.mark.parametrize("model", ["resnet9", "resnet56"])
-def test_a_run_goes_the_same_way_with_and_without(model, monkeypatch):
+BATCH, LAYER = {"normalize", "normalize_fixed", "convolve"}, {"layer_normalize", "convolve"}
+
+
+@pytest.mark.parametrize(
+    ("model", "norm", "functions"),
+    [("resnet9", "batch", BATCH), ("resnet56", "batch", BATCH), ("resnet9", "layer", LAYER)],
+)
+def test_a_run_goes_the_same_way_with_and_without(model, norm, functions, monkeypatch):
     used = []
-    for name in ("normalize", "normalize_fixed", "convolve"):
+    for name in BATCH | LAYER:
         whole = getattr(native, name)
         monkeypatch.setattr(native, name, lambda *a, w=whole, n=name, **k: used.append(n) or w(*a, **k))
-    ours = pack(model=model)
+    ours = pack(model=model, norm=norm)
     for _ in range(2):
         ours.train_epoch()
-    assert set(used) == {"normalize", "normalize_fixed", "convolve"}
+    assert set(used) == functions
     used.clear()
     monkeypatch.setattr(native, "library", lambda: None)
-    theirs = pack(model=model)
+    theirs = pack(model=model, norm=norm)
     for _ in range(2):
         theirs.train_epoch()
     assert not used
@@ -291,6 +418,34 @@ def test_a_convolution_of_oblong_images_without_gradients():
     assert off(found, expected) < 5e-6
 
 
+@pytest.mark.parametrize(
+    ("channels", "replicas", "wide"), [(16, 1, True), (24, 1, False), (4, 13, True), (4, 8, False)]
+)
+def test_the_widest_vectors_that_are_filled_are_used(vectors, channels, replicas, wide, monkeypatch):
+    called = []
+
+    class Code:
+        def __getattr__(self, name):
+            called.append(name)
+            return getattr(compiled.library().code, name)
+
+    monkeypatch.setattr(native, "_code", Code)
+    if replicas == 1:
+        layer = Conv(1, channels, channels).to(memory_format=torch.channels_last)
+        native.convolve(images(1, channels, 4), layer.kernel, layer.bias)
+    else:
+        lanes, layer = native.lanes_for(replicas), Conv(replicas, channels, channels)
+        x = in_lanes(torch.randn(1, replicas * channels, 4, 4), lanes)
+        native.convolve(x, layer.kernel, layer.bias, lanes)
+    assert [name.endswith("_wide") for name in called] == [wide and vectors == 16]
+
+
+def test_large_kernels_on_few_pixels_are_left_to_the_library(vectors):
+    kernel = torch.zeros(128, 128, 3, 3).to(memory_format=torch.channels_last)
+    assert native.can_convolve(images(32, 128, 4), kernel)
+    assert native.can_convolve(images(16, 128, 4), kernel) == (vectors == 8)
+
+
 def test_left_to_the_library_where_it_was_not_written_for_it():
     x, kernel = images(2, 16, 8), torch.zeros(16, 16, 3, 3).to(memory_format=torch.channels_last)
     assert native.can_normalize(x, pool=True)
@@ -306,33 +461,3 @@ def test_left_to_the_library_where_it_was_not_written_for_it():
         assert not native.can_normalize(x, pool=True)
     torch.set_num_threads(2)
     assert not native.can_normalize(x, pool=True)
-
-
-def has_it(monkeypatch: pytest.MonkeyPatch, folder: Path, **environment: str) -> bool:
-    """Whether a process that begins now has the code."""
-    with monkeypatch.context() as changed:
-        for name, value in {"INITMEM_DATA": str(folder), **environment}.items():
-            changed.setenv(name, value)
-        return native.library.__wrapped__() is not None
-
-
-def test_compiled_once_and_kept(tmp_path, monkeypatch):
-    assert has_it(monkeypatch, tmp_path / "cache")
-    (kept,) = (tmp_path / "cache").iterdir()
-    assert has_it(monkeypatch, tmp_path / "cache", PATH="/nowhere")  # no compiler needed any more
-    whole = tmp_path / "again" / kept.name
-    whole.parent.mkdir()
-    whole.write_bytes(b"broken")
-    assert has_it(monkeypatch, tmp_path / "again")
-    ctypes.CDLL(str(whole))
-
-
-def test_without_a_compiler_the_library_does_the_work(tmp_path, monkeypatch):
-    assert not has_it(monkeypatch, tmp_path, PATH="/nowhere")
-    assert not has_it(monkeypatch, tmp_path, INITMEM_NATIVE="0")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    assert has_it(monkeypatch, tmp_path / "file" / "cache")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+import time
 
 import pytest
 import torch
@@ -8,8 +10,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import fake_record
 from initmem.data import sizes
-from initmem.engines.plan import accelerator_rate, plan, record_bytes, run_flops, simulate
+from initmem.engines.plan import (
+    Pipeline,
+    _makespan,
+    accelerator_rate,
+    plan,
+    record_bytes,
+    run_flops,
+    simulate,
+)
+from initmem.engines.progress import duration as in_words
+from initmem.engines.speed import Elapsed, Speedometer
 from initmem.errors import ConfigError
+from initmem.pipeline.bundled import bundled_pipeline, schedule_of
 from initmem.recipe import MODELS, Recipe
 from initmem.shapes import flops_per_image
 from initmem.store.encoding import encode
@@ -55,6 +68,56 @@ def test_real_steps_tell_the_time(tiny_study: Study) -> None:
     found = plan(tiny_study, workers=2)
     assert found.hours_here is not None
     assert 0 < found.hours_here < 0.1
+
+
+def test_a_planned_pack_takes_about_as_long_as_a_trained_one() -> None:
+    """In processor time, which the load of others changes least."""
+    from initmem.data import load
+    from initmem.train.loop import train_pack
+
+    recipe = Recipe.parse({"dataset": "digits", "width": 4, "batch_size": 32, "epochs": 3})
+    expected = Speedometer().measure(recipe, sizes(recipe), 8).quiet
+    data, taken = load(recipe), []
+    for _ in range(2):
+        started = time.thread_time()
+        train_pack([Run(recipe, 1.0, seed) for seed in range(8)], data)
+        taken.append(time.thread_time() - started)
+    assert min(taken) / 2 < expected < 2 * min(taken)
+
+
+def test_a_busy_machine_is_a_range() -> None:
+    assert Elapsed.of(cpu=1.0, wall=1.1, seconds=10.0) == (10.0, 10.0)
+    assert Elapsed.of(cpu=1.0, wall=3.0, seconds=10.0) == (10.0, 30.0)
+
+
+def test_packs_go_to_the_first_free_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("initmem.engines.plan.cores", lambda: 2)
+    times = [Elapsed(t, 2 * t) for t in (5.0, 4.0, 3.0, 2.0)]
+    assert _makespan(times, 2) == (3 + 7, 3 + 14)
+    assert _makespan(times, 4) == (3 + 2 * 5, 3 + 2 * 10)  # four workers on two cores
+    best = min(max(sum(a), 14 - sum(a)) for n in range(5) for a in itertools.combinations((5, 4, 3, 2), n))
+    assert best == 7
+
+
+def test_a_pipeline_is_timed_too() -> None:
+    study = load_study("linear", "smoke")
+    found = plan(study, workers=2, pipeline=Pipeline(*bundled_pipeline(study), schedule_of))
+    assert (found.runs, len(found.rows), found.flops, found.accelerator_hours) == (36, 9, None, None)
+    assert found.hours_here is not None
+    assert 3 / 3600 < found.hours_here < 0.1
+    assert [row.updates for row in found.rows[:3]] == [2 * 512 // 4, 2 * 512 // 8, 2 * 512 // 16]
+    assert found.rows[0].clock_sgd == pytest.approx(found.rows[0].updates * 0.01**2 / 4)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "under 1 s"), (45, "45 s"), (600, "10 min"), (12_600, "3.5 h"), (79_200, "22 h"),
+        (1.8e5, "2.1 days"), (3.456e6, "40 days"), (61454 * 86400, "168 years"),
+    ],
+)  # fmt: skip
+def test_durations_are_for_people(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
 
 
 def test_disk_is_what_a_record_takes(tiny: Recipe) -> None:

@@ -19,9 +19,10 @@ def network(recipe: dict[str, Any], sizes: dict[str, int]) -> Any:
     """The recipe's network, from Keras' own layers."""
     layers = keras.layers
     w = recipe["width"]
+    norm = layers.LayerNormalization if recipe["norm"] == "layer" else layers.BatchNormalization
 
     def conv_norm(x: Any, outputs: int, stride: int = 1) -> Any:
-        return layers.BatchNormalization()(layers.Conv2D(outputs, 3, stride, padding="same")(x))
+        return norm()(layers.Conv2D(outputs, 3, stride, padding="same")(x))
 
     def block(x: Any, outputs: int, stride: int = 1) -> Any:
         return layers.ReLU()(conv_norm(x, outputs, stride))

@@ -16,9 +16,22 @@ from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 
+class ChannelNorm(nn.LayerNorm):
+    """Layer normalization over channels, as in ConvNeXt."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize every pixel."""
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def norm(channels: int) -> nn.Module:
+    """The recipe's normalization."""
+    return (ChannelNorm if TASK["recipe"]["norm"] == "layer" else nn.BatchNorm2d)(channels)
+
+
 def block(inputs: int, outputs: int, *, pool: bool = False) -> nn.Sequential:
-    """Convolution, batch normalization, ReLU and, where asked, max pooling."""
-    layers = [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+    """Convolution, normalization, ReLU and, where asked, max pooling."""
+    layers = [nn.Conv2d(inputs, outputs, 3, padding=1), norm(outputs), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
 
 
@@ -47,9 +60,9 @@ class Basic(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1)
-        self.norm1 = nn.BatchNorm2d(outputs)
+        self.norm1 = norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1)
-        self.norm2 = nn.BatchNorm2d(outputs)
+        self.norm2 = norm(outputs)
         self.skip = nn.Conv2d(inputs, outputs, 1, stride) if stride > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:

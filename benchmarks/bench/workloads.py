@@ -48,12 +48,15 @@ def _workload(name: str, runs: int, timed: int, **fields: Any) -> Workload:
     return Workload(f"{name} {fields['optimizer']}", Recipe.model_validate(fields), runs, timed)
 
 
-def _cifar_size(model: str, width: int, batch: int, optimizer: str, images: int) -> Workload:
+def _cifar_size(
+    model: str, width: int, batch: int, optimizer: str, images: int, norm: str = "batch"
+) -> Workload:
     """Eight epochs of 40,000 images of CIFAR-10 are as many updates as `epochs` of these fewer images."""
     epochs = round(8 * 40_000 / split_three(images)[0])
+    name = f"{model} w{width} b{batch}" + (f" {norm} norm" if norm != "batch" else "")
     return _workload(
-        f"{model} w{width} b{batch}", runs=10, timed=4, epochs=epochs, dataset=f"synthetic:{images}x3x32x32",
-        model=model, width=width, batch_size=batch, optimizer=optimizer,
+        name, runs=10, timed=4, epochs=epochs, dataset=f"synthetic:{images}x3x32x32", model=model,
+        width=width, batch_size=batch, optimizer=optimizer, norm=norm,
     )  # fmt: skip
 
 
@@ -79,6 +82,8 @@ WORKLOADS = {
         _cifar_size("resnet9", 16, 128, "adam", 2560),
         _cifar_size("resnet9", 16, 128, "muon", 2560),
         _cifar_size("resnet56", 16, 128, "sgd", 640),
+        _cifar_size("resnet9", 8, 16, "sgd", 2400, norm="layer"),
+        _cifar_size("resnet9", 64, 16, "sgd", 160),
     )
 }
 CORE = tuple(WORKLOADS)[:3]  # what `initmem bench` times unless told otherwise

@@ -16,6 +16,7 @@ class Flops(NamedTuple):
 
     forward: int
     training: int  # forward pass plus the gradients of kernels and inputs
+    layers: int  # with a kernel
 
 
 class Kernel(NamedTuple):
@@ -30,7 +31,7 @@ def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
     layers = [2 * kernel.multiplications for kernel in kernels(recipe, shape, classes)]
     forward = sum(layers)
     # In the backward pass every layer needs both gradients, except the first: its input is the image.
-    return Flops(forward, 3 * forward - layers[0])
+    return Flops(forward, 3 * forward - layers[0], len(layers))
 
 
 def kernel_weights(recipe: Recipe, shape: Shape, classes: int) -> int:

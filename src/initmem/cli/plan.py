@@ -23,7 +23,7 @@ from initmem.cli.base import (
 from initmem.errors import count
 
 if TYPE_CHECKING:
-    from initmem.engines.plan import Plan, Schedule
+    from initmem.engines.plan import Pipeline, Plan, Schedule
     from initmem.study import Study
 
 
@@ -78,7 +78,13 @@ def plan(
     if power:
         _print_power(asked, noise, pilot, memory, tolerance, wide=wide, as_json=as_json)
         return
-    made = plan_of(asked, workers=workers or cores(), accelerator=accelerator, utilization=utilization)
+    made = plan_of(
+        asked,
+        workers=workers or cores(),
+        accelerator=accelerator,
+        utilization=utilization,
+        pipeline=_pipeline(asked),
+    )
     schedule = (
         simulate(
             asked,
@@ -96,6 +102,17 @@ def plan(
         print_json("plan", rows, **summary, schedule=asdict(schedule) if schedule else None)
     else:
         _print(made, schedule, wide=wide)
+
+
+def _pipeline(study: Study) -> Pipeline | None:
+    """What trains a study of a bundled pipeline."""
+    from initmem.engines.plan import Pipeline
+    from initmem.pipeline.bundled import bundled_pipeline, schedule_of
+    from initmem.recipe import PipelineRecipe
+
+    if not any(isinstance(recipe, PipelineRecipe) for recipe in study.recipes):
+        return None
+    return Pipeline(*bundled_pipeline(study), schedule_of)
 
 
 def _print_power(
@@ -132,12 +149,21 @@ def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
     rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]
     show(table_of(f"{made.study}, effort {made.effort}", rows, PLAN), wide=wide)
     say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
+    operations = "" if made.flops is None else f"{made.flops:.2e} operations, "
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
-    say(f"{count(made.updates, 'update')}, {made.flops:.2e} operations, {size}")
-    here = duration(3600 * (made.hours_here or 0.0))
-    say(f"here, with {count(made.workers, 'worker')}: {here} (from timed training steps)")
-    share = f"{100 * made.utilization:.0f}% of its peak rate"
-    say(f"one {made.accelerator} at {share}: {duration(3600 * made.accelerator_hours)}")
+    say(f"{count(made.updates, 'update')}, {operations}{size}")
+    say(f"here, with {count(made.workers, 'worker')}: {_here(made)} (from timed training steps)")
+    if made.accelerator_hours is not None:
+        share = f"{100 * made.utilization:.0f}% of its peak rate"
+        say(f"one {made.accelerator} at {share}: {duration(3600 * made.accelerator_hours)}")
     if schedule:
         span = f"{duration(3600 * schedule.makespan_hours)}, {100 * schedule.busy:.0f}% busy"
         say(f"{schedule.gpus} of them (simulated): {span}, {count(schedule.failures, 'failure')}")
+
+
+def _here(made: Plan) -> str:
+    """The time here, and how long it would be under the present load."""
+    from initmem.engines.progress import duration
+
+    quiet, busy = duration(3600 * (made.hours_here or 0.0)), duration(3600 * (made.hours_busy or 0.0))
+    return quiet if quiet == busy else f"{quiet} if nothing else runs, {busy} under the present load"

@@ -70,7 +70,7 @@ def run(
     ] = None,
     pack: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Replicas trained together.", show_default="chosen by timing"),
+        typer.Option(min=1, metavar="N", help="Replicas trained together.", show_default="by shape"),
     ] = None,
     settings: Settings = None,
     until: Annotated[
@@ -196,6 +196,10 @@ def run(
 
         refuse_stale(opened, asked, program.fingerprint, keep_old=keep_old)
     introduce(asked, place)
+    if trainer is None and engine == "local" and device == "cpu":
+        from initmem.train.compiled import library
+
+        say(f"layers: {library()}", err=True)  # compiled here, once, if need be: not by every worker
     with display() as watch:
         if until is None:
             outcome = execute(

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import heapq
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from initmem.clocks import Schedule as RateSchedule
 from initmem.clocks import clocks, updates_per_epoch
 from initmem.data import sizes
-from initmem.engines.packing import packs
-from initmem.engines.speed import Speedometer, run_flops
+from initmem.engines.engine import Trainer, cores
+from initmem.engines.packing import pack_size, packs, pipeline_packs
+from initmem.engines.speed import Elapsed, Speedometer, run_flops, timed
 from initmem.errors import ConfigError, allowed
-from initmem.recipe import Recipe, network_of
+from initmem.recipe import AnyRecipe, Recipe, network_of
 from initmem.shapes import flops_per_image
 from initmem.store.encoding import encode
 from initmem.store.record import COLUMNS, RunRecord, summarize
@@ -24,8 +25,14 @@ from initmem.study import Run, Study
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
 ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}
-FULL_SPEED = 2.2e7  # forward operations per image from which a CPU core is as fast as in a matrix product
+HALF_SPEED = (
+    2e6  # operations per image, layer and pack at which a CPU core is half as fast as in a matrix product
+)
 UTILIZATION = 0.2  # small images keep a large accelerator waiting; said with every number
+
+
+START = 3.0  # seconds until a worker trains: it starts Python and imports PyTorch
+TIMED_EPOCHS = 10  # a pipeline is timed for this part of its epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +43,8 @@ class RecipePlan:
     runs: int
     pack: int
     updates: int  # per run
-    flops: float  # of all its runs
-    hours: float | None  # here, on all workers; None before calibration
+    flops: float | None  # of all its runs; None for a pipeline: only its own code knows
+    hours: float | None  # here, on all workers of a quiet machine; None before calibration
     clock_sgd: float
     clock_l2: float
     clock_adaptive: float
@@ -53,14 +60,23 @@ class Plan:
     recipes: int
     cells: int  # recipes x scales
     updates: int
-    flops: float
+    flops: float | None
     disk_bytes: int
     workers: int
-    hours_here: float | None
+    hours_here: float | None  # on this machine if it is quiet
+    hours_busy: float | None  # under its present load
     accelerator: str
     utilization: float
-    accelerator_hours: float
+    accelerator_hours: float | None
     rows: tuple[RecipePlan, ...]
+
+
+class Pipeline(NamedTuple):
+    """What has to be known of a pipeline to plan it."""
+
+    trainer: Trainer
+    pack: int
+    schedule_of: Callable[[AnyRecipe], tuple[RateSchedule, int]]  # and the number of training examples
 
 
 def plan(
@@ -70,34 +86,18 @@ def plan(
     calibrated: bool = True,
     accelerator: str = "h100",
     utilization: float = UTILIZATION,
+    pipeline: Pipeline | None = None,
 ) -> Plan:
     """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
-    recipes = [network_of(recipe) for recipe in study.recipes]
-    shapes = [sizes(recipe) for recipe in recipes]
-    cut = packs(study, shapes, size=None, workers=workers)
-    pack_of = {recipe: max(len(p) for p in cut if p[0].recipe == recipe) for recipe in recipes}
-    speed = Speedometer()
-    rows = []
-    for recipe, shape, label in zip(recipes, shapes, study.labels(), strict=True):
-        runs = len(study.runs(recipe))
-        flops = runs * run_flops(recipe, shape)
-        rate = speed.measure(recipe, shape, pack_of[recipe]) if calibrated else None
-        times = clocks(recipe, shape.n_train).at_end()
-        rows.append(
-            RecipePlan(
-                recipe=label,
-                runs=runs,
-                pack=pack_of[recipe],
-                updates=recipe.epochs * updates_per_epoch(recipe, shape.n_train),
-                flops=flops,
-                hours=None if rate is None else flops / rate / workers / 3600,
-                clock_sgd=times["sgd"],
-                clock_l2=times["l2"],
-                clock_adaptive=times["adaptive"],
-            )
-        )
-    total = sum(row.flops for row in rows)
-    hours = [row.hours for row in rows if row.hours is not None]
+    cut = _packs(study, workers, pipeline)
+    times = _times(cut, pipeline) if calibrated else {}
+    rows = [
+        _row(label, [pack for pack in cut if pack[0].recipe == recipe], times, workers, pipeline)
+        for label, recipe in zip(study.labels(), study.recipes, strict=True)
+    ]
+    here = _makespan([times[_kind(pack)] for pack in cut], workers) if calibrated else None
+    total = None if pipeline else study_flops(study)
+    rate = accelerator_rate(accelerator, utilization)
     return Plan(
         study=study.name,
         effort=study.effort,
@@ -106,13 +106,87 @@ def plan(
         cells=len(study.recipes) * len(study.scales),
         updates=sum(row.updates * row.runs for row in rows),
         flops=total,
-        disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, recipes, strict=True)),
+        disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),
         workers=workers,
-        hours_here=sum(hours) if calibrated else None,
+        hours_here=None if here is None else here.quiet / 3600,
+        hours_busy=None if here is None else here.busy / 3600,
         accelerator=accelerator,
         utilization=utilization,
-        accelerator_hours=total / accelerator_rate(accelerator, utilization) / 3600,
+        accelerator_hours=None if total is None else total / rate / 3600,
         rows=tuple(rows),
+    )
+
+
+def _packs(study: Study, workers: int, pipeline: Pipeline | None) -> list[list[Run]]:
+    if pipeline is not None:
+        return pipeline_packs(study, size=pipeline.pack)
+    shapes = [sizes(recipe) for recipe in study.recipes]
+    return packs(study, shapes, size=None, workers=workers)
+
+
+def _kind(pack: list[Run]) -> tuple[AnyRecipe, int]:
+    return pack[0].recipe, len(pack)
+
+
+def _times(cut: Sequence[list[Run]], pipeline: Pipeline | None) -> dict[tuple[AnyRecipe, int], Elapsed]:
+    """How long one worker trains each kind of pack."""
+    kinds = {_kind(pack): pack for pack in cut}
+    if pipeline is not None:
+        return {kind: _time_pipeline(pack, pipeline) for kind, pack in kinds.items()}
+    speed = Speedometer()
+    return {(recipe, size): speed.measure(network_of(recipe), sizes(recipe), size) for recipe, size in kinds}
+
+
+def _time_pipeline(pack: list[Run], pipeline: Pipeline) -> Elapsed:
+    """Train a pack for some of its epochs."""
+    recipe = pack[0].recipe
+    epochs = recipe.get("epochs") or 1
+    short = max(1, epochs // TIMED_EPOCHS)
+    runs = [replace(run, recipe=recipe.replace(epochs=short)) for run in pack]
+    return timed(lambda: pipeline.trainer(runs, lambda run, row: None)).times(epochs / short)
+
+
+def _makespan(times: Sequence[Elapsed], workers: int) -> Elapsed:
+    """Until the last pack is done: each goes to the first free worker; workers may share cores."""
+    shared = max(1.0, workers / cores())
+    ends = []
+    for seconds in zip(*times, strict=True):
+        free_at = [0.0] * workers
+        for one in seconds:
+            heapq.heapreplace(free_at, free_at[0] + one * shared)
+        ends.append(START + max(free_at))
+    return Elapsed(*ends)
+
+
+def _row(
+    label: str,
+    cut: Sequence[list[Run]],
+    times: dict[tuple[AnyRecipe, int], Elapsed],
+    workers: int,
+    pipeline: Pipeline | None,
+) -> RecipePlan:
+    """The plan of one recipe, from its packs."""
+    recipe, runs = cut[0][0].recipe, sum(map(len, cut))
+    schedule: RateSchedule
+    flops: float | None
+    if pipeline is not None:
+        schedule, n_train = pipeline.schedule_of(recipe)
+        flops = None
+    else:
+        schedule, n_train = network_of(recipe), sizes(recipe).n_train
+        flops = runs * run_flops(network_of(recipe), sizes(recipe))
+    at_end = clocks(schedule, n_train).at_end()
+    seconds = sum(times[_kind(pack)].quiet for pack in cut) if times else None
+    return RecipePlan(
+        recipe=label,
+        runs=runs,
+        pack=max(map(len, cut)),
+        updates=schedule.epochs * updates_per_epoch(schedule, n_train),
+        flops=flops,
+        hours=None if seconds is None else seconds / min(workers, cores()) / 3600,
+        clock_sgd=at_end["sgd"],
+        clock_l2=at_end["l2"],
+        clock_adaptive=at_end["adaptive"],
     )
 
 
@@ -123,10 +197,10 @@ def accelerator_rate(name: str, utilization: float) -> float:
     return ACCELERATORS[name.lower()] * 1e12 * utilization
 
 
-def record_bytes(recipe: Recipe) -> int:
+def record_bytes(recipe: AnyRecipe) -> int:
     """The size of one record, from a record of as many epochs with full-length numbers."""
     rng = np.random.default_rng(0)
-    history = {name: rng.random(recipe.epochs) for name in COLUMNS}
+    history = {name: rng.random(recipe.get("epochs") or 1) for name in COLUMNS}
     summary = summarize(history, norm_init=rng.random(), test_accuracy=rng.random(), test_loss=rng.random())
     return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {})))
 
@@ -191,21 +265,28 @@ def _with_failures(
 
 def rough_hours(studies: Sequence[Study], workers: int) -> list[float]:
     """Hours on this machine from counted operations alone: a rough guide, without any training step."""
-    per_hour = 3600 * workers * matmul_rate()
+    rate = workers * matmul_rate()
     return [
-        sum(len(study.runs(r)) * run_flops(r, sizes(r)) / _efficiency(r) for r in _networks(study)) / per_hour
+        (
+            START
+            + sum(len(study.runs(r)) * run_flops(r, sizes(r)) / efficiency(r) for r in _networks(study))
+            / rate
+        )
+        / 3600
         for study in studies
     ]
 
 
-def _efficiency(recipe: Recipe) -> float:
-    """The share of a matrix product's rate that training reaches: small networks wait for memory and Python.
+def efficiency(recipe: Recipe) -> float:
+    """The share of a matrix product's rate that training reaches: small layers wait for memory and Python.
 
-    Measured on two cores: 0.07 for digits at width 4, 0.56 for CIFAR-10 at width 8, about 1 from width 16 on;
-    the square root of the operations per image fits all three.
+    It grows with the operations of a layer. Fitted to the nine networks of benchmarks/efficiency.py, of which
+    none is off by more than a factor of 1.4.
     """
     shape = sizes(recipe)
-    return min(1.0, math.sqrt(flops_per_image(recipe, shape.shape, shape.classes).forward / FULL_SPEED))
+    count = flops_per_image(recipe, shape.shape, shape.classes)
+    each = pack_size(recipe, shape) * count.forward / count.layers
+    return each / (each + HALF_SPEED)
 
 
 def study_flops(study: Study) -> float:
@@ -226,7 +307,7 @@ def matmul_rate(side: int = 768) -> float:
         a @ a
         times = []
         for _ in range(5):
-            started = time.perf_counter()
+            started = time.thread_time()  # the load of others does not count
             a @ a
-            times.append(time.perf_counter() - started)
+            times.append(time.thread_time() - started)
     return 2 * side**3 / min(times)

@@ -147,8 +147,10 @@ def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: 45 s, 12 min, 3.5 h, 2.1 days."""
-    for size, unit in ((86400.0, "days"), (3600.0, "h")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
+    """Seconds in words: under 1 s, 45 s, 12 min, 3.5 h, 2.1 days, 40 days, 3.2 years."""
+    for size, unit in ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h")):
+        if seconds >= 2 * size or (seconds >= size and unit != "years"):
+            return f"{seconds / size:,.{1 if seconds < 10 * size else 0}f} {unit}"
+    if seconds < 1:
+        return "under 1 s"
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

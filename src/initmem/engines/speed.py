@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
+from initmem.clocks import updates_per_epoch
 from initmem.data import Dataset, Examples, Sizes
 from initmem.recipe import Recipe
-from initmem.shapes import Flops, flops_per_image
+from initmem.shapes import flops_per_image
 from initmem.study import Run
 
-LONGEST_STEP = 1e10  # operations per timed step: a fraction of a second on one core
-# The best of several trials counts: a busy machine makes steps slower, never quicker.
+LONGEST_STEP = 4e10  # operations per timed step: half a second on one core
+UPDATES = 3  # per timed epoch
 FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
+QUIET = 1.25  # up to this ratio of elapsed time to processor time, the load of others does not matter
 
 
 def run_flops(recipe: Recipe, shape: Sizes) -> float:
@@ -24,44 +29,81 @@ def run_flops(recipe: Recipe, shape: Sizes) -> float:
     return float(seen * count.training + looked_at * count.forward)
 
 
+class Elapsed(NamedTuple):
+    """Seconds on a quiet machine, and on this one under its present load."""
+
+    quiet: float
+    busy: float
+
+    @classmethod
+    def of(cls, cpu: float, wall: float, seconds: float) -> Elapsed:
+        """Processor time is what a quiet machine would take; the load of others shows in the elapsed time."""
+        slowdown = wall / max(cpu, 1e-9)
+        return cls(seconds, seconds * (slowdown if slowdown > QUIET else 1.0))
+
+    def times(self, factor: float) -> Elapsed:
+        """For so many times the work."""
+        return Elapsed(self.quiet * factor, self.busy * factor)
+
+
+def timed(work: Callable[[], object]) -> Elapsed:
+    """Time a piece of work in this thread."""
+    wall, cpu = time.perf_counter(), time.thread_time()
+    work()
+    cpu = time.thread_time() - cpu
+    return Elapsed.of(cpu, time.perf_counter() - wall, cpu)
+
+
 class Speedometer:
-    """Operations per second of one worker, from real steps of real packs; each kind is timed once."""
+    """The time that one worker takes for a pack, from real steps of real packs; each kind is timed once."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
-        self._known: dict[tuple[object, ...], float] = {}
+        self._known: dict[tuple[object, ...], tuple[Elapsed, Elapsed]] = {}
 
-    def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> float:
-        """Time an epoch of two updates, after one to warm up."""
-        count = flops_per_image(recipe, shape.shape, shape.classes)
-        limit = max(1, int(LONGEST_STEP / count.training / pack))
-        batch = min(recipe.batch_size, shape.n_train, limit)
-        # Elementwise optimizers cost next to nothing beside the network; Muon on conv kernels does not.
-        heavy = recipe.optimizer == "muon-conv"
-        key = (recipe.model, recipe.width, recipe.norm, heavy, shape.shape, batch, pack)
+    def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> Elapsed:
+        """The time of a whole pack: all updates, validation after every epoch, one test."""
+        limit = max(
+            1, int(LONGEST_STEP / flops_per_image(recipe, shape.shape, shape.classes).training / pack)
+        )
+        asked = min(recipe.batch_size, shape.n_train)
+        batch, n_val = min(asked, limit), max(1, min(shape.n_val, 10 * limit))
+        same = recipe.replace(learning_rate=1e-3, epochs=2, patience=None, train_size=None, batch_size=batch)
+        key = (same, shape.shape, shape.classes, n_val, pack)
         if key not in self._known:
-            self._known[key] = self._time(recipe, shape, pack, batch, count)
-        return self._known[key]
+            self._known[key] = self._time(same, _noise(shape, n_train=UPDATES * batch, n_val=n_val), pack)
+        update, rest = self._known[key]
+        updates = recipe.epochs * updates_per_epoch(recipe, shape.n_train) * asked / batch
+        evaluations = (recipe.epochs * shape.n_val + shape.n_test) / n_val
+        quiet, busy = zip(update.times(updates), rest.times(evaluations), strict=True)
+        return Elapsed(sum(quiet), sum(busy))
 
-    def _time(self, recipe: Recipe, shape: Sizes, pack: int, batch: int, count: Flops) -> float:
+    def _time(self, recipe: Recipe, data: Dataset, pack: int) -> tuple[Elapsed, Elapsed]:
+        """An update, and what an epoch takes beside its updates. The quickest of several counts."""
         import torch
 
         from initmem.train.pack import Pack
 
         torch.set_num_threads(1)
-        changes = {"batch_size": batch, "epochs": 2, "patience": None, "train_size": None}
-        small = recipe.model_copy(update=changes)
-        runs = [Run(small, 1.0, seed) for seed in range(pack)]
-        data = _noise(shape, n_train=2 * batch, n_val=batch)
-        trial = Pack(runs, data, device=self.device)
-        trial.train_epoch()
-        seconds: list[float] = []
-        while len(seconds) < FEWEST_TRIALS or sum(seconds) < SECONDS_OF_TRIALS:
-            # An epoch ends with numbers read from the device: the clock sees all of it.
-            started = time.perf_counter()
-            trial.train_epoch()
-            seconds.append(time.perf_counter() - started)
-        return pack * batch * (2 * count.training + count.forward) / min(seconds)
+        trial = Pack([Run(recipe, 1.0, seed) for seed in range(pack)], data, device=self.device)
+        trial.train_epoch()  # to warm up
+        updates: list[float] = []
+        epochs: list[float] = []
+        started = time.perf_counter()
+        while len(epochs) < FEWEST_TRIALS or sum(epochs) < SECONDS_OF_TRIALS:
+            stamps: list[float] = []
+
+            def stamp(stamps: list[float] = stamps) -> bool:
+                stamps.append(time.thread_time())
+                return False
+
+            begun = time.thread_time()
+            trial.train_epoch(stamp)
+            epochs.append(time.thread_time() - begun)
+            updates += [after - before for before, after in pairwise(stamps)]
+        update, cpu, wall = min(updates), sum(epochs), time.perf_counter() - started
+        rest = max(min(epochs) - UPDATES * update, 0.0)
+        return Elapsed.of(cpu, wall, update), Elapsed.of(cpu, wall, rest)
 
 
 def _noise(shape: Sizes, *, n_train: int, n_val: int) -> Dataset:

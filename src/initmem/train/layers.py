@@ -105,15 +105,30 @@ class Norm(nn.Module):
 
     def __init__(self, replicas: int, channels: int) -> None:
         super().__init__()
+        self.replicas = replicas
         n = replicas * channels
         self.gamma, self.beta = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
 
     def then_relu(self, x: Tensor, *, pool: bool = False) -> Tensor:
         """Normalize (batch, replica * channel, h, w), max-pool 2x2 if `pool`, then ReLU."""
+        if self.is_fused(x, pool=pool):
+            return self.in_lanes(x, native.SINGLE, pool=pool)
         x = self(x)
         if pool:  # before ReLU: they commute, and ReLU then sees a quarter of the pixels
             x = F.max_pool2d(x, 2)
         return F.relu(x)
+
+    def then_add_relu(self, x: Tensor, skip: Tensor) -> Tensor:
+        """Normalize (batch, replica * channel, h, w), add a skip connection of the same shape, then ReLU."""
+        return F.relu(self(x) + skip)
+
+    def is_fused(self, x: Tensor, *, pool: bool) -> bool:
+        """Whether normalization, pooling and ReLU are one call in C for images that are not in lanes."""
+        raise NotImplementedError
+
+    def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool) -> Tensor:
+        """The same as `then_relu` in C, for images in lanes."""
+        raise NotImplementedError
 
 
 class BatchNorm(Norm):
@@ -148,20 +163,24 @@ class BatchNorm(Norm):
             True, 1.0, NORM_EPSILON, False,
         )  # fmt: skip
 
-    def then_relu(self, x: Tensor, *, pool: bool = False) -> Tensor:
-        """Normalize (batch, replica * channel, h, w), max-pool 2x2 if `pool`, then ReLU."""
-        if not native.can_normalize(x, pool=pool):
-            return super().then_relu(x, pool=pool)
-        return self.in_lanes(x, native.SINGLE, pool=pool)
+    def is_fused(self, x: Tensor, *, pool: bool) -> bool:
+        """In C, channels are normalized one by one, whatever replica they belong to."""
+        return native.can_normalize(x, pool=pool)
 
-    def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool) -> Tensor:
-        """The same for images in lanes."""
+    def then_add_relu(self, x: Tensor, skip: Tensor) -> Tensor:
+        """Normalize (batch, replica * channel, h, w), add a skip connection of the same shape, then ReLU."""
+        if not native.can_normalize(x, pool=False, skip=skip):
+            return super().then_add_relu(x, skip)
+        return self.in_lanes(x, native.SINGLE, pool=False, skip=skip)
+
+    def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool, skip: Tensor | None = None) -> Tensor:
+        """The same as `then_relu`, or `then_add_relu`, in C, for images in lanes."""
         if not self.training:
             moving = native.NormVariables(self.gamma, self.beta, self.moving_mean, self.moving_variance)
-            return native.normalize_fixed(x, moving, NORM_EPSILON, pool=pool, lanes=lanes)
+            return native.normalize_fixed(x, moving, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
         self.count = x.numel() // x.shape[1]
         batch = native.NormVariables(self.gamma, self.beta, self.batch_mean, self.batch_variance)
-        return native.normalize(x, batch, NORM_EPSILON, pool=pool, lanes=lanes)
+        return native.normalize(x, batch, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
 
 
 @torch.no_grad()
@@ -183,10 +202,6 @@ def absorb_statistics(norms: Sequence[BatchNorm]) -> None:
 class LayerNorm(Norm):
     """Layer normalization over the channels of each replica, separately at every pixel."""
 
-    def __init__(self, replicas: int, channels: int) -> None:
-        super().__init__(replicas, channels)
-        self.replicas = replicas
-
     def forward(self, x: Tensor) -> Tensor:
         """Normalize (batch, replica * channel, ...) over channel."""
         y = x.movedim(1, -1)  # PyTorch's fused kernel normalizes trailing axes
@@ -197,6 +212,14 @@ class LayerNorm(Norm):
             y = F.layer_norm(y, y.shape[-1:], eps=NORM_EPSILON).flatten(-2)
             y = torch.addcmul(self.beta, y, self.gamma)
         return y.movedim(-1, 1)
+
+    def is_fused(self, x: Tensor, *, pool: bool) -> bool:
+        """In C, for one replica; several have to be in lanes."""
+        return self.replicas == 1 and native.can_normalize(x, pool=pool)
+
+    def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool) -> Tensor:
+        """The same as `then_relu` in C, for images in lanes."""
+        return native.layer_normalize(x, self.gamma, self.beta, NORM_EPSILON, pool=pool, lanes=lanes)
 
 
 def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) -> Norm:
@@ -218,7 +241,7 @@ class ConvNormRelu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
-        if self.lanes is not None and isinstance(self.norm, BatchNorm):
+        if self.lanes is not None:
             y = native.convolve(x, self.conv.kernel, self.conv.bias, self.lanes)
             return self.norm.in_lanes(y, self.lanes, pool=self.pool)
         return self.norm.then_relu(self.conv(x), pool=self.pool)

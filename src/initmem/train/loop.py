@@ -54,6 +54,7 @@ def provenance(pack: Pack, seconds: float) -> dict[str, Any]:
         "device": str(pack.device),
         "precision": pack.precision,
         "native": native.ready(pack.device, pack.parameters[0].dtype),
+        "layers": native.layers(pack.device, pack.parameters[0].dtype),
         "pack": pack.replicas,
         "seconds": round(seconds, 3),
     }

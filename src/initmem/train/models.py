@@ -56,7 +56,7 @@ class ResNet9(Network):
         self.pool = pool
         self.lanes: native.Lanes | None = None
         # Height and width are halved three times; in lanes, outputs come in multiples of 4.
-        self.fits_lanes = norm == "batch" and w % 4 == 0 and shape[1] % 8 == shape[2] % 8 == 0
+        self.fits_lanes = w % 4 == 0 and shape[1] % 8 == shape[2] % 8 == 0
 
     def use_lanes(self, lanes: native.Lanes) -> None:
         """Let replicas occupy SIMD lanes in the C layers, for float32 on one core."""
@@ -95,7 +95,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
         y = self.norm1.then_relu(self.conv1(x))
-        return F.relu(self.norm2(self.conv2(y)) + self.skip(x))
+        return self.norm2.then_add_relu(self.conv2(y), self.skip(x))
 
 
 class DeepResNet(Network):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from initmem.recipe import network_of
 from initmem.seeds import generator
 from initmem.store.record import COLUMNS, RunRecord, Status, finite, summarize
 from initmem.study import Run
-from initmem.train import native
+from initmem.train import compiled, native
 from initmem.train.batches import Images, flip_crop_draws
 from initmem.train.init import initialize
 from initmem.train.layers import BatchNorm, absorb_statistics, by_replica
@@ -210,13 +209,13 @@ class Pack:
 
     def _sessions(self, replica: int) -> list[Session]:
         """Under which conditions a run was trained, and until which update; like sessions count as one."""
-        library = native.library() if native.ready(self.device, self.parameters[0].dtype) else None
+        ready = native.ready(self.device, self.parameters[0].dtype)
         now = {
             "initmem": __version__,
             "torch": torch.__version__,
             "device": str(self.device),
             "precision": self.precision,
-            "native": "" if library is None else Path(library._name).stem,
+            "native": compiled.library().build if ready else "",
             "pack": self.replicas,
         }
         before = self.earlier[replica]

@@ -1,7 +1,7 @@
 """Layers in C for a single core: what PyTorch does in many passes over memory, done in a few.
 
-The code is compiled for this CPU on first use, which takes about a second, and kept in the cache directory.
-Without a C compiler, or with INITMEM_NATIVE=0, PyTorch does all the work.
+The code is compiled for this CPU on first use (`initmem.train.compiled`), which takes a few seconds. Without
+a C compiler, or with INITMEM_NATIVE=0, PyTorch does all the work.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from initmem.train.native.build import library as library
+from initmem.train import compiled
 
+LARGE_KERNEL, ENOUGH_PIXELS = 128 * 128, 512  # inputs x outputs, and pixels that make up for its transform
 LANES = 8  # floats per SIMD vector: the number of channels, or of lanes, is a multiple of this
 
 
@@ -30,6 +31,20 @@ class Lanes(NamedTuple):
 
 
 SINGLE = Lanes(1, 1)
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled code; None if it is not available."""
+    return compiled.library().code
+
+
+def layers(device: torch.device, dtype: torch.dtype) -> str:
+    """What computes the layers of a pack, for its provenance: C and which build, or PyTorch and why."""
+    if library() is None or ready(device, dtype):
+        return str(compiled.library())
+    threads = torch.get_num_threads()
+    kind = str(dtype).removeprefix("torch.")
+    return f"PyTorch (device {device.type}, {kind}, {threads} threads; C: cpu, float32, 1 thread)"
 
 
 def ready(device: torch.device, dtype: torch.dtype) -> bool:
@@ -51,11 +66,12 @@ def _suits(x: Tensor) -> bool:
     )
 
 
-def can_normalize(x: Tensor, *, pool: bool) -> bool:
-    """Whether `normalize` supports this batch."""
+def can_normalize(x: Tensor, *, pool: bool, skip: Tensor | None = None) -> bool:
+    """Whether `normalize` supports this batch, and the skip connection that is added to it."""
     _, channels, height, width = x.shape
     even = height % 2 == width % 2 == 0
-    return channels % LANES == 0 and (even or not pool) and _suits(x)
+    fits = skip is None or (skip.shape == x.shape and not pool and _suits(skip))
+    return channels % LANES == 0 and (even or not pool) and fits and _suits(x)
 
 
 class NormVariables(NamedTuple):
@@ -72,23 +88,35 @@ class NormVariables(NamedTuple):
 
 
 def normalize(
-    x: Tensor, variables: NormVariables, epsilon: float, *, pool: bool, lanes: Lanes = SINGLE
+    x: Tensor,
+    variables: NormVariables,
+    epsilon: float,
+    *,
+    pool: bool,
+    lanes: Lanes = SINGLE,
+    skip: Tensor | None = None,
 ) -> Tensor:
-    """Batch normalization with batch statistics, 2x2 max pooling if `pool`, and ReLU."""
-    y: Tensor = _Normalize.apply(x, *variables, epsilon, pool, lanes)
+    """Batch normalization with batch statistics, 2x2 max pooling if `pool`, + `skip` if given, and ReLU."""
+    y: Tensor = _Normalize.apply(x, *variables, skip, epsilon, pool, lanes)
     return y
 
 
 def normalize_fixed(
-    x: Tensor, variables: NormVariables, epsilon: float, *, pool: bool, lanes: Lanes = SINGLE
+    x: Tensor,
+    variables: NormVariables,
+    epsilon: float,
+    *,
+    pool: bool,
+    lanes: Lanes = SINGLE,
+    skip: Tensor | None = None,
 ) -> Tensor:
     """The same with given statistics; not differentiable."""
     n, channels, height, width = x.shape
     gamma, beta, mean, variance = (tensor.data_ptr() for tensor in variables)
     y = _output(x, pool=pool)
     _code().normalize_fixed(
-        x.data_ptr(), n, height, width, channels, *lanes, pool, gamma, beta, epsilon, mean, variance,
-        y.data_ptr(),
+        x.data_ptr(), n, height, width, channels, *lanes, pool, _pointer(skip), gamma, beta, epsilon, mean,
+        variance, y.data_ptr(),
     )  # fmt: skip
     return y
 
@@ -102,6 +130,7 @@ class _Normalize(torch.autograd.Function):
         beta: Tensor,
         mean: Tensor,
         variance: Tensor,
+        skip: Tensor | None,
         epsilon: float,
         pool: bool,
         lanes: Lanes,
@@ -109,32 +138,81 @@ class _Normalize(torch.autograd.Function):
         n, channels, height, width = x.shape
         y, saved = _output(x, pool=pool), x.new_empty(4, channels)
         _code().normalize(
-            x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(),
-            epsilon, mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
+            x.data_ptr(), n, height, width, channels, *lanes, pool, _pointer(skip), gamma.data_ptr(),
+            beta.data_ptr(), epsilon, mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
         )  # fmt: skip
-        ctx.save_for_backward(x, saved)
+        ctx.save_for_backward(x, saved, None if skip is None else y)
         ctx.pool, ctx.lanes = pool, lanes
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        x, saved = ctx.saved_tensors
+        x, saved, y = ctx.saved_tensors
         n, channels, height, width = x.shape
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
         total = channels // ctx.lanes.lanes * ctx.lanes.replicas  # without the empty lanes
         grad_x, grad_gamma, grad_beta = torch.empty_like(x), x.new_empty(total), x.new_empty(total)
+        grad_skip = None if y is None else torch.empty_like(x)
         _code().normalize_backward(
             x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
-            saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(),
+            _pointer(y), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(),
+            _pointer(grad_skip),
         )  # fmt: skip
-        return grad_x, grad_gamma, grad_beta, None, None, None, None, None
+        return grad_x, grad_gamma, grad_beta, None, None, grad_skip, None, None, None
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def layer_normalize(
+    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, *, pool: bool, lanes: Lanes = SINGLE
+) -> Tensor:
+    """Layer normalization over channels at each pixel, 2x2 max pooling if `pool`, and ReLU."""
+    y: Tensor = _LayerNormalize.apply(x, gamma, beta, epsilon, pool, lanes)
+    return y
+
+
+class _LayerNormalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, pool: bool, lanes: Lanes
+    ) -> Tensor:
+        n, channels, height, width = x.shape
+        y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2, lanes.lanes)
+        _code().layer_normalize(
+            x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(),
+            epsilon, saved.data_ptr(), y.data_ptr(),
+        )  # fmt: skip
+        ctx.save_for_backward(x, gamma, beta, saved)
+        ctx.pool, ctx.lanes = pool, lanes
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, gamma, beta, saved = ctx.saved_tensors
+        n, channels, height, width = x.shape
+        grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+        grad_x, grad_gamma, grad_beta = map(torch.empty_like, (x, gamma, beta))
+        _code().layer_normalize_backward(
+            x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
+            gamma.data_ptr(), beta.data_ptr(), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(),
+            grad_beta.data_ptr(),
+        )  # fmt: skip
+        return grad_x, grad_gamma, grad_beta, None, None, None
 
 
 def can_convolve(x: Tensor, kernel: Tensor) -> bool:
-    """Whether `convolve` supports this layer. It was faster than PyTorch wherever it was measured."""
+    """Whether `convolve` supports this layer and is faster than PyTorch.
+
+    It was wherever it was measured, but for large kernels on few pixels with AVX-512, where transforming the
+    kernel takes longer than the convolution: 0.7 to 0.8 times PyTorch's speed on 16 images of 4x4 pixels.
+    """
     outputs, inputs = kernel.shape[:2]
+    large = inputs * outputs >= LARGE_KERNEL and compiled.library().widest > LANES
     return (
-        inputs == x.shape[1]  # one replica
+        not (large and x.shape[0] * x.shape[2] * x.shape[3] < ENOUGH_PIXELS)
+        and inputs == x.shape[1]  # one replica
         and inputs % LANES == outputs % LANES == 0
         and x.shape[2] % 4 == x.shape[3] % 4 == 0
         and kernel.is_contiguous(memory_format=torch.channels_last)
@@ -179,20 +257,24 @@ def _convolved(
 ) -> Tensor:
     n, channels, height, width = x.shape
     y = x.new_empty(n, height, width, outputs * lanes.lanes).permute(0, 3, 1, 2)
-    pointers = x.data_ptr(), kernel.data_ptr(), None if bias is None else bias.data_ptr()
+    pointers = x.data_ptr(), kernel.data_ptr(), _pointer(bias)
     sizes = n, height, width, channels // lanes.lanes, outputs
     _call("convolve", lanes, (*pointers, *sizes), (transposed, y.data_ptr()))
     return y
 
 
 def _call(name: str, lanes: Lanes, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
-    """Call a function that allocates buffers, or its variant for packs, which also takes the lanes."""
-    code = _code()
-    if lanes == SINGLE:
-        succeeded = getattr(code, name)(*before, *after)
-    else:
-        succeeded = getattr(code, f"lanes_{name}")(*before, *lanes, *after)
-    if not succeeded:
+    """Call a function that allocates buffers, or its variant for packs, which also takes the lanes.
+
+    The widest vectors that the channels, or the lanes, fill are used.
+    """
+    *_, inputs, outputs = before
+    across = (inputs, outputs) if lanes == SINGLE else (lanes.lanes,)
+    widest = compiled.library().widest
+    wide = widest > LANES and all(size % widest == 0 for size in across)
+    variant = f"{'' if lanes == SINGLE else 'lanes_'}{name}{'_wide' if wide else ''}"
+    pack = () if lanes == SINGLE else lanes
+    if not getattr(_code(), variant)(*before, *pack, *after):
         raise MemoryError
 
 

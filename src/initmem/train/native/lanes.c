@@ -58,7 +58,7 @@ static inline __attribute__((always_inline)) void output_lanes(const float *x, c
 }
 
 /* Like `convolve`, for x (images, height, width, inputs, lanes) and kernels (replicas * outputs, inputs, 3, 3). */
-int lanes_convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width,
+int NAME(lanes_convolve)(const float *x, const float *kernel, const float *bias, num images, num height, num width,
                    num inputs, num outputs, num replicas, num lanes, int transposed, float *y)
 {
     const struct pack pack = {replicas, lanes};
@@ -114,7 +114,7 @@ static inline __attribute__((always_inline)) void tap_lanes(const float *x, cons
 }
 
 /* Like `convolve_backward`: grad_kernel (replicas * outputs, inputs, 3, 3). */
-int lanes_convolve_backward(const float *x, const float *grad_output, num images, num height, num width, num inputs,
+int NAME(lanes_convolve_backward)(const float *x, const float *grad_output, num images, num height, num width, num inputs,
                             num outputs, num replicas, num lanes, float *grad_kernel, float *grad_bias)
 {
     const struct pack pack = {replicas, lanes};

@@ -1,15 +1,8 @@
-/* Batch normalization, optional 2x2 max pooling, and ReLU, fused: two passes over the batch in each direction. */
+/* Batch normalization, optional 2x2 max pooling or addition of a skip connection, and ReLU, fused: two passes over the
+   batch in each direction. There is never a skip connection (it is NULL) with pooling. */
 #include <math.h>
 
 #include "vectors.h"
-
-typedef int mask __attribute__((vector_size(32), aligned(4)));
-
-static inline vec where(mask which, vec yes) { return (vec)(which & (mask)yes); }
-static inline vec choose(mask which, vec yes, vec no) { return (vec)((which & (mask)yes) | (~which & (mask)no)); }
-/* Both propagate NaN, so that a diverging run is noticed. */
-static inline vec larger(vec a, vec b) { return choose((a >= b) | (a != a), a, b); }
-static inline vec relu(vec v) { return where(~(v < 0), v); }
 
 /* Mean and biased variance of every channel. One pass suffices without cancellation, because the squares are taken
    about a pivot inside the data: the mean of the first pixels. */
@@ -57,11 +50,17 @@ static void scale_and_shift(num channels, struct pack pack, const float *gamma, 
     }
 }
 
-/* y = ReLU(scale * x + shift), pooled if asked. */
-static void apply(const float *x, num images, num height, num width, num channels, int pool, const float *scale,
-                  const float *shift, float *y)
+/* y = ReLU(scale * x + shift + skip), pooled if asked. */
+static void apply(const float *x, num images, num height, num width, num channels, int pool, const float *skip,
+                  const float *scale, const float *shift, float *y)
 {
     const num row = width * channels;
+    if (skip) {
+        for (num p = 0; p < images * height * width; p++)
+            for (num c = 0; c < channels; c += LANES, x += LANES, skip += LANES, y += LANES)
+                store(y, relu(load(x) * load(scale + c) + load(shift + c) + load(skip)));
+        return;
+    }
     if (!pool) {
         for (num p = 0; p < images * height * width; p++)
             for (num c = 0; c < channels; c += LANES, x += LANES, y += LANES)
@@ -80,7 +79,7 @@ static void apply(const float *x, num images, num height, num width, num channel
 
 /* Training mode. Also writes the batch mean and unbiased variance; `saved` holds 4 rows for `normalize_backward`. */
 void normalize(const float *x, num images, num height, num width, num channels, num replicas, num lanes, int pool,
-               const float *gamma, const float *beta, double epsilon, float *batch_mean, float *batch_variance,
+               const float *skip, const float *gamma, const float *beta, double epsilon, float *batch_mean, float *batch_variance,
                float *saved, float *y)
 {
     const struct pack pack = {replicas, lanes};
@@ -97,12 +96,12 @@ void normalize(const float *x, num images, num height, num width, num channels, 
             batch_variance[v] = variance[c] * pixels / (pixels > 1 ? pixels - 1 : 1);
         }
     }
-    apply(x, images, height, width, channels, pool, scale, shift, y);
+    apply(x, images, height, width, channels, pool, skip, scale, shift, y);
 }
 
 /* Evaluation mode, with the moving statistics. */
 void normalize_fixed(const float *x, num images, num height, num width, num channels, num replicas, num lanes,
-                     int pool, const float *gamma, const float *beta, double epsilon, const float *mean,
+                     int pool, const float *skip, const float *gamma, const float *beta, double epsilon, const float *mean,
                      const float *variance, float *y)
 {
     const struct pack pack = {replicas, lanes};
@@ -113,7 +112,7 @@ void normalize_fixed(const float *x, num images, num height, num width, num chan
         means[c] = v < 0 ? 0 : mean[v], variances[c] = v < 0 ? 1 : variance[v];
     }
     scale_and_shift(channels, pack, gamma, beta, epsilon, means, variances, inverse_std, scale, shift);
-    apply(x, images, height, width, channels, pool, scale, shift, y);
+    apply(x, images, height, width, channels, pool, skip, scale, shift, y);
 }
 
 /* A 2x2 pooling window and the position of its maximum: the first one in case of a tie. */
@@ -136,10 +135,11 @@ static inline struct window compare(const float *x, num channels, num row, vec s
     return w;
 }
 
-/* The gradients of x, gamma and beta from grad_output. */
+/* The gradients of x, gamma, beta and the skip connection from grad_output. With a skip connection, y tells where ReLU
+   let it pass; without, y and grad_skip are NULL, and it is computed again. */
 void normalize_backward(const float *x, const float *grad_output, num images, num height, num width, num channels,
-                        num replicas, num lanes, int pool, const float *saved, float *grad_x, float *grad_gamma,
-                        float *grad_beta)
+                        num replicas, num lanes, int pool, const float *y, const float *saved, float *grad_x,
+                        float *grad_gamma, float *grad_beta, float *grad_skip)
 {
     const struct pack pack = {replicas, lanes};
     const num pixels = images * height * width, row = width * channels;
@@ -154,8 +154,9 @@ void normalize_backward(const float *x, const float *grad_output, num images, nu
             const vec a = load(scale + c), b = load(shift + c), m = load(mean + c);
             vec sum = {0}, product = {0};
             for (num p = start; p < end; p++) {
-                const vec v = load(x + p * channels + c);
-                const vec s = where(v * a + b > 0, load(grad_output + p * channels + c));
+                const num at = p * channels + c;
+                const vec v = load(x + at);
+                const vec s = where((y ? load(y + at) : v * a + b) > 0, load(grad_output + at));
                 sum += s, product += s * (v - m);
             }
             add(sums + c, sum), add(products + c, product);
@@ -183,7 +184,13 @@ void normalize_backward(const float *x, const float *grad_output, num images, nu
         tilt[c] = -scale[c] * steep;
         level[c] = scale[c] * (mean[c] * steep - sums[c] / pixels);
     }
-    for (num p = 0; !pool && p < pixels; p++)
+    for (num p = 0; y && p < pixels; p++)
+        for (num c = 0; c < channels; c += LANES, x += LANES, y += LANES, grad_output += LANES) {
+            const vec s = where(load(y) > 0, load(grad_output));
+            store(grad_x, load(scale + c) * s + (load(tilt + c) * load(x) + load(level + c))), grad_x += LANES;
+            store(grad_skip, s), grad_skip += LANES;
+        }
+    for (num p = 0; !y && !pool && p < pixels; p++)
         for (num c = 0; c < channels; c += LANES, x += LANES, grad_output += LANES, grad_x += LANES) {
             const vec v = load(x), a = load(scale + c);
             const vec s = where(v * a + load(shift + c) > 0, load(grad_output));

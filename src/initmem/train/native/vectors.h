@@ -1,22 +1,32 @@
 /* Shared by all layers, which work on float32 tensors in channels-last layout, on one core.
 
    The compiler maps `vec` to SIMD registers. Sums over a batch are short float32 sums, accumulated in float64.
+   The convolutions are compiled twice where processors have wider registers: see wide.c.
 */
 #pragma once
 #include <stdlib.h>
 #include <string.h>
 
-typedef float vec __attribute__((vector_size(32), aligned(4)));
+#ifndef LANES
+#define LANES 8 /* floats in a vec */
+#define NAME(function) function
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int mask __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef long num;
 
-enum {
-    LANES = 8,  /* floats in a vec */
-    CHUNK = 64, /* pixels summed in float32 */
-};
+enum { CHUNK = 64 }; /* pixels summed in float32 */
 
 static inline vec load(const float *p) { return *(const vec *)p; }
 static inline void store(float *p, vec v) { *(vec *)p = v; }
 static inline num minimum(num a, num b) { return a < b ? a : b; }
+
+static inline vec where(mask which, vec yes) { return (vec)(which & (mask)yes); }
+static inline vec choose(mask which, vec yes, vec no) { return (vec)((which & (mask)yes) | (~which & (mask)no)); }
+/* Both propagate NaN, so that a diverging run is noticed. */
+static inline vec larger(vec a, vec b) { return choose((a >= b) | (a != a), a, b); }
+static inline vec relu(vec v) { return where(~(v < 0), v); }
 
 static inline void add(double *sums, vec v)
 {
@@ -31,7 +41,7 @@ static inline float *scratch(num needed)
     static _Thread_local num size;
     if (needed > size) {
         free(kept);
-        kept = malloc(needed * sizeof *kept);
+        kept = aligned_alloc(64, (needed * sizeof *kept + 63) / 64 * 64);
         size = kept ? needed : 0;
     }
     return kept;
@@ -39,7 +49,12 @@ static inline float *scratch(num needed)
 
 /* Left alone, compilers reload one of the operands for every product. */
 #ifdef __FMA__
-#define MULTIPLY_ADD(sum, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b))
+#ifdef __AVX512VL__
+#define REGISTER "v" /* any of 32 */
+#else
+#define REGISTER "x"
+#endif
+#define MULTIPLY_ADD(sum, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+" REGISTER(sum) : REGISTER(a), REGISTER(b))
 #else
 #define MULTIPLY_ADD(sum, a, b) sum += a * b
 #endif

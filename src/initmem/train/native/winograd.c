@@ -7,10 +7,11 @@
 */
 #include "vectors.h"
 
-enum {
-    POINTS = 36, /* per tile in the Winograd domain */
-    TILES = 16,  /* processed at a time */
-};
+enum { POINTS = 36 }; /* per tile in the Winograd domain */
+
+/* How many tiles are processed at a time: few, so that they stay in the cache, unless the kernel itself does not and has
+   to be read again for every group of tiles. */
+static num tiles_at_once(num inputs, num outputs) { return inputs * outputs > 16384 ? 64 : 16; }
 
 /* The transforms of images, kernels and outputs along one axis. */
 static inline void image_axis(const vec d[6], vec t[6])
@@ -63,6 +64,14 @@ static inline void output_axis_transposed(const vec s[4], vec t[6])
         }                                                                                                             \
     } while (0)
 
+static inline vec gather(const float *p, num step)
+{
+    vec v;
+    for (int lane = 0; lane < LANES; lane++)
+        v[lane] = p[lane * step];
+    return v;
+}
+
 /* Transform a kernel (outputs, 3, 3, inputs) to (36, inputs, outputs). For the gradient of the input, rotate it by 180
    degrees and swap its channels: (36, outputs, inputs). */
 static void transform_kernel(const float *kernel, num inputs, num outputs, int transposed, float *to)
@@ -77,15 +86,13 @@ static void transform_kernel(const float *kernel, num inputs, num outputs, int t
             BOTH_AXES(kernel_axis, 3, 6, GET, PUT);
 #undef GET
         }
-    for (num k = 0; !transposed && k < inputs; k++)
-        for (num o = 0; o < outputs; o += LANES) {
+    for (num o = 0; !transposed && o < outputs; o += LANES)
+        for (num k = 0; k < inputs; k++) { /* innermost, so that each cache line of the kernel is read once */
             const float *at = kernel + o * step + k;
             float *dst = to + k * outputs + o;
-#define AT(lane, i, j) at[lane * step + (3 * i + j) * inputs]
-#define GET(i, j) (vec){AT(0, i, j), AT(1, i, j), AT(2, i, j), AT(3, i, j), AT(4, i, j), AT(5, i, j), AT(6, i, j), AT(7, i, j)}
+#define GET(i, j) gather(at + (3 * i + j) * inputs, step)
             BOTH_AXES(kernel_axis, 3, 6, GET, PUT);
 #undef GET
-#undef AT
         }
 #undef PUT
 }
@@ -94,8 +101,8 @@ static void transform_kernel(const float *kernel, num inputs, num outputs, int t
 static void kernel_grad(const float *sums, num inputs, num outputs, float *to)
 {
     const num plane = inputs * outputs, step = 9 * inputs;
-    for (num k = 0; k < inputs; k++)
-        for (num o = 0; o < outputs; o += LANES) {
+    for (num o = 0; o < outputs; o += LANES)
+        for (num k = 0; k < inputs; k++) {
             const float *at = sums + k * outputs + o;
             float *dst = to + o * step + k;
 #define GET(i, j) load(at + (6 * i + j) * plane)
@@ -242,7 +249,7 @@ struct buffers {
 
 static int get_buffers(num height, num width, num inputs, num outputs, num group, struct buffers *buffers)
 {
-    const num kernel = POINTS * inputs * outputs, points = POINTS * (TILES + ROWS);
+    const num kernel = POINTS * inputs * outputs, points = POINTS * (tiles_at_once(inputs, outputs) + ROWS);
     float *start = scratch(kernel + points * (inputs + outputs) + group * (height + 2) * (width + 2) * inputs);
     if (start) {
         buffers->kernel = start, buffers->inputs = start + kernel;
@@ -255,11 +262,11 @@ static int get_buffers(num height, num width, num inputs, num outputs, num group
 /* y (images, height, width, outputs) from x (..., inputs) and the layer's kernel. With `transposed`, x is grad_output
    and y the gradient of the layer's input; `inputs` and `outputs` are then those of this transposed convolution.
    Returns 0 if out of memory. */
-int convolve(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
+int NAME(convolve)(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
              num outputs, int transposed, float *y)
 {
     const struct tiles from = tiling(height, width, inputs, 1), into = tiling(height, width, outputs, 0);
-    const num each = from.rows * from.columns, group = each < TILES ? TILES / each : 1;
+    const num each = from.rows * from.columns, most = tiles_at_once(inputs, outputs), group = (most + each - 1) / each;
     struct buffers buffers;
     if (!get_buffers(height, width, inputs, outputs, group, &buffers))
         return 0;
@@ -270,9 +277,9 @@ int convolve(const float *x, const float *kernel, const float *bias, num images,
     for (num i = 0; i < images; i += group) {
         const num here = minimum(group, images - i), tiles = here * each;
         pad(x + i * height * width * inputs, here, height, width, inputs, buffers.padded);
-        for (num first = 0; first < tiles; first += TILES) {
+        for (num first = 0; first < tiles; first += most) {
             /* Rows beyond the last tile hold arbitrary values and are never read. */
-            const num count = minimum(TILES, tiles - first), whole = (count + ROWS - 1) / ROWS * ROWS;
+            const num count = minimum(most, tiles - first), whole = (count + ROWS - 1) / ROWS * ROWS;
             transform_tiles(buffers.padded, &from, 0, first, count, buffers.inputs);
             for (num p = 0; p < POINTS; p++) {
 #define CALL(across)                                                                                                  \
@@ -288,11 +295,12 @@ int convolve(const float *x, const float *kernel, const float *bias, num images,
 }
 
 /* The gradients of the kernel, (outputs, 3, 3, inputs), and of the bias. Returns 0 if out of memory. */
-int convolve_backward(const float *x, const float *grad_output, num images, num height, num width, num inputs,
+int NAME(convolve_backward)(const float *x, const float *grad_output, num images, num height, num width, num inputs,
                       num outputs, float *grad_kernel, float *grad_bias)
 {
     const struct tiles from = tiling(height, width, inputs, 1), at = tiling(height, width, outputs, 0);
-    const num each = from.rows * from.columns, group = each < TILES ? TILES / each : 1, pixels = height * width;
+    const num each = from.rows * from.columns, most = tiles_at_once(inputs, outputs), group = (most + each - 1) / each;
+    const num pixels = height * width;
     struct buffers buffers;
     if (!get_buffers(height, width, inputs, outputs, group, &buffers))
         return 0;
@@ -310,8 +318,8 @@ int convolve_backward(const float *x, const float *grad_output, num images, num 
                 sum += load(grads + n * outputs + o);
             add(totals + o, sum);
         }
-        for (num first = 0; first < tiles; first += TILES) {
-            const num count = minimum(TILES, tiles - first);
+        for (num first = 0; first < tiles; first += most) {
+            const num count = minimum(most, tiles - first);
             transform_tiles(buffers.padded, &from, 0, first, count, buffers.inputs);
             transform_tiles(grads, &at, 1, first, count, buffers.outputs);
             for (num p = 0; p < POINTS; p++) {

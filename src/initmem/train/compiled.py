@@ -1,0 +1,188 @@
+"""Compile the C layers for this processor, once, and load them. Importing this module does not import torch.
+
+What is loaded runs with the rights of the user, so only files that nobody else can have written are loaded:
+the folder is the user's own with mode 0700, each file is the user's own and not writable by others, and its
+name holds its SHA-256. Anything else is compiled again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from initmem.store.files import processor_lines, reason, write_atomic
+
+SOURCE = Path(__file__).parent / "native"
+SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c")
+HEADER = "vectors.h"
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
+LARGEST = 1 << 24  # bytes of a compiled file; it has some 100,000
+LOG = logging.getLogger(__name__)
+
+_POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
+_IMAGES = [_NUMBER] * 4  # images, height, width, channels
+_PACK = [_NUMBER] * 2  # replicas, lanes
+_ARGUMENTS = {
+    "normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 3, _REAL, *[_POINTER] * 4],
+    "normalize_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 3, _REAL, *[_POINTER] * 3],
+    "normalize_backward": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 6],
+    "layer_normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 2],
+    "layer_normalize_backward": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 6],
+    "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER],
+    "convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
+    "lanes_convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],
+    "lanes_convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
+}
+
+
+class Library(NamedTuple):
+    """The compiled layers, or why there are none."""
+
+    code: ctypes.CDLL | None
+    build: str = ""  # identifies source, flags, processor and compiler
+    widest: int = 0  # floats in its widest vectors
+    reason: str = ""  # why PyTorch computes all layers
+
+    def __str__(self) -> str:
+        return (
+            f"C ({self.build}, vectors of {self.widest})"
+            if self.code is not None
+            else f"PyTorch ({self.reason})"
+        )
+
+
+class Unusable(Exception):
+    """Why there is no compiled library, or why a file or folder is not trusted."""
+
+
+@cache
+def library() -> Library:
+    """The compiled layers of this process. The reason is logged if there are none."""
+    if os.environ.get("INITMEM_NATIVE") == "0":
+        return Library(None, reason="INITMEM_NATIVE=0")
+    try:
+        code, build = _kept_or_compiled()
+    except Unusable as error:
+        LOG.info("layers: PyTorch (%s)", error)
+        return Library(None, reason=str(error))
+    wide = {f"{name}_wide": types for name, types in _ARGUMENTS.items() if "convolve" in name}
+    widest = int(code.widest())
+    for name, arguments in (_ARGUMENTS | (wide if widest > 8 else {})).items():
+        function = getattr(code, name)
+        function.argtypes, function.restype = arguments, _FLAG if "convolve" in name else None
+    return Library(code, build, widest)
+
+
+def folder() -> Path:
+    """Where compiled files are kept: $XDG_CACHE_HOME/initmem-native or ~/.cache/initmem-native.
+
+    Apart from the datasets, which users may share.
+    """
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (cache_home if cache_home.is_absolute() else Path.home() / ".cache") / "initmem-native"
+
+
+def _kept_or_compiled() -> tuple[ctypes.CDLL, str]:
+    compiler = next(filter(None, map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])), None)
+    build = (
+        f"{_source_key()}-{_compiler_key(compiler) if compiler else '*'}"  # without a compiler, any will do
+    )
+    try:
+        place = _private(folder())
+    except (OSError, RuntimeError, Unusable) as error:  # RuntimeError: there is no home directory
+        LOG.warning("layers in C are compiled for this process only: %s", _said(error))
+        place = None
+    for path in sorted(place.glob(f"{build}.*.so")) if place else ():
+        try:
+            return _verified(path), path.name.partition(".")[0]
+        except (OSError, Unusable) as error:
+            LOG.warning("%s: %s; it is not loaded", path, _said(error))
+    if compiler is None:
+        raise Unusable("no C compiler")
+    return _compiled(compiler, build, place), build
+
+
+def _source_key() -> str:
+    code = [(SOURCE / name).read_bytes() for name in (HEADER, *SOURCES)]
+    identity = b"\0".join([*code, " ".join(FLAGS).encode(), _processor().encode()])
+    return hashlib.sha256(identity).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """The CPU model and features that the code is compiled for."""
+    return "\n".join(sorted(set(processor_lines("model name", "flags", "Features")))) or platform.machine()
+
+
+def _compiler_key(compiler: str) -> str:
+    try:
+        version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unusable(f"{compiler} --version: {_said(error)}") from None
+    return hashlib.sha256(version).hexdigest()[:8]
+
+
+def _private(place: Path) -> Path:
+    """A folder that no other user can write to."""
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = place.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+        raise Unusable(f"{place} is not a folder of this user with mode 0700 (remove it)")
+    return place
+
+
+def _verified(path: Path) -> ctypes.CDLL:
+    """Load a kept file if nobody else can have written it and it is intact."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:
+            raise Unusable("not a compiled file")
+        if about.st_uid != os.geteuid():
+            raise Unusable("it belongs to another user")
+        if about.st_mode & 0o022:
+            raise Unusable("other users can write to it")
+        if hashlib.sha256(stream.read()).hexdigest() != path.name.split(".")[1]:
+            raise Unusable("it is damaged")
+        # Through the descriptor: the file that was read, whatever has the name by now.
+        return ctypes.CDLL(f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else str(path))
+
+
+def _compiled(compiler: str, build: str, place: Path | None) -> ctypes.CDLL:
+    """Compile the code, keep it if there is a place for it, and load it."""
+    with tempfile.TemporaryDirectory() as work:  # mode 0700
+        made = Path(work) / "native.so"
+        command = [compiler, *(str(SOURCE / name) for name in SOURCES), *FLAGS, "-o", str(made)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            if place is not None:
+                content = made.read_bytes()
+                kept = place / f"{build}.{hashlib.sha256(content).hexdigest()}.so"
+                for old in set(place.glob(f"{build}.*.so")) - {kept}:
+                    old.unlink(missing_ok=True)
+                write_atomic(kept, content, 0o700)
+        except subprocess.SubprocessError as error:
+            raise Unusable(f"{compiler} failed: {_said(error)}") from None
+        except OSError as error:
+            LOG.warning("the compiled layers cannot be kept in %s: %s", place, _said(error))
+        try:
+            return ctypes.CDLL(str(made))  # a loaded library no longer needs its file
+        except OSError as error:
+            raise Unusable(_said(error)) from None
+
+
+def _said(error: Exception) -> str:
+    """The reason in one line; what a compiler printed first says more than its exit code."""
+    if isinstance(error, subprocess.CalledProcessError) and error.stderr:
+        return str(error.stderr.decode(errors="replace").splitlines()[0])
+    return reason(error)

@@ -1,0 +1,118 @@
+/* The layers in C against plain loops, for processors on which there is no PyTorch to compare with. Prints the largest
+   relative error of each and fails if one is large. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef long num;
+int convolve(const float *, const float *, const float *, num, num, num, num, num, int, float *);
+int convolve_backward(const float *, const float *, num, num, num, num, num, float *, float *);
+int lanes_convolve(const float *, const float *, const float *, num, num, num, num, num, num, num, int, float *);
+void normalize(const float *, num, num, num, num, num, num, int, const float *, const float *, const float *, double,
+               float *, float *, float *, float *);
+void layer_normalize(const float *, num, num, num, num, num, num, int, const float *, const float *, double, float *,
+                     float *);
+int widest(void);
+
+enum { N = 3, SIDE = 8, IN = 16, OUT = 24, R = 5, LANES = 8, MOST = N * SIDE * SIDE * 64 };
+static float x[MOST], y[MOST], grad[MOST], kernel[OUT * IN * 9], grad_kernel[OUT * IN * 9], bias[OUT * R];
+static float gamma_[64], beta_[64], mean[64], variance[64], saved[MOST], grad_bias[OUT];
+static double exact[MOST];
+static int failed;
+
+static void fill(float *to, num n)
+{
+    for (num i = 0; i < n; i++)
+        to[i] = rand() / (float)RAND_MAX - 0.5f;
+}
+
+static void check(const char *name, const float *found, num n)
+{
+    double off = 0, size = 0;
+    for (num i = 0; i < n; i++)
+        off += pow(found[i] - exact[i], 2), size += pow(exact[i], 2);
+    off = sqrt(off / size);
+    printf("%s %.1e\n", name, off);
+    failed |= !(off < 5e-6);
+}
+
+/* Channel c of replica r at a pixel, with `lanes` replicas side by side. */
+static double at(const float *from, num n, num row, num column, num channels, num lanes, num c, num r)
+{
+    if (row < 0 || row >= SIDE || column < 0 || column >= SIDE)
+        return 0;
+    return from[(((n * SIDE + row) * SIDE + column) * channels + c) * lanes + r];
+}
+
+#define EVERYWHERE for (num n = 0; n < N; n++) for (num row = 0; row < SIDE; row++) for (num col = 0; col < SIDE; col++)
+#define TAPS for (num i = 0; i < 3; i++) for (num j = 0; j < 3; j++)
+
+static void one_network(void)
+{
+    EVERYWHERE for (num o = 0; o < OUT; o++) {
+        double sum = bias[o];
+        for (num k = 0; k < IN; k++)
+            TAPS sum += at(x, n, row + i - 1, col + j - 1, IN, 1, k, 0) * kernel[((o * 3 + i) * 3 + j) * IN + k];
+        exact[((n * SIDE + row) * SIDE + col) * OUT + o] = sum;
+    }
+    failed |= !convolve(x, kernel, bias, N, SIDE, SIDE, IN, OUT, 0, y);
+    check("convolution", y, N * SIDE * SIDE * OUT);
+    for (num o = 0; o < OUT; o++)
+        for (num k = 0; k < IN; k++)
+            TAPS {
+                double sum = 0;
+                EVERYWHERE sum += at(x, n, row + i - 1, col + j - 1, IN, 1, k, 0) * at(grad, n, row, col, OUT, 1, o, 0);
+                exact[((o * 3 + i) * 3 + j) * IN + k] = sum;
+            }
+    failed |= !convolve_backward(x, grad, N, SIDE, SIDE, IN, OUT, grad_kernel, grad_bias);
+    check("kernel gradient", grad_kernel, OUT * IN * 9);
+}
+
+static void in_lanes(void)
+{
+    const num inputs = 3, outputs = 4;
+    EVERYWHERE for (num o = 0; o < outputs; o++) for (num r = 0; r < LANES; r++) {
+        double sum = r < R ? bias[r * outputs + o] : 0;
+        for (num k = 0; r < R && k < inputs; k++)
+            TAPS sum += at(x, n, row + i - 1, col + j - 1, inputs, LANES, k, r) *
+                        kernel[((r * outputs + o) * inputs + k) * 9 + 3 * i + j];
+        exact[(((n * SIDE + row) * SIDE + col) * outputs + o) * LANES + r] = sum;
+    }
+    failed |= !lanes_convolve(x, kernel, bias, N, SIDE, SIDE, inputs, outputs, R, LANES, 0, y);
+    check("convolution in lanes", y, N * SIDE * SIDE * outputs * LANES);
+}
+
+static void norms(void)
+{
+    const num pixels = N * SIDE * SIDE;
+    for (num c = 0; c < IN; c++) {
+        double m = 0, v = 0;
+        for (num p = 0; p < pixels; p++)
+            m += x[p * IN + c] / (double)pixels;
+        for (num p = 0; p < pixels; p++)
+            v += pow(x[p * IN + c] - m, 2) / pixels;
+        for (num p = 0; p < pixels; p++)
+            exact[p * IN + c] = fmax(0, (x[p * IN + c] - m) / sqrt(v + 1e-3) * gamma_[c] + beta_[c]);
+    }
+    normalize(x, N, SIDE, SIDE, IN, 1, 1, 0, NULL, gamma_, beta_, 1e-3, mean, variance, saved, y);
+    check("batch normalization", y, pixels * IN);
+    for (num p = 0; p < pixels; p++) {
+        double m = 0, v = 0;
+        for (num c = 0; c < IN; c++)
+            m += x[p * IN + c] / (double)IN;
+        for (num c = 0; c < IN; c++)
+            v += pow(x[p * IN + c] - m, 2) / IN;
+        for (num c = 0; c < IN; c++)
+            exact[p * IN + c] = fmax(0, (x[p * IN + c] - m) / sqrt(v + 1e-3) * gamma_[c] + beta_[c]);
+    }
+    layer_normalize(x, N, SIDE, SIDE, IN, 1, 1, 0, gamma_, beta_, 1e-3, saved, y);
+    check("layer normalization", y, pixels * IN);
+}
+
+int main(void)
+{
+    fill(x, MOST), fill(grad, MOST), fill(kernel, OUT * IN * 9), fill(bias, OUT * R), fill(gamma_, 64), fill(beta_, 64);
+    one_network(), in_lanes(), norms();
+    printf("vectors of %d\n", widest());
+    return failed;
+}
