@@ -22,7 +22,7 @@ from initmem.cli.base import (
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="1 to 8, scale, or all.")],
+    name: Annotated[str, typer.Argument(help="1 to 8, scale, sharpness, or all.")],
     store: StoreArgument,
     output: Output = None,
     ending: Annotated[

@@ -25,7 +25,7 @@ def measure(
         typer.Option(
             metavar="MEASURE",
             help="memory, scale, difference, failures, beta, half-life, collapse, exponents, forecast, "
-            "radial, interpolation, repair, chaos or seeds.",
+            "radial, interpolation, repair, sharpness, chaos or seeds.",
         ),
     ] = "memory",
     metric: Annotated[

@@ -37,7 +37,7 @@ class Speedometer:
         limit = max(1, int(LONGEST_STEP / count.training / pack))
         batch = min(recipe.batch_size, shape.n_train, limit)
         # Elementwise optimizers cost next to nothing beside the network; Muon on conv kernels does not.
-        heavy = recipe.optimizer == "muon-conv"
+        heavy = recipe.optimizer in ("muon-conv", "normuon", "sf-normuon")
         key = (recipe.model, recipe.width, recipe.norm, heavy, shape.shape, batch, pack)
         if key not in self._known:
             self._known[key] = self._time(recipe, shape, pack, batch, count)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from initmem.errors import ConfigError
 from initmem.recipe import PipelineRecipe
-from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
+from initmem.store.record import COLUMNS, SHARPNESS, SUMMARY_FIELDS, RunRecord
 
-METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS]))
+METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS, *SHARPNESS]))
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
 CURVES = ("val_accuracy", "val_loss", "test_accuracy", "test_loss", "train_accuracy", "train_loss")
 DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm")

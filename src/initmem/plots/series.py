@@ -13,8 +13,10 @@ from initmem.measures.design import by_scale
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import profile
 from initmem.measures.metrics import unit_of
+from initmem.measures.sharpness import sharpness_curve
 from initmem.measures.statistics import spread_of, student
 from initmem.plots.model import Series, Style
+from initmem.plots.styles import GUIDE
 from initmem.store.record import RunRecord
 
 Value = Callable[[RunRecord], float | None]
@@ -22,6 +24,7 @@ Value = Callable[[RunRecord], float | None]
 MEAN = "mean over seeds, band from the 10th to the 90th percentile"
 MEDIAN = "median, runs that never reach it counted as later than the last epoch, band of 95% limits"
 SLOPE = "slope over all runs, band of 95% intervals by leaving out one seed at a time"
+MEAN_OF_RUNS = "mean over scales and seeds, band from the 10th to the 90th percentile"
 UNSTYLED = Style("")
 
 
@@ -155,3 +158,29 @@ def spread_over(records: Sequence[RunRecord], scales: Sequence[float]) -> float 
         return None
     values = profile(there, "test_accuracy").values
     return float(spread_of(values.mean(axis=0))) if len(values) else None
+
+
+def sharpness_series(records: Sequence[RunRecord], *, label: str = "", style: Style = UNSTYLED) -> Series:
+    """The sharpness of all runs of a recipe at the epochs after which it was measured."""
+    curve = sharpness_curve(records)
+    if curve is None:
+        return Series(label, style, (), ())
+    low, high = np.nanpercentile(curve.values, [10, 90], axis=0)
+    counts = np.isfinite(curve.values).sum(0)
+    return Series(
+        label,
+        style,
+        curve.epochs.tolist(),
+        curve.mean.tolist(),
+        low.tolist(),
+        high.tolist(),
+        n=counts.tolist(),
+    )
+
+
+def stability_series(records: Sequence[RunRecord]) -> Series:
+    """The sharpness up to which the gradient descent of a recipe is stable; empty for other optimizers."""
+    curve = sharpness_curve(records)
+    known = curve is not None and bool(np.isfinite(curve.limits).all())
+    x, y = (curve.epochs.tolist(), curve.limits.tolist()) if curve is not None and known else ((), ())
+    return Series("2/η, with momentum 2(1 + μ)/η", GUIDE, x, y)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from initmem.plots.builders import BETA, CLOCK_TITLES, metric_title
+from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE, metric_title
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import Panel, Plot, Series
 from initmem.plots.series import UNSTYLED, beta_series
@@ -19,6 +19,7 @@ SELECTED = "Of the predictor with the least validation loss."
 NORM = "Of all kernels of the selected predictor."
 FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
 REPAIR = "Validation accuracy when selected less that at interpolation, over the runs that interpolated."
+SHARPNESS = "Mean over runs, with the 10th and 90th percentile; gradient descent is stable up to 2(1 + μ)/η."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in."
 
 SeriesOf = Callable[[RecipeStats], Series]
@@ -39,6 +40,7 @@ def curves(content: Content) -> dict[str, Plot]:
         "norm": _plot(content, content.facets, norm, NORM, lambda item: item.curve("norm_best")),
         "fitted": _plot(content, content.facets, fitted, FITTED, lambda item: item.interpolation),
         "repair": _plot(content, content.facets, repair, REPAIR, lambda item: item.curve("repair_gap")),
+        "sharpness": _sharpness_plot(content),
         "settling": _plot(content, content.facets, settling, SETTLING, lambda item: item.settling_series),
     }
     return {key: plot for key, plot in plots.items() if any(map(_has_values, plot.panels))}
@@ -54,6 +56,11 @@ def metrics_of(content: Content) -> list[str]:
 def _metric_plot(content: Content, metric: str) -> Plot:
     frame = Panel(metric.replace("_", " ").capitalize(), SIGMA, metric_title(metric), ())
     return _plot(content, content.facets, frame, SELECTED, lambda item: item.curve(metric))
+
+
+def _sharpness_plot(content: Content) -> Plot:
+    frame = Panel("Sharpness", "epoch", SHARPNESS_TITLE, (), log_y=True)
+    return _plot(content, content.facets, frame, SHARPNESS, lambda item: item.sharpness)
 
 
 def _has_values(panel: Panel) -> bool:

@@ -17,7 +17,7 @@ from initmem.measures.looks import Look
 from initmem.measures.memory import Memory, memory, profile
 from initmem.measures.metrics import default_metric, own_metrics
 from initmem.plots.model import Series
-from initmem.plots.series import UNSTYLED, interpolation_series, scale_series, value_of
+from initmem.plots.series import UNSTYLED, interpolation_series, scale_series, sharpness_series, value_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
 
@@ -89,6 +89,11 @@ class RecipeStats:
         """The interpolation epoch against scale, of runs whose train accuracy was recorded."""
         known = [record for record in self._kept if record.summary.train_accuracy_last is not None]
         return interpolation_series(known)
+
+    @cached_property
+    def sharpness(self) -> Series:
+        """The sharpness against epoch."""
+        return sharpness_series(self._kept)
 
     @property
     def train(self) -> dict[float, float]:

@@ -1,4 +1,4 @@
-"""Figures 1 to 8 of bundled recipes, and `scale` of any: pure plots, drawn by `plots.matplotlib`.
+"""Figures 1 to 8 of bundled recipes, `scale` and `sharpness` of any: pure plots, drawn by `plots.matplotlib`.
 
 Every figure shows the optimizers, batch sizes and scales that there are; what it wants but the store lacks
 is shown as missing and named.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.design import bundled
 from initmem.paper.figures import by_optimizer, pairs, sensitivity, sweep
-from initmem.plots.builders import scale_plot
+from initmem.plots.builders import scale_plot, sharpness_plot
 from initmem.plots.model import Plot
 from initmem.store.record import RunRecord
 from initmem.study import Study, recipes_of
@@ -38,6 +38,7 @@ _FIGURES = {
 }
 NAMES = tuple(_FIGURES)
 SCALE = "scale"  # the one figure that needs to know nothing about a recipe
+SHARPNESS = "sharpness"
 ABOUT = {name: figure.about for name, figure in _FIGURES.items()}
 
 
@@ -60,12 +61,14 @@ def plot_of(
     name: str, records: Sequence[RunRecord], studies: Sequence[Study], reference: bool = False
 ) -> Plot:
     """The plot of a figure; `reference` adds published values."""
-    if name not in (*NAMES, SCALE):
-        raise ConfigError(f"figure = {name!r} ({allowed([*NAMES, SCALE])})")
+    if name not in (*NAMES, SCALE, SHARPNESS):
+        raise ConfigError(f"figure = {name!r} ({allowed([*NAMES, SCALE, SHARPNESS])})")
     if not records:
         raise StoreError("no finished run yet (initmem run makes them)")
     if name == SCALE:
         return scale_plot(records, order=recipes_of(studies))
+    if name == SHARPNESS:
+        return sharpness_plot(records, order=recipes_of(studies))
     known = bundled(records)
     if not known:
         raise StoreError(f"figure {name}: only runs of your own training code here ({allowed([SCALE])})")
