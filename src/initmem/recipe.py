@@ -247,8 +247,8 @@ class Recipe(BaseModel):
             for name in ("l2", "patience", "sharpness_every", "train_size", "warmup")
             if not getattr(self, name)
         }
-        if self.augment == "none":
-            silent.add("augment")
+        usual = {"augment": "none", "decay_on": "all"}
+        silent |= {name for name, value in usual.items() if getattr(self, name) == value}
         return [name for name in fields if name not in silent and name in type(self).model_fields]
 
 

@@ -160,22 +160,20 @@ def spread_over(records: Sequence[RunRecord], scales: Sequence[float]) -> float 
     return float(spread_of(values.mean(axis=0))) if len(values) else None
 
 
-def sharpness_series(records: Sequence[RunRecord], *, label: str = "", style: Style = UNSTYLED) -> Series:
-    """The sharpness of all runs of a recipe at the epochs after which it was measured."""
+def sharpness_series(
+    records: Sequence[RunRecord], *, relative: bool = False, label: str = "", style: Style = UNSTYLED
+) -> Series:
+    """The sharpness of all runs of a recipe at the epochs after which it was measured.
+
+    With `relative`, as a fraction of the stability limit; empty for optimizers that have none.
+    """
     curve = sharpness_curve(records)
-    if curve is None:
+    if curve is None or (relative and not np.isfinite(curve.limits).all()):
         return Series(label, style, (), ())
-    low, high = np.nanpercentile(curve.values, [10, 90], axis=0)
-    counts = np.isfinite(curve.values).sum(0)
-    return Series(
-        label,
-        style,
-        curve.epochs.tolist(),
-        curve.mean.tolist(),
-        low.tolist(),
-        high.tolist(),
-        n=counts.tolist(),
-    )
+    values = curve.values / curve.limits if relative else curve.values
+    low, high = np.nanpercentile(values, [10, 90], axis=0).tolist()
+    means, counts = np.nanmean(values, axis=0).tolist(), np.isfinite(values).sum(0).tolist()
+    return Series(label, style, curve.epochs.tolist(), means, low, high, n=counts)
 
 
 def stability_series(records: Sequence[RunRecord]) -> Series:

@@ -19,7 +19,8 @@ SELECTED = "Of the predictor with the least validation loss."
 NORM = "Of all kernels of the selected predictor."
 FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
 REPAIR = "Validation accuracy when selected less that at interpolation, over the runs that interpolated."
-SHARPNESS = "Mean over runs, with the 10th and 90th percentile; gradient descent is stable up to 2(1 + μ)/η."
+SHARPNESS = "Largest Hessian eigenvalue of the training objective: mean over runs, 10th to 90th percentile."
+EDGE = "The same as a fraction of 2/η, or 2(1 + μ)/η with momentum. At 1: the edge of stability."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in."
 
 SeriesOf = Callable[[RecipeStats], Series]
@@ -40,7 +41,7 @@ def curves(content: Content) -> dict[str, Plot]:
         "norm": _plot(content, content.facets, norm, NORM, lambda item: item.curve("norm_best")),
         "fitted": _plot(content, content.facets, fitted, FITTED, lambda item: item.interpolation),
         "repair": _plot(content, content.facets, repair, REPAIR, lambda item: item.curve("repair_gap")),
-        "sharpness": _sharpness_plot(content),
+        **_sharpness_plots(content),
         "settling": _plot(content, content.facets, settling, SETTLING, lambda item: item.settling_series),
     }
     return {key: plot for key, plot in plots.items() if any(map(_has_values, plot.panels))}
@@ -58,9 +59,13 @@ def _metric_plot(content: Content, metric: str) -> Plot:
     return _plot(content, content.facets, frame, SELECTED, lambda item: item.curve(metric))
 
 
-def _sharpness_plot(content: Content) -> Plot:
-    frame = Panel("Sharpness", "epoch", SHARPNESS_TITLE, (), log_y=True)
-    return _plot(content, content.facets, frame, SHARPNESS, lambda item: item.sharpness)
+def _sharpness_plots(content: Content) -> dict[str, Plot]:
+    plain = Panel("Sharpness", "epoch", SHARPNESS_TITLE, (), log_y=True)
+    edge = Panel("Sharpness × η/2", "epoch", "sharpness / stability limit", ())
+    return {
+        "sharpness": _plot(content, content.facets, plain, SHARPNESS, lambda item: item.sharpness[0]),
+        "edge": _plot(content, content.facets, edge, EDGE, lambda item: item.sharpness[1]),
+    }
 
 
 def _has_values(panel: Panel) -> bool:

@@ -91,9 +91,9 @@ class RecipeStats:
         return interpolation_series(known)
 
     @cached_property
-    def sharpness(self) -> Series:
-        """The sharpness against epoch."""
-        return sharpness_series(self._kept)
+    def sharpness(self) -> tuple[Series, Series]:
+        """The sharpness against epoch, as it is and as a fraction of the stability limit."""
+        return sharpness_series(self._kept), sharpness_series(self._kept, relative=True)
 
     @property
     def train(self) -> dict[float, float]:
