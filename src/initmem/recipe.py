@@ -176,7 +176,7 @@ class Recipe(BaseModel):
         if name in OPTIMIZERS or name in TORCH_OPTIMIZERS:
             return name
         known = TORCH_OPTIMIZERS if name.startswith("torch:") else [*OPTIMIZERS, "torch:NAME"]
-        raise ValueError(allowed(known))
+        raise ValueError(allowed(map(repr, known)))
 
     @field_validator("scaled")
     @classmethod
