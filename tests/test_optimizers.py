@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from initmem.measures.forecast import effective_clocks
 from initmem.recipe import ALONE, OPTIMIZERS, TORCH_OPTIMIZERS, Recipe
 from initmem.store.record import RunRecord
 from initmem.study import Run, Study
+from initmem.study_file import load_study
 from initmem.train.layers import by_replica
 from initmem.train.loop import train_pack
 from initmem.train.optimizers import optimizer_for
@@ -245,6 +248,15 @@ def test_an_optimizer_that_sees_whole_variables_trains_alone(tiny: Recipe) -> No
 def test_unknown_optimizers_are_refused(name: str, allowed: str) -> None:
     with pytest.raises(ConfigError, match=f"optimizer = '{name}' .*{allowed}"):
         Recipe.parse({"optimizer": name})
+
+
+def test_the_study_of_the_page_loads(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "optimizers.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, flags=re.M | re.S)
+    (tmp_path / "study.toml").write_text(text)
+    assert len(load_study(str(tmp_path / "study.toml")).recipes) == 2 + 4 + 3
+    table = page.partition("| name | rule |")[2].partition("\n\n")[0]
+    assert set(OPTIMIZERS) == set(re.findall(r"`([a-z-]{3,})`(?=[,| ])", table)) - {"-conv"}
 
 
 # -- evaluation at the average ------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_it_is_the_largest_eigenvalue_of_the_whole_hessian(small: Recipe, norm: 
     pack = Pack(runs_of(recipe), load(recipe))
     pack.train_epoch()
     found = measured.sharpness(pack.network, pack.train, l2)
-    assert pack.train.x.dtype == torch.float32 and len(pack.train) < measured.SUBSET
+    assert pack.train.x.dtype == torch.float32 and len(pack.train) < measured.SHARPNESS_SUBSET
     for r in range(3):
         values = np.linalg.eigvalsh(full_hessian(pack, r))
         assert abs(values[0]) > 1e-3  # negative curvature, which a power iteration may mistake for it

@@ -9,7 +9,7 @@ import numpy as np
 from initmem.data import Dataset, Examples, Sizes
 from initmem.recipe import Recipe
 from initmem.study import Run
-from initmem.train.flops import Flops, flops_per_image
+from initmem.train.flops import SHARPNESS_PASSES, SHARPNESS_SUBSET, Flops, flops_per_image
 
 LONGEST_STEP = 1e10  # operations per timed step: a fraction of a second on one core
 # The best of several trials counts: a busy machine makes steps slower, never quicker.
@@ -17,9 +17,12 @@ FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
 
 
 def run_flops(recipe: Recipe, shape: Sizes) -> float:
-    """Operations of one run: training, validation after every epoch, one test."""
+    """Operations of one run: training, validation after every epoch, one test, and the sharpness."""
     count = flops_per_image(recipe, shape.shape, shape.classes)
     seen = recipe.epochs * shape.n_train
+    if recipe.sharpness_every:
+        measurements = 1 + recipe.epochs // recipe.sharpness_every
+        seen += measurements * SHARPNESS_PASSES * min(shape.n_train, SHARPNESS_SUBSET)
     looked_at = recipe.epochs * shape.n_val + shape.n_test
     return float(seen * count.training + looked_at * count.forward)
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from initmem.train.batches import Images
+from initmem.train.flops import SHARPNESS_SUBSET
 from initmem.train.layers import by_replica
 from initmem.train.models import Network, ResNet9
 
-SUBSET = 512  # training examples, evenly spaced over the split
 TOLERANCE = 1e-4  # of the residual, relative to the eigenvalue: a bound on the error of the eigenvalue
 MOST_PRODUCTS = 300
 
@@ -51,7 +51,7 @@ def hessian(network: Network, train: Images, l2: float) -> tuple[Product, int]:
     """The Hessian of the objective as a product with vectors, and the number of variables of a replica."""
     network.train()
     parameters, replicas = list(network.parameters()), network.replicas
-    count = min(len(train), SUBSET)
+    count = min(len(train), SHARPNESS_SUBSET)  # evenly spaced: a split may be sorted
     index = torch.from_numpy(np.linspace(0, len(train) - 1, count).round().astype(np.int64))
     x, y = train.packed(index[:, None].to(train.y.device))
     logits = network(x.double()).view(count, replicas, -1)
