@@ -109,7 +109,7 @@ def test_studies() -> None:
     assert rows["main-grid", "paper"]["runs"] == 6250
     names = {study for study, _ in rows}
     paper = {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug"}
-    assert names == paper | {"chaos", "linear", "quickstart", "widths"}
+    assert names == paper | {"chaos", "edge", "linear", "quickstart", "widths"}
     assert rows["linear", "demo"]["runs"] == 540
     for name in paper:
         assert {"smoke", "mini", "lab", "paper"} <= {effort for study, effort in rows if study == name}

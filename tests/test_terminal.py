@@ -34,14 +34,17 @@ scales = [0.1, 1.0, 2.5]
 seeds = [0, 1]
 [recipe]
 dataset = "synthetic:100x1x8x8"
+model = "mlp"
 width = 2
 batch_size = 16
 epochs = 1
+sharpness_every = 1
 [[grid]]
 optimizer = ["sgd", "momentum"]
 learning_rate = [0.001, 0.12345]
 l2 = [0.0, 0.00321]
 """
+NOT_THERE = ("chaos", "collapse", "seeds", "sharpness")  # in the archive of learning rates
 COMMANDS = [
     ["studies"],
     ["studies", "--efforts"],
@@ -53,10 +56,11 @@ COMMANDS = [
     ["measure", "STORE"],
     ["measure", GRID],
     ["measure", GRID, "--metric", "test_loss"],
-    *(["measure", RATES, "--what", what] for what in MEASURES if what not in ("chaos", "collapse", "seeds")),
+    *(["measure", RATES, "--what", what] for what in MEASURES if what not in NOT_THERE),
     ["measure", GRID, "--what", "collapse"],
     ["measure", CHAOS, "--what", "chaos"],
     ["measure", "STORE", "--what", "difference"],
+    ["measure", "STORE", "--what", "sharpness"],
     *(["table", str(number), GRID, "--reference"] for number in range(1, 8)),
     ["clocks", "main-grid"],
     ["clocks", "LONG"],
@@ -243,7 +247,7 @@ def test_studies_begin_with_quickstart_and_take_one_line_each(screens: list[Scre
             lines = [line.split()[0] for line in screen.lines if line.split()]
             start = lines.index("quickstart")
             assert lines[start : start + len(rows)] == [row[0] for row in rows]
-            assert len(rows) == 9
+            assert len(rows) == 10
 
 
 def test_wide_and_a_pipe_show_every_column() -> None:

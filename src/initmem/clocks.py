@@ -7,6 +7,9 @@ A clock is a sum over updates k with learning rate eta_k, batch size b, penalty 
     adaptive   sum eta_k                       movement of preconditioned steps
     momentum   (1/b) sum (eta_k / (1 - mu))^2  the sgd clock at the effective learning rate of momentum
     angular    sum eta_k / ||W_k||^2           measured during training, since it depends on the kernels
+
+For the Schedule-Free optimizers eta_k is the rate of the steps that the fast iterate z takes, and W_k the
+kernels at which the gradient was taken.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ if TYPE_CHECKING:  # NumPy is imported lazily: commands that only need the names
     from numpy.typing import NDArray
 
 CLOCKS = ("sgd", "l2", "adaptive", "momentum", "angular")
+# Normalized steps: their size is that of the learning rate, not of the gradient.
+ADAPTIVE = ("adam", "adamw", "muon", "muon-conv", "normuon", "sf-normuon", "lion", "schedule-free-adamw")
+HEAVY_BALL = ("momentum", "torch:SGD")
 
 T = TypeVar("T", float, "NDArray[np.float64]")
 
@@ -143,6 +149,23 @@ def epoch_rates(recipe: Schedule, n_train: int, epoch: int) -> NDArray[np.float6
     return rates * np.minimum(1.0, (k + 1) / recipe.warmup) if recipe.warmup else rates
 
 
+def is_adaptive(optimizer: str) -> bool:
+    """Whether the steps of an optimizer are normalized, so that the adaptive clock counts them."""
+    return optimizer in ADAPTIVE or (
+        optimizer.startswith("torch:") and optimizer not in ("torch:SGD", "torch:ASGD")
+    )
+
+
 def step_momentum(recipe: Schedule) -> float:
     """The momentum that amplifies the steps of a recipe: only that of heavy ball; Adam and Muon normalize."""
-    return recipe.momentum if recipe.optimizer == "momentum" else 0.0
+    return recipe.momentum if recipe.optimizer in HEAVY_BALL else 0.0
+
+
+def stability_limit(recipe: Schedule, rate: float) -> float | None:
+    """The sharpness above which gradient descent on a quadratic diverges: 2 (1 + momentum) / eta.
+
+    None where there is no such limit: normalized steps see a preconditioned Hessian, averaged ones another.
+    """
+    if recipe.optimizer not in ("sgd", *HEAVY_BALL):
+        return None
+    return 2 * (1 + step_momentum(recipe)) / rate

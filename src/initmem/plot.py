@@ -28,7 +28,7 @@ from initmem.store.results import open_results
 from initmem.store.store import Store
 from initmem.study import Study, recipes_of
 
-__all__ = ["beta", "clocks", "figure", "interpolation", "memory", "norm", "scale"]
+__all__ = ["beta", "clocks", "figure", "interpolation", "memory", "norm", "scale", "sharpness"]
 
 AnyResults: TypeAlias = "Result | Store | Archive | str | Path | Sequence[RunRecord]"
 
@@ -63,6 +63,12 @@ def beta(
     """|beta|, the slope of a metric on the scale, against epoch or against a clock."""
     records, studies = _records(results)
     return _drawn(builders.beta_plot(records, metric, clock, order=recipes_of(studies)), axes)
+
+
+def sharpness(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
+    """The largest Hessian eigenvalue against epoch, and 2/eta; of recipes with `sharpness_every`."""
+    records, studies = _records(results)
+    return _drawn(builders.sharpness_plot(records, order=recipes_of(studies)), axes)
 
 
 def memory(

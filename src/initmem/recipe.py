@@ -21,7 +21,6 @@ from initmem.errors import ConfigError, allowed
 Model = Literal["resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp"]
 Norm = Literal["batch", "layer"]
 Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
-OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "muon", "muon-conv"]
 
 MODELS: tuple[Model, ...] = get_args(Model)
 STUDY_FIELDS = (  # of a study file, not of a recipe
@@ -58,8 +57,39 @@ DEFAULT_WIDTH: dict[str, int] = {
     "resnet110": 16,
     "mlp": 256,
 }
-DEFAULT_DECAY = {"adamw": 1e-4, "muon": 1e-4, "muon-conv": 1e-4}
-DEFAULT_MOMENTUM = {"muon": 0.95, "muon-conv": 0.95}
+# Every optimizer with the defaults in which it differs from the fields of `Recipe`.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "momentum": {},
+    "adam": {},
+    "adamw": {"weight_decay": 1e-4},
+    "muon": {"weight_decay": 1e-4, "momentum": 0.95},
+    "muon-conv": {"weight_decay": 1e-4, "momentum": 0.95},
+    "normuon": {"weight_decay": 1e-4, "momentum": 0.95, "beta2": 0.95},
+    "lion": {"beta2": 0.99},
+    "schedule-free-sgd": {"schedule": "constant"},
+    "schedule-free-adamw": {"schedule": "constant", "epsilon": 1e-8},
+    "sf-normuon": {"schedule": "constant", "weight_decay": 1e-4, "momentum": 0.95, "beta2": 0.95},
+}
+# Those of torch.optim: the fields that they take, with the defaults of their signatures. Not among them are
+# LBFGS, which needs a closure, SparseAdam (sparse gradients) and Muon (it takes matrices only).
+TORCH_OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "torch:ASGD": {"weight_decay": 0.0},
+    "torch:Adadelta": {"weight_decay": 0.0, "epsilon": 1e-6},
+    "torch:Adafactor": {"weight_decay": 0.0},
+    "torch:Adagrad": {"weight_decay": 0.0, "epsilon": 1e-10},
+    "torch:Adam": {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "torch:AdamW": {"weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "torch:Adamax": {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "torch:NAdam": {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "torch:RAdam": {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "torch:RMSprop": {"weight_decay": 0.0, "momentum": 0.0, "epsilon": 1e-8},
+    "torch:Rprop": {},
+    "torch:SGD": {"weight_decay": 0.0, "momentum": 0.0},
+}
+ALONE = (
+    "torch:Adafactor",
+)  # their steps depend on a whole variable, which in a pack is that of all replicas
 
 # How a field reads in a short label; fields not listed read as "name=value", these bare ones as the value.
 SHORT = {"learning_rate": "lr", "batch_size": "b", "weight_decay": "wd", "width": "w"}
@@ -85,16 +115,24 @@ class Recipe(BaseModel):
     model: Model = Field("resnet9", description="network architecture")
     width: int = Field(64, ge=1, description="channels of the first layer, or hidden units; default by model")
     norm: Norm = Field("batch", description="normalization layer")
-    optimizer: OptimizerName = Field("sgd", description="update rule")
+    optimizer: str = Field("sgd", description="update rule; torch:NAME for those of torch.optim")
     learning_rate: float = Field(1e-3, gt=0, description="initial learning rate")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="learning-rate schedule")
     lr_floor: float = Field(0.01, ge=0, le=1, description="final fraction of the cosine schedule")
     warmup: int = Field(0, ge=0, description="updates of linear warmup, whatever the schedule")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum; default 0.95 for muon")
-    beta1: float = Field(0.9, ge=0, lt=1, description="first-moment decay of the Adam family")
+    beta1: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="first-moment decay of the Adam family; share of the average in Schedule-Free",
+    )
     beta2: float = Field(0.999, ge=0, lt=1, description="second-moment decay of the Adam family")
     epsilon: float = Field(1e-7, gt=0, description="Adam's epsilon, beside the uncorrected sqrt(v)")
     weight_decay: float = Field(0.0, ge=0, description="decoupled decay; 1e-4 for adamw and muon")
+    decay_on: Literal["all", "kernels", "no-norm"] = Field(
+        "all", description="what weight_decay acts on; no-norm: all but normalization layers"
+    )
     l2: float = Field(0.0, ge=0, description="kernel penalty l2 * sum(W^2)")
     batch_size: int = Field(128, ge=1, description="examples per update")
     epochs: int = Field(300, ge=1, description="passes over the training split")
@@ -110,6 +148,9 @@ class Recipe(BaseModel):
     )
     width_scaling: Literal["fan-in", "mup"] = Field(
         "fan-in", description="mup: the kernel of the last layer is drawn smaller by the root of its fan-in"
+    )
+    sharpness_every: int = Field(
+        0, ge=0, description="measure sharpness after the first and every n-th epoch; 0: never"
     )
 
     @model_validator(mode="before")
@@ -128,6 +169,14 @@ class Recipe(BaseModel):
         if name.endswith(".npz") or name.split(":")[0] in NAMED_DATASETS:
             return name
         raise ValueError(allowed([*NAMED_DATASETS, "synthetic:NxCxHxW", "a path ending in .npz"]))
+
+    @field_validator("optimizer")
+    @classmethod
+    def _known_optimizer(cls, name: str) -> str:
+        if name in OPTIMIZERS or name in TORCH_OPTIMIZERS:
+            return name
+        known = TORCH_OPTIMIZERS if name.startswith("torch:") else [*OPTIMIZERS, "torch:NAME"]
+        raise ValueError(allowed(map(repr, known)))
 
     @field_validator("scaled")
     @classmethod
@@ -193,9 +242,13 @@ class Recipe(BaseModel):
         """Of some fields those worth a place in a label: no zero penalty, no default that follows."""
         derived = derived_defaults(self.model, self.optimizer)
         silent = {name for name, value in derived.items() if getattr(self, name) == value} - {"width"}
-        silent |= {name for name in ("l2", "patience", "train_size", "warmup") if not getattr(self, name)}
-        if self.augment == "none":
-            silent.add("augment")
+        silent |= {
+            name
+            for name in ("l2", "patience", "sharpness_every", "train_size", "warmup")
+            if not getattr(self, name)
+        }
+        usual = {"augment": "none", "decay_on": "all"}
+        silent |= {name for name, value in usual.items() if getattr(self, name) == value}
         return [name for name in fields if name not in silent and name in type(self).model_fields]
 
 
@@ -336,11 +389,8 @@ def _fixed_scales(text: str) -> dict[str, float]:
 
 def derived_defaults(model: object, optimizer: object) -> dict[str, Any]:
     """Defaults that depend on the model or the optimizer."""
-    return {
-        "width": DEFAULT_WIDTH.get(str(model), 64),
-        "weight_decay": DEFAULT_DECAY.get(str(optimizer), 0.0),
-        "momentum": DEFAULT_MOMENTUM.get(str(optimizer), 0.9),
-    }
+    defaults = {"width": DEFAULT_WIDTH.get(str(model), 64), "weight_decay": 0.0, "momentum": 0.9}
+    return defaults | (OPTIMIZERS | TORCH_OPTIMIZERS).get(str(optimizer), {})
 
 
 def content_id(content: Mapping[str, Any]) -> str:

@@ -10,6 +10,12 @@ from initmem.recipe import Recipe
 
 Shape = tuple[int, int, int]  # (channel, height, width)
 
+SHARPNESS_SUBSET = 512  # training examples whose loss the sharpness is measured of
+SHARPNESS_PASSES = 50  # forward and backward passes over them that a measurement costs, roughly
+
+SHARPNESS_SUBSET = 512  # training examples whose loss the sharpness is measured of
+SHARPNESS_PASSES = 50  # forward and backward passes over them that a measurement costs, roughly
+
 
 class Flops(NamedTuple):
     """FLOPs per image in convolutions and dense layers; a multiply-add counts as two."""

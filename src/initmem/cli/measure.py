@@ -21,7 +21,7 @@ def measure(
         typer.Option(
             metavar="MEASURE",
             help="memory, scale, difference, failures, beta, half-life, collapse, exponents, forecast, "
-            "clocks, radial, interpolation, repair, chaos or seeds.",
+            "clocks, radial, interpolation, repair, sharpness, chaos or seeds.",
         ),
     ] = "memory",
     metric: Annotated[

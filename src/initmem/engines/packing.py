@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from initmem.data import Sizes
-from initmem.recipe import Recipe, network_of
+from initmem.recipe import ALONE, Recipe, network_of
 from initmem.study import Run, Study
 
 # Up to this many multiplications per layer and update, a replica alone leaves the processor waiting for
@@ -39,7 +39,7 @@ def packs(
     weighed: list[tuple[float, list[Run]]] = []
     for recipe, shape in zip(map(network_of, study.recipes), sizes, strict=True):
         runs = study.runs(recipe)
-        limit = size or pack_size(recipe, shape)
+        limit = 1 if recipe.optimizer in ALONE else size or pack_size(recipe, shape)
         count = math.ceil(len(runs) / limit)
         if size is None:  # no core should stand idle for want of a pack
             count = min(len(runs), max(count, math.ceil(workers / len(study.recipes))))

@@ -12,7 +12,7 @@ import numpy as np
 from initmem.clocks import updates_per_epoch
 from initmem.data import Dataset, Examples, Sizes
 from initmem.recipe import Recipe
-from initmem.shapes import flops_per_image
+from initmem.shapes import SHARPNESS_PASSES, SHARPNESS_SUBSET, flops_per_image
 from initmem.study import Run
 
 LONGEST_STEP = 4e10  # operations per timed step: half a second on one core
@@ -22,9 +22,12 @@ QUIET = 1.25  # up to this ratio of elapsed time to processor time, the load of 
 
 
 def run_flops(recipe: Recipe, shape: Sizes) -> float:
-    """Operations of one run: training, validation after every epoch, one test."""
+    """Operations of one run: training, validation after every epoch, one test, and the sharpness."""
     count = flops_per_image(recipe, shape.shape, shape.classes)
     seen = recipe.epochs * shape.n_train
+    if recipe.sharpness_every:
+        measurements = 1 + recipe.epochs // recipe.sharpness_every
+        seen += measurements * SHARPNESS_PASSES * min(shape.n_train, SHARPNESS_SUBSET)
     looked_at = recipe.epochs * shape.n_val + shape.n_test
     return float(seen * count.training + looked_at * count.forward)
 
@@ -68,7 +71,9 @@ class Speedometer:
         )
         asked = min(recipe.batch_size, shape.n_train)
         batch, n_val = min(asked, limit), max(1, min(shape.n_val, 10 * limit))
-        same = recipe.replace(learning_rate=1e-3, epochs=2, patience=None, train_size=None, batch_size=batch)
+        same = recipe.replace(
+            learning_rate=1e-3, epochs=2, patience=None, train_size=None, batch_size=batch, sharpness_every=0
+        )
         key = (same, shape.shape, shape.classes, n_val, pack)
         if key not in self._known:
             self._known[key] = self._time(same, _noise(shape, n_train=UPDATES * batch, n_val=n_val), pack)

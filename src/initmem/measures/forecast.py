@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from initmem.clocks import RateSums, horizon_sums, step_momentum
+from initmem.clocks import RateSums, horizon_sums, is_adaptive, step_momentum
 from initmem.measures.design import plain
 from initmem.measures.memory import Verdict
 from initmem.recipe import Recipe
@@ -29,8 +29,6 @@ from initmem.store.record import RunRecord
 
 Forecast = Literal["remembers", "forgets", "unclear"]
 Checked = Literal["correct", "wrong", "cannot tell"]
-
-ADAPTIVE = ("adam", "adamw", "muon", "muon-conv")
 
 
 class Threshold(NamedTuple):
@@ -82,7 +80,7 @@ def _effective(recipe: Recipe, sums: RateSums[float]) -> dict[str, float]:
     """Momentum makes of eta the rate eta / (1 - momentum), in the sgd clock as in the l2 clock."""
     ticks = sums.clocks(recipe.batch_size)
     effective = {"l2": ticks["l2"] / (1 - step_momentum(recipe))}
-    if recipe.optimizer in ADAPTIVE:
+    if is_adaptive(recipe.optimizer):
         return effective | {"adaptive": ticks["adaptive"]}
     return effective | {"sgd": ticks["momentum"]}
 

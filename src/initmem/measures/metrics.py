@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from initmem.errors import ConfigError
 from initmem.recipe import PipelineRecipe
-from initmem.store.record import COLUMNS, SUMMARY_FIELDS, RunRecord
+from initmem.store.record import COLUMNS, SHARPNESS, SUMMARY_FIELDS, RunRecord
 
 # The names with a meaning: those of bundled networks, and the losses of user code, which defines them.
-METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS, "train_loss", "val_loss"]))
+METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS, *SHARPNESS, "train_loss", "val_loss"]))
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
 CURVES = ("val_accuracy", "val_loss", "test_accuracy", "test_loss", "train_accuracy", "train_loss")
 DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm", "epoch")

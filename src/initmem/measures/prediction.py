@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.clocks import is_adaptive
 from initmem.measures.design import plain
-from initmem.measures.forecast import ADAPTIVE, lived_clocks
+from initmem.measures.forecast import lived_clocks
 from initmem.measures.memory import Memory
 from initmem.measures.radial import radial_memory, relative_clock
 from initmem.measures.statistics import student
@@ -81,7 +82,7 @@ def family_of(recipe: AnyRecipe) -> str | None:
     optimizer = recipe.get("optimizer")
     if optimizer is None:
         return None
-    return "l2" if recipe.get("l2") else "adaptive" if optimizer in ADAPTIVE else "sgd"
+    return "l2" if recipe.get("l2") else "adaptive" if is_adaptive(str(optimizer)) else "sgd"
 
 
 def lived_clock(records: Sequence[RunRecord]) -> tuple[str, float] | None:

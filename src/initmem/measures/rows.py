@@ -21,6 +21,7 @@ from initmem.measures.memory import memory
 from initmem.measures.metrics import curve_metric, default_metric, unit_of
 from initmem.measures.prediction import lived_elasticity, lived_memory, predict_each
 from initmem.measures.radial import radial_memory
+from initmem.measures.sharpness import sharpness
 from initmem.measures.statistics import adjusted
 from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord
@@ -235,6 +236,17 @@ def _repair(groups: Groups, metric: str | None) -> list[Row]:
     return rows
 
 
+def _sharpness(groups: Groups, metric: str | None) -> list[Row]:
+    rows = (
+        (label, scale, sharpness(at))
+        for label, records in groups.items()
+        for scale, at in by_scale(plain(records)).items()
+    )
+    return [
+        {"recipe": label, "scale": scale} | row._asdict() for label, scale, row in rows if row is not None
+    ]
+
+
 def _chaos(groups: Groups, metric: str | None) -> list[Row]:
     found = ((label, chaos_floor(rs, metric or "test_accuracy")) for label, rs in groups.items())
     return [{"recipe": label} | chaos._asdict() for label, chaos in found if chaos is not None]
@@ -275,6 +287,7 @@ MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
     "radial": _radial,
     "interpolation": _interpolation,
     "repair": _repair,
+    "sharpness": _sharpness,
     "chaos": _chaos,
     "seeds": _seeds,
 }

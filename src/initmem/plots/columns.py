@@ -187,6 +187,22 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "n_never_interpolated": Column("never", about="runs that never interpolated"),
         },
     ),
+    "sharpness": (
+        "Sharpness: the largest Hessian eigenvalue of the training objective, means over seeds",
+        {
+            "recipe": RECIPE,
+            "scale": SCALE,
+            "first": Column("first", about="after the first epoch", form=".3g"),
+            "last": Column("last", about="at the last measurement", form=".3g"),
+            "epoch": Column("epoch", about="of the last measurement", priority=5),
+            "limit": Column(
+                "2/eta", about="2 (1 + momentum) / eta: where gradient descent turns unstable", form=".3g"
+            ),
+            "ratio": Column("last / limit", about="1: at the edge of stability", form=".2f"),
+            "largest_ratio": Column("largest", about="ratio over all measurements", form=".2f", priority=4),
+            "n": Column("n", about="number of runs"),
+        },
+    ),
     "chaos": (
         "Chaos: how far a run moves when one weight is perturbed",
         {

@@ -14,8 +14,10 @@ from initmem.measures.design import by_scale
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import profile
 from initmem.measures.metrics import unit_of
+from initmem.measures.sharpness import sharpness_curve
 from initmem.measures.statistics import mean_band, spread_of, student
 from initmem.plots.model import Series, Style
+from initmem.plots.styles import GUIDE
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
@@ -25,6 +27,7 @@ MEAN = "mean over seeds, band from the 10th to the 90th percentile"
 PROFILE = "mean over seeds, 95% simultaneous band (all scales at once)"
 MEDIAN = "median, runs that never reach it counted as later than the last epoch, band of 95% limits"
 SLOPE = "slope over all runs, 95% simultaneous band (all epochs at once)"
+MEAN_OF_RUNS = "mean over scales and seeds, band from the 10th to the 90th percentile"
 UNSTYLED = Style("")
 
 
@@ -182,3 +185,27 @@ def spread_over(records: Sequence[RunRecord], scales: Sequence[float]) -> float 
         return None
     values = profile(there, "test_accuracy").values
     return float(spread_of(values.mean(axis=0))) if len(values) else None
+
+
+def sharpness_series(
+    records: Sequence[RunRecord], *, relative: bool = False, label: str = "", style: Style = UNSTYLED
+) -> Series:
+    """The sharpness of all runs of a recipe at the epochs after which it was measured.
+
+    With `relative`, as a fraction of the stability limit; empty for optimizers that have none.
+    """
+    curve = sharpness_curve(records)
+    if curve is None or (relative and not np.isfinite(curve.limits).all()):
+        return Series(label, style, (), ())
+    values = curve.values / curve.limits if relative else curve.values
+    low, high = np.nanpercentile(values, [10, 90], axis=0).tolist()
+    means, counts = np.nanmean(values, axis=0).tolist(), np.isfinite(values).sum(0).tolist()
+    return Series(label, style, curve.epochs.tolist(), means, low, high, n=counts)
+
+
+def stability_series(records: Sequence[RunRecord]) -> Series:
+    """The sharpness up to which the gradient descent of a recipe is stable; empty for other optimizers."""
+    curve = sharpness_curve(records)
+    known = curve is not None and bool(np.isfinite(curve.limits).all())
+    x, y = (curve.epochs.tolist(), curve.limits.tolist()) if curve is not None and known else ((), ())
+    return Series("2/η, with momentum 2(1 + μ)/η", GUIDE, x, y)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from initmem.plots.model import Style
+from initmem.recipe import OPTIMIZERS as RECIPE_OPTIMIZERS
+from initmem.recipe import TORCH_OPTIMIZERS
 
 VERMILLION, ORANGE, BLUE, SKY, GREEN, PURPLE = (
     "#D55E00",
@@ -56,6 +58,12 @@ ORDERED = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color i
 def adam_beside_sgd(i: int) -> Style:
     """Adam in a sweep of SGD: black, a marker for each of its settings."""
     return ADAM._replace(marker=("*", "P", "X", "v")[i % 4])
+
+
+def optimizer_style(name: str) -> Style:
+    """The style of an optimizer; those without one of their own repeat the palette in a fixed order."""
+    others = [*RECIPE_OPTIMIZERS, *TORCH_OPTIMIZERS]
+    return OPTIMIZERS.get(name) or nth(others.index(name))
 
 
 def nth(i: int) -> Style:

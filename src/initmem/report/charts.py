@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from initmem.plots.builders import BETA, CLOCK_TITLES, metric_title
+from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE, metric_title
 from initmem.plots.captions import SIGMA
 from initmem.plots.html import thinned
 from initmem.plots.model import Heatmap, Panel, Plot, Series, form_between
@@ -25,6 +25,8 @@ SELECTED = f"Of the predictor with the least validation loss, with a {SIMULTANEO
 NORM = f"Of all kernels of the selected predictor, with a {SIMULTANEOUS}."
 FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
 REPAIR = "Validation accuracy when selected less that at interpolation, over the runs that interpolated."
+SHARPNESS = "Largest Hessian eigenvalue of the training objective: mean over runs, 10th to 90th percentile."
+EDGE = "The same as a fraction of 2/η, or 2(1 + μ)/η with momentum. At 1: the edge of stability."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe on one axis."
 
 SeriesOf = Callable[[RecipeStats], Series]
@@ -48,6 +50,7 @@ def curves(content: Content) -> dict[str, Plot]:
         "norm": _plot(content, content.facets, norm, NORM, lambda item: item.curve("norm_best")),
         "fitted": _plot(content, content.facets, fitted, FITTED, lambda item: item.interpolation),
         "repair": _plot(content, content.facets, repair, REPAIR, lambda item: item.curve("repair_gap")),
+        **_sharpness_plots(content),
         "settling": _plot(content, alone, settling, SETTLING, lambda item: item.settling_series),
     }
     return {key: plot for key, plot in plots.items() if any(map(_has_values, plot.panels))}
@@ -100,6 +103,15 @@ def _learning(item: RecipeStats, column: str, shown: Sequence[float]) -> list[Se
 def _metric_plot(content: Content, metric: str) -> Plot:
     frame = Panel(metric.replace("_", " ").capitalize(), SIGMA, metric_title(metric), (), band=SIMULTANEOUS)
     return _plot(content, content.facets, frame, SELECTED, lambda item: item.curve(metric))
+
+
+def _sharpness_plots(content: Content) -> dict[str, Plot]:
+    plain = Panel("Sharpness", "epoch", SHARPNESS_TITLE, (), log_y=True)
+    edge = Panel("Sharpness × η/2", "epoch", "sharpness / stability limit", ())
+    return {
+        "sharpness": _plot(content, content.facets, plain, SHARPNESS, lambda item: item.sharpness[0]),
+        "edge": _plot(content, content.facets, edge, EDGE, lambda item: item.sharpness[1]),
+    }
 
 
 def _has_values(panel: Panel) -> bool:

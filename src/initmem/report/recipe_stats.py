@@ -17,7 +17,7 @@ from initmem.measures.looks import Look
 from initmem.measures.memory import Memory, memory, profile
 from initmem.measures.metrics import DERIVED, curve_metrics, default_metric, own_metrics, unit_of
 from initmem.plots.model import Series
-from initmem.plots.series import UNSTYLED, interpolation_series, profile_series
+from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
 
@@ -90,6 +90,11 @@ class RecipeStats:
         """The interpolation epoch against scale, of runs whose train accuracy was recorded."""
         known = [record for record in self._kept if record.summary.train_accuracy_last is not None]
         return interpolation_series(known)
+
+    @cached_property
+    def sharpness(self) -> tuple[Series, Series]:
+        """The sharpness against epoch, as it is and as a fraction of the stability limit."""
+        return sharpness_series(self._kept), sharpness_series(self._kept, relative=True)
 
     @property
     def train(self) -> dict[float, float]:

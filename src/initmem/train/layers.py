@@ -184,8 +184,8 @@ class BatchNorm(Norm):
 
 
 @torch.no_grad()
-def absorb_statistics(norms: Sequence[BatchNorm]) -> None:
-    """Update the moving statistics of all layers with those of the last batch."""
+def absorb_statistics(norms: Sequence[BatchNorm], rate: float = 1 - MOVING_AVERAGE) -> None:
+    """Move the moving statistics of all layers towards those of the last batch."""
     if not norms:
         return
     variances = [norm.batch_variance for norm in norms]
@@ -194,7 +194,6 @@ def absorb_statistics(norms: Sequence[BatchNorm]) -> None:
             norm.batch_variance.zero_()
     # PyTorch's batch variance is unbiased; Keras 3 uses the biased one.
     torch._foreach_mul_(variances, [1 - 1 / max(norm.count, 2) for norm in norms])
-    rate = 1 - MOVING_AVERAGE
     torch._foreach_lerp_([n.moving_mean for n in norms], [n.batch_mean for n in norms], rate)
     torch._foreach_lerp_([n.moving_variance for n in norms], variances, rate)
 

@@ -58,8 +58,8 @@ class ResNet9(Network):
         # Height and width are halved three times; in lanes, outputs come in multiples of 4.
         self.fits_lanes = w % 4 == 0 and shape[1] % 8 == shape[2] % 8 == 0
 
-    def use_lanes(self, lanes: native.Lanes) -> None:
-        """Let replicas occupy SIMD lanes in the C layers, for float32 on one core."""
+    def use_lanes(self, lanes: native.Lanes | None) -> None:
+        """Let replicas occupy SIMD lanes in the C layers, for float32 on one core; None: no longer."""
         self.lanes = lanes
         for block in self.modules():
             if isinstance(block, ConvNormRelu):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +19,12 @@ from initmem.clocks import CLOCKS, RateSums, epoch_rates, updates_per_epoch
 from initmem.data import Dataset
 from initmem.recipe import network_of
 from initmem.seeds import generator
-from initmem.store.record import COLUMNS, RunRecord, Status, finite, summarize
+from initmem.store.record import COLUMNS, SHARPNESS, RunRecord, Status, finite, summarize
 from initmem.study import Run
 from initmem.train import compiled, native
 from initmem.train.batches import Images, flip_crop_draws
 from initmem.train.init import initialize
-from initmem.train.layers import BatchNorm, absorb_statistics, by_replica
+from initmem.train.layers import BatchNorm, Norm, absorb_statistics, by_replica
 from initmem.train.models import ResNet9, build
 from initmem.train.optimizers import optimizer_for
 from initmem.train.requirements import Precision
@@ -30,6 +32,7 @@ from initmem.train.requirements import Precision
 # Pixels (images x height x width, over all replicas) per evaluation batch. On a CPU the activations should
 # stay in the cache: with 1000 images of 32x32 per batch, an image takes twice as long as with 100.
 EVALUATION_PIXELS = {"cpu": 100_000, "cuda": 4_000_000}
+STATISTICS_BATCHES = 50  # training batches that the statistics of an averaged predictor are made of
 
 Rows = dict[str, list[float]]
 Session = dict[str, Any]  # the conditions under which a run was trained, and until which update
@@ -80,11 +83,13 @@ class Pack:
         self.kernels = self.network.kernels()
         self.norms = [m for m in self.network.modules() if isinstance(m, BatchNorm)]
         self.parameters = list(self.network.parameters())
-        self.optimizer = optimizer_for(self.recipe, [p.detach() for p in self.parameters], self.replicas)
+        variables = [p.detach() for p in self.parameters]
+        self.optimizer = optimizer_for(self.recipe, variables, self.replicas, self._decayed())
         self.best = {name: value.clone() for name, value in self._variables().items()}
         self.epoch = 0
         self.norm_init = self._kernel_squares().sqrt().tolist()
-        self.history: list[Rows] = [{name: [] for name in COLUMNS} for _ in self.runs]
+        self.columns = COLUMNS + (SHARPNESS if self.recipe.sharpness_every else ())
+        self.history: list[Rows] = [{name: [] for name in self.columns} for _ in self.runs]
         self.status: list[Status | None] = [None] * self.replicas  # None: still training
         self.earlier: list[list[Session]] = [[] for _ in self.runs]  # what checkpoints say of each run
         self.position: int  # batches of the present epoch that are done
@@ -131,8 +136,10 @@ class Pack:
                 self.seconds += time.perf_counter() - started
                 return False
 
-        self.seconds += time.perf_counter() - started
-        self._end_epoch(epoch, rates)
+        sharpness = self._sharpness(epoch)
+        with self._predictor(epoch):
+            self.seconds += time.perf_counter() - started
+            self._end_epoch(epoch, rates, sharpness)
         return True
 
     def _begin_epoch(self) -> None:
@@ -170,7 +177,7 @@ class Pack:
         tensors = self._state()
         return [
             Checkpoint(
-                {name: by_replica(t, self.replicas)[r].contiguous() for name, t in tensors.items()},
+                {name: self._of_replica(t, r).contiguous() for name, t in tensors.items()},
                 {
                     "epoch": self.epoch,
                     "position": self.position,
@@ -191,8 +198,10 @@ class Pack:
             raise ValueError("the checkpoints of a pack are of different updates")
         self.epoch = metas[0]["epoch"]
         self.position = metas[0]["position"]
+        if self.updates:  # some optimizers allocate their state in the first step; all of it is overwritten
+            self.optimizer.step([torch.zeros_like(p) for p in self.parameters], self.recipe.learning_rate, 1)
         for r, saved in enumerate(checkpoints):
-            mine = {name: by_replica(tensor, self.replicas)[r] for name, tensor in self._state().items()}
+            mine = {name: self._of_replica(tensor, r) for name, tensor in self._state().items()}
             if _layout(mine) != _layout(saved.tensors):
                 raise ValueError(
                     f"run {self.runs[r].id}: its checkpoint holds other tensors than the network"
@@ -203,7 +212,7 @@ class Pack:
         from initmem.store.old_names import present_rows  # of checkpoints from before columns were renamed
 
         histories = [present_rows(meta["history"], self.recipe.l2) for meta in metas]
-        self.history = [{name: list(rows[name]) for name in COLUMNS} for rows in histories]
+        self.history = [{name: list(rows[name]) for name in self.columns} for rows in histories]
         self.norm_init = [meta["norm_init"] for meta in metas]
         self.status = [meta["status"] for meta in metas]
 
@@ -262,11 +271,57 @@ class Pack:
             of = dict(zip(map(id, self.parameters), gradients, strict=True))
             kernel_gradients = [of[id(kernel)] for kernel in self.kernels]
             torch._foreach_add_(kernel_gradients, list[Tensor](self.kernels), alpha=2 * self.recipe.l2)
-        if self.recipe.weight_decay:
-            torch._foreach_mul_(self.optimizer.variables, 1 - rate * self.recipe.weight_decay)
         self.optimizer.step(gradients, rate, k)
 
-    def _end_epoch(self, epoch: int, rates: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    def _decayed(self) -> list[int]:
+        """The indices of the parameters that weight decay acts on."""
+        chosen = {id(p) for p in (self.kernels if self.recipe.decay_on == "kernels" else self.parameters)}
+        if self.recipe.decay_on == "no-norm":
+            norms = (module for module in self.network.modules() if isinstance(module, Norm))
+            chosen -= {id(p) for norm in norms for p in norm.parameters()}
+        return [i for i, p in enumerate(self.parameters) if id(p) in chosen]
+
+    @contextmanager
+    def _predictor(self, epoch: int) -> Iterator[None]:
+        """A context in which the network is the predictor to evaluate: the average, if the optimizer has one.
+
+        The statistics of batch normalization are then plain means over the first training batches of the
+        epoch. They stay in place: the next predictor has its own.
+        """
+        if not self.optimizer.average:
+            yield
+            return
+        iterates = [p.detach().clone() for p in self.parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(list[Tensor](self.parameters), list(self.optimizer.average))
+            if self.norms:
+                self._recompute_statistics(epoch)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(list[Tensor](self.parameters), iterates)
+
+    def _recompute_statistics(self, epoch: int) -> None:
+        batches, draws = self._order(epoch).split(self.recipe.batch_size), self._draws(epoch)
+        self.network.train()
+        for i, batch in enumerate(batches[:STATISTICS_BATCHES]):
+            self._logits(self.train.packed(batch, draws[i])[0])
+            absorb_statistics(self.norms, 1 / (i + 1))
+
+    def _sharpness(self, epoch: int) -> list[float]:
+        """The sharpness of every replica where gradients are taken; NaN: not after this epoch."""
+        every = self.recipe.sharpness_every
+        if not every or (epoch > 1 and epoch % every):
+            return [math.nan] * self.replicas
+        from initmem.train.sharpness import sharpness
+
+        values: list[float] = sharpness(self.network, self.train, self.recipe.l2).tolist()
+        return values
+
+    def _end_epoch(
+        self, epoch: int, rates: np.ndarray[Any, np.dtype[np.float64]], sharpness: Sequence[float]
+    ) -> None:
         """Validate, then append a row to the history of every replica that is still training."""
         started, n = time.perf_counter(), len(self.train)
         cross_entropy, accuracy = self._evaluate(self.val)
@@ -304,6 +359,8 @@ class Pack:
                 rows[name].append(value)
             rows["learning_rate"].append(float(rates[-1]))
             rows["seconds"].append(seconds)
+            if recipe.sharpness_every:
+                _add_sharpness(rows, epoch, sharpness[r])
             if epoch == recipe.epochs or self._out_of_patience(rows):
                 self.status[r] = "completed"
         self._keep_best(improved)
@@ -356,13 +413,21 @@ class Pack:
         state |= {f"best/{name}": value for name, value in self.best.items()}
         if self.position:
             state |= {f"running/{name}": value for name, value in self.running.items()}
-        for slot, tensors in self.optimizer.slots.items():
-            names = (name for name, _ in self.network.named_parameters())
-            state |= {f"{slot}/{name}": t for name, t in zip(names, tensors, strict=True)}
-        return state
+        return state | self.optimizer.state([name for name, _ in self.network.named_parameters()])
+
+    def _of_replica(self, tensor: Tensor, replica: int) -> Tensor:
+        """One replica's part of a state; what has no axes is common to all replicas."""
+        return by_replica(tensor, self.replicas)[replica] if tensor.ndim else tensor
 
     def _columns(self, replica: int) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
         return {name: np.array(values) for name, values in self.history[replica].items()}
+
+
+def _add_sharpness(rows: Rows, epoch: int, value: float) -> None:
+    """Append a value and its epoch; where it was not measured, those of the latest measurement."""
+    latest = [rows[name][-1] if rows[name] else 0.0 for name in SHARPNESS]
+    for name, entry in zip(SHARPNESS, [value, float(epoch)] if math.isfinite(value) else latest, strict=True):
+        rows[name].append(entry)
 
 
 def _layout(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -1,4 +1,4 @@
-"""Figures 1 to 8 of bundled recipes, `scale` and `clocks` of any: pure plots, drawn by `plots.matplotlib`.
+"""Figures 1 to 8 of bundled recipes, and those of any: pure plots, drawn by `plots.matplotlib`.
 
 Every figure shows the optimizers, batch sizes and scales that there are; what it wants but the store lacks
 is shown as missing and named.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.design import bundled
 from initmem.paper.figures import by_optimizer, pairs, sensitivity, sweep
-from initmem.plots.builders import clocks_plot, scale_plot
+from initmem.plots.builders import clocks_plot, scale_plot, sharpness_plot
 from initmem.plots.model import Plot
 from initmem.store.record import RunRecord
 from initmem.study import Study, recipes_of
@@ -38,7 +38,8 @@ _FIGURES = {
 }
 NAMES = tuple(_FIGURES)
 SCALE = "scale"
-ANY = {SCALE: scale_plot, "clocks": clocks_plot}  # these need to know nothing about a recipe
+# These need to know nothing about a recipe.
+ANY = {SCALE: scale_plot, "clocks": clocks_plot, "sharpness": sharpness_plot}
 ABOUT = {name: figure.about for name, figure in _FIGURES.items()}
 
 

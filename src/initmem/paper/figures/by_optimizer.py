@@ -38,7 +38,7 @@ class ByOptimizer(NamedTuple):
     def members(self, b: int) -> list[Member]:
         """The optimizers at one batch size: those of the paper, and what else has runs."""
         return [
-            Member((name, b), name, styles.OPTIMIZERS[name])
+            Member((name, b), name, styles.optimizer_style(name))
             for name in self.names
             if name in OPTIMIZERS or self.view.cell((name, b))
         ]
@@ -119,7 +119,7 @@ def plot_heatmaps(records: Sequence[RunRecord], studies: Sequence[Study], *, ref
 
 def _heatmap(shown: ByOptimizer, b: int, *, reference: bool) -> Heatmap:
     view = shown.view
-    members = [Member((name, b), name, styles.OPTIMIZERS[name]) for name in shown.names]
+    members = [Member((name, b), name, styles.optimizer_style(name)) for name in shown.names]
     tests = [_row(view, member, "test_accuracy") for member in members]
     trains = [_row(view, member, "train_accuracy") for member in members]
     return Heatmap(

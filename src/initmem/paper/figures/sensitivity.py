@@ -99,7 +99,7 @@ def _panel(title: str, x_title: str, series: Sequence[Series]) -> Panel:
 
 def _family(shown: Slopes, b: int, names: Sequence[str]) -> list[Member]:
     return [
-        Member((name, b), name, styles.OPTIMIZERS[name])
+        Member((name, b), name, styles.optimizer_style(name))
         for name in names
         if name in OPTIMIZERS or shown.main.cell((name, b))
     ]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from initmem.clocks import is_adaptive
 from initmem.paper.figures.select import OPTIMIZERS, also
 from initmem.paper.reference import settings_of
 from initmem.paper.tables.cells import OPTIMIZER, paper_table
 from initmem.plots.captions import phrase
 from initmem.plots.table import Column, Table, Value
-from initmem.recipe import Recipe
+from initmem.recipe import TORCH_OPTIMIZERS, Recipe
 from initmem.store.record import RunRecord
 from initmem.study import Study, recipes_of
 
-INERTIA = ("momentum", "muon", "muon-conv")
-ADAM_FAMILY = ("adam", "adamw", "muon", "muon-conv")
+INERTIA = ("momentum", "muon", "muon-conv", "normuon", "sf-normuon")
 AS_PUBLISHED = "as published"
 PAPER = (
     "Paper: stated are learning rate, decay, β₁, β₂ of the Adam family, schedule and epochs of the main grid"
@@ -69,8 +69,10 @@ def _published(recipe: Recipe) -> str:
 
 
 def _settings(recipe: Recipe) -> tuple[Value, ...]:
-    adam = recipe.optimizer in ADAM_FAMILY
-    inertia = recipe.optimizer in INERTIA
+    own = TORCH_OPTIMIZERS.get(recipe.optimizer)
+    adam = "beta1" in own if own is not None else is_adaptive(recipe.optimizer)
+    inertia = "momentum" in own if own is not None else recipe.optimizer in INERTIA
+    epsilon = "epsilon" in own if own is not None else adam and recipe.optimizer != "lion"
     cosine = recipe.schedule == "cosine"
     return (
         recipe.optimizer,
@@ -78,9 +80,9 @@ def _settings(recipe: Recipe) -> tuple[Value, ...]:
         recipe.l2,
         recipe.weight_decay,
         recipe.momentum if inertia else "",
-        recipe.beta1 if adam else "",
+        recipe.beta1 if adam or recipe.optimizer == "schedule-free-sgd" else "",
         recipe.beta2 if adam else "",
-        recipe.epsilon if adam else "",
+        recipe.epsilon if epsilon else "",
         f"cosine to {recipe.lr_floor:g}" if cosine else recipe.schedule,
         recipe.epochs,
     )
