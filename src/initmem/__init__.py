@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from initmem import plot as plot
+    from initmem import register as register
     from initmem.clocks import clocks as clocks
     from initmem.errors import InitmemError as InitmemError
     from initmem.measures.memory import Memory as Memory
@@ -47,12 +48,12 @@ _HOMES = {
     "open_results": "initmem.store.results",
     "run": "initmem.pipeline.run",
 }
-__all__ = [*_HOMES, "__version__", "plot"]
+__all__ = [*_HOMES, "__version__", "plot", "register"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "plot":  # a module; it brings matplotlib
-        return import_module("initmem.plot")
+    if name in ("plot", "register"):  # modules; the first brings matplotlib
+        return import_module(f"initmem.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'initmem' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

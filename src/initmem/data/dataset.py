@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from initmem.register import Tokens
 
 SPLIT_SEED = 42
 
@@ -16,7 +19,8 @@ class Examples:
     """Inputs `x` of shape (example, height, width, channel) and labels `y` of shape (example,).
 
     Inputs are bytes (0..255, divided by 255 when a batch is made) or float32 in [0, 1]. Bytes stay bytes, so
-    that all worker processes can share one memory map.
+    that all worker processes can share one memory map. Tokens are int64 of shape (example, 1, length, 1);
+    their labels may have shape (example, length): one for each token.
     """
 
     x: NDArray[Any]
@@ -39,12 +43,19 @@ class Dataset:
     val: Examples
     test: Examples
     classes: int
+    vocabulary: int = 0  # of tokens; 0: the inputs are numbers
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Input shape as (channel, height, width)."""
         height, width, channels = self.train.x.shape[1:]
         return channels, height, width
+
+    @property
+    def sizes(self) -> Sizes:
+        """Its sizes."""
+        counts = (len(part) for part in (self.train, self.val, self.test))
+        return Sizes(*counts, *self.shape, self.classes, self.vocabulary, math.prod(self.train.y.shape[1:]))
 
     def limited(self, train_size: int | None) -> Dataset:
         """The same dataset with only the first `train_size` training examples."""
@@ -63,6 +74,13 @@ class Sizes(NamedTuple):
     height: int
     width: int
     classes: int
+    vocabulary: int = 0  # of tokens; 0: the inputs are numbers
+    labels: int = 1  # per example: 1, or one for each token
+
+    @property
+    def input(self) -> tuple[int, int, int] | Tokens:
+        """What the builder of a network is told about its input."""
+        return Tokens(self.vocabulary, self.width) if self.vocabulary else self.shape
 
     @property
     def shape(self) -> tuple[int, int, int]:

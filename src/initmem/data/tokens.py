@@ -1,0 +1,103 @@
+"""Token data: sums modulo a number, and the characters of a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.data.dataset import Dataset, Examples, Sizes, hold_out
+from initmem.errors import DataError
+
+MODULUS, FRACTION = 97, 0.5
+LARGEST_MODULUS = 1000
+LENGTH = 64  # characters of an example
+LARGEST_TEXT = 1 << 28  # bytes
+HELD_OUT = 0.1  # of a text, for validation, and as much for testing
+
+
+def modular_addition(name: str) -> Dataset:
+    """All pairs a, b: tokens `a b =`, label (a + b) mod p. A fixed random fraction is for training."""
+    p, fraction = _modulus(name)
+    a, b = np.divmod(np.arange(p * p), p)
+    x = np.stack([a, b, np.full_like(a, p)], axis=1)[:, None, :, None]
+    whole = Examples(x, (a + b) % p)
+    sizes = modular_sizes(name)
+    rest, train = hold_out(p * p, sizes.n_train)
+    parts = (whole.take(index) for index in (train, rest[: sizes.n_val], rest[sizes.n_val :]))
+    return Dataset(name, *parts, classes=p, vocabulary=p + 1)
+
+
+def modular_sizes(name: str) -> Sizes:
+    """The sizes of `modular-addition[:MODULUS[:FRACTION]]`."""
+    p, fraction = _modulus(name)
+    n_train = round(fraction * p * p)
+    n_val = (p * p - n_train) // 2
+    return Sizes(n_train, n_val, p * p - n_train - n_val, 1, 1, 3, p, p + 1)
+
+
+def _modulus(name: str) -> tuple[int, float]:
+    words = name.split(":")[1:]
+    try:
+        p = int(words[0]) if words else MODULUS
+        fraction = float(words[1]) if len(words) > 1 else FRACTION
+    except ValueError:
+        p = 0
+    if len(words) > 2 or not 3 <= p <= LARGEST_MODULUS or not 0 < fraction < 1:
+        raise DataError(
+            f"dataset = {name!r} (allowed: modular-addition:MODULUS:FRACTION, as in modular-addition:97:0.5; "
+            f"modulus 3 to {LARGEST_MODULUS}, fraction of the pairs for training between 0 and 1)"
+        )
+    return p, fraction
+
+
+def text_source(name: str) -> tuple[int, Path | None]:
+    """Parse `text[:LENGTH[:FILE]]`: characters per example, and the file; None: the bundled corpus."""
+    words = name.split(":", 2)[1:]
+    length = words[0] if words else str(LENGTH)
+    if not length.isdecimal() or not 2 <= int(length) <= 4096:
+        raise DataError(f"dataset = {name!r} (allowed: text:LENGTH or text:LENGTH:FILE, length 2 to 4096)")
+    return int(length), Path(words[1]) if len(words) > 1 else None
+
+
+def read_text(path: Path) -> str:
+    """A text file of the user's."""
+    try:
+        if not path.is_file():
+            raise DataError(f"{path}: no such file")
+        if (size := path.stat().st_size) > LARGEST_TEXT:
+            raise DataError(f"{path}: {size:,} bytes (allowed: up to {LARGEST_TEXT:,})")
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as UTF-8 text ({error})") from None
+
+
+def characters(name: str, text: str) -> Dataset:
+    """Windows of a text, side by side; the label of a character is the one that follows it.
+
+    The last tenth is for testing and the tenth before it for validation, so that no two parts overlap.
+    """
+    length, _ = text_source(name)
+    known, tokens = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
+    windows = (len(tokens) - 1) // length
+    if windows < 20:
+        raise DataError(f"dataset = {name!r}: {len(text):,} characters (allowed: at least {20 * length + 1})")
+    x = _cut(tokens[: windows * length], length)
+    y = _cut(tokens[1 : windows * length + 1], length)
+    out = round(HELD_OUT * windows)
+    whole = Examples(x[:, None, :, None], y)
+    ends = (slice(windows - 2 * out), slice(windows - 2 * out, windows - out), slice(windows - out, None))
+    train, val, test = (whole.take(part) for part in ends)
+    return Dataset(name, train, val, test, classes=len(known), vocabulary=len(known))
+
+
+def text_sizes(length: int, text_length: int, vocabulary: int) -> Sizes:
+    """The sizes of a text of so many characters."""
+    windows = (text_length - 1) // length
+    out = round(HELD_OUT * windows)
+    return Sizes(windows - 2 * out, out, out, 1, 1, length, vocabulary, vocabulary, length)
+
+
+def _cut(tokens: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    return tokens.astype(np.int64).reshape(-1, length)
