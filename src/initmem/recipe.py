@@ -220,7 +220,7 @@ class Recipe(BaseModel):
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         defaults |= derived_defaults(self.model, self.optimizer)
         changed = {name: value for name, value in self.model_dump().items() if value != defaults[name]}
-        changed |= {name: value for name, value in changed.pop("options", ())}
+        changed |= dict(changed.pop("options", ()))
         if self.data_sha256 is not None:  # the content counts, not where the file lies
             kind, length, _ = f"{self.dataset}::".split(":", 2)
             if kind == "text":
@@ -494,7 +494,9 @@ def _phrase(item: Any, model: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in item["loc"])
     value = item.get("input")
     if item["type"] == "extra_forbidden":
-        hint = _place(name, model) or _meant(name, model) + allowed(sorted(set(model.model_fields) - {"options"}))
+        hint = _place(name, model) or _meant(name, model) + allowed(
+            sorted(set(model.model_fields) - {"options"})
+        )
         return f"unknown field {name} = {value!r} ({hint})"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
     if not name or (name == "options" and item["type"] == "value_error"):  # the message names the fields

@@ -206,16 +206,18 @@ def _home(thing: Any) -> tuple[str, str]:
 
 def _options(name: str, build: Callable[..., Any]) -> tuple[Option, ...]:
     """Read the options of a network off the signature of its builder."""
-    wanted = f"register.model({name!r}): the builder takes (allowed: (input, outputs, width, *, option=default))"
     try:
         parameters = list(inspect.signature(build).parameters.values())
-        hints = typing.get_type_hints(build.__init__ if isinstance(build, type) else build)
+        hints = typing.get_type_hints(vars(build).get("__init__") if isinstance(build, type) else build)
     except (TypeError, ValueError, NameError) as error:
         raise ConfigError(f"register.model({name!r}): its signature cannot be read ({error})") from None
     names = tuple(parameter.name for parameter in parameters)
     variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
     if names[: len(ARGUMENTS)] != ARGUMENTS or variadic:
-        raise ConfigError(wanted.replace("takes", f"takes ({', '.join(map(str, parameters))})"))
+        raise ConfigError(
+            f"register.model({name!r}): the builder takes ({', '.join(map(str, parameters))}) "
+            "(allowed: (input, outputs, width, *, option=default, ...))"
+        )
     return tuple(_option(name, p, hints.get(p.name)) for p in parameters[len(ARGUMENTS) :])
 
 

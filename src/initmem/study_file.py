@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from initmem import register
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe, problems
 from initmem.seeds import ROLES, Role
@@ -52,8 +53,14 @@ def bundled() -> list[str]:
     return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
-def load_study(name: str, effort: str | None = None, overrides: Sequence[str] = ()) -> Study:
-    """Read a bundled study by name, or a study file by path."""
+def load_study(
+    name: str, effort: str | None = None, overrides: Sequence[str] = (), *, plugins: Sequence[str] = ()
+) -> Study:
+    """Read a bundled study by name, or a study file by path.
+
+    `plugins` are modules to import first: they register networks and datasets that the study names.
+    """
+    register.load(plugins)
     file = _read(name)
     settings = [override(text) for text in overrides]
     part, chosen = _choose(file, effort)

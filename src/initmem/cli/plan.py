@@ -11,6 +11,7 @@ import typer
 from initmem.cli.base import (
     AsJson,
     Effort,
+    Plugins,
     Settings,
     StudyArgument,
     Wide,
@@ -32,6 +33,7 @@ def plan(
     study: StudyArgument,
     effort: Effort = None,
     settings: Settings = None,
+    plugins: Plugins = None,
     workers: Workers = None,
     accelerator: Annotated[
         str, typer.Option(metavar="NAME", help="h100, h200, a100, l40s, rtx4090 or v100.")
@@ -74,7 +76,7 @@ def plan(
     from initmem.engines.plan import plan as plan_of
     from initmem.engines.plan import simulate
 
-    asked = studies.load_study(study, effort, settings or ())
+    asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
     if power:
         _print_power(asked, noise, pilot, memory, tolerance, wide=wide, as_json=as_json)
         return

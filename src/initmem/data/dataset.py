@@ -54,8 +54,19 @@ class Dataset:
     @property
     def sizes(self) -> Sizes:
         """Its sizes."""
-        counts = (len(part) for part in (self.train, self.val, self.test))
-        return Sizes(*counts, *self.shape, self.classes, self.vocabulary, math.prod(self.train.y.shape[1:]))
+        channels, height, width = self.shape
+        labels = math.prod(self.train.y.shape[1:])
+        return Sizes(
+            len(self.train),
+            len(self.val),
+            len(self.test),
+            channels,
+            height,
+            width,
+            self.classes,
+            self.vocabulary,
+            labels,
+        )
 
     def limited(self, train_size: int | None) -> Dataset:
         """The same dataset with only the first `train_size` training examples."""

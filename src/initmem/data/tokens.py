@@ -19,14 +19,14 @@ HELD_OUT = 0.1  # of a text, for validation, and as much for testing
 
 def modular_addition(name: str) -> Dataset:
     """All pairs a, b: tokens `a b =`, label (a + b) mod p. A fixed random fraction is for training."""
-    p, fraction = _modulus(name)
+    p, _ = _modulus(name)
     a, b = np.divmod(np.arange(p * p), p)
     x = np.stack([a, b, np.full_like(a, p)], axis=1)[:, None, :, None]
     whole = Examples(x, (a + b) % p)
     sizes = modular_sizes(name)
     rest, train = hold_out(p * p, sizes.n_train)
-    parts = (whole.take(index) for index in (train, rest[: sizes.n_val], rest[sizes.n_val :]))
-    return Dataset(name, *parts, classes=p, vocabulary=p + 1)
+    val, test = rest[: sizes.n_val], rest[sizes.n_val :]
+    return Dataset(name, whole.take(train), whole.take(val), whole.take(test), p, p + 1)
 
 
 def modular_sizes(name: str) -> Sizes:

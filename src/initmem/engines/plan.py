@@ -13,6 +13,7 @@ import numpy as np
 
 from initmem.clocks import clocks, updates_per_epoch
 from initmem.data import sizes
+from initmem.engines.execute import notes_of
 from initmem.engines.packing import packs
 from initmem.engines.speed import Speedometer, run_flops
 from initmem.errors import ConfigError, allowed
@@ -41,6 +42,7 @@ class RecipePlan:
     clock_sgd: float
     clock_l2: float
     clock_adaptive: float
+    note: str = ""  # why its runs are trained alone, what the scale leaves as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ def plan(
                 clock_sgd=times["sgd"],
                 clock_l2=times["l2"],
                 clock_adaptive=times["adaptive"],
+                note="; ".join(notes_of(recipe, shape)),
             )
         )
     total = sum(row.flops for row in rows)
@@ -205,7 +208,8 @@ def _efficiency(recipe: Recipe) -> float:
     the square root of the operations per image fits all three.
     """
     shape = sizes(recipe)
-    return min(1.0, math.sqrt(flops_per_image(recipe, shape.shape, shape.classes).forward / FULL_SPEED))
+    count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
+    return min(1.0, math.sqrt(count.forward / FULL_SPEED))
 
 
 def study_flops(study: Study) -> float:

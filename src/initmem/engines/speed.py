@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-
-from initmem.data import Dataset, Examples, Sizes
+from initmem.data import Sizes
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train.flops import Flops, flops_per_image
@@ -18,7 +16,7 @@ FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
 
 def run_flops(recipe: Recipe, shape: Sizes) -> float:
     """Operations of one run: training, validation after every epoch, one test."""
-    count = flops_per_image(recipe, shape.shape, shape.classes)
+    count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
     seen = recipe.epochs * shape.n_train
     looked_at = recipe.epochs * shape.n_val + shape.n_test
     return float(seen * count.training + looked_at * count.forward)
@@ -33,12 +31,12 @@ class Speedometer:
 
     def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> float:
         """Time an epoch of two updates, after one to warm up."""
-        count = flops_per_image(recipe, shape.shape, shape.classes)
+        count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
         limit = max(1, int(LONGEST_STEP / count.training / pack))
         batch = min(recipe.batch_size, shape.n_train, limit)
         # Elementwise optimizers cost next to nothing beside the network; Muon on conv kernels does not.
         heavy = recipe.optimizer == "muon-conv"
-        key = (recipe.model, recipe.width, recipe.norm, heavy, shape.shape, batch, pack)
+        key = (recipe.model, recipe.options, recipe.width, recipe.norm, heavy, shape.shape, batch, pack)
         if key not in self._known:
             self._known[key] = self._time(recipe, shape, pack, batch, count)
         return self._known[key]
@@ -47,12 +45,13 @@ class Speedometer:
         import torch
 
         from initmem.train.pack import Pack
+        from initmem.train.packable import noise
 
         torch.set_num_threads(1)
         changes = {"batch_size": batch, "epochs": 2, "patience": None, "train_size": None}
         small = recipe.model_copy(update=changes)
         runs = [Run(small, 1.0, seed) for seed in range(pack)]
-        data = _noise(shape, n_train=2 * batch, n_val=batch)
+        data = noise(shape, n_train=2 * batch, n_val=batch)
         trial = Pack(runs, data, device=self.device)
         trial.train_epoch()
         seconds: list[float] = []
@@ -62,13 +61,3 @@ class Speedometer:
             trial.train_epoch()
             seconds.append(time.perf_counter() - started)
         return pack * batch * (2 * count.training + count.forward) / min(seconds)
-
-
-def _noise(shape: Sizes, *, n_train: int, n_val: int) -> Dataset:
-    rng = np.random.default_rng(0)
-
-    def examples(n: int) -> Examples:
-        x = rng.random((n, shape.height, shape.width, shape.channels), dtype=np.float32)
-        return Examples(x, rng.integers(0, shape.classes, n))
-
-    return Dataset("noise", examples(n_train), examples(n_val), examples(1), shape.classes)

@@ -33,8 +33,9 @@ class Images:
     def packed(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Gather the examples at `index`, of shape (batch, replica).
 
-        Inputs have shape (batch, replica * channel, h, w), labels (batch, replica), or (batch, replica, token)
-        where every token has one. With `draws`, of shape (batch, replica, 3), the inputs are augmented.
+        Inputs have shape (batch, replica * channel, h, w), labels (batch, replica), or
+        (batch, replica, token) where every token has one. With `draws`, of shape (batch, replica, 3), the
+        inputs are augmented.
         """
         batch, replicas = index.shape
         flat = index.flatten()

@@ -1,4 +1,4 @@
-"""Floating-point operations of a network, counted layer by layer, without loading torch."""
+"""Floating-point operations of a network, counted layer by layer; torch is loaded only for plugins."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from initmem.recipe import Recipe
+from initmem.register import BUNDLED
 
 Shape = tuple[int, int, int]  # (channel, height, width)
 
@@ -18,9 +19,16 @@ class Flops(NamedTuple):
     training: int  # forward pass plus the gradients of kernels and inputs
 
 
-def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
-    """The FLOPs of one image through the network of a recipe."""
-    if recipe.model.startswith("resnet9"):
+def flops_per_image(recipe: Recipe, shape: Shape, classes: int, vocabulary: int = 0) -> Flops:
+    """The FLOPs of one example through the network of a recipe; tokens have a vocabulary."""
+    if recipe.is_module and recipe.model not in BUNDLED:
+        from initmem.train.modules import forward_flops
+
+        forward = forward_flops(recipe.model, recipe.options, recipe.width, shape, classes, vocabulary)
+        return Flops(forward, 3 * forward)
+    if recipe.is_module:
+        layers = _transformer(recipe, shape, classes)
+    elif recipe.model.startswith("resnet9"):
         layers = _resnet9(recipe.width, shape, classes)
     elif recipe.model == "mlp":
         layers = [2 * a * b for a, b in pairwise([math.prod(shape), recipe.width, recipe.width, classes])]
@@ -29,6 +37,17 @@ def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
     forward = sum(layers)
     # In the backward pass every layer needs both gradients, except the first: its input is the image.
     return Flops(forward, 3 * forward - layers[0])
+
+
+def _transformer(recipe: Recipe, shape: Shape, classes: int) -> list[int]:
+    """Patches (vit alone), blocks of attention and an MLP of four times the width, head."""
+    channels, height, columns = shape
+    d, depth = recipe.width, recipe.get("depth")
+    patch = recipe.get("patch") if recipe.model == "vit" else 1
+    length = max(1, (height // patch) * (columns // patch))
+    first = 2 * channels * patch * patch * d * length if recipe.model == "vit" else 0
+    blocks = [length * (24 * d * d + 4 * length * d)] * depth
+    return [first, *blocks, 2 * d * classes * (length if recipe.model == "gpt" else 1)]
 
 
 def _conv(inputs: int, outputs: int, side: tuple[int, int], size: int = 3, *, stride: int = 1) -> int:

@@ -128,7 +128,9 @@ def _distance(setting: Setting, prefer: Mapping[str, Any]) -> int:
     changes = dict(_procedure(setting))
     defaults = {name: field.default for name, field in Recipe.model_fields.items()}
     names = changes.keys() | prefer.keys()
-    return sum(changes.get(name, defaults.get(name)) != prefer.get(name, defaults.get(name)) for name in names)
+    return sum(
+        changes.get(name, defaults.get(name)) != prefer.get(name, defaults.get(name)) for name in names
+    )
 
 
 def _not_drawn(
