@@ -464,16 +464,19 @@ def labels(recipes: Sequence[AnyRecipe]) -> list[str]:
     """Name recipes by the optimizer and whatever else tells them apart."""
     known = [recipe.settings() for recipe in recipes]
     fields = dict.fromkeys(name for settings in known for name in settings if name != "data_sha256")
-    varying = [
-        name
-        for name in fields
-        if name == "optimizer" or len({str(settings.get(name)) for settings in known}) > 1
-    ]
+    varying = [name for name in fields if name == "optimizer" or _varies(name, known)]
     ordered = sorted(varying, key=lambda name: name != "optimizer")  # stable: optimizer first
     named = [recipe.label(recipe.informative(ordered)) for recipe in recipes]
     if len(set(named)) == len(named):
         return named
     return [f"{name} {recipe.id[:6]}" for name, recipe in zip(named, recipes, strict=True)]
+
+
+def _varies(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a setting tells recipes apart; an option does so only among recipes of its network."""
+    models = {settings.get("model") for settings in known if name in settings}
+    values = {str(settings.get(name)) for settings in known if settings.get("model") in models}
+    return len(values) > 1
 
 
 def _short(name: str, value: object) -> str:

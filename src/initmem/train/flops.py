@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import NamedTuple
 
+from initmem.data import Sizes
 from initmem.recipe import Recipe
 from initmem.register import BUNDLED
 
@@ -24,7 +25,7 @@ def flops_per_image(recipe: Recipe, shape: Shape, classes: int, vocabulary: int 
     if recipe.is_module and recipe.model not in BUNDLED:
         from initmem.train.modules import forward_flops
 
-        forward = forward_flops(recipe.model, recipe.options, recipe.width, shape, classes, vocabulary)
+        forward = forward_flops(recipe, Sizes(1, 1, 1, *shape, classes, vocabulary))
         return Flops(forward, 3 * forward)
     if recipe.is_module:
         layers = _transformer(recipe, shape, classes)

@@ -6,7 +6,7 @@ to logits (batch, class); for tokens also (batch, length, class). It is initiali
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -142,16 +142,20 @@ def _seed(run: Run, role: Any, index: int) -> int:
     return int(generator(run.seed_of(role), role, index).integers(1 << 62))
 
 
+def builder(recipe: Recipe) -> Callable[..., Any]:
+    """The builder of a recipe's module."""
+    if recipe.model in register.BUNDLED:
+        from initmem.train.transformers import BUILDERS
+
+        return BUILDERS[recipe.model]
+    if (found := register.find_model(recipe.model)) is not None:
+        return found.build
+    raise ModelError(f"model = {recipe.model!r}: no plugin that registers it is loaded (--plugin MODULE)")
+
+
 def build_module(recipe: Recipe, sizes: Sizes, *, seed: int = 0) -> nn.Module:
     """Call the builder of a recipe's module; what it draws itself depends on the seed alone."""
-    if recipe.model in register.BUNDLED:
-        from initmem.train import transformers
-
-        build = transformers.BUILDERS[recipe.model]
-    elif (found := register.find_model(recipe.model)) is not None:
-        build = found.build
-    else:
-        raise ModelError(f"model = {recipe.model!r}: no plugin that registers it is loaded (--plugin MODULE)")
+    build = builder(recipe)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         try:
@@ -173,11 +177,10 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     module = build_module(recipe, sizes)
     found = _variables(module, recipe)
     factors(recipe, 1.0, layout_of(found))  # whether the layers that the recipe names are there
-    x = torch.zeros(2, sizes.width, dtype=torch.int64) if sizes.vocabulary else torch.zeros(2, *sizes.shape)
     told = _told(recipe, sizes)
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
-            out = module.eval()(x)
+            out = module.eval()(_zeros(2, sizes))
     except Exception as error:  # a plugin may raise anything
         raise ModelError(f"{told}: its forward pass raised {_line(error)}") from None
     if not isinstance(out, Tensor) or not out.is_floating_point():
@@ -191,23 +194,26 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     return found
 
 
-@lru_cache(maxsize=64)
-def forward_flops(
-    model: str,
-    options: tuple[tuple[str, Any], ...],
-    width: int,
-    shape: tuple[int, int, int],
-    classes: int,
-    vocabulary: int,
-) -> int:
+def forward_flops(recipe: Recipe, sizes: Sizes) -> int:
     """FLOPs of one example through a module, as torch counts them."""
-    recipe = Recipe.parse({"model": model, "options": options, "width": width, "dataset": "synthetic"})
-    sizes = Sizes(1, 1, 1, *shape, classes, vocabulary)
+    small = Recipe.parse({"model": recipe.model, "options": recipe.options, "width": recipe.width})
+    return _counted_flops(small, sizes._replace(n_train=1, n_val=1, n_test=1), builder(recipe))
+
+
+@lru_cache(maxsize=64)
+def _counted_flops(recipe: Recipe, sizes: Sizes, build: Callable[..., Any]) -> int:
+    """The count, remembered for as long as the name stands for the same builder."""
     module = build_module(recipe, sizes).eval()
-    x = torch.zeros(1, shape[2], dtype=torch.int64) if vocabulary else torch.zeros(1, *shape)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(x)
+        module(_zeros(1, sizes))
     return int(counter.get_total_flops())
+
+
+def _zeros(n: int, sizes: Sizes) -> Tensor:
+    """Inputs for a first look at a module."""
+    return (
+        torch.zeros(n, sizes.width, dtype=torch.int64) if sizes.vocabulary else torch.zeros(n, *sizes.shape)
+    )
 
 
 def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:

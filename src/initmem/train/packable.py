@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from initmem.recipe import Recipe
 from initmem.register import in_a_line
 from initmem.store.record import COLUMNS
 from initmem.study import Run
-from initmem.train.modules import check_module
+from initmem.train.modules import builder, check_module
 from initmem.train.pack import Pack
 
 SCALES = (0.5, 1.0, 2.0)
@@ -39,11 +40,12 @@ def obstacle(recipe: Recipe, sizes: Sizes) -> str:
     fields = {"model": recipe.model, "width": recipe.width, "learning_rate": 0.01, "batch_size": BATCH}
     options = {"options": recipe.options} if recipe.options else {}
     trial = Recipe.parse({**fields, **options, "dataset": "synthetic", "epochs": EPOCHS})
-    return _tried(trial, sizes._replace(n_train=0, n_val=0, n_test=0))
+    return _tried(trial, sizes._replace(n_train=0, n_val=0, n_test=0), builder(recipe))
 
 
 @lru_cache(maxsize=64)
-def _tried(recipe: Recipe, sizes: Sizes) -> str:
+def _tried(recipe: Recipe, sizes: Sizes, build: Callable[..., Any]) -> str:
+    """The trial, remembered for as long as the name stands for the same builder."""
     data = noise(sizes, n_train=BATCH * BATCHES, n_val=BATCH)
     runs = [Run(recipe, scale, seed) for seed, scale in enumerate(SCALES)]
     try:
