@@ -33,8 +33,13 @@ def test_sums_are_right_and_every_pair_is_in_one_split() -> None:
     assert np.array_equal(load(recipe).train.x, data.train.x)
 
 
-@pytest.mark.parametrize("name", ["modular-addition:2", "modular-addition:x", "modular-addition:7:1.0",
-                                  "modular-addition:7:0.5:1", "text:1", "text:x", "text:-3:file"])  # fmt: skip
+BAD_NAMES = (
+    "modular-addition:2", "modular-addition:x", "modular-addition:7:1.0", "modular-addition:7:0.5:1",
+    "text:1", "text:x", "text:-3:file",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
 def test_bad_names_of_token_data_are_one_line(name: str) -> None:
     with pytest.raises(DataError, match=f"dataset = '{name}' .allowed: "):
         sizes(Recipe(dataset=name))
@@ -103,7 +108,7 @@ def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_fetched_dataset_is_verified_and_cached(small_mnist: Path, tmp_path: Path, command) -> None:
-    with pytest.raises(DataError, match="mnist is not in .*: run `initmem data get mnist` to get it"):
+    with pytest.raises(DataError, match=r"mnist is not in .*: run `initmem data get mnist` to get it"):
         load(Recipe(dataset="mnist"))
     status, said, _ = command("data", "get", "mnist", "--from", small_mnist)
     assert status == 0 and said.strip().endswith("mnist.npz")
