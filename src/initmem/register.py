@@ -10,7 +10,7 @@
     def spirals():
         return {"x": ..., "y": ...}        # or x_train, y_train, x_test and y_test, as in an .npz file
 
-Code is imported from two places only: packages that are installed with an entry point in the group
+Only two kinds of code are imported: packages that are installed with an entry point in the group
 `initmem.plugins`, and modules that are named by `--plugin MODULE` or `plugins=[...]`. A study file names what
 was registered, but never imports anything.
 """

@@ -38,8 +38,6 @@ IDX_FILES = {  # the four files of MNIST and its successors, and what they hold
     "t10k-images-idx3-ubyte": "x_test",
     "t10k-labels-idx1-ubyte": "y_test",
 }
-CORPUS_LENGTH = 5_057_239  # characters
-CORPUS_VOCABULARY = 84
 TIMEOUT = 1800.0  # seconds
 LARGEST_MEMBER = 200_000_000  # bytes
 

@@ -16,7 +16,6 @@ import numpy.lib.format as npy
 from numpy.typing import NDArray
 
 from initmem import register
-from initmem.data import tokens
 from initmem.data.dataset import Dataset, Examples, Sizes, split, split_three
 from initmem.errors import DataError
 from initmem.recipe import AnyRecipe, network_of
@@ -56,10 +55,8 @@ def _named(name: str) -> Dataset:
             return _digits()
         case "synthetic":
             return _synthetic(*synthetic_shape(name))
-        case "modular-addition":
-            return tokens.modular_addition(name)
-        case "text":
-            return tokens.characters(name, _text(name))
+        case "modular-addition" | "text":
+            return _tokens(name)
         case "mnist" | "fashion-mnist":
             from initmem.data.packages import load_images
 
@@ -83,12 +80,10 @@ def _sizes(name: str) -> Sizes:
         case "synthetic":
             n, channels, height, width = synthetic_shape(name)
             return Sizes(*split_three(n), channels, height, width, SYNTHETIC_CLASSES)
-        case "modular-addition":
-            return tokens.modular_sizes(name)
-        case "text" if tokens.text_source(name)[1] is None:
-            from initmem.data.packages import CORPUS_LENGTH, CORPUS_VOCABULARY
+        case "modular-addition" | "text":
+            from initmem.data.tokens import token_sizes
 
-            return tokens.text_sizes(tokens.text_source(name)[0], CORPUS_LENGTH, CORPUS_VOCABULARY)
+            return token_sizes(name) or _tokens(name).sizes
     return KNOWN[name] if name in KNOWN else _named(name).sizes
 
 
@@ -119,13 +114,17 @@ def check(recipe: AnyRecipe) -> None:
         load(recipe)
 
 
-def _text(name: str) -> str:
+def _tokens(name: str) -> Dataset:
+    from initmem.data import tokens
+
+    if not name.startswith("text"):
+        return tokens.modular_addition(name)
     _, path = tokens.text_source(name)
     if path is not None:
-        return tokens.read_text(path)
+        return tokens.characters(name, tokens.read_text(path))
     from initmem.data.packages import load_corpus
 
-    return load_corpus()
+    return tokens.characters(name, load_corpus())
 
 
 def _registered(name: str) -> Dataset:

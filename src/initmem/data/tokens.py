@@ -14,6 +14,7 @@ MODULUS, FRACTION = 97, 0.5
 LARGEST_MODULUS = 1000
 LENGTH = 64  # characters of an example
 LARGEST_TEXT = 1 << 28  # bytes
+CORPUS_LENGTH, CORPUS_VOCABULARY = 5_057_239, 84  # characters of the bundled corpus, and how many differ
 HELD_OUT = 0.1  # of a text, for validation, and as much for testing
 
 
@@ -92,11 +93,15 @@ def characters(name: str, text: str) -> Dataset:
     return Dataset(name, train, val, test, classes=len(known), vocabulary=len(known))
 
 
-def text_sizes(length: int, text_length: int, vocabulary: int) -> Sizes:
-    """The sizes of a text of so many characters."""
-    windows = (text_length - 1) // length
+def token_sizes(name: str) -> Sizes | None:
+    """The sizes of token data; None where a file of the user's has to be read for them."""
+    if not name.startswith("text"):
+        return modular_sizes(name)
+    length, path = text_source(name)
+    windows = (CORPUS_LENGTH - 1) // length
     out = round(HELD_OUT * windows)
-    return Sizes(windows - 2 * out, out, out, 1, 1, length, vocabulary, vocabulary, length)
+    sizes = Sizes(windows - 2 * out, out, out, 1, 1, length, CORPUS_VOCABULARY, CORPUS_VOCABULARY, length)
+    return sizes if path is None else None
 
 
 def _cut(tokens: NDArray[np.int64], length: int) -> NDArray[np.int64]:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from initmem.data import Sizes
 from initmem.recipe import Recipe, network_of
 from initmem.study import Run, Study
-from initmem.train.flops import flops_per_image
 
 # Up to this many multiplications per layer and update, a replica alone leaves the processor waiting for
 # the next call; measured on two EPYC cores, ResNet-9, 8x8 against 32x32 images.
@@ -28,9 +27,8 @@ def pack_size(recipe: Recipe, sizes: Sizes) -> int:
     The same on every machine and at every load, so that a resumed study packs its runs as it did before.
     """
     if recipe.is_module:
-        count = flops_per_image(recipe, sizes.shape, sizes.classes, sizes.vocabulary)
-        work = count.training * min(recipe.batch_size, sizes.n_train)
-        return LANES if work <= MODULE_WORTH_PACKING else 1
+        update = 3 * _forward_flops(recipe, sizes) * min(recipe.batch_size, sizes.n_train)
+        return LANES if update <= MODULE_WORTH_PACKING else 1
     work = sizes.height * sizes.width * recipe.width * min(recipe.batch_size, sizes.n_train)
     pack = max(1, min(LARGEST_PACK, WORTH_PACKING // work))
     return pack // LANES * LANES or pack
@@ -60,6 +58,12 @@ def packs(
     return [runs for _, runs in weighed]
 
 
+def _forward_flops(recipe: Recipe, sizes: Sizes) -> int:
+    from initmem.train.flops import flops_per_image
+
+    return flops_per_image(recipe, sizes.shape, sizes.classes, sizes.vocabulary).forward
+
+
 def can_be_packed(recipe: Recipe, sizes: Sizes) -> bool:
     """Whether the replicas of a plain module follow in a pack the trajectories they follow alone."""
     from initmem.train.packable import obstacle
@@ -76,6 +80,5 @@ def pipeline_packs(study: Study, *, size: int) -> list[list[Run]]:
 def cost(recipe: Recipe, sizes: Sizes) -> float:
     """The relative cost of one run, for sharing out work and telling the time left."""
     if recipe.is_module:
-        count = flops_per_image(recipe, sizes.shape, sizes.classes, sizes.vocabulary)
-        return float(recipe.epochs * sizes.n_train * count.forward)
+        return float(recipe.epochs * sizes.n_train * _forward_flops(recipe, sizes))
     return float(recipe.epochs * sizes.n_train * sizes.height * sizes.width * recipe.width**2)
