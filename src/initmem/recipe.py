@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from initmem import register
+import initmem.register as register
 from initmem.errors import ConfigError, allowed
 
 Norm = Literal["batch", "layer"]
