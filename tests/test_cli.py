@@ -92,7 +92,9 @@ def test_clocks_of_one_recipe() -> None:
 
 def test_models() -> None:
     rows = {row["name"]: row for row in said("models", "--json")}
-    assert rows["resnet9"] == {"name": "resnet9", "width": 64, "trainable": 6_575_370, "total": 6_579_850}
+    counts = {"width": 64, "trainable": 6_575_370, "total": 6_579_850}
+    assert rows["resnet9"] == {"name": "resnet9", **counts, "options": ""}
+    assert rows["vit"]["options"] == "patch=4, depth=4, heads=4"
 
 
 def test_studies() -> None:
@@ -101,7 +103,7 @@ def test_studies() -> None:
     assert rows["main-grid", "paper"]["runs"] == 6250
     names = {study for study, _ in rows}
     paper = {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug"}
-    assert names == paper | {"chaos", "linear", "quickstart"}
+    assert names == paper | {"chaos", "linear", "optimizers", "quickstart", "transformers"}
     assert rows["linear", "demo"]["runs"] == 540
     for name in paper:
         assert {"smoke", "mini", "lab", "paper"} <= {effort for study, effort in rows if study == name}
