@@ -132,6 +132,8 @@ def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
     from initmem.plots.table import table_of
 
     rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]
+    if not any(row["note"] for row in rows):
+        rows = [{key: value for key, value in row.items() if key != "note"} for row in rows]
     show(table_of(f"{made.study}, effort {made.effort}", rows, PLAN), wide=wide)
     say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
