@@ -25,10 +25,10 @@ from initmem.engines.engine import Claimed, EpochEnded, Event, cores
 from initmem.engines.local import LocalEngine
 from initmem.engines.packing import packs
 from initmem.recipe import Recipe
-from initmem.shapes import flops_per_image
 from initmem.store.store import Store
 from initmem.study import Study
 from initmem.study_file import load_study
+from initmem.train.flops import flops_per_image
 
 SMALL = load_study("quickstart").recipes[0].model_copy(update={"epochs": 3})
 

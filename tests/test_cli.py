@@ -92,13 +92,9 @@ def test_clocks_of_one_recipe() -> None:
 
 def test_models() -> None:
     rows = {row["name"]: row for row in said("models", "--json")}
-    assert rows["resnet9"] == {
-        "name": "resnet9",
-        "width": 64,
-        "trainable": 6_575_370,
-        "total": 6_579_850,
-        "paper": 6.58,
-    }
+    counts = {"width": 64, "trainable": 6_575_370, "total": 6_579_850}
+    assert rows["resnet9"] == {"name": "resnet9", **counts, "paper": 6.58, "options": ""}
+    assert rows["vit"]["options"] == "patch=4, depth=4, heads=4"
     assert {row["paper"] for row in rows.values()} == {6.58, 0.86, 1.74, None}
     assert all(row["paper"] in (None, round(row["total"] / 1e6, 2)) for row in rows.values())
 
@@ -109,7 +105,7 @@ def test_studies() -> None:
     assert rows["main-grid", "paper"]["runs"] == 6250
     names = {study for study, _ in rows}
     paper = {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug"}
-    assert names == paper | {"chaos", "edge", "linear", "quickstart", "widths"}
+    assert names == paper | {"chaos", "edge", "linear", "optimizers", "quickstart", "transformers", "widths"}
     assert rows["linear", "demo"]["runs"] == 540
     for name in paper:
         assert {"smoke", "mini", "lab", "paper"} <= {effort for study, effort in rows if study == name}

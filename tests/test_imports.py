@@ -14,6 +14,7 @@ import initmem
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
     {"errors", "seeds"},
+    {"register"},
     {"recipe"},
     {"clocks", "shapes"},
     {"study"},

@@ -24,10 +24,10 @@ from initmem.engines.speed import Elapsed, Speedometer
 from initmem.errors import ConfigError
 from initmem.pipeline.bundled import bundled_pipeline, schedule_of
 from initmem.recipe import MODELS, Recipe
-from initmem.shapes import flops_per_image
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
 from initmem.study_file import load_study
+from initmem.train.flops import flops_per_image
 from initmem.train.models import build
 
 

@@ -40,14 +40,14 @@ def test_golden_ids() -> None:
 def test_all_bad_fields_are_named_at_once_with_value_and_what_is_allowed() -> None:
     with pytest.raises(ConfigError) as caught:
         Recipe.parse(
-            {"optimizer": "sgdd", "batch_size": 0, "learnin_rate": 1.0, "dataset": "mnist", "l2": "much"}
+            {"optimizer": "sgdd", "batch_size": 0, "learnin_rate": 1.0, "dataset": "imagenet", "l2": "much"}
         )
     text = str(caught.value)
     assert "optimizer = 'sgdd'" in text
     assert "'muon-conv'" in text
     assert "batch_size = 0 (allowed: greater than or equal to 1)" in text
     assert "unknown field learnin_rate = 1.0 (did you mean learning_rate?" in text
-    assert "dataset = 'mnist' (allowed: digits, cifar10, synthetic" in text
+    assert "dataset = 'imagenet' (allowed: digits, cifar10, mnist" in text
     assert "l2 = 'much'" in text
     assert "\n" not in text
 

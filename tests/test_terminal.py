@@ -247,7 +247,7 @@ def test_studies_begin_with_quickstart_and_take_one_line_each(screens: list[Scre
             lines = [line.split()[0] for line in screen.lines if line.split()]
             start = lines.index("quickstart")
             assert lines[start : start + len(rows)] == [row[0] for row in rows]
-            assert len(rows) == 10
+            assert len(rows) == 13
 
 
 def test_wide_and_a_pipe_show_every_column() -> None:

@@ -15,6 +15,7 @@ from initmem.clocks import clocks as clocks
 
 if TYPE_CHECKING:
     from initmem import plot as plot
+    from initmem import register as register
     from initmem.errors import InitmemError as InitmemError
     from initmem.measures.memory import Memory as Memory
     from initmem.measures.memory import memory as memory
@@ -48,12 +49,12 @@ _HOMES = {
     "open_results": "initmem.store.results",
     "run": "initmem.pipeline.run",
 }
-__all__ = [*_HOMES, "__version__", "clocks", "plot"]
+__all__ = [*_HOMES, "__version__", "clocks", "plot", "register"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "plot":  # a module; it brings matplotlib
-        return import_module("initmem.plot")
+    if name in ("plot", "register"):  # modules; the first brings matplotlib
+        return import_module(f"initmem.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'initmem' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -12,17 +12,25 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+import initmem.register as register
 from initmem.errors import ConfigError, allowed
 
-Model = Literal["resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp"]
 Norm = Literal["batch", "layer"]
 Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
 
-MODELS: tuple[Model, ...] = get_args(Model)
+MODELS = register.RESERVED
 STUDY_FIELDS = (  # of a study file, not of a recipe
     "about", "chaos", "default_effort", "effort", "efforts", "grid", "name", "pin", "recipe", "scales",
     "seeds", "split", "title",
@@ -48,7 +56,7 @@ SYNONYMS = {  # what other libraries call a field
     "scheduler": "schedule",
     "lr_schedule": "schedule",
 }
-NAMED_DATASETS = ("digits", "cifar10", "synthetic")
+NAMED_DATASETS = register.DATASETS
 
 DEFAULT_WIDTH: dict[str, int] = {
     "resnet9": 64,
@@ -97,9 +105,14 @@ BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augmen
 
 # How weights are drawn; `Init` takes these of user code, too.
 INITIALIZATION = ("bias_std", "distribution", "scaled", "layer_scales", "width_scaling")
+STORED = {"stored": True}  # the context in which a recipe is read from a store: plugins may not be there
 # Fields that were renamed after the first records were written. Ids are still made of the old names, and
 # old files are read, so that no run changes its id.
 OLD_NAMES = {"lr_floor": "floor", "scaled": "probe"}
+
+
+Scalar: TypeAlias = str | bool | int | float
+Value: TypeAlias = "Scalar | tuple[Value, ...]"
 
 
 class Recipe(BaseModel):
@@ -107,12 +120,15 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    dataset: str = Field("cifar10", description="digits, cifar10, synthetic[:NxCxHxW] or a .npz file")
+    dataset: str = Field("cifar10", description="a dataset of `initmem data list`, or a .npz file")
     data_sha256: str | None = Field(
-        None, description="digest of a .npz dataset, filled in when a study is read"
+        None, description="digest of a file of the user's, filled in when a study is read"
     )
     train_size: int | None = Field(None, ge=1, description="use only the first n training examples")
-    model: Model = Field("resnet9", description="network architecture")
+    model: str = Field("resnet9", description="a network of `initmem models`")
+    options: tuple[tuple[str, Scalar], ...] = Field(
+        (), description="options of the network that differ from their defaults, set as fields of their own"
+    )
     width: int = Field(64, ge=1, description="channels of the first layer, or hidden units; default by model")
     norm: Norm = Field("batch", description="normalization layer")
     optimizer: str = Field("sgd", description="update rule; torch:NAME for those of torch.optim")
@@ -152,6 +168,9 @@ class Recipe(BaseModel):
     sharpness_every: int = Field(
         0, ge=0, description="measure sharpness after the first and every n-th epoch; 0: never"
     )
+    init_mode: Literal["redraw", "rescale"] = Field(
+        "redraw", description="rescale: the scale multiplies the initialization that the network has itself"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -159,16 +178,57 @@ class Recipe(BaseModel):
         if not isinstance(values, Mapping):
             return values
         given = {key: value for key, value in values.items() if value is not None}
+        given = _with_options(given, cls.model_fields)
         for key, value in derived_defaults(given.get("model"), given.get("optimizer")).items():
             given.setdefault(key, value)
         return given
 
     @field_validator("dataset")
     @classmethod
-    def _known_dataset(cls, name: str) -> str:
-        if name.endswith(".npz") or name.split(":")[0] in NAMED_DATASETS:
+    def _known_dataset(cls, name: str, info: ValidationInfo) -> str:
+        known = name.endswith(".npz") or name.split(":")[0] in NAMED_DATASETS
+        if known or info.context == STORED or register.find_dataset(name) is not None:
             return name
-        raise ValueError(allowed([*NAMED_DATASETS, "synthetic:NxCxHxW", "a path ending in .npz"]))
+        forms = ("synthetic:NxCxHxW", "modular-addition:MODULUS:FRACTION", "text:LENGTH:FILE")
+        raise ValueError(allowed([*NAMED_DATASETS, *register.datasets(), *forms, "a path ending in .npz"]))
+
+    @field_validator("model")
+    @classmethod
+    def _known_model(cls, name: str, info: ValidationInfo) -> str:
+        if name in MODELS or info.context == STORED or register.find_model(name) is not None:
+            return name
+        registered = [model.name for model in register.models()]
+        raise ValueError(allowed([*MODELS, *registered]) + "; --plugin MODULE brings others")
+
+    @field_validator("options")
+    @classmethod
+    def _known_options(
+        cls, given: tuple[tuple[str, Scalar], ...], info: ValidationInfo
+    ) -> tuple[tuple[str, Scalar], ...]:
+        options = register.options_of(str(info.data.get("model")))
+        if options is None or info.context == STORED:
+            return given
+        return _checked_options(info.data["model"], options, dict(given), cls.model_fields)
+
+    @model_validator(mode="after")
+    def _fields_that_apply(self) -> Recipe:
+        """Refuse settings that would do nothing."""
+        module = self.is_module
+        if module and self.norm != "batch":
+            raise ValueError(f"norm = {self.norm!r} with model = {self.model!r} (it brings its own layers)")
+        if self.init_mode == "rescale":
+            if not module:
+                raise ValueError(f"init_mode = 'rescale' with model = {self.model!r} (allowed: redraw)")
+            defaults = {name: field.default for name, field in type(self).model_fields.items()}
+            for name in ("bias_std", "distribution", "width_scaling"):
+                if (value := getattr(self, name)) != defaults[name]:
+                    raise ValueError(f"{name} = {value!r} with init_mode = 'rescale' (nothing is drawn anew)")
+        return self
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the network is a plain module: vit, gpt, or one that a plugin registered."""
+        return self.model in register.BUNDLED or self.model not in MODELS
 
     @field_validator("optimizer")
     @classmethod
@@ -197,10 +257,10 @@ class Recipe(BaseModel):
         return _fixed_scales(self.layer_scales)
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Recipe:
+    def parse(cls, values: Mapping[str, Any], context: Mapping[str, bool] | None = None) -> Recipe:
         """Build a recipe; every bad field is reported at once, with its value and what is allowed."""
         try:
-            return cls.model_validate(dict(values))
+            return cls.model_validate(dict(values), context=context)
         except ValidationError as error:
             raise ConfigError("; ".join(problems(error))) from None
 
@@ -209,8 +269,13 @@ class Recipe(BaseModel):
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         defaults |= derived_defaults(self.model, self.optimizer)
         changed = {name: value for name, value in self.model_dump().items() if value != defaults[name]}
-        if self.data_sha256 is not None:
-            del changed["dataset"]  # the content counts, not where the file lies
+        changed |= dict(changed.pop("options", ()))
+        if self.data_sha256 is not None:  # the content counts, not where the file lies
+            kind, length, _ = f"{self.dataset}::".split(":", 2)
+            if kind == "text":
+                changed["dataset"] = f"{kind}:{length}"
+            else:
+                del changed["dataset"]
         return changed
 
     @property
@@ -224,11 +289,20 @@ class Recipe(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """All that is known about the procedure, by name."""
-        return self.model_dump()
+        fields = self.model_dump()
+        del fields["options"]
+        return fields | self.network_options()
+
+    def network_options(self) -> dict[str, Any]:
+        """The options of the network; their defaults too, as far as the network is known here."""
+        defaults = {option.name: option.default for option in register.options_of(self.model) or ()}
+        return defaults | dict(self.options)
 
     def get(self, name: str) -> Any:
         """One setting; None where there is no such field."""
-        return getattr(self, name, None)
+        if name in type(self).model_fields:
+            return getattr(self, name)
+        return self.network_options().get(name)
 
     def replace(self, **changes: Any) -> Recipe:
         """The same recipe with some fields changed."""
@@ -236,7 +310,8 @@ class Recipe(BaseModel):
 
     def label(self, fields: Iterable[str]) -> str:
         """A short name made of the given fields."""
-        return " ".join(_short(name, getattr(self, name)) for name in fields)
+        settings = self.settings()
+        return " ".join(_short(name, settings[name]) for name in fields if name in settings)
 
     def informative(self, fields: Sequence[str]) -> list[str]:
         """Of some fields those worth a place in a label: no zero penalty, no default that follows."""
@@ -249,10 +324,9 @@ class Recipe(BaseModel):
         }
         usual = {"augment": "none", "decay_on": "all"}
         silent |= {name for name, value in usual.items() if getattr(self, name) == value}
-        return [name for name in fields if name not in silent and name in type(self).model_fields]
+        return [name for name in fields if name not in silent and name in self.settings()]
 
 
-Value: TypeAlias = "str | bool | int | float | tuple[Value, ...]"
 # Settings that mean for user code what they mean for bundled networks: clocks and forecasts read them.
 POSITIVE = ("learning_rate",)
 NOT_NEGATIVE = ("l2", "weight_decay", "momentum", "beta1", "beta2")
@@ -322,6 +396,40 @@ class PipelineRecipe:
 AnyRecipe: TypeAlias = Recipe | PipelineRecipe
 
 
+def _with_options(given: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect what is no field of a recipe as options, if the network is one that can have them."""
+    model = given.get("model")
+    if not isinstance(model, str) or (model in MODELS and model not in register.BUNDLED):
+        return given
+    own = {key: value for key, value in given.items() if key not in fields}
+    if not own:
+        return given
+    rest = {key: value for key, value in given.items() if key in fields}
+    return rest | {"options": tuple(sorted([*dict(rest.get("options", ())).items(), *own.items()]))}
+
+
+def _checked_options(
+    model: str, options: Sequence[register.Option], given: Mapping[str, Any], fields: Mapping[str, Any]
+) -> tuple[tuple[str, Scalar], ...]:
+    """The options that differ from their defaults, in order of names; all mistakes at once."""
+    known = {option.name: option for option in options}
+    wrong = [f"{name}: a field of every recipe (allowed: another name)" for name in known if name in fields]
+    kept = {}
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *fields], n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            wrong.append(f"unknown field {name} = {value!r} ({hint}options of {model}: {', '.join(known)})")
+            continue
+        try:
+            kept[name] = known[name].read(value)
+        except ValueError as error:
+            wrong.append(f"{name} = {value!r} ({error})")
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return tuple((name, kept[name]) for name in sorted(kept) if kept[name] != known[name].default)
+
+
 def parse_recipe(values: Mapping[str, Any]) -> AnyRecipe:
     """A recipe of either kind: one that names a pipeline is user code's."""
     return PipelineRecipe.parse(values) if values.get("pipeline") is not None else Recipe.parse(values)
@@ -340,7 +448,10 @@ def network_of(recipe: AnyRecipe) -> Recipe:
 def stored_recipe(values: Mapping[str, Any]) -> AnyRecipe:
     """A recipe from a file of a store, which may be older than the names of today."""
     new_names = {old: new for new, old in OLD_NAMES.items()} if values.get("pipeline") is None else {}
-    return parse_recipe({new_names.get(name, name): value for name, value in values.items()})
+    named = {new_names.get(name, name): value for name, value in values.items()}
+    if named.get("pipeline") is not None:
+        return PipelineRecipe.parse(named)
+    return Recipe.parse(named, context=STORED)
 
 
 def _bad_setting(name: str, value: object) -> str:
@@ -403,16 +514,19 @@ def labels(recipes: Sequence[AnyRecipe]) -> list[str]:
     """Name recipes by the optimizer and whatever else tells them apart."""
     known = [recipe.settings() for recipe in recipes]
     fields = dict.fromkeys(name for settings in known for name in settings if name != "data_sha256")
-    varying = [
-        name
-        for name in fields
-        if name == "optimizer" or len({str(settings.get(name)) for settings in known}) > 1
-    ]
+    varying = [name for name in fields if name == "optimizer" or _varies(name, known)]
     ordered = sorted(varying, key=lambda name: name != "optimizer")  # stable: optimizer first
     named = [recipe.label(recipe.informative(ordered)) for recipe in recipes]
     if len(set(named)) == len(named):
         return named
     return [f"{name} {recipe.id[:6]}" for name, recipe in zip(named, recipes, strict=True)]
+
+
+def _varies(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a setting tells recipes apart; an option does so only among recipes of its network."""
+    models = {settings.get("model") for settings in known if name in settings}
+    values = {str(settings.get(name)) for settings in known if settings.get("model") in models}
+    return len(values) > 1
 
 
 def _short(name: str, value: object) -> str:
@@ -433,10 +547,12 @@ def _phrase(item: Any, model: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in item["loc"])
     value = item.get("input")
     if item["type"] == "extra_forbidden":
-        hint = _place(name, model) or _meant(name, model) + allowed(sorted(model.model_fields))
+        hint = _place(name, model) or _meant(name, model) + allowed(
+            sorted(set(model.model_fields) - {"options"})
+        )
         return f"unknown field {name} = {value!r} ({hint})"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
-    if not name:  # of the recipe as a whole: the message names the fields itself
+    if not name or (name == "options" and item["type"] == "value_error"):  # the message names the fields
         return str(message)
     return f"{name} = {value!r} ({message})"
 

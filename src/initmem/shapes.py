@@ -13,17 +13,6 @@ Shape = tuple[int, int, int]  # (channel, height, width)
 SHARPNESS_SUBSET = 512  # training examples whose loss the sharpness is measured of
 SHARPNESS_PASSES = 50  # forward and backward passes over them that a measurement costs, roughly
 
-SHARPNESS_SUBSET = 512  # training examples whose loss the sharpness is measured of
-SHARPNESS_PASSES = 50  # forward and backward passes over them that a measurement costs, roughly
-
-
-class Flops(NamedTuple):
-    """FLOPs per image in convolutions and dense layers; a multiply-add counts as two."""
-
-    forward: int
-    training: int  # forward pass plus the gradients of kernels and inputs
-    layers: int  # with a kernel
-
 
 class Kernel(NamedTuple):
     """The kernel of one layer: its weights, and the multiplications it makes per image."""
@@ -32,21 +21,15 @@ class Kernel(NamedTuple):
     multiplications: int
 
 
-def flops_per_image(recipe: Recipe, shape: Shape, classes: int) -> Flops:
-    """The FLOPs of one image through the network of a recipe."""
-    layers = [2 * kernel.multiplications for kernel in kernels(recipe, shape, classes)]
-    forward = sum(layers)
-    # In the backward pass every layer needs both gradients, except the first: its input is the image.
-    return Flops(forward, 3 * forward - layers[0], len(layers))
-
-
-def kernel_weights(recipe: Recipe, shape: Shape, classes: int) -> int:
-    """How many weights the kernels have: what the recorded norm is taken over."""
+def kernel_weights(recipe: Recipe, shape: Shape, classes: int) -> int | None:
+    """How many weights the kernels have: what the recorded norm is taken over; None of a plain module."""
+    if recipe.is_module:
+        return None
     return sum(kernel.weights for kernel in kernels(recipe, shape, classes))
 
 
 def kernels(recipe: Recipe, shape: Shape, classes: int) -> list[Kernel]:
-    """The kernels of a recipe's network, first layer first."""
+    """The kernels of a network that is not a plain module, first layer first."""
     if recipe.model.startswith("resnet9"):
         return _resnet9(recipe.width, shape, classes)
     if recipe.model == "mlp":

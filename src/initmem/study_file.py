@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from initmem import register
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe, problems
 from initmem.seeds import ROLES, Role
@@ -53,8 +54,14 @@ def bundled() -> list[str]:
     return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
-def load_study(name: str, effort: str | None = None, overrides: Sequence[str] = ()) -> Study:
-    """Read a bundled study by name, or a study file by path."""
+def load_study(
+    name: str, effort: str | None = None, overrides: Sequence[str] = (), *, plugins: Sequence[str] = ()
+) -> Study:
+    """Read a bundled study by name, or a study file by path.
+
+    `plugins` are modules to import first: they register networks and datasets that the study names.
+    """
+    register.load(plugins)
     file = _read(name)
     settings = [override(text) for text in overrides]
     part, chosen = _choose(file, effort)
@@ -259,9 +266,9 @@ def _expand(part: _Part) -> list[AnyRecipe]:
 
 def _with_digest(recipe: AnyRecipe) -> AnyRecipe:
     """A user's file is known by its content: a changed file makes new runs."""
-    if not isinstance(recipe, Recipe) or not recipe.dataset.endswith(".npz"):
+    if not isinstance(recipe, Recipe) or (place := _file_of(recipe.dataset)) is None:
         return recipe
-    path = Path(recipe.dataset)
+    path = Path(place)
     try:
         if path.exists() and not path.is_file():  # a FIFO would block for ever
             raise ConfigError(f"dataset = {recipe.dataset!r} (not a regular file)")
@@ -270,4 +277,13 @@ def _with_digest(recipe: AnyRecipe) -> AnyRecipe:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"dataset = {recipe.dataset!r} ({reason})") from None
-    return recipe.model_copy(update={"data_sha256": digest, "dataset": str(path.resolve())})
+    dataset = recipe.dataset.removesuffix(place) + str(path.resolve())
+    return recipe.model_copy(update={"data_sha256": digest, "dataset": dataset})
+
+
+def _file_of(dataset: str) -> str | None:
+    """The file that a dataset names: FILE.npz or text:LENGTH:FILE."""
+    if dataset.endswith(".npz"):
+        return dataset
+    words = dataset.split(":", 2)
+    return words[2] if words[0] == "text" and len(words) == 3 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from initmem.cli.base import (
     AsJson,
     Effort,
+    Plugins,
     Settings,
     StudyArgument,
     Wide,
@@ -19,7 +21,7 @@ from initmem.cli.base import (
     say,
     show,
 )
-from initmem.cli.run import StoreOption, display, introduce
+from initmem.cli.run import StoreOption, display, introduce, plugin_code
 
 if TYPE_CHECKING:
     from initmem.recipe import AnyRecipe
@@ -32,6 +34,7 @@ def advise(
     study: StudyArgument,
     effort: Effort = None,
     settings: Settings = None,
+    plugins: Plugins = None,
     check_it: Annotated[
         bool, typer.Option("--check", help="Train each recipe with its first change and see if it forgets.")
     ] = False,
@@ -49,14 +52,14 @@ def advise(
     from initmem.plots.columns import ADVICE
     from initmem.plots.table import table_of
 
-    asked = studies.load_study(study, effort, settings or ())
+    asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
     rows = advice_rows(asked)
     published = [_published(recipe) for recipe in asked.recipes]
     if any(published):
         rows = [row | {"published": text} for row, text in zip(rows, published, strict=True)]
     if check_it:
         changed = advised_study(asked)
-        rows = verdicts(rows, asked, _trained(changed, store, workers)) if changed else rows
+        rows = verdicts(rows, asked, _trained(changed, store, workers, plugins or ())) if changed else rows
     if as_json:
         print_json("advise", rows, study=asked.name, effort=asked.effort)
         return
@@ -77,8 +80,11 @@ def _published(recipe: AnyRecipe) -> str:
     return f"{item} pp ({f'within {TOLERANCE_PP:g} pp' if within else size_of(item.value, TOLERANCE_PP)})"
 
 
-def _trained(study: Study, store: Path | None, workers: int | None) -> list[RunRecord]:
+def _trained(
+    study: Study, store: Path | None, workers: int | None, plugins: Sequence[str]
+) -> list[RunRecord]:
     """Run a study and return its records."""
+    from initmem.engines.engine import Settings as EngineSettings
     from initmem.engines.execute import check, execute
     from initmem.engines.local import LocalEngine
     from initmem.store.paths import default_store
@@ -88,8 +94,9 @@ def _trained(study: Study, store: Path | None, workers: int | None) -> list[RunR
     place = store or default_store(f"{study.name}-{study.effort}")
     opened = Store.create(place)
     introduce(study, place)
+    chosen = EngineSettings(plugins=tuple(plugins), code=plugin_code(study))
     with display() as watch:
-        outcome = execute(study, opened, LocalEngine(workers=workers), watch=watch)
+        outcome = execute(study, opened, LocalEngine(workers=workers, settings=chosen), watch=watch)
     if outcome.interrupted:
         raise typer.Exit(130)
     return [opened.read(run.id) for run in study.all_runs() if opened.has(run)]

@@ -72,6 +72,12 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field, the scales or the seeds."),
 ]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin", metavar="MODULE", help="Import a module that registers networks or datasets of yours."
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Worker processes.", show_default="one per core"),

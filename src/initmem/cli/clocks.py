@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Effort, Settings, Wide, app, bundled_studies, print_json, show
+from initmem.cli.base import AsJson, Effort, Plugins, Settings, Wide, app, bundled_studies, print_json, show
 
 
 @app.command()
@@ -19,10 +19,12 @@ def clocks(
     ] = None,
     effort: Effort = None,
     settings: Settings = None,
+    plugins: Plugins = None,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the optimizer clocks of each recipe before any run."""
+    from initmem import register
     from initmem import study_file as studies
     from initmem.clocks import clocks as clocks_of
     from initmem.paper.reference import clock_of
@@ -31,6 +33,7 @@ def clocks(
     from initmem.plots.table import table_of
     from initmem.recipe import labels
 
+    register.load(plugins or ())
     if study is None:
         recipes = [studies.single(settings or ())]
     else:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from initmem.cli.base import AsJson, Wide, app, print_json, show
+from initmem.cli.base import AsJson, Plugins, Wide, app, print_json, show
 
 
 @app.command()
-def models(wide: Wide = False, as_json: AsJson = False) -> None:
-    """List the bundled networks and their sizes."""
+def models(plugins: Plugins = None, wide: Wide = False, as_json: AsJson = False) -> None:
+    """List the networks, their sizes and their options."""
+    from initmem import register
     from initmem.paper.reference import millions_of
     from initmem.plots.columns import MODELS
     from initmem.plots.table import table_of
     from initmem.train.models import catalogue
 
+    register.load(plugins or ())
     rows = [row | {"paper": millions_of(str(row["name"]))} for row in catalogue()]
     if as_json:
         print_json("models", rows)
     else:
-        show(table_of("Networks for 3x32x32 images and 10 classes", rows, MODELS), wide=wide)
+        show(
+            table_of("Networks for 3x32x32 images and 10 classes (gpt: 64 of 96 tokens)", rows, MODELS),
+            wide=wide,
+        )

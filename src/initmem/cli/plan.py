@@ -11,6 +11,7 @@ import typer
 from initmem.cli.base import (
     AsJson,
     Effort,
+    Plugins,
     Settings,
     StudyArgument,
     Wide,
@@ -32,6 +33,7 @@ def plan(
     study: StudyArgument,
     effort: Effort = None,
     settings: Settings = None,
+    plugins: Plugins = None,
     workers: Workers = None,
     accelerator: Annotated[
         str, typer.Option(metavar="NAME", help="h100, h200, a100, l40s, rtx4090 or v100.")
@@ -74,7 +76,7 @@ def plan(
     from initmem.engines.plan import plan as plan_of
     from initmem.engines.plan import simulate
 
-    asked = studies.load_study(study, effort, settings or ())
+    asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
     if power:
         _print_power(asked, noise, pilot, memory, tolerance, wide=wide, as_json=as_json)
         return
@@ -147,6 +149,8 @@ def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
     from initmem.plots.table import table_of
 
     rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]
+    if not any(row["note"] for row in rows):
+        rows = [{key: value for key, value in row.items() if key != "note"} for row in rows]
     show(table_of(f"{made.study}, effort {made.effort}", rows, PLAN), wide=wide)
     say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
     operations = "" if made.flops is None else f"{made.flops:.2e} operations, "

@@ -17,6 +17,7 @@ from initmem.cli.base import (
     AsJson,
     DataDir,
     Effort,
+    Plugins,
     Settings,
     Wide,
     Workers,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from initmem.engines.engine import Listener
     from initmem.engines.execute import Workload
     from initmem.pipeline.command import CommandTrainer
+    from initmem.pipeline.fingerprint import Fingerprint
     from initmem.study import Study
 
 StoreOption = Annotated[
@@ -73,6 +75,7 @@ def run(
         typer.Option(min=1, metavar="N", help="Replicas trained together.", show_default="by shape"),
     ] = None,
     settings: Settings = None,
+    plugins: Plugins = None,
     until: Annotated[
         float | None,
         typer.Option(
@@ -126,7 +129,7 @@ def run(
         ),
     ] = None,
     keep_old: Annotated[
-        bool, typer.Option("--keep-old", help="With --command: keep runs trained before the program changed.")
+        bool, typer.Option("--keep-old", help="Keep runs trained before your program or plugin changed.")
     ] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Do not stop when the first runs all fail alike.")
@@ -158,6 +161,7 @@ def run(
     limit = None if timeout is None else seconds(timeout)
     trainer: Trainer | None = None
     program: CommandTrainer | None = None
+    code: dict[str, Fingerprint] = {}
     if command is not None:
         from initmem.pipeline.command import study_of
 
@@ -166,7 +170,7 @@ def run(
     elif study is None:
         raise ConfigError("nothing to run (allowed: a study, or --command)")
     else:
-        asked = studies.load_study(study, effort, settings or ())
+        asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
         if any(isinstance(recipe, PipelineRecipe) for recipe in asked.recipes):
             from initmem.pipeline.bundled import bundled_pipeline
 
@@ -174,6 +178,7 @@ def run(
             trainer, pack = bundled.trainer, pack or bundled.pack
         else:
             check(asked)
+            code = plugin_code(asked)
     chosen = engine_named(
         engine,
         workers=workers,
@@ -184,6 +189,8 @@ def run(
             checkpoint_every=checkpoint_every,
             timeout=limit,
             trainer=trainer,
+            plugins=tuple(plugins or ()),
+            code=code,
         ),
         address=address,
         records_travel=records_travel,
@@ -195,11 +202,23 @@ def run(
         from initmem.pipeline.stale import refuse_stale
 
         refuse_stale(opened, asked, program.fingerprint, keep_old=keep_old)
+    elif code:
+        from initmem.pipeline.stale import HOW_PLUGINS, refuse_stale
+
+        refuse_stale(
+            opened,
+            asked,
+            lambda recipe: chosen.settings.code_of(recipe).get("fingerprint", {}),
+            keep_old=keep_old,
+            how=HOW_PLUGINS,
+        )
     introduce(asked, place)
     if trainer is None and engine == "local" and device == "cpu":
         from initmem.train.compiled import library
 
         say(f"layers: {library()}", err=True)  # compiled here, once, if need be: not by every worker
+    for note in module_notes(asked):
+        say(note, err=True)
     with display() as watch:
         if until is None:
             outcome = execute(
@@ -246,6 +265,30 @@ def run(
         raise typer.Exit(130)
     if not outcome.complete:
         raise typer.Exit(1)
+
+
+def module_notes(study: Study) -> list[str]:
+    """What to know of the plain modules of a study, each thing once."""
+    from initmem.data import sizes
+    from initmem.engines.execute import notes_of
+    from initmem.recipe import Recipe
+
+    recipes = [recipe for recipe in study.recipes if isinstance(recipe, Recipe)]
+    notes = (f"{r.model}: {note}" for r in recipes if r.is_module for note in notes_of(r, sizes(r)))
+    return list(dict.fromkeys(notes))
+
+
+def plugin_code(study: Study) -> dict[str, Fingerprint]:
+    """The fingerprints of the plugins that a study uses, by registered name; nothing for bundled networks."""
+    from initmem import register
+    from initmem.recipe import Recipe
+
+    recipes = [recipe for recipe in study.recipes if isinstance(recipe, Recipe)]
+    if all(r.model in register.RESERVED and register.find_dataset(r.dataset) is None for r in recipes):
+        return {}
+    from initmem.pipeline.plugins import fingerprints
+
+    return fingerprints(recipes)
 
 
 def seconds(text: str) -> float:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from initmem.errors import DataError
+from initmem.register import Tokens
+from initmem.store.files import read_bounded
 
 SPLIT_SEED = 42
 
@@ -16,7 +23,8 @@ class Examples:
     """Inputs `x` of shape (example, height, width, channel) and labels `y` of shape (example,).
 
     Inputs are bytes (0..255, divided by 255 when a batch is made) or float32 in [0, 1]. Bytes stay bytes, so
-    that all worker processes can share one memory map.
+    that all worker processes can share one memory map. Tokens are int64 of shape (example, 1, length, 1);
+    their labels may have shape (example, length): one for each token.
     """
 
     x: NDArray[Any]
@@ -39,12 +47,30 @@ class Dataset:
     val: Examples
     test: Examples
     classes: int
+    vocabulary: int = 0  # of tokens; 0: the inputs are numbers
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Input shape as (channel, height, width)."""
         height, width, channels = self.train.x.shape[1:]
         return channels, height, width
+
+    @property
+    def sizes(self) -> Sizes:
+        """Its sizes."""
+        channels, height, width = self.shape
+        labels = math.prod(self.train.y.shape[1:])
+        return Sizes(
+            len(self.train),
+            len(self.val),
+            len(self.test),
+            channels,
+            height,
+            width,
+            self.classes,
+            self.vocabulary,
+            labels,
+        )
 
     def limited(self, train_size: int | None) -> Dataset:
         """The same dataset with only the first `train_size` training examples."""
@@ -63,6 +89,13 @@ class Sizes(NamedTuple):
     height: int
     width: int
     classes: int
+    vocabulary: int = 0  # of tokens; 0: the inputs are numbers
+    labels: int = 1  # per example: 1, or one for each token
+
+    @property
+    def input(self) -> tuple[int, int, int] | Tokens:
+        """What the builder of a network is told about its input."""
+        return Tokens(self.vocabulary, self.width) if self.vocabulary else self.shape
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -90,3 +123,14 @@ def split(name: str, whole: Examples, test: Examples | None, n_val: int, classes
         whole, test = whole.take(kept), whole.take(out)
     kept, out = hold_out(len(whole), n_val)
     return Dataset(name, whole.take(kept), whole.take(out), test, classes)
+
+
+def read_file(path: Path, limit: int, sha256: str | None) -> bytes:
+    """The content of a file of the user's, if it is still what the study was read with."""
+    content = read_bounded(path, limit)
+    if sha256 not in (None, hashlib.sha256(content).hexdigest()):
+        raise DataError(
+            f"{path}: changed since the study was read (to train on the file as it is now, "
+            "give the study's command again: it makes new runs)"
+        )
+    return content

@@ -1,11 +1,10 @@
-"""The sources of datasets: CIFAR-10, scikit-learn's digits, seeded synthetic images, a user's .npz file.
+"""The sources of datasets: bundled ones by name, a user's .npz or text file, and what plugins registered.
 
 And the folder in which downloaded files are kept.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
@@ -17,14 +16,20 @@ import numpy as np
 import numpy.lib.format as npy
 from numpy.typing import NDArray
 
-from initmem.data.dataset import Dataset, Examples, Sizes, split, split_three
+from initmem import register
+from initmem.data.dataset import Dataset, Examples, Sizes, read_file, split, split_three
 from initmem.errors import DataError
 from initmem.recipe import AnyRecipe, network_of
-from initmem.store.files import read_bounded
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
 SYNTHETIC_CLASSES = 10
 DIGITS = Sizes(1078, 359, 360, 1, 8, 8, 10)
+KNOWN = {
+    "digits": DIGITS,
+    "cifar10": Sizes(40_000, 10_000, 10_000, 3, 32, 32, 10),
+    "mnist": Sizes(50_000, 10_000, 10_000, 1, 28, 28, 10),
+    "fashion-mnist": Sizes(50_000, 10_000, 10_000, 1, 28, 28, 10),
+}
 NPZ_KEYS = "x and y, or x_train, y_train, x_test and y_test"
 NPZ_NAMES = (("x_train", "y_train", "x_test", "y_test"), ("x", "y"))
 LARGEST_ARRAY = 1 << 35  # bytes
@@ -34,17 +39,7 @@ MOST_CLASSES = 100_000
 def load(recipe: AnyRecipe) -> Dataset:
     """Load the dataset that a recipe trains on."""
     recipe = network_of(recipe)
-    kind = recipe.dataset.split(":")[0]
-    if recipe.dataset.endswith(".npz"):
-        dataset = _npz(Path(recipe.dataset), recipe.data_sha256)
-    elif kind == "digits":
-        dataset = _digits()
-    elif kind == "synthetic":
-        dataset = _synthetic(*synthetic_shape(recipe.dataset))
-    else:
-        from initmem.data.cifar10 import load_cifar10
-
-        dataset = load_cifar10()
+    dataset = _named(recipe.dataset, recipe.data_sha256)
     if recipe.train_size is not None and recipe.train_size > len(dataset.train):
         raise DataError(
             f"train_size = {recipe.train_size} (allowed: 1 to {len(dataset.train)} for {recipe.dataset})"
@@ -52,20 +47,45 @@ def load(recipe: AnyRecipe) -> Dataset:
     return dataset.limited(recipe.train_size)
 
 
+def _named(name: str, sha256: str | None) -> Dataset:
+    kind = name.split(":")[0]
+    if name.endswith(".npz"):
+        return _npz(Path(name), sha256)
+    match kind:
+        case "digits":
+            return _digits()
+        case "synthetic":
+            return _synthetic(*synthetic_shape(name))
+        case "modular-addition" | "text":
+            return _tokens(name, sha256)
+        case "mnist" | "fashion-mnist":
+            from initmem.data.packages import load_images
+
+            return load_images(name)
+        case "cifar10":
+            from initmem.data.cifar10 import load_cifar10
+
+            return load_cifar10()
+    return _registered(name)
+
+
 def sizes(recipe: AnyRecipe) -> Sizes:
-    """The sizes of a recipe's dataset; only a user's .npz file has to be read for them."""
+    """The sizes of a recipe's dataset; only a user's own data has to be read for them."""
     recipe = network_of(recipe)
-    kind = recipe.dataset.split(":")[0]
-    if recipe.dataset.endswith(".npz"):
-        data = _npz(Path(recipe.dataset), recipe.data_sha256)
-        known = Sizes(len(data.train), len(data.val), len(data.test), *data.shape, data.classes)
-    elif kind == "synthetic":
-        n, channels, height, width = synthetic_shape(recipe.dataset)
-        known = Sizes(*split_three(n), channels, height, width, SYNTHETIC_CLASSES)
-    else:
-        cifar10 = Sizes(40_000, 10_000, 10_000, 3, 32, 32, 10)
-        known = {"digits": DIGITS, "cifar10": cifar10}[kind]
+    known = _sizes(recipe.dataset, recipe.data_sha256)
     return known._replace(n_train=min(known.n_train, recipe.train_size or known.n_train))
+
+
+def _sizes(name: str, sha256: str | None) -> Sizes:
+    match name.split(":")[0]:
+        case "synthetic":
+            n, channels, height, width = synthetic_shape(name)
+            return Sizes(*split_three(n), channels, height, width, SYNTHETIC_CLASSES)
+        case "modular-addition" | "text":
+            from initmem.data.tokens import token_sizes
+
+            return token_sizes(name) or _tokens(name, sha256).sizes
+    return KNOWN[name] if name in KNOWN else _named(name, sha256).sizes
 
 
 def synthetic_shape(name: str) -> tuple[int, int, int, int]:
@@ -85,13 +105,42 @@ def synthetic_shape(name: str) -> tuple[int, int, int, int]:
 def check(recipe: AnyRecipe) -> None:
     """Check cheaply that a recipe's dataset is available."""
     recipe = network_of(recipe)
-    if recipe.dataset.endswith(".npz"):
-        load(recipe)
-    elif recipe.dataset == "cifar10":
+    kind = recipe.dataset.split(":")[0]
+    if recipe.dataset == "cifar10":
         from initmem.data.cifar10 import is_cached, load_cifar10
 
         if not is_cached():
             load_cifar10()  # raises, naming the command to run
+    elif kind not in ("digits", "synthetic", "modular-addition"):
+        load(recipe)
+
+
+def _tokens(name: str, sha256: str | None) -> Dataset:
+    from initmem.data import tokens
+
+    if not name.startswith("text"):
+        return tokens.modular_addition(name)
+    _, path = tokens.text_source(name)
+    if path is not None:
+        return tokens.characters(name, tokens.read_text(path, sha256))
+    from initmem.data.packages import load_corpus
+
+    return tokens.characters(name, load_corpus())
+
+
+def _registered(name: str) -> Dataset:
+    """A dataset of a plugin: arrays under the names of an .npz file."""
+    function = register.find_dataset(name)
+    if function is None:
+        raise DataError(f"dataset = {name!r}: no plugin that registers it is loaded (--plugin MODULE)")
+    try:
+        arrays = {str(key): np.asarray(value) for key, value in dict(function()).items()}
+    except Exception as error:  # a plugin may raise anything
+        raise DataError(f"dataset = {name!r}: its function raised {register.in_a_line(error)}") from None
+    wanted = next((names for names in NPZ_NAMES if arrays.keys() >= set(names)), None)
+    if wanted is None:
+        raise DataError(f"dataset = {name!r}: it returned {', '.join(arrays)} (needed: {NPZ_KEYS})")
+    return _from_arrays(name, {key: arrays[key] for key in wanted})
 
 
 def _digits() -> Dataset:
@@ -113,7 +162,11 @@ def _synthetic(n: int, channels: int, height: int, width: int) -> Dataset:
 
 
 def _npz(path: Path, sha256: str | None) -> Dataset:
-    arrays = _read_npz(path, sha256)
+    return _from_arrays(path, _read_npz(path, sha256))
+
+
+def _from_arrays(path: Path | str, arrays: dict[str, NDArray[Any]]) -> Dataset:
+    """A dataset of arrays; `path` is what messages call it."""
     if "x_train" in arrays:
         whole, test = _examples(path, arrays, "_train"), _examples(path, arrays, "_test")
         n_val = len(whole) // 5
@@ -130,18 +183,13 @@ def _npz(path: Path, sha256: str | None) -> Dataset:
         raise DataError(f"{path}: label {labels.min()} (allowed: whole numbers from 0)")
     if labels.max() >= MOST_CLASSES:
         raise DataError(f"{path}: label {labels.max()} (allowed: below {MOST_CLASSES:,})")
-    return split(path.stem, whole, test, n_val, int(labels.max()) + 1)
+    return split(Path(path).stem, whole, test, n_val, int(labels.max()) + 1)
 
 
 def _read_npz(path: Path, sha256: str | None) -> dict[str, NDArray[Any]]:
     """Read the arrays with known names, and nothing else, from the very bytes that have this digest."""
     try:
-        content = read_bounded(path, LARGEST_ARRAY)
-        if sha256 not in (None, hashlib.sha256(content).hexdigest()):
-            raise DataError(
-                f"{path}: changed since the study was read (to train on the file as it is now, "
-                "give the study's command again: it makes new runs)"
-            )
+        content = read_file(path, LARGEST_ARRAY, sha256)
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             wanted = next((names for names in NPZ_NAMES if members.keys() >= set(names)), None)
@@ -173,7 +221,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
         return np.asarray(npy.read_array(stream, allow_pickle=False))
 
 
-def _examples(path: Path, arrays: dict[str, NDArray[Any]], suffix: str) -> Examples:
+def _examples(path: Path | str, arrays: dict[str, NDArray[Any]], suffix: str) -> Examples:
     x, y = arrays["x" + suffix], arrays["y" + suffix]
     y = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1 or y.dtype.kind not in "iu":
@@ -188,7 +236,7 @@ def _examples(path: Path, arrays: dict[str, NDArray[Any]], suffix: str) -> Examp
     return Examples(_images(path, x), y.astype(np.int64))
 
 
-def _images(path: Path, x: NDArray[Any]) -> NDArray[Any]:
+def _images(path: Path | str, x: NDArray[Any]) -> NDArray[Any]:
     """Reshape inputs to (example, height, width, channel), as bytes or float32."""
     x = {2: lambda: x[:, None, None, :], 3: lambda: x[..., None], 4: lambda: x}[x.ndim]()
     if x.dtype == np.uint8:

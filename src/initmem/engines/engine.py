@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 from initmem.errors import ConfigError
+from initmem.recipe import AnyRecipe
 from initmem.store.faults import Cause
 from initmem.store.record import RunRecord, Status
 from initmem.store.store import Store
@@ -55,7 +56,14 @@ class Settings:
     precision: Precision = "float32"
     checkpoint_every: float = 60.0  # seconds
     timeout: float | None = None  # seconds in which a pack has to finish an epoch
-    trainer: Trainer | None = None  # None: the bundled networks
+    trainer: Trainer | None = None  # None: the networks of recipes
+    plugins: tuple[str, ...] = ()  # modules to import: networks and datasets of recipes may come from them
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # fingerprints, by registered name
+
+    def code_of(self, recipe: AnyRecipe) -> dict[str, Any]:
+        """For the provenance of a record: the fingerprint of the plugins that its recipe uses."""
+        used = [self.code[name] for key in ("model", "dataset") if (name := recipe.get(key)) in self.code]
+        return {"fingerprint": dict(sorted(item for one in used for item in one.items()))} if used else {}
 
 
 def cores() -> int:

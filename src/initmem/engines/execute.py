@@ -215,8 +215,22 @@ def check(study: Study) -> None:
     for recipe in map(network_of, study.recipes):
         check_data(recipe)
         shape = sizes(recipe)
-        check_input(recipe.model, shape.shape, recipe.augment)
-        _check_scaled(recipe, shape)
+        check_input(recipe.model, shape.shape, recipe.augment, shape.vocabulary)
+        if recipe.is_module:
+            from initmem.train.modules import check_module
+
+            check_module(recipe, shape)
+        else:
+            _check_scaled(recipe, shape)
+
+
+def notes_of(recipe: Recipe, shape: Sizes) -> list[str]:
+    """What a user should know of a plain module before it is trained."""
+    if not recipe.is_module:
+        return []
+    from initmem.train.packable import notes
+
+    return notes(recipe, shape)
 
 
 def _check_scaled(recipe: Recipe, shape: Sizes) -> None:

@@ -14,14 +14,15 @@ from initmem.clocks import Schedule as RateSchedule
 from initmem.clocks import clocks, updates_per_epoch
 from initmem.data import sizes
 from initmem.engines.engine import Trainer, cores
+from initmem.engines.execute import notes_of
 from initmem.engines.packing import pack_size, packs, pipeline_packs
 from initmem.engines.speed import Elapsed, Speedometer, run_flops, timed
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import AnyRecipe, Recipe, network_of
-from initmem.shapes import flops_per_image
 from initmem.store.encoding import encode
 from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
+from initmem.train.flops import flops_per_image
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
 ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}
@@ -48,6 +49,7 @@ class RecipePlan:
     clock_sgd: float
     clock_l2: float
     clock_adaptive: float
+    note: str = ""  # why its runs are trained alone, what the scale leaves as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,7 @@ def _row(
         clock_sgd=at_end["sgd"],
         clock_l2=at_end["l2"],
         clock_adaptive=at_end["adaptive"],
+        note="" if pipeline else "; ".join(notes_of(network_of(recipe), sizes(recipe))),
     )
 
 
@@ -284,7 +287,7 @@ def efficiency(recipe: Recipe) -> float:
     none is off by more than a factor of 1.4.
     """
     shape = sizes(recipe)
-    count = flops_per_image(recipe, shape.shape, shape.classes)
+    count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
     each = pack_size(recipe, shape) * count.forward / count.layers
     return each / (each + HALF_SPEED)
 

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from initmem.clocks import updates_per_epoch
-from initmem.data import Dataset, Examples, Sizes
+from initmem.data import Dataset, Sizes
 from initmem.recipe import Recipe
-from initmem.shapes import SHARPNESS_PASSES, SHARPNESS_SUBSET, flops_per_image
 from initmem.study import Run
+from initmem.train.flops import SHARPNESS_PASSES, SHARPNESS_SUBSET, flops_per_image
 
 LONGEST_STEP = 4e10  # operations per timed step: half a second on one core
 UPDATES = 3  # per timed epoch
@@ -23,7 +21,7 @@ QUIET = 1.25  # up to this ratio of elapsed time to processor time, the load of 
 
 def run_flops(recipe: Recipe, shape: Sizes) -> float:
     """Operations of one run: training, validation after every epoch, one test, and the sharpness."""
-    count = flops_per_image(recipe, shape.shape, shape.classes)
+    count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
     seen = recipe.epochs * shape.n_train
     if recipe.sharpness_every:
         measurements = 1 + recipe.epochs // recipe.sharpness_every
@@ -66,9 +64,10 @@ class Speedometer:
 
     def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> Elapsed:
         """The time of a whole pack: all updates, validation after every epoch, one test."""
-        limit = max(
-            1, int(LONGEST_STEP / flops_per_image(recipe, shape.shape, shape.classes).training / pack)
-        )
+        from initmem.train.packable import noise
+
+        count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
+        limit = max(1, int(LONGEST_STEP / count.training / pack))
         asked = min(recipe.batch_size, shape.n_train)
         batch, n_val = min(asked, limit), max(1, min(shape.n_val, 10 * limit))
         same = recipe.replace(
@@ -76,7 +75,7 @@ class Speedometer:
         )
         key = (same, shape.shape, shape.classes, n_val, pack)
         if key not in self._known:
-            self._known[key] = self._time(same, _noise(shape, n_train=UPDATES * batch, n_val=n_val), pack)
+            self._known[key] = self._time(same, noise(shape, n_train=UPDATES * batch, n_val=n_val), pack)
         update, rest = self._known[key]
         updates = recipe.epochs * updates_per_epoch(recipe, shape.n_train) * asked / batch
         evaluations = (recipe.epochs * shape.n_val + shape.n_test) / n_val
@@ -109,13 +108,3 @@ class Speedometer:
         update, cpu, wall = min(updates), sum(epochs), time.perf_counter() - started
         rest = max(min(epochs) - UPDATES * update, 0.0)
         return Elapsed.of(cpu, wall, update), Elapsed.of(cpu, wall, rest)
-
-
-def _noise(shape: Sizes, *, n_train: int, n_val: int) -> Dataset:
-    rng = np.random.default_rng(0)
-
-    def examples(n: int) -> Examples:
-        x = rng.random((n, shape.height, shape.width, shape.channels), dtype=np.float32)
-        return Examples(x, rng.integers(0, shape.classes, n))
-
-    return Dataset("noise", examples(n_train), examples(n_val), examples(1), shape.classes)

@@ -22,6 +22,7 @@ import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -117,7 +118,8 @@ class Training:
         return [Job.alone([run]) for run in runs]
 
     def _failed(self, run: Run, detail: str) -> RunRecord:
-        return failed(run, detail, environment(self.settings.device) | history(self.store, run, [run]))
+        about = environment(self.settings.device) | self.settings.code_of(run.recipe)
+        return failed(run, detail, about | history(self.store, run, [run]))
 
 
 class _Attempt:
@@ -146,7 +148,8 @@ class _Attempt:
     def _trained(self) -> list[RunRecord]:
         if self.settings.trainer is not None:
             return self.settings.trainer(self.pack, self._on_row)
-        return train_bundled(
+        code = self.settings.code_of(self.pack[0].recipe)
+        records = train_bundled(
             self.pack,
             device=self.settings.device,
             precision=self.settings.precision,
@@ -155,6 +158,7 @@ class _Attempt:
             pause=self._should_pause,
             on_pause=self._on_pause,
         )
+        return [replace(record, provenance={**record.provenance, **code}) for record in records]
 
     def _checkpoints(self) -> list[Checkpoint] | None:
         if len(self.pack) > len(self.claimed):
@@ -259,7 +263,7 @@ def train_bundled(
     pause: Callable[[], bool] = lambda: False,
     on_pause: Callable[[Pack], None] | None = None,
 ) -> list[RunRecord]:
-    """Train runs of one recipe of a bundled network."""
+    """Train runs of one recipe of a network: bundled, or registered by a plugin."""
     data = dataset(runs[0].recipe)
     with operations_of(device):
         return train_pack(

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from initmem import register
 from initmem.engines.engine import Claimed, Finished, Listener, Released, Settings, ignore
 from initmem.engines.provenance import environment, pack_id
 from initmem.engines.training import ClaimLost, Interrupted, Job, Training
@@ -38,6 +39,7 @@ class Worker:
         listen: Listener = ignore,
     ) -> None:
         self.store, self.settings = store, settings
+        register.load(settings.plugins)
         self.should_stop, self.listen = should_stop, listen
         self.training = Training(store, settings, should_stop=should_stop, listen=listen)
 
@@ -78,7 +80,8 @@ class Worker:
         last = losses[-1]
         said = f"{last.cause}: the worker was lost {len(losses)} times\n{last.detail}"
         counts = {"attempts": self.store.faults.attempt(run.id) - 1, "faults": counted(faults), "pack": 1}
-        return failed(run, said.strip(), environment(self.settings.device) | counts)
+        about = environment(self.settings.device) | self.settings.code_of(run.recipe)
+        return failed(run, said.strip(), about | counts)
 
     def _train(self, job: Job) -> None:
         runs = job.claimed

@@ -69,7 +69,10 @@ def relative_clock(records: Sequence[RunRecord]) -> float | None:
         size = sizes(recipe)
     except InitmemError:  # a dataset of the user's that is not here any more
         return None
-    root = math.sqrt(kernel_weights(recipe, size.shape, size.classes))
+    weights = kernel_weights(recipe, size.shape, size.classes)
+    if weights is None:
+        return None
+    root = math.sqrt(weights)
     runs = [(r.metric("clock_adaptive"), r.summary.norm_init) for r in plain(records)]
     return geometric_mean(eta * root / norm if eta is not None and norm else None for eta, norm in runs)
 

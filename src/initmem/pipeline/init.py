@@ -25,13 +25,14 @@ from torch import nn
 from initmem.errors import ConfigError, ModelError, allowed
 from initmem.pipeline.jax_variables import is_pytree, rebuilt
 from initmem.pipeline.meta import materialise
-from initmem.pipeline.variables import Kernels, Variable, is_keras, variables
+from initmem.pipeline.variables import is_keras, variables
 from initmem.plots.table import table_of
 from initmem.plots.table_text import html
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
-from initmem.train.scaled import Layout, deviations, draw, factors
+from initmem.train.scaled import deviations, draw, factors
+from initmem.train.variables import Kernels, Variable, layout_of
 
 Array = NDArray[np.float64]
 Mode = Literal["redraw", "rescale"]
@@ -103,14 +104,6 @@ class InitTable:
             for line in lines
         ]
         return "\n".join([*table, *([self.advice] if self.advice else [])])
-
-
-def _layout(found: Sequence[Variable]) -> Layout:
-    """The variables of a model, for `scaled` to choose from."""
-    names = {role: [(v.name, *v.also) for v in found if v.role == role] for role in ("kernel", "bias")}
-    fan_ins = [v.fan_in or 1.0 for v in found if v.role == "kernel"]
-    (output,) = [(v.name, *v.also) for v in found if v.is_output]
-    return Layout(dict(zip(names["kernel"], fan_ins, strict=True)), names["bias"], output)
 
 
 class Declared(dict[str, Any]):
@@ -213,7 +206,7 @@ class Init:
         sizes: list[dict[str, float]] = [{}, {}]
         if any(v.role == "kernel" for v in found):
             size = deviations if mode == "redraw" else factors
-            sizes = [size(recipe, scale, _layout(found)) for scale in (self.run.scale, 1.0)]
+            sizes = [size(recipe, scale, layout_of(found)) for scale in (self.run.scale, 1.0)]
         now, first = (tuple(each.get(v.name) for v in found) for each in sizes)
         return InitTable(tuple(found), now, first, tuple(map(_own_deviation, found)), mode)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from initmem.errors import ConfigError, ModelError
-from initmem.pipeline.variables import Choice, Kernels, Place, Role, Variable, choice
+from initmem.train.variables import Choice, Kernels, Place, Role, Variable, choice
 
 KERNELS = ("kernel", "w", "W", "weight", "weights")  # of flax and of plain dicts: (in, ..., out)
 BIASES = ("bias", "b", "biases")

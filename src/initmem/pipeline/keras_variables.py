@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from initmem.errors import ModelError
-from initmem.pipeline.variables import Choice, Kernels, Place, Role, Variable, choice
+from initmem.train.variables import Choice, Kernels, Place, Role, Variable, choice
 
 DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose)

@@ -15,10 +15,16 @@ from initmem.study import Study
 DIGEST = re.compile("#[0-9a-f]{16}$")  # of a value too large to show
 SHOWN = 4  # changes that a message lists
 HOW = "keep_old=True (--keep-old) keeps them as they are, a new `name` (--name) trains all runs anew"
+HOW_PLUGINS = "--keep-old keeps them as they are, another --store trains all runs anew"
 
 
 def refuse_stale(
-    store: Store, study: Study, current: Callable[[AnyRecipe], Fingerprint], *, keep_old: bool
+    store: Store,
+    study: Study,
+    current: Callable[[AnyRecipe], Fingerprint],
+    *,
+    keep_old: bool,
+    how: str = HOW,
 ) -> None:
     """Refuse to mix results of the present code with those of other code.
 
@@ -33,7 +39,7 @@ def refuse_stale(
         first = next(iter(stale.values()))
         raise ConfigError(
             f"{len(stale)} of {len(records)} runs in {store.path} were trained before this changed: "
-            f"{listed(first)} ({HOW})"
+            f"{listed(first)} ({how})"
         )
     outdated = {r.id for r in records if r.status == "failed" and _is_other(r, fingerprints)}
     if outdated:
@@ -60,7 +66,7 @@ def _changes(record: RunRecord, current: dict[AnyRecipe, Fingerprint]) -> list[s
 
 
 def _is_other(record: RunRecord, current: dict[AnyRecipe, Fingerprint]) -> bool:
-    return record.provenance.get("fingerprint") != current[record.run.recipe]
+    return dict(record.provenance.get("fingerprint", {})) != current[record.run.recipe]
 
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:

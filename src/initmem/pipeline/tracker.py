@@ -32,8 +32,9 @@ from initmem.errors import ConfigError, allowed
 from initmem.pipeline.init import Init
 from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
-from initmem.pipeline.variables import Kernels, Variable, kernel_variables, variables
+from initmem.pipeline.variables import kernel_variables, variables
 from initmem.store.record import SUMMARY_FIELDS, TESTED
+from initmem.train.variables import Kernels, Variable
 
 Row = dict[str, float]
 OnEpoch = Callable[[Row], None]

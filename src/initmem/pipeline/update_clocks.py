@@ -11,7 +11,7 @@ from torch import Tensor
 
 from initmem.clocks import RateSums
 from initmem.errors import ConfigError
-from initmem.pipeline.variables import Variable
+from initmem.train.variables import Variable
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 

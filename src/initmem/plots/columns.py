@@ -276,6 +276,7 @@ PLAN: Columns = {
     "runs": Column("runs", about="number of runs"),
     "hours": Column("time", about="for all its runs, here"),
     "pack": Column("pack", about="replicas trained together", priority=4),
+    "note": Column("note", "text", "why runs are trained alone, and what the scale leaves as it is", room=32),
     "updates": Column("updates", about="optimizer updates per run"),
     "flops": Column("operations", about="floating-point operations of all its runs", form=".1e", priority=5),
     "clock_sgd": Column("sgd", about="SGD clock at the last epoch", form=".3g", priority=3),
@@ -322,16 +323,19 @@ MODELS: Columns = {
     "trainable": Column("trainable", about="trained variables"),
     "total": Column("total", about="with the moving statistics of batch normalization"),
     "paper": Column("paper", about="published, in millions"),
+    "options": Column("options", "text", "fields of a recipe that this network adds, with their defaults"),
 }
 DATASETS: Columns = {
     "dataset": Column("dataset", "text", "for `dataset` in a recipe"),
-    "n_train": Column("train", about="training images"),
-    "n_val": Column("val", about="validation images"),
-    "n_test": Column("test", about="test images"),
+    "n_train": Column("train", about="training examples"),
+    "n_val": Column("val", about="validation examples"),
+    "n_test": Column("test", about="test examples"),
     "channels": Column("channels", about="color channels", priority=3),
     "height": Column("height", about="in pixels", priority=2),
-    "width": Column("width", about="in pixels", priority=2),
+    "width": Column("width", about="in pixels or tokens", priority=2),
     "classes": Column("classes", about="number of classes", priority=1),
+    "vocabulary": Column("tokens", about="different tokens; 0 for images and tables", priority=4),
+    "labels": Column("labels", about="per example", priority=5),
     "place": Column("place", "text", "where it is"),
 }
 THEORY: Columns = {

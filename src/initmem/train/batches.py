@@ -19,7 +19,7 @@ class Images:
 
     def __init__(self, examples: Examples, *, device: torch.device, dtype: torch.dtype) -> None:
         self.x = torch.from_numpy(examples.x).to(device)  # (example, height, width, channel)
-        self.y = torch.from_numpy(examples.y).to(device)  # (example,)
+        self.y = torch.from_numpy(examples.y).to(device)  # (example,) or (example, token)
         self.dtype = dtype
 
     def __len__(self) -> int:
@@ -33,8 +33,9 @@ class Images:
     def packed(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Gather the examples at `index`, of shape (batch, replica).
 
-        Inputs have shape (batch, replica * channel, h, w), labels (batch, replica). With `draws`, of shape
-        (batch, replica, 3), the inputs are augmented.
+        Inputs have shape (batch, replica * channel, h, w), labels (batch, replica), or
+        (batch, replica, token) where every token has one. With `draws`, of shape (batch, replica, 3), the
+        inputs are augmented.
         """
         batch, replicas = index.shape
         flat = index.flatten()
@@ -44,7 +45,7 @@ class Images:
         x = x.view(batch, replicas, height, width, channels).permute(0, 1, 4, 2, 3)
         # For a single replica this is a view, already in channels-last layout.
         x = x[:, 0] if replicas == 1 else x.reshape(batch, replicas * channels, height, width)
-        return x, self.y.index_select(0, flat).view(batch, replicas)
+        return x, self.y.index_select(0, flat).view(batch, replicas, *self.y.shape[1:])
 
     def shared(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the split in order: inputs (batch, channel, h, w), labels (batch,)."""
@@ -53,6 +54,8 @@ class Images:
             yield x.permute(0, 3, 1, 2), self.y[start : start + size]
 
     def _scale(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.int64:  # tokens
+            return x
         return x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)
 
 

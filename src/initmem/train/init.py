@@ -9,16 +9,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from initmem.data import Sizes
 from initmem.recipe import network_of
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.layers import Layer, by_replica
-from initmem.train.models import Network
+from initmem.train.models import Grouped, Network, build
 from initmem.train.scaled import Layout, deviations, draw
 
 
+def initialized(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> Network:
+    """The network of a pack of runs, with the initial variables of every run."""
+    recipe = network_of(runs[0].recipe)
+    if recipe.is_module:
+        from initmem.train.modules import module_pack
+
+        return module_pack(runs, sizes, device=device, dtype=dtype)
+    network = build(
+        recipe.model,
+        replicas=len(runs),
+        shape=sizes.shape,
+        classes=sizes.classes,
+        width=recipe.width,
+        norm=recipe.norm,
+    ).to(device, dtype)
+    initialize(network, runs)
+    return network
+
+
 @torch.no_grad()
-def initialize(network: Network, runs: Sequence[Run]) -> None:
+def initialize(network: Grouped, runs: Sequence[Run]) -> None:
     """Draw the variables of every replica. A seed draws the same standard normals at every scale."""
     for replica, run in enumerate(runs):
         rng, recipe = generator(run.seed_of("init"), "init"), network_of(run.recipe)
@@ -32,12 +52,12 @@ def initialize(network: Network, runs: Sequence[Run]) -> None:
         first.view(-1)[0] *= run.perturbation
 
 
-def named_layers(network: Network) -> list[tuple[str, Layer]]:
+def named_layers(network: Grouped) -> list[tuple[str, Layer]]:
     """The layers with a kernel, by name, in the order in which initialization draws them."""
     return [(path, module) for path, module in network.named_modules() if isinstance(module, Layer)]
 
 
-def layout(network: Network) -> Layout:
+def layout(network: Grouped) -> Layout:
     """The variables of a network, for the selectors of `scaled` to choose from."""
     layers = named_layers(network)
     return Layout(

@@ -1,8 +1,10 @@
-"""The networks, each written once for a pack of R replicas."""
+"""The networks that are written for packs of R replicas, and the interface that every pack has."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,23 +19,43 @@ from initmem.train.requirements import check_input
 Shape = tuple[int, int, int]  # (channel, height, width)
 
 
-class Network(nn.Module):
-    """A pack of R replicas that maps images to logits of shape (batch, replica * class)."""
+class Network(nn.Module, ABC):
+    """A pack of R replicas that maps inputs to logits of shape (batch, replica * class).
+
+    Every parameter and persistent buffer has shape (replica * n, ...), replica-major, so that `by_replica`
+    splits it. Replicas do not influence each other. There are two kinds: `Grouped`, written for packs, and
+    `ModulePack`, which makes a pack of any `torch.nn.Module`.
+    """
 
     def __init__(self, replicas: int) -> None:
         super().__init__()
         self.replicas = replicas
+
+    @abstractmethod
+    def kernels(self) -> list[nn.Parameter]:
+        """The kernels: what the initialization scale multiplies, l2 penalizes and the weight norm counts."""
+
+    @abstractmethod
+    def begin_update(self, k: int) -> None:
+        """Called before update k: random numbers of a network depend on k, and on nothing before it."""
+
+
+class Grouped(Network):
+    """A network whose layers hold all replicas: R groups of channels."""
 
     def layers(self) -> list[Layer]:
         """The layers with a kernel, in the order in which initialization draws them."""
         return [module for module in self.modules() if isinstance(module, Layer)]
 
     def kernels(self) -> list[nn.Parameter]:
-        """The kernels: what the initialization scale multiplies, l2 penalizes and the weight norm counts."""
+        """The kernels of all layers."""
         return [layer.kernel for layer in self.layers()]
 
+    def begin_update(self, k: int) -> None:
+        """Nothing to do: these networks draw no random numbers."""
 
-class ResNet9(Network):
+
+class ResNet9(Grouped):
     """Nine layers: eight 3x3 convolutions, four of them in two residual pairs, and a dense head."""
 
     def __init__(
@@ -98,7 +120,7 @@ class ResidualBlock(nn.Module):
         return self.norm2.then_add_relu(self.conv2(y), self.skip(x))
 
 
-class DeepResNet(Network):
+class DeepResNet(Grouped):
     """The CIFAR ResNet with 6n + 2 layers: three stages of n blocks, of widths w, 2w and 4w."""
 
     def __init__(self, replicas: int, shape: Shape, classes: int, width: int, norm: Norm, *, n: int) -> None:
@@ -120,7 +142,7 @@ class DeepResNet(Network):
         return logits
 
 
-class MLP(Network):
+class MLP(Grouped):
     """Two hidden layers, each dense-norm-relu, and a dense head; for images and tabular data."""
 
     def __init__(self, replicas: int, shape: Shape, classes: int, width: int, norm: Norm) -> None:
@@ -141,7 +163,7 @@ class MLP(Network):
         return logits
 
 
-Builder = Callable[[int, Shape, int, int, Norm], Network]
+Builder = Callable[[int, Shape, int, int, Norm], Grouped]
 
 BUILDERS: dict[str, Builder] = {
     "resnet9": lambda *args: ResNet9(*args, pool="max"),
@@ -152,7 +174,7 @@ BUILDERS: dict[str, Builder] = {
 }
 
 
-def build(model: str, *, replicas: int, shape: Shape, classes: int, width: int, norm: Norm) -> Network:
+def build(model: str, *, replicas: int, shape: Shape, classes: int, width: int, norm: Norm) -> Grouped:
     """Build a pack of networks; until they are initialized, all variables are zero or one."""
     if model not in BUILDERS:
         raise ModelError(f"model = {model!r} ({allowed(BUILDERS)})")
@@ -172,13 +194,15 @@ def _persistent_buffers(network: Network) -> list[Tensor]:
     return [value for name, value in network.state_dict().items() if name not in parameters]
 
 
-def catalogue() -> list[dict[str, str | int]]:
-    """Every network at its default width, with its number of variables."""
-    rows: list[dict[str, str | int]] = []
+def catalogue() -> list[dict[str, Any]]:
+    """Every network at its default width, with its number of variables and its options."""
+    rows: list[dict[str, Any]] = []
     for name in BUILDERS:
         width = DEFAULT_WIDTH[name]
         with torch.device("meta"):
             network = build(name, replicas=1, shape=(3, 32, 32), classes=10, width=width, norm="batch")
         trainable, total = count(network)
-        rows.append({"name": name, "width": width, "trainable": trainable, "total": total})
-    return rows
+        rows.append({"name": name, "width": width, "trainable": trainable, "total": total, "options": ""})
+    from initmem.train.modules import module_rows
+
+    return rows + module_rows()

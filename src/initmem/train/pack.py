@@ -1,4 +1,4 @@
-"""A pack in training: R replicas (scale, seed) of one recipe, trained as one grouped network."""
+"""A pack in training: R replicas (scale, seed) of one recipe, trained as one network."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from initmem.store.record import COLUMNS, SHARPNESS, RunRecord, Status, finite, 
 from initmem.study import Run
 from initmem.train import compiled, native
 from initmem.train.batches import Images, flip_crop_draws
-from initmem.train.init import initialize
+from initmem.train.init import initialized
 from initmem.train.layers import BatchNorm, Norm, absorb_statistics, by_replica
-from initmem.train.models import ResNet9, build
+from initmem.train.models import ResNet9
 from initmem.train.optimizers import optimizer_for
 from initmem.train.requirements import Precision
 
@@ -67,22 +67,17 @@ class Pack:
         self.train, self.val, self.test = (
             Images(split, device=self.device, dtype=dtype) for split in (data.train, data.val, data.test)
         )
-        self.network = build(
-            self.recipe.model,
-            replicas=self.replicas,
-            shape=data.shape,
-            classes=data.classes,
-            width=self.recipe.width,
-            norm=self.recipe.norm,
-        ).to(self.device, dtype)
-        initialize(self.network, self.runs)
-        if self.replicas == 1:  # grouped convolutions are faster in the default layout
+        self.network = initialized(self.runs, data.sizes, device=self.device, dtype=dtype)
+        if self.recipe.is_module:
+            pass  # what suits the convolutions of a plugin only its author knows
+        elif self.replicas == 1:  # grouped convolutions are faster in the default layout
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         elif isinstance(self.network, ResNet9) and self.network.fits_lanes and self._has_lanes(dtype):
             self.network.use_lanes(native.lanes_for(self.replicas))
         self.kernels = self.network.kernels()
         self.norms = [m for m in self.network.modules() if isinstance(m, BatchNorm)]
-        self.parameters = list(self.network.parameters())
+        trained = {name: p for name, p in self.network.named_parameters() if p.requires_grad}
+        self.names, self.parameters = list(trained), list(trained.values())
         variables = [p.detach() for p in self.parameters]
         self.optimizer = optimizer_for(self.recipe, variables, self.replicas, self._decayed())
         self.best = {name: value.clone() for name, value in self._variables().items()}
@@ -121,16 +116,22 @@ class Pack:
         self.network.train()
         for i in range(self.position, len(batches)):
             x, y = self.train.packed(batches[i], draws[i])
+            self.network.begin_update(first_update + i)
             logits = self._logits(x)
             # (batch, replica): the mean is over the batch only, so gradients do not depend on R.
-            losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
-            gradients = list(torch.autograd.grad(losses.sum() / len(batches[i]), self.parameters))
+            losses = _cross_entropy(logits, y)
+            # A plain module may have parameters that it does not use: their gradient is zero.
+            gradients = list(
+                torch.autograd.grad(
+                    losses.sum() / len(batches[i]), self.parameters, materialize_grads=self.recipe.is_module
+                )
+            )
             with torch.no_grad():
                 absorb_statistics(self.norms)
                 self.running["angular"] += rates[i] / self._kernel_squares()
                 self._update(gradients, float(rates[i]), first_update + i)
                 self.running["loss"] += losses.sum(0)
-                self.running["correct"] += (logits.argmax(2) == y).sum(0)
+                self.running["correct"] += _correct(logits, y).sum(0)
             self.position = i + 1
             if self.position < len(batches) and pause():
                 self.seconds += time.perf_counter() - started
@@ -246,10 +247,15 @@ class Pack:
         )
 
     def _logits(self, x: Tensor) -> Tensor:
-        """Logits of shape (batch, replica, class). Losses and updates are always in full precision."""
+        """Logits of shape (batch, replica, class); (batch, replica, token, class) if tokens have labels.
+
+        Losses and updates are always in full precision.
+        """
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "amp"):
             logits: Tensor = self.network(x)
-        return logits.to(self.parameters[0].dtype).view(len(x), self.replicas, self.classes)
+        return logits.to(self.parameters[0].dtype).view(
+            len(x), self.replicas, *self.train.y.shape[1:], self.classes
+        )
 
     def _order(self, epoch: int) -> Tensor:
         """The order of the examples in one epoch, shape (example, replica)."""
@@ -388,10 +394,9 @@ class Pack:
         pixels = EVALUATION_PIXELS.get(self.device.type, EVALUATION_PIXELS["cuda"])
         for x, y in images.shared(max(1, pixels // (images.pixels * self.replicas))):
             logits = self._logits(x)
-            labels = y[:, None].expand(-1, self.replicas)
-            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-            loss += losses.view_as(labels).sum(0)
-            correct += (logits.argmax(2) == labels).sum(0)
+            labels = y[:, None].expand(-1, self.replicas, *y.shape[1:])
+            loss += _cross_entropy(logits, labels).sum(0)
+            correct += _correct(logits, labels).sum(0)
         return loss / len(images), correct / len(images)
 
     @torch.no_grad()
@@ -413,7 +418,7 @@ class Pack:
         state |= {f"best/{name}": value for name, value in self.best.items()}
         if self.position:
             state |= {f"running/{name}": value for name, value in self.running.items()}
-        return state | self.optimizer.state([name for name, _ in self.network.named_parameters()])
+        return state | self.optimizer.state(self.names)
 
     def _of_replica(self, tensor: Tensor, replica: int) -> Tensor:
         """One replica's part of a state; what has no axes is common to all replicas."""
@@ -428,6 +433,18 @@ def _add_sharpness(rows: Rows, epoch: int, value: float) -> None:
     latest = [rows[name][-1] if rows[name] else 0.0 for name in SHARPNESS]
     for name, entry in zip(SHARPNESS, [value, float(epoch)] if math.isfinite(value) else latest, strict=True):
         rows[name].append(entry)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of every example, shape (batch, replica): of its label, or the mean over its tokens."""
+    losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
+    return losses if labels.ndim == 2 else losses.mean(2)
+
+
+def _correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Whether every example is classified correctly, shape (batch, replica); the share of its tokens."""
+    correct = logits.argmax(-1) == labels
+    return correct if labels.ndim == 2 else correct.to(logits.dtype).mean(2)
 
 
 def _layout(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:

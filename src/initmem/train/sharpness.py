@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from initmem.shapes import SHARPNESS_SUBSET
 from initmem.train.batches import Images
+from initmem.train.flops import SHARPNESS_SUBSET
 from initmem.train.layers import by_replica
 from initmem.train.models import Network, ResNet9
 

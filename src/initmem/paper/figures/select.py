@@ -135,7 +135,9 @@ def _distance(setting: Setting, prefer: Mapping[str, Any]) -> int:
     changes = dict(_procedure(setting))
     defaults = {name: field.default for name, field in Recipe.model_fields.items()}
     names = changes.keys() | prefer.keys()
-    return sum(changes.get(name, defaults[name]) != prefer.get(name, defaults[name]) for name in names)
+    return sum(
+        changes.get(name, defaults.get(name)) != prefer.get(name, defaults.get(name)) for name in names
+    )
 
 
 def _not_drawn(
@@ -172,7 +174,7 @@ def _failures(records: Sequence[RunRecord], fields: Sequence[str], setting: Sett
 def _difference(recipe: AnyRecipe, setting: Setting, base: Setting) -> str:
     """In which fields the setting of a recipe differs from the one that is shown."""
     fields = {name for name, _ in set(setting) ^ set(base)}
-    return ", ".join(phrase(recipe, name) for name in Recipe.model_fields if name in fields)
+    return ", ".join(phrase(recipe, name) for name in recipe.settings() if name in fields)
 
 
 def name_of(fields: Sequence[str], key: Key) -> str:

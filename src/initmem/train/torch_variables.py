@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from initmem.errors import ModelError
-from initmem.pipeline.variables import Choice, Kernels, Place, Role, Variable, choice
+from initmem.train.variables import Choice, Kernels, Place, Role, Variable, choice
 
 SAME = 0.02  # relative error within which a parametrised weight counts as set; half precision needs as much
 

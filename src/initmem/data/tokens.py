@@ -1,0 +1,106 @@
+"""Token data: sums modulo a number, and the characters of a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.data.dataset import Dataset, Examples, Sizes, hold_out, read_file
+from initmem.errors import DataError
+
+MODULUS, FRACTION = 97, 0.5
+LARGEST_MODULUS = 1000
+LENGTH = 64  # characters of an example
+LARGEST_TEXT = 1 << 28  # bytes
+CORPUS_LENGTH, CORPUS_VOCABULARY = 5_057_239, 84  # characters of the bundled corpus, and how many differ
+HELD_OUT = 0.1  # of a text, for validation, and as much for testing
+
+
+def modular_addition(name: str) -> Dataset:
+    """All pairs a, b: tokens `a b =`, label (a + b) mod p. A fixed random fraction is for training."""
+    p, _ = _modulus(name)
+    a, b = np.divmod(np.arange(p * p), p)
+    x = np.stack([a, b, np.full_like(a, p)], axis=1)[:, None, :, None]
+    whole = Examples(x, (a + b) % p)
+    sizes = modular_sizes(name)
+    rest, train = hold_out(p * p, sizes.n_train)
+    val, test = rest[: sizes.n_val], rest[sizes.n_val :]
+    return Dataset(name, whole.take(train), whole.take(val), whole.take(test), p, p + 1)
+
+
+def modular_sizes(name: str) -> Sizes:
+    """The sizes of `modular-addition[:MODULUS[:FRACTION]]`."""
+    p, fraction = _modulus(name)
+    n_train = round(fraction * p * p)
+    n_val = (p * p - n_train) // 2
+    return Sizes(n_train, n_val, p * p - n_train - n_val, 1, 1, 3, p, p + 1)
+
+
+def _modulus(name: str) -> tuple[int, float]:
+    words = name.split(":")[1:]
+    try:
+        p = int(words[0]) if words else MODULUS
+        fraction = float(words[1]) if len(words) > 1 else FRACTION
+    except ValueError:
+        p = 0
+    if len(words) > 2 or not 3 <= p <= LARGEST_MODULUS or not 0 < fraction < 1:
+        raise DataError(
+            f"dataset = {name!r} (allowed: modular-addition:MODULUS:FRACTION, as in modular-addition:97:0.5; "
+            f"modulus 3 to {LARGEST_MODULUS}, fraction of the pairs for training between 0 and 1)"
+        )
+    return p, fraction
+
+
+def text_source(name: str) -> tuple[int, Path | None]:
+    """Parse `text[:LENGTH[:FILE]]`: characters per example, and the file; None: the bundled corpus."""
+    words = name.split(":", 2)[1:]
+    length = words[0] if words else str(LENGTH)
+    if not length.isdecimal() or not 2 <= int(length) <= 4096:
+        raise DataError(f"dataset = {name!r} (allowed: text:LENGTH or text:LENGTH:FILE, length 2 to 4096)")
+    return int(length), Path(words[1]) if len(words) > 1 else None
+
+
+def read_text(path: Path, sha256: str | None) -> str:
+    """A text file of the user's, with this digest unless it is not known yet."""
+    try:
+        return read_file(path, LARGEST_TEXT, sha256).decode("utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as UTF-8 text ({error})") from None
+
+
+def characters(name: str, text: str) -> Dataset:
+    """Windows of a text, side by side; the label of a character is the one that follows it.
+
+    The last tenth is for testing and the tenth before it for validation, so that no two parts overlap.
+    """
+    length, _ = text_source(name)
+    known, tokens = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
+    windows = (len(tokens) - 1) // length
+    if windows < 20:
+        raise DataError(f"dataset = {name!r}: {len(text):,} characters (allowed: at least {20 * length + 1})")
+    x = _cut(tokens[: windows * length], length)
+    y = _cut(tokens[1 : windows * length + 1], length)
+    out = round(HELD_OUT * windows)
+    whole = Examples(x[:, None, :, None], y)
+    ends = (slice(windows - 2 * out), slice(windows - 2 * out, windows - out), slice(windows - out, None))
+    train, val, test = (whole.take(part) for part in ends)
+    return Dataset(name, train, val, test, classes=len(known), vocabulary=len(known))
+
+
+def token_sizes(name: str) -> Sizes | None:
+    """The sizes of token data; None where a file of the user's has to be read for them."""
+    if not name.startswith("text"):
+        return modular_sizes(name)
+    length, path = text_source(name)
+    windows = (CORPUS_LENGTH - 1) // length
+    out = round(HELD_OUT * windows)
+    sizes = Sizes(windows - 2 * out, out, out, 1, 1, length, CORPUS_VOCABULARY, CORPUS_VOCABULARY, length)
+    return sizes if path is None else None
+
+
+def _cut(tokens: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    return tokens.astype(np.int64).reshape(-1, length)

@@ -1,0 +1,239 @@
+"""Networks and datasets of your own, under names that study files may use.
+
+    import initmem
+
+    @initmem.register.model("mixer")
+    def mixer(input, outputs, width, *, patch: int = 4) -> torch.nn.Module:
+        ...
+
+    @initmem.register.dataset("spirals")
+    def spirals():
+        return {"x": ..., "y": ...}        # or x_train, y_train, x_test and y_test, as in an .npz file
+
+Only two kinds of code are imported: packages that are installed with an entry point in the group
+`initmem.plugins`, and modules that are named by `--plugin MODULE` or `plugins=[...]`. A study file names what
+was registered, but never imports anything.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from initmem.errors import ConfigError, allowed
+
+GROUP = "initmem.plugins"
+ARGUMENTS = ("input", "outputs", "width")  # of every builder, before its options
+KINDS: tuple[type, ...] = (bool, int, float, str)
+
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+
+class Tokens(NamedTuple):
+    """The input of a network that reads tokens: whole numbers below `vocabulary`, `length` of them."""
+
+    vocabulary: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a network, as the signature of its builder declares it."""
+
+    name: str
+    kind: type
+    default: Any
+    choices: tuple[Any, ...] = ()
+
+    @property
+    def permitted(self) -> str:
+        """What is allowed, in words."""
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        return ", ".join(map(str, self.choices)) if self.choices else words[self.kind]
+
+    def read(self, value: object) -> Any:
+        """The value in the option's own type; a `ValueError` if it is not allowed."""
+        if self.kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not self.kind or (self.choices and value not in self.choices):
+            raise ValueError(f"allowed: {self.permitted}")
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.default}"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A registered network: `build(input, outputs, width, **options)` returns a `torch.nn.Module`."""
+
+    name: str
+    build: Callable[..., Any]
+    options: tuple[Option, ...]
+    kernels: Any = None  # which parameters are kernels, as for `Init.apply`; None: the usual ones
+
+
+# The bundled networks that are plain modules. Their options are repeated here, so that a recipe can be read
+# without loading torch; a test compares them with the signatures in `initmem.train.transformers`.
+BUNDLED: dict[str, tuple[Option, ...]] = {
+    "vit": (Option("patch", int, 4), Option("depth", int, 4), Option("heads", int, 4)),
+    "gpt": (Option("depth", int, 4), Option("heads", int, 4), Option("tied", bool, False)),
+}
+RESERVED = ("resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp", *BUNDLED)
+DATASETS = ("digits", "cifar10", "mnist", "fashion-mnist", "synthetic", "modular-addition", "text")
+
+# What plugins have registered in this process: filled by the decorators, as in pytest and timm.
+_models: dict[str, Model] = {}
+_datasets: dict[str, Callable[[], Mapping[str, Any]]] = {}
+
+
+def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
+    """Register the builder of a network, called as `build(input, outputs, width, **options)`.
+
+    `input` is (channel, height, width), or `Tokens` of token data. Everything after `width` is an option: its
+    type is that of its default (or its annotation: `Literal["a", "b"]` lists choices), and study files set it
+    like any field of a recipe. `kernels` says which parameters are kernels where the usual rule does not
+    know them, as for `Init.apply`.
+    """
+
+    def registered(build: Builder) -> Builder:
+        _check_name("model", name, RESERVED, _models.get(name), build)
+        _models[name] = Model(name, build, _options(name, build), kernels)
+        return build
+
+    return registered
+
+
+def dataset(name: str) -> Callable[[Builder], Builder]:
+    """Register a function without arguments that returns arrays under the names of an .npz dataset."""
+
+    def registered(load: Builder) -> Builder:
+        _check_name("dataset", name, DATASETS, _datasets.get(name), load)
+        _datasets[name] = load
+        return load
+
+    return registered
+
+
+def find_model(name: str) -> Model | None:
+    """A registered network; None if there is none of this name."""
+    if name not in _models and name not in RESERVED:
+        load_installed()
+    return _models.get(name)
+
+
+def find_dataset(name: str) -> Callable[[], Mapping[str, Any]] | None:
+    """A registered dataset; None if there is none of this name."""
+    if name not in _datasets and name not in DATASETS:
+        load_installed()
+    return _datasets.get(name)
+
+
+def models() -> list[Model]:
+    """The registered networks."""
+    load_installed()
+    return list(_models.values())
+
+
+def datasets() -> list[str]:
+    """The names of the registered datasets."""
+    load_installed()
+    return list(_datasets)
+
+
+def options_of(name: str) -> tuple[Option, ...] | None:
+    """The options of a network that is a plain module; None: no such network is known."""
+    if name in BUNDLED:
+        return BUNDLED[name]
+    found = find_model(name)
+    return None if found is None else found.options
+
+
+def load(modules: Iterable[str]) -> None:
+    """Import plugin modules by name; the folder in which the command was given counts as importable."""
+    here = str(Path.cwd())
+    for name in modules:
+        if here not in sys.path:
+            sys.path.insert(0, here)
+        _imported(name, lambda name=name: importlib.import_module(name))  # type: ignore[misc]
+
+
+def load_installed() -> None:
+    """Import the plugins of installed packages, once."""
+    for point in importlib.metadata.entry_points(group=GROUP):
+        if point.value.partition(":")[0] not in sys.modules:
+            _imported(point.value, point.load)
+
+
+def _imported(name: str, action: Callable[[], Any]) -> None:
+    try:
+        action()
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # a plugin may raise anything
+        raise ConfigError(f"plugin {name}: cannot be imported ({in_a_line(error)})") from None
+
+
+def in_a_line(error: BaseException) -> str:
+    """An exception in one line: its type, and what it says first."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def _check_name(kind: str, name: object, bundled: Iterable[str], earlier: Any, build: object) -> None:
+    if not isinstance(name, str) or not name or len(name) > 100 or not name.replace("-", "_").isidentifier():
+        raise ConfigError(f"register.{kind}({name!r}) (allowed: a name of letters, digits, - and _)")
+    if name in bundled:
+        raise ConfigError(f"register.{kind}({name!r}): initmem has a {kind} of this name (allowed: another)")
+    if not callable(build):
+        raise ConfigError(f"register.{kind}({name!r}): {build!r} cannot be called (allowed: a function)")
+    earlier = earlier.build if isinstance(earlier, Model) else earlier
+    # A module that is imported again, as by `importlib.reload`, registers the same thing.
+    if earlier is not None and _home(earlier) != _home(build):
+        raise ConfigError(f"register.{kind}({name!r}): {'.'.join(_home(earlier))} has this name already")
+
+
+def _home(thing: Any) -> tuple[str, str]:
+    return str(getattr(thing, "__module__", "")), str(getattr(thing, "__qualname__", thing))
+
+
+def _options(name: str, build: Callable[..., Any]) -> tuple[Option, ...]:
+    """Read the options of a network off the signature of its builder."""
+    try:
+        parameters = list(inspect.signature(build).parameters.values())
+        hints = typing.get_type_hints(vars(build).get("__init__") if isinstance(build, type) else build)
+    except (TypeError, ValueError, NameError) as error:
+        raise ConfigError(f"register.model({name!r}): its signature cannot be read ({error})") from None
+    names = tuple(parameter.name for parameter in parameters)
+    variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+    if names[: len(ARGUMENTS)] != ARGUMENTS or variadic:
+        raise ConfigError(
+            f"register.model({name!r}): the builder takes ({', '.join(map(str, parameters))}) "
+            "(allowed: (input, outputs, width, *, option=default, ...))"
+        )
+    return tuple(_option(name, p, hints.get(p.name)) for p in parameters[len(ARGUMENTS) :])
+
+
+def _option(model: str, parameter: inspect.Parameter, hint: Any) -> Option:
+    default, choices = parameter.default, ()
+    where = f"register.model({model!r}): option {parameter.name}"
+    if default is inspect.Parameter.empty:
+        raise ConfigError(f"{where} has no default (allowed: {parameter.name}=VALUE)")
+    if typing.get_origin(hint) is Literal:
+        choices, kind = typing.get_args(hint), type(default)
+    else:
+        kind = hint if isinstance(hint, type) else type(default)
+    option = Option(parameter.name, kind, default, choices)
+    if kind not in KINDS:
+        raise ConfigError(f"{where} is of type {kind.__name__} ({allowed(k.__name__ for k in KINDS)})")
+    try:
+        return Option(parameter.name, kind, option.read(default), choices)
+    except ValueError as error:
+        raise ConfigError(f"{where} has the default {default!r} ({error})") from None

@@ -1,0 +1,286 @@
+"""Packs of any `torch.nn.Module`, through `torch.func`: one call trains all replicas of a plain module.
+
+The module knows nothing of packs. It maps inputs (batch, channel, height, width), or tokens (batch, length),
+to logits (batch, class); for tokens also (batch, length, class). It is initialized by the rules of `Init`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.utils import parametrize
+from torch.utils.flop_counter import FlopCounterMode
+
+from initmem import register
+from initmem.data import Sizes
+from initmem.errors import ModelError
+from initmem.recipe import Recipe, network_of
+from initmem.seeds import generator
+from initmem.study import Run
+from initmem.train.models import Network
+from initmem.train.scaled import Layout, deviations, draw, factors
+from initmem.train.torch_variables import torch_variables
+from initmem.train.variables import Variable, layout_of
+
+BUILDING, NOISE = 1, 1 << 40  # indices of the streams for building and for dropout: no epoch has them
+
+SHOWN_IMAGES = Sizes(1, 1, 1, 3, 32, 32, 10)
+SHOWN_TOKENS = Sizes(1, 1, 1, 1, 1, 64, 96, 96, 64)
+
+
+class ModulePack(Network):
+    """R replicas of a module; alone, the module itself."""
+
+    def __init__(
+        self, modules: Sequence[nn.Module], kernels: Sequence[str], sizes: Sizes, noise_seed: int
+    ) -> None:
+        super().__init__(len(modules))
+        self.net, self.sizes = modules[0], sizes
+        named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
+        self.shapes = {name: tensor.shape for name, tensor in named.items()}  # of one replica
+        _stack(modules)
+        parameters = dict(self.net.named_parameters())
+        self._kernels = [parameters[name] for name in kernels]
+        self._noise_seed, self._update = noise_seed, 0
+
+    def kernels(self) -> list[nn.Parameter]:
+        """The parameters that are kernels by the rules of `Init`."""
+        return self._kernels
+
+    def begin_update(self, k: int) -> None:
+        """Note which update comes next: dropout draws the same numbers in it after a resumption."""
+        self._update = k
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, replica * channel, h, w), or shared (batch, channel, h, w), to logits."""
+        if self.replicas == 1:
+            out = self._alone(self._inputs(x).squeeze(1))[None]
+        else:
+            out = self._packed(self._inputs(x))
+        if self.sizes.labels == 1 and out.ndim == 4:  # one label: what follows the last token
+            out = out[:, :, -1]
+        return out.transpose(0, 1).flatten(1)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        """The inputs by replica, (batch, replica, ...); if they are shared, as if there were one replica."""
+        channels, height, width = self.sizes.shape
+        if self.sizes.vocabulary:
+            return x.reshape(len(x), -1, width)
+        return x.reshape(len(x), -1, channels, height, width)
+
+    def _alone(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng([x.device] if x.is_cuda else [], enabled=self.training):
+            if self.training:
+                torch.manual_seed(self._noise_seed + self._update)
+            out: Tensor = self.net(x)
+        return out
+
+    def _packed(self, x: Tensor) -> Tensor:
+        """All replicas in one call, shape (replica, batch, ...)."""
+        shared = x.shape[1] == 1
+        named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
+        variables = {name: t.view(self.replicas, *self.shapes[name]) for name, t in named.items()}
+
+        def one(variables: dict[str, Tensor], x: Tensor) -> Tensor:
+            out: Tensor = functional_call(self.net, variables, (x,))
+            return out
+
+        out: Tensor = vmap(one, in_dims=(0, None if shared else 1), randomness="error")(
+            variables, x[:, 0] if shared else x
+        )
+        return out
+
+
+@torch.no_grad()
+def _stack(modules: Sequence[nn.Module]) -> None:
+    """Put the variables of all modules into the first, each of shape (replica * n, ...)."""
+    first = modules[0]
+    others = [
+        dict(module.named_parameters(remove_duplicate=False))
+        | dict(module.named_buffers(remove_duplicate=False))
+        for module in modules
+    ]
+    stacked: dict[int, Tensor] = {}  # by the tensor of the first module: a tied tensor stays one
+    for path, module in first.named_modules():
+        for variables in (module._parameters, module._buffers):
+            for name, tensor in variables.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in stacked:
+                    full = f"{path}.{name}" if path else name
+                    stacked[id(tensor)] = _joined([other[full] for other in others])
+                variables[name] = stacked[id(tensor)]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    first = tensors[0]
+    whole = first.contiguous() if len(tensors) == 1 else torch.stack(list(tensors))
+    if len(tensors) > 1 and first.ndim:
+        whole = whole.flatten(0, 1)
+    if not isinstance(first, nn.Parameter):
+        return whole.detach()
+    return nn.Parameter(whole.detach(), requires_grad=first.requires_grad)
+
+
+def module_pack(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> ModulePack:
+    """Build, initialize and stack the module of every run."""
+    recipe = network_of(runs[0].recipe)
+    modules, kernels = [], []
+    for run in runs:
+        module = build_module(recipe, sizes, seed=_seed(run, "init", BUILDING)).to(device, dtype)
+        kernels = initialize_module(module, run)
+        modules.append(module)
+    return ModulePack(modules, kernels, sizes, _seed(runs[0], "augment", NOISE))
+
+
+def _seed(run: Run, role: Any, index: int) -> int:
+    return int(generator(run.seed_of(role), role, index).integers(1 << 62))
+
+
+def builder(recipe: Recipe) -> Callable[..., Any]:
+    """The builder of a recipe's module."""
+    if recipe.model in register.BUNDLED:
+        from initmem.train.transformers import BUILDERS
+
+        return BUILDERS[recipe.model]
+    if (found := register.find_model(recipe.model)) is not None:
+        return found.build
+    raise ModelError(f"model = {recipe.model!r}: no plugin that registers it is loaded (--plugin MODULE)")
+
+
+def build_module(recipe: Recipe, sizes: Sizes, *, seed: int = 0) -> nn.Module:
+    """Call the builder of a recipe's module; what it draws itself depends on the seed alone."""
+    build = builder(recipe)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        try:
+            module = build(sizes.input, sizes.classes, recipe.width, **recipe.network_options())
+        except ModelError:
+            raise
+        except Exception as error:  # a plugin may raise anything
+            raise ModelError(f"{_told(recipe, sizes)}: its builder raised {_line(error)}") from None
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        raise ModelError(f"{_told(recipe, sizes)}: its builder returned a {kind} (needed: a torch.nn.Module)")
+    if any(parametrize.is_parametrized(part) for part in module.modules()):
+        raise ModelError(f"model = {recipe.model!r}: parametrized weights (allowed: through initmem.run)")
+    return module
+
+
+def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
+    """Pass two examples through a new module, look at what comes out, and return its parameters."""
+    module = build_module(recipe, sizes)
+    found = _variables(module, recipe)
+    factors(recipe, 1.0, layout_of(found))  # whether the layers that the recipe names are there
+    told = _told(recipe, sizes)
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]):
+            out = module.eval()(_zeros(2, sizes))
+    except Exception as error:  # a plugin may raise anything
+        raise ModelError(f"{told}: its forward pass raised {_line(error)}") from None
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        kind = str(out.dtype) if isinstance(out, Tensor) else type(out).__name__
+        raise ModelError(f"{told}: its output is {kind} (needed: a tensor of floating-point logits)")
+    allowed: list[tuple[int, ...]] = [(2, sizes.classes)] if sizes.labels == 1 else []
+    allowed += [(2, sizes.width, sizes.classes)] if sizes.vocabulary else []
+    if tuple(out.shape) not in allowed:
+        needed = " or ".join(map(str, allowed))
+        raise ModelError(f"{told}: its output for 2 examples has shape {tuple(out.shape)} (needed: {needed})")
+    return found
+
+
+def forward_flops(recipe: Recipe, sizes: Sizes) -> int:
+    """FLOPs of one example through a module, as torch counts them."""
+    small = Recipe.parse({"model": recipe.model, "options": recipe.options, "width": recipe.width})
+    return _counted_flops(small, sizes._replace(n_train=1, n_val=1, n_test=1), builder(recipe))
+
+
+@lru_cache(maxsize=64)
+def _counted_flops(recipe: Recipe, sizes: Sizes, build: Callable[..., Any]) -> int:
+    """The count, remembered for as long as the name stands for the same builder."""
+    module = build_module(recipe, sizes).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(_zeros(1, sizes))
+    return int(counter.get_total_flops())
+
+
+def _zeros(n: int, sizes: Sizes) -> Tensor:
+    """Inputs for a first look at a module."""
+    return (
+        torch.zeros(n, sizes.width, dtype=torch.int64) if sizes.vocabulary else torch.zeros(n, *sizes.shape)
+    )
+
+
+def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
+    model = register.find_model(recipe.model)
+    found = torch_variables(module, None if model is None else model.kernels)
+    stuck = [f"{v.name}: {v.note}" for v in found if v.role == "stuck"]
+    if stuck:
+        raise ModelError(f"model = {recipe.model!r}: cannot initialize {'; '.join(stuck)}")
+    if not any(v.role == "kernel" for v in found):
+        names = ", ".join(v.name for v in found) or "it has none"
+        raise ModelError(
+            f"model = {recipe.model!r}: no kernel among its parameters ({names}; "
+            "register.model(..., kernels=...) says which)"
+        )
+    return found
+
+
+@torch.no_grad()
+def initialize_module(module: nn.Module, run: Run) -> list[str]:
+    """Initialize a module as `Init` does, for the scale and seed of a run; return its kernels by name."""
+    recipe = network_of(run.recipe)
+    found = _variables(module, recipe)
+    layout: Layout = layout_of(found)
+    redraw = recipe.init_mode == "redraw"
+    sizes = (deviations if redraw else factors)(recipe, run.scale, layout)
+    rng = generator(run.seed_of("init"), "init")
+    for variable in found:
+        if variable.name not in sizes:
+            continue
+        if not redraw:
+            variable.place.rescale(sizes[variable.name])
+        else:
+            kind = recipe.distribution if variable.role == "kernel" else "normal"
+            variable.place.set(draw(rng, variable.shape, kind) * sizes[variable.name])
+    kernels = [variable for variable in found if variable.role == "kernel"]
+    kernels[0].place.value().view(-1)[0] *= run.perturbation
+    return [variable.name for variable in kernels]
+
+
+def module_rows() -> list[dict[str, str | int | None]]:
+    """For the list of networks: those that are plain modules. One that reads only tokens is given tokens."""
+    rows: list[dict[str, str | int | None]] = []
+    for name in (*register.BUNDLED, *(model.name for model in register.models())):
+        recipe = Recipe.parse({"model": name, "dataset": "synthetic"})
+        trainable, total = _counted(recipe, SHOWN_IMAGES) or _counted(recipe, SHOWN_TOKENS) or (None, None)
+        options = ", ".join(map(str, register.options_of(name) or ()))
+        counts = {"trainable": trainable, "total": total}
+        rows.append({"name": name, "width": recipe.width, **counts, "options": options})
+    return rows
+
+
+def _counted(recipe: Recipe, sizes: Sizes) -> tuple[int, int] | None:
+    """Numbers of trained and of all variables; None where the network does not take such an input."""
+    try:
+        module = build_module(recipe, sizes)
+    except ModelError:
+        return None
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    rest = sum(p.numel() for p in module.parameters() if not p.requires_grad)
+    return trained, trained + rest + sum(buffer.numel() for buffer in module.buffers())
+
+
+def _told(recipe: Recipe, sizes: Sizes) -> str:
+    """What a builder was called with."""
+    given = {"input": sizes.input, "outputs": sizes.classes, "width": recipe.width}
+    options = ", ".join(f"{name}={value}" for name, value in (given | recipe.network_options()).items())
+    return f"model = {recipe.model!r} ({options})"
+
+
+_line = register.in_a_line
