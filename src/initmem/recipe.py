@@ -30,7 +30,7 @@ from initmem.errors import ConfigError, allowed
 Norm = Literal["batch", "layer"]
 Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
 
-MODELS = register.RESERVED
+MODELS = register.GROUPED  # the networks that are written for packs
 STUDY_FIELDS = (  # of a study file, not of a recipe
     "about", "chaos", "default_effort", "effort", "efforts", "grid", "name", "pin", "recipe", "scales",
     "seeds", "split", "title",
@@ -195,10 +195,10 @@ class Recipe(BaseModel):
     @field_validator("model")
     @classmethod
     def _known_model(cls, name: str, info: ValidationInfo) -> str:
-        if name in MODELS or info.context == STORED or register.find_model(name) is not None:
+        if name in register.RESERVED or info.context == STORED or register.find_model(name) is not None:
             return name
         registered = [model.name for model in register.models()]
-        raise ValueError(allowed([*MODELS, *registered]) + "; --plugin MODULE brings others")
+        raise ValueError(allowed([*register.RESERVED, *registered]) + "; --plugin MODULE brings others")
 
     @field_validator("options")
     @classmethod
@@ -228,7 +228,7 @@ class Recipe(BaseModel):
     @property
     def is_module(self) -> bool:
         """Whether the network is a plain module: vit, gpt, or one that a plugin registered."""
-        return self.model in register.BUNDLED or self.model not in MODELS
+        return self.model not in MODELS
 
     @field_validator("optimizer")
     @classmethod
@@ -399,7 +399,7 @@ AnyRecipe: TypeAlias = Recipe | PipelineRecipe
 def _with_options(given: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Collect what is no field of a recipe as options, if the network is one that can have them."""
     model = given.get("model")
-    if not isinstance(model, str) or (model in MODELS and model not in register.BUNDLED):
+    if not isinstance(model, str) or model in MODELS:
         return given
     own = {key: value for key, value in given.items() if key not in fields}
     if not own:

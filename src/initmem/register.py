@@ -86,7 +86,8 @@ BUNDLED: dict[str, tuple[Option, ...]] = {
     "vit": (Option("patch", int, 4), Option("depth", int, 4), Option("heads", int, 4)),
     "gpt": (Option("depth", int, 4), Option("heads", int, 4), Option("tied", bool, False)),
 }
-RESERVED = ("resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp", *BUNDLED)
+GROUPED = ("resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp")  # written for packs
+RESERVED = (*GROUPED, *BUNDLED)
 DATASETS = ("digits", "cifar10", "mnist", "fashion-mnist", "synthetic", "modular-addition", "text")
 
 # What plugins have registered in this process: filled by the decorators, as in pytest and timm.
