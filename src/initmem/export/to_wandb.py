@@ -30,19 +30,21 @@ DONE = "initmem-export"  # a file that marks a run as written completely
 
 def write_runs(runs: Sequence[NamedRun], folder: Path) -> int:
     """Write the runs that are new, in a directory per study, and return their number."""
-    written = 0
+    homes: list[Path] = []
     titles = plain_names(dict.fromkeys(title for run in runs for title in studies_of(run)))
-    for title, project in titles.items():
-        place = folder / project
-        place.mkdir(parents=True, exist_ok=True)
-        for run in runs:
-            if title in studies_of(run) and not _is_written(place, run.record.id):
-                try:
-                    _write(run, project, place)
-                except wandb.Error as error:
-                    raise ConfigError(f"{place}: {error}") from None
-                written += 1
-    return written
+    try:
+        for title, project in titles.items():
+            place = folder / project
+            place.mkdir(parents=True, exist_ok=True)
+            new = [run for run in runs if title in studies_of(run) and not _is_written(place, run.record.id)]
+            homes += [_write(run, project, place) for run in new]
+    except wandb.Error as error:
+        raise ConfigError(f"{folder}: {error}") from None
+    finally:
+        wandb.teardown()  # `finish` does not wait for the process that writes the files; its end does
+    for home in homes:
+        (home / DONE).touch()
+    return len(homes)
 
 
 def _is_written(place: Path, run_id: str) -> bool:
@@ -54,7 +56,8 @@ def _is_written(place: Path, run_id: str) -> bool:
     return False
 
 
-def _write(named: NamedRun, project: str, place: Path) -> None:
+def _write(named: NamedRun, project: str, place: Path) -> Path:
+    """Hand one run to the process that writes it, and return its directory."""
     record = named.record
     options = wandb.Settings(
         mode="offline", silent=True, console="off", disable_code=True, disable_git=True,
@@ -81,4 +84,4 @@ def _write(named: NamedRun, project: str, place: Path) -> None:
     run.summary.update({f"summary/{plain}": results[name] for name, plain in plain_names(results).items()})
     home = Path(run.dir).parent
     run.finish(exit_code=1 if record.status == "failed" else 0)
-    (home / DONE).touch()
+    return home
