@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from initmem.measures.metrics import unit_of
 from initmem.recipe import AnyRecipe, Recipe, labels
+from initmem.store.old_names import present_name
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
@@ -91,6 +92,7 @@ def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:
 
 def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
     """Mean and standard deviation of a metric at every scale, smallest scale first."""
+    metric = present_name(metric, records)
     factor, _ = unit_of(metric)
     rows = []
     for scale, at in by_scale(plain(records)).items():

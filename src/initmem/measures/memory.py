@@ -17,6 +17,7 @@ from initmem.measures.looks import Look
 from initmem.measures.metrics import METRICS, own_metrics, unit_of
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
 from initmem.recipe import AnyRecipe
+from initmem.store.old_names import present_name
 from initmem.store.record import RunRecord
 
 Verdict = Literal["remembers", "forgets", "undetermined", "not applicable"]
@@ -153,6 +154,7 @@ def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     known = dict.fromkeys([*METRICS, *own_metrics(records)])
     if metric not in known:
         raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
+    metric = present_name(metric, records)
     factor, _ = unit_of(metric)
     found = {(r.run.seed, r.run.scale): r.metric(metric) for r in plain(records)}
     scales = sorted({scale for _, scale in found})
@@ -201,7 +203,7 @@ def memory(
     open_ = verdict == "undetermined" and n_seeds > 0
     return Memory(
         recipe=label or recipe.label(recipe.informative(["optimizer", "learning_rate"])),
-        metric=metric,
+        metric=arranged.metric,
         n_scales=n_scales,
         n_seeds=n_seeds,
         memory=known.spread,

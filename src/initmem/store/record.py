@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
 
 from initmem.clocks import CLOCKS
 from initmem.study import Run
@@ -14,10 +15,6 @@ if TYPE_CHECKING:  # `initmem status` needs no history, and so not the quarter o
     import numpy as np
     from numpy.typing import NDArray
 
-
-import re
-from collections.abc import Iterable
-from typing import NamedTuple
 
 INTERPOLATION = 0.995
 
