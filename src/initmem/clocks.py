@@ -15,7 +15,6 @@ kernels at which the gradient was taken.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:  # NumPy is imported lazily: commands that only need the names must start fast
@@ -53,14 +52,16 @@ class Schedule(Protocol):
     def epochs(self) -> int: ...  # noqa: D102
 
 
-@dataclass(frozen=True, slots=True)
 class RateSums(Generic[T]):
     """Sums over updates, each a number or an array of partial sums: they give all clocks but `angular`."""
 
-    eta: T  # sum of eta
-    eta2: T  # sum of eta^2
-    corrected: T  # sum of (eta / (1 - momentum))^2
-    decay: T  # sum of l2 * eta
+    __slots__ = ("corrected", "decay", "eta", "eta2")
+
+    def __init__(self, eta: T, eta2: T, corrected: T, decay: T) -> None:
+        self.eta: T = eta  # sum of eta
+        self.eta2: T = eta2  # sum of eta^2
+        self.corrected: T = corrected  # sum of (eta / (1 - momentum))^2
+        self.decay: T = decay  # sum of l2 * eta
 
     @classmethod
     def of(cls, eta: T, eta2: T, *, momentum: float, l2: float) -> RateSums[T]:
