@@ -416,7 +416,7 @@ def test_completion_knows_the_studies() -> None:
 
 def test_hints_say_what_was_meant_and_where_it_belongs(tmp_path: Path) -> None:
     assert_refused(initmem("clocks", "--set", "lr=0.1"), "did you mean learning_rate?")
-    assert_refused(initmem("data", "get", "mnist"), "'mnist'", "cifar10", "digits and synthetic", ".npz")
+    assert_refused(initmem("data", "get", "imagenet"), "'imagenet'", "cifar10", "mnist", ".npz")
     assert_refused(initmem("data", "get", "digits"), "needs no download")
     file = tmp_path / "study.toml"
     for text, words in [

@@ -13,7 +13,7 @@ from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import layers, optimizers
 from initmem.train.layers import Conv, LayerNorm, absorb_statistics
-from initmem.train.optimizers.rules import Adam, Momentum, Muon, orthogonalize
+from initmem.train.optimizers.rules import Adam, Decoupled, Momentum, Muon, orthogonalize
 from initmem.train.pack import Pack
 from keras_peer import Peer, keras, pack_variables
 
@@ -144,13 +144,13 @@ def _layer_norm_over_everything(self, x):
 
 
 def _decay_after(self, gradients, rate, k):
-    self.optimizer.step(gradients, rate, k)
-    torch._foreach_mul_(self.optimizer.variables, 1 - rate * self.recipe.weight_decay)
+    self.rule.step(gradients, rate, k)
+    torch._foreach_mul_(self.decayed, 1 - rate * self.decay)
 
 
-def _decay_kernels_only(self, gradients, rate, k):
-    torch._foreach_mul_([kernel.detach() for kernel in self.kernels], 1 - rate * self.recipe.weight_decay)
-    self.optimizer.step(gradients, rate, k)
+def _decay_kernels_only(self):
+    kernels = {id(kernel) for kernel in self.kernels}
+    return [i for i, parameter in enumerate(self.parameters) if id(parameter) in kernels]
 
 
 def _half_penalty(self, gradients, rate, k):
@@ -178,8 +178,8 @@ DIFFERENCES = {
     "layer norm axes": (LayerNorm, "forward", _layer_norm_over_everything, {"norm": "layer"}),
     "momentum": (Momentum, "step", _torch_momentum, {"optimizer": "momentum"}),
     "adam epsilon": (Adam, "step", _torch_adam, {"optimizer": "adam", "epsilon": 1e-4}),
-    "decay first": (Pack, "_update", _decay_after, {"weight_decay": 1e-2}),
-    "decay of everything": (Pack, "_update", _decay_kernels_only, {"weight_decay": 1e-2}),
+    "decay first": (Decoupled, "step", _decay_after, {"weight_decay": 1e-2}),
+    "decay of everything": (Pack, "_decayed", _decay_kernels_only, {"weight_decay": 1e-2}),
     "l2 gradient": (Pack, "_update", _half_penalty, {"l2": 1e-2}),
     "muon on matrices alone": (Muon, "__init__", _muon_for_all, {"optimizer": "muon"}),
     "padding of strides": (
@@ -229,7 +229,7 @@ def test_muon_conv_flattens_a_kernel_to_out_by_everything_else() -> None:
     matrix = keras.Variable(kernel.reshape(6, 36), dtype="float64")
     theirs = keras.optimizers.Muon(0.01, weight_decay=None, adam_weight_decay=None)
     theirs.build([matrix])
-    recipe = recipe_of(optimizer="muon-conv")
+    recipe = recipe_of(optimizer="muon-conv", weight_decay=0.0)
     variable = torch.from_numpy(kernel.copy())
     ours = optimizers.optimizer_for(recipe, [variable])
     for k, gradient in enumerate(gradients, start=1):

@@ -230,7 +230,7 @@ def test_memory_by_seeds_and_learning_curves_have_a_chart_per_recipe(visit: Visi
     expect(curves.locator(".chart").first.locator("g.series")).to_have_count(1)
     curves.get_by_role("radio", name="Kernel norm").check()
     expect(curves.locator(".chart")).to_have_count(1)
-    learning.get_by_role("radio", name="Train loss").check()
+    learning.get_by_role("radio", name="Train cross entropy").check()
     expect(learning.locator(".chart")).to_have_count(5)
     learning.scroll_into_view_if_needed()
     expect(learning.locator(".chart").first.locator("g.series")).to_have_count(len(planted.SCALES))

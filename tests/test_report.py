@@ -393,14 +393,14 @@ def test_learning_curves_are_means_over_seeds_by_scale() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd"]))
     content = content_of([study], planted.records(study))
     plots = charts.learning(content)
-    assert list(plots)[:3] == ["val_accuracy", "val_loss", "train_accuracy"]
+    assert list(plots)[:3] == ["val_accuracy", "val_objective", "val_cross_entropy"]
     (panel,) = plots["val_accuracy"].panels
     assert [line.label for line in panel.series] == [f"σ = {scale:g}" for scale in planted.SCALES]
     for line, scale in zip(panel.series, planted.SCALES, strict=True):
         each = [planted.histories(study.recipes[0], scale, seed)["val_accuracy"] for seed in planted.SEEDS]
         assert np.allclose(line.y, 100 * np.mean(each, axis=0)) and line.n == [3] * planted.EPOCHS
     many = planted.study("many", planted.grid(optimizer=["sgd"]), scales=np.linspace(0.1, 2.5, 25).tolist())
-    plot = charts.learning(content_of([many], planted.records(many)))["val_loss"]
+    plot = charts.learning(content_of([many], planted.records(many)))["val_objective"]
     labels = [line.label for line in plot.panels[0].series]
     assert len(labels) == 6 and labels[0] == "σ = 0.1" and labels[-1] == "σ = 2.5"
     assert "6 of 25 scales are drawn" in plot.about[0]

@@ -44,7 +44,7 @@ optimizer = ["sgd", "momentum"]
 learning_rate = [0.001, 0.12345]
 l2 = [0.0, 0.00321]
 """
-NOT_THERE = ("chaos", "collapse", "seeds", "sharpness")  # in the archive of learning rates
+NOT_THERE = ("chaos", "clocks", "collapse", "seeds", "sharpness")  # in the archive of learning rates
 COMMANDS = [
     ["studies"],
     ["studies", "--efforts"],
@@ -58,6 +58,7 @@ COMMANDS = [
     ["measure", GRID, "--metric", "test_loss"],
     *(["measure", RATES, "--what", what] for what in MEASURES if what not in NOT_THERE),
     ["measure", GRID, "--what", "collapse"],
+    ["measure", GRID, "--what", "clocks"],
     ["measure", CHAOS, "--what", "chaos"],
     ["measure", "STORE", "--what", "difference"],
     ["measure", "STORE", "--what", "sharpness"],

@@ -11,7 +11,11 @@ from initmem.store.record import COLUMNS, SHARPNESS, SUMMARY_FIELDS, RunRecord
 # The names with a meaning: those of bundled networks, and the losses of user code, which defines them.
 METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS, *SHARPNESS, "train_loss", "val_loss"]))
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
-CURVES = ("val_accuracy", "val_loss", "test_accuracy", "test_loss", "train_accuracy", "train_loss")
+CURVES = tuple(
+    f"{split}_{name}"
+    for split in ("val", "test", "train")
+    for name in ("accuracy", "loss", "objective", "cross_entropy")
+)
 DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm", "epoch")
 
 

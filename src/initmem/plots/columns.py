@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from initmem.clocks import CLOCKS
+from initmem.errors import count
 from initmem.plots.table import Column, Key, Table, table_of
 
 Columns = dict[Key, Column]
@@ -238,7 +239,8 @@ def results_table(status: Mapping[str, Any]) -> Table:
     ]
     notes = [f"unreadable: {line}" for line in status["damaged"]]
     columns: Columns = {"study": Column("study", "text", "and its effort"), **STATUS}
-    return table_of(str(status["store"]), rows, columns, notes)
+    done = sum(row["runs"] - row["missing"] for row in rows)
+    return table_of(f"{status['store']}: {count(done, 'record')}", rows, columns, notes)
 
 
 def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:

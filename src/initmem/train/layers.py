@@ -184,10 +184,11 @@ class BatchNorm(Norm):
 
 
 @torch.no_grad()
-def absorb_statistics(norms: Sequence[BatchNorm], rate: float = 1 - MOVING_AVERAGE) -> None:
+def absorb_statistics(norms: Sequence[BatchNorm], rate: float | None = None) -> None:
     """Move the moving statistics of all layers towards those of the last batch."""
     if not norms:
         return
+    rate = 1 - MOVING_AVERAGE if rate is None else rate
     variances = [norm.batch_variance for norm in norms]
     for norm in norms:
         if norm.count == 1:  # with one value per channel the unbiased variance is undefined, the biased zero
