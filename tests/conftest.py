@@ -13,12 +13,20 @@ import numpy as np
 import pytest
 import torch
 
+from initmem import register
 from initmem.cli import main
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test registers is unknown to the next."""
+    monkeypatch.setattr(register, "_models", dict(register._models))
+    monkeypatch.setattr(register, "_datasets", dict(register._datasets))
 
 
 @pytest.fixture

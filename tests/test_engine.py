@@ -36,7 +36,7 @@ seeds = [0, 1]
 dataset = "synthetic:400x1x8x8"
 width = 2
 batch_size = 16
-epochs = 40
+epochs = 20
 [[grid]]
 optimizer = ["sgd", "adam"]
 learning_rate = 0.01
