@@ -19,7 +19,7 @@ from initmem.clocks import is_adaptive
 from initmem.measures.design import plain
 from initmem.measures.forecast import lived_clocks
 from initmem.measures.memory import Memory
-from initmem.measures.radial import radial_memory, relative_clock
+from initmem.measures.radial import radial_memory
 from initmem.measures.statistics import student
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
@@ -108,12 +108,7 @@ def lived_memory(records: Sequence[RunRecord], found: Memory) -> Lived | None:
 def lived_elasticity(records: Sequence[RunRecord]) -> Lived | None:
     """The radial elasticity of a recipe beside its clock."""
     clock, radial = lived_clock(records), radial_memory(records)
-    if clock is None or radial is None:
-        return None
-    family, value = clock
-    if family == "adaptive":  # relative to the initial weights it predicts better (see `clock_fits`)
-        value = relative_clock(records) or value
-    return Lived(family, value, radial.elasticity)
+    return None if clock is None or radial is None else Lived(*clock, radial.elasticity)
 
 
 def predict_each(recipes: Sequence[Lived]) -> list[Prediction]:

@@ -127,7 +127,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "quantity": Column("quantity", "text", "what is predicted"),
             "family": Column("family", "text", "of optimizers, named after its clock", priority=4),
             "clock": Column(
-                "clock", about="when selected; of adaptive elasticities: relative", form=".3g", priority=3
+                "clock", about="when the predictor was selected", form=".3g", priority=3
             ),
             "observed": Column("observed", about="the measured value", form=".3g"),
             "predicted": Column("predicted", about="from all other recipes of the family", form=".3g"),
