@@ -105,8 +105,8 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
 ) -> None:
     store = tmp_path / "store"
     before = signal.getsignal(signal.SIGINT)
-    if how == signal.SIGTERM:  # as after nohup, or with & in a script: Ctrl-C is ignored from the start
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # As after nohup, or with & in a script: Ctrl-C is ignored from the start, and SIGTERM has to do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN if how == signal.SIGTERM else signal.default_int_handler)
     try:
         first = start(study_file, store, "--pack", "3")
     finally:
