@@ -126,9 +126,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "recipe": RECIPE,
             "quantity": Column("quantity", "text", "what is predicted"),
             "family": Column("family", "text", "of optimizers, named after its clock", priority=4),
-            "clock": Column(
-                "clock", about="when the predictor was selected", form=".3g", priority=3
-            ),
+            "clock": Column("clock", about="when the predictor was selected", form=".3g", priority=3),
             "observed": Column("observed", about="the measured value", form=".3g"),
             "predicted": Column("predicted", about="from all other recipes of the family", form=".3g"),
             ("low", "high"): Column("95% interval", about="of the prediction", form=".3g"),
