@@ -14,8 +14,7 @@ from initmem.clocks import Schedule as RateSchedule
 from initmem.clocks import clocks, updates_per_epoch
 from initmem.data import sizes
 from initmem.engines.engine import Trainer, cores
-from initmem.engines.execute import notes_of
-from initmem.engines.packing import pack_size, packs, pipeline_packs
+from initmem.engines.execute import pack_size, packs, pipeline_packs
 from initmem.engines.speed import Elapsed, Speedometer, run_flops, timed
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import AnyRecipe, Recipe, network_of
@@ -23,6 +22,7 @@ from initmem.store.encoding import encode
 from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 from initmem.train.flops import flops_per_image
+from initmem.train.requirements import notes_of
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
 ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}

@@ -29,8 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from initmem.engines import engine_named
-from initmem.engines.engine import Engine, Settings, Trainer
+from initmem.engines.engine import Engine, Settings, Trainer, engine_named
 from initmem.engines.execute import execute
 from initmem.engines.inline import InlineEngine
 from initmem.engines.progress import watching

@@ -9,9 +9,8 @@ import numpy as np
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
 from initmem.measures.clock_fits import FEWEST, ClockFit, Observed, clock_fits, observed
-from initmem.measures.design import labelled, plain
+from initmem.measures.design import METRICS, default_metric, labelled, own_metrics, plain
 from initmem.measures.memory import TOLERANCE_PP, Memory, memory_table
-from initmem.measures.metrics import METRICS, default_metric, own_metrics
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot, Series, Style
 from initmem.plots.series import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from initmem.errors import count
-from initmem.measures.metrics import unit_of
+from initmem.measures.design import unit_of
 from initmem.plots.builders import metric_title
 from initmem.plots.html import numbers
 from initmem.plots.table import Cell, Column, Table, cell
