@@ -96,20 +96,20 @@ def execute(
     store.add_study(study)
     runs = study.all_runs()
     left = [run for run in runs if not store.has(run)]
-    cut, costs = _cut(study, left, engine, size=pack)
+    packed, costs = _packed(study, left, engine, size=pack)
     listen = watch(
         Workload(
             runs=len(runs),
             done=len(runs) - len(left),
-            packs=len(cut),
-            workers=min(engine.workers, len(cut)),
+            packs=len(packed),
+            workers=min(engine.workers, len(packed)),
             costs={run.id: costs[run.recipe] for run in left},
             epochs={run.id: run.recipe.get("epochs") or 1 for run in left},
         )
     )
     if not keep_going:
         listen = EarlyStop(listen, store, len(left))
-    finished = engine.run(store, cut, listen)
+    finished = engine.run(store, packed, listen)
     states = {record.id: record.status for record in store.records()}
     counts = Counter(states[run.id] for run in runs if run.id in states)
     return Outcome(
@@ -126,7 +126,7 @@ def execute(
     )
 
 
-def _cut(
+def _packed(
     study: Study, left: Sequence[Run], engine: Engine, *, size: int | None
 ) -> tuple[list[list[Run]], dict[AnyRecipe, float]]:
     """The packs of a study, and the relative cost of a run of each recipe."""

@@ -124,7 +124,7 @@ def unit_of(metric: str) -> tuple[float, str]:
 
 
 def own_metrics(records: Sequence[RunRecord]) -> list[str]:
-    """What a user's own training code recorded under names of its own."""
+    """What user code recorded under names of its own."""
     found = dict.fromkeys(
         name
         for record in records

@@ -148,7 +148,7 @@ def _failures(groups: Groups, metric: str | None) -> list[Row]:
 
 
 def _forecast(groups: Groups, metric: str | None) -> list[Row]:
-    """Memory and radial elasticity of every recipe, predicted from the lived clocks of the others."""
+    """Memory and radial elasticity of every recipe, predicted from the clocks of the others."""
     rows: list[Row] = []
     memories = {label: memory(rs, metric or default_metric(rs), label=label) for label, rs in groups.items()}
     lived = {

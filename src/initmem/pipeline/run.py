@@ -176,7 +176,7 @@ def _unpacked(packed: bytes) -> Trainer:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTrainer:
-    """Trains runs by a user's own function."""
+    """Trains runs by a function of user code."""
 
     train: Train
     fingerprint: Fingerprint

@@ -166,7 +166,7 @@ def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
     families = dict.fromkeys(fit.family for fit in fits)
     rows = [[_clock_panel(fit, known, styles) for fit in fits if fit.family == name] for name in families]
     legend = [Entry(kind, style) for kind, style in styles.items()]
-    about = "A point: a recipe, its radial elasticity, and the clock that its returned predictors had lived"
+    about = "A point: a recipe, its radial elasticity, and the clock at the selected epoch"
     return Plot(
         rows,
         [legend[i : i + 4] for i in range(0, len(legend), 4)],

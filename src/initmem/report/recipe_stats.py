@@ -48,7 +48,7 @@ class RecipeStats:
 
     @cached_property
     def metric(self) -> str:
-        """What the memory is measured in: test accuracy, or the next best that a user's own code records."""
+        """What the memory is measured in: test accuracy, or the next best that user code records."""
         return default_metric(self._records)
 
     @cached_property
