@@ -22,8 +22,8 @@ from bench.compare import gemm_limit
 
 from initmem.data import sizes
 from initmem.engines.engine import Claimed, EpochEnded, Event, cores
+from initmem.engines.execute import packs
 from initmem.engines.local import LocalEngine
-from initmem.engines.packing import packs
 from initmem.recipe import Recipe
 from initmem.store.store import Store
 from initmem.study import Study

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import trainers
-from initmem.engines import engine_named
-from initmem.engines.engine import Event, Finished, Settings
+from initmem.engines.engine import Event, Finished, Settings, engine_named
 from initmem.engines.worker import Worker
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe

@@ -41,13 +41,13 @@ from initmem.data import cifar10_sources as sources
 from initmem.data import load, sizes
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
-from initmem.store import checkpoints, studies
+from initmem.store import checkpoints
 from initmem.store.archive import Archive, pack
 from initmem.store.claims import look, new_claim
 from initmem.store.encoding import decode, encode
 from initmem.store.faults import Fault, to_line
 from initmem.store.record import failed
-from initmem.store.store import Store
+from initmem.store.store import Store, decode_study
 from initmem.study import Run, Study
 from initmem.study_file import bundled, load_study
 
@@ -249,7 +249,7 @@ class Readers:
             case 3:
                 content = self.study.to_json()
                 data = json.dumps(mutator.value(content) if number % 8 == 3 else content).encode()
-                study = studies.decode(data if number % 8 == 3 else mutator.bytes(data, data))
+                study = decode_study(data if number % 8 == 3 else mutator.bytes(data, data))
                 assert study.all_runs()[0].id
 
     def archive_files(self, mutator: Mutator, number: int) -> None:

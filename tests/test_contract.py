@@ -8,7 +8,7 @@ import pytest
 
 from clusters import STUDY, RayCluster, assert_same, packs, put_through_contract
 from faultlab import residue
-from initmem.engines import engine_named
+from initmem.engines.engine import engine_named
 from initmem.errors import ConfigError
 from initmem.store.record import RunRecord
 from initmem.store.store import Store

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from initmem.engines import engine_named
-from initmem.engines.engine import Settings, operations_of, places
+from initmem.engines.engine import Settings, engine_named, operations_of, places
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
 from initmem.engines.provenance import hardware

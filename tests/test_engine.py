@@ -17,8 +17,8 @@ from clusters import assert_same, wait_for
 from initmem.data import load, sizes
 from initmem.engines import training
 from initmem.engines.engine import Event, Finished, Settings, WorkerLost
+from initmem.engines.execute import pack_size, packs
 from initmem.engines.local import LocalEngine
-from initmem.engines.packing import pack_size, packs
 from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.recipe import Recipe
@@ -170,7 +170,7 @@ def deadly(runs, on_epoch):
     return train_bundled(runs)
 
 if __name__ == "__main__":
-    from initmem.engines.packing import packs
+    from initmem.engines.execute import packs
     from initmem.store.store import Store
     from initmem.study import Run
     from initmem.study_file import load_study

@@ -15,7 +15,6 @@ from hypothesis import strategies as some
 from conftest import fake_record
 from initmem.errors import StoreError
 from initmem.recipe import Recipe
-from initmem.store import index as index_module
 from initmem.store import records as records_module
 from initmem.store.encoding import decode, encode, split
 from initmem.store.record import RunRecord, Summary, failed
@@ -41,13 +40,13 @@ def store(tmp_path: Path, records: list[RunRecord]) -> Store:
 def files_read(monkeypatch) -> list[Path]:
     """Every file whose bytes are read, in order."""
     found: list[Path] = []
-    real = index_module.read_bounded
+    real = records_module.read_bounded
 
     def read(path: Path, limit: int) -> bytes:
         found.append(path)
         return real(path, limit)
 
-    monkeypatch.setattr(index_module, "read_bounded", read)
+    monkeypatch.setattr(records_module, "read_bounded", read)
     return found
 
 

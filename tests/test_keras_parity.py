@@ -13,7 +13,7 @@ from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import layers, optimizers
 from initmem.train.layers import Conv, LayerNorm, absorb_statistics
-from initmem.train.optimizers.rules import Adam, Decoupled, Momentum, Muon, orthogonalize
+from initmem.train.optimizers import Adam, Decoupled, Momentum, Muon, orthogonalize
 from initmem.train.pack import Pack
 from keras_peer import Peer, keras, pack_variables
 

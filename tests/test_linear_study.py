@@ -11,7 +11,7 @@ import pytest
 from initmem.clocks import clocks
 from initmem.data import load, sizes
 from initmem.engines.engine import EpochEnded, Event, Settings
-from initmem.engines.packing import pipeline_packs
+from initmem.engines.execute import pipeline_packs
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError
 from initmem.measures.collapse import collapse

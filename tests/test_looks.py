@@ -14,8 +14,7 @@ from initmem.engines.engine import Settings
 from initmem.engines.execute import execute_until
 from initmem.measures.looks import Look, levels, look_of, looks_of, schedule
 from initmem.recipe import Recipe
-from initmem.store.store import Store
-from initmem.store.studies import decode, encode
+from initmem.store.store import Store, decode_study, encode_study
 from initmem.study import Study
 
 NOISY, QUIET = Recipe(dataset="digits"), Recipe(dataset="digits", optimizer="adam")
@@ -60,7 +59,7 @@ def test_until_looks_at_planned_numbers_of_seeds_only(tmp_path: Path) -> None:
     assert (last.number, first.number) == (3, 1)
     assert last.spent == pytest.approx(0.05)
     assert first.alpha == pytest.approx(levels((5, 10, 20))[0])
-    assert decode(encode(kept)) == kept
+    assert decode_study(encode_study(kept)) == kept
     until(study, store, 2.0, 20)  # the schedule is what it was, and nothing more is trained
     assert store.studies() == [kept]
     until(study, store, 2.0, 25)  # more than was planned

@@ -11,10 +11,10 @@ import pytest
 
 from initmem.cli import app
 from initmem.data import load
+from initmem.measures.design import present_name
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.store.archive import Archive, pack, restore
 from initmem.store.encoding import decode, encode
-from initmem.store.old_names import present_name
 from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.store.store import Store
 from initmem.study import Run

@@ -14,7 +14,7 @@ import torch
 
 from initmem.clocks import epoch_rates, horizon_sums, is_adaptive, step_momentum
 from initmem.data import load, sizes
-from initmem.engines.packing import packs
+from initmem.engines.execute import packs
 from initmem.errors import ConfigError
 from initmem.measures.forecast import effective_clocks
 from initmem.recipe import ALONE, OPTIMIZERS, TORCH_OPTIMIZERS, Recipe

@@ -19,8 +19,7 @@ from torch import nn
 import initmem
 from initmem import register
 from initmem.data import load, sizes
-from initmem.engines.execute import check
-from initmem.engines.packing import packs
+from initmem.engines.execute import packs
 from initmem.engines.plan import plan
 from initmem.errors import ConfigError, InitmemError, ModelError
 from initmem.recipe import Recipe, labels, stored_recipe
@@ -29,6 +28,7 @@ from initmem.study import Run, Study, recipe_json
 from initmem.study_file import load_study
 from initmem.train.loop import train_pack
 from initmem.train.packable import obstacle
+from initmem.train.requirements import check
 
 PAGE = Path(__file__).parents[1] / "docs" / "plugins.md"
 PLUGIN, SPIRALS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)

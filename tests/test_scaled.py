@@ -12,16 +12,15 @@ from scipy import stats
 from torch import nn
 
 from initmem.data import load
-from initmem.engines.execute import check
 from initmem.errors import ConfigError
 from initmem.pipeline.init import Init
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.study_file import load_study
-from initmem.train.init import initialize, named_layers
+from initmem.train.init import draw, initialize, named_layers
 from initmem.train.loop import train_pack
 from initmem.train.models import build
-from initmem.train.scaled import draw
+from initmem.train.requirements import check
 
 SHAPE = (64, 12, 5, 5)
 DRAWN = {

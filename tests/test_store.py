@@ -19,12 +19,12 @@ import torch
 
 from conftest import fake_record
 from initmem.errors import StoreError
-from initmem.store import checkpoints, encoding, studies
+from initmem.store import checkpoints, encoding
 from initmem.store import claims as claims_module
 from initmem.store.encoding import decode, encode
 from initmem.store.record import RunRecord, failed
 from initmem.store.records import Records
-from initmem.store.store import Store
+from initmem.store.store import Store, encode_study
 from initmem.study import Run, Study
 
 
@@ -264,11 +264,11 @@ def test_a_study_under_the_name_of_an_older_version_is_found_and_kept(
     store: Store, tiny_study: Study
 ) -> None:
     blank, bar = replace(tiny_study, name="a b"), replace(tiny_study, name="a_b")
-    (store.paths.studies / "a_b.full.json").write_bytes(studies.encode(blank))
+    (store.paths.studies / "a_b.full.json").write_bytes(encode_study(blank))
     assert store.studies() == [blank]
     store.add_study(bar)
     assert store.studies() == [bar, blank]
-    (store.paths.studies / "old.json").write_bytes(studies.encode(replace(bar, seeds=(9,))))
+    (store.paths.studies / "old.json").write_bytes(encode_study(replace(bar, seeds=(9,))))
     store.add_study(bar)
     assert store.studies() == [bar, blank]
     assert len(list(store.paths.aside.iterdir())) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from initmem.data import sizes
 from initmem.engines.engine import Settings
-from initmem.engines.packing import packs, pipeline_packs
+from initmem.engines.execute import packs, pipeline_packs
 from initmem.engines.worker import Worker
 from initmem.pipeline.bundled import bundled_pipeline
 from initmem.recipe import Recipe

@@ -29,15 +29,19 @@ TERMS = {
     r"(?<!decimal )\bplaces\b": "pixels, positions",
     r"\boriginal stack\b": "Keras 3",
     r"\b(code|pipeline|program|script|loop|study) of (a user's|the user's|your) own\b": "user code; your own",
+    r"\b(a|the) user's own (training )?code\b|\bof (a|the) user's(?! \w)": "user code; the user's ...",
     r"\b(go|goes|going|gone|went) on (from|where|with|elsewhere|later|when|without)\b": "resume, continue",
-    r"\bcommand (again )?goes on\b": "resume, continue",
+    r"\b(command|runs?|others|`keep_going=True`) (again )?go(es)? on\b|\bin going on\b": "resume, continue",
     r"\bpok(e|es|ed|ing)\b": "perturbation",
     r"\btwins?\b": "perturbed replicate",
     r"\b(company|companies|teams?)\b": "group, pack",
+    r"\bcuts? (of|into) (runs|replicas|packs|groups)\b|\bpieces of (a|the) pack\b": "group, pack",
+    r"\b(floor|foot) of (a|the) (schedule|learning rate)\b": "lr_floor",
     r"\bprobes\b|\b(a|the|this) probe\b|`probe`|\bprobe ?= ?": "scaled",
     r"\bkiller of the operating system\b": "the OOM killer",
     r"^sure$": "significant",
     r"\b(beside|besides) (it|them) stands?\b": "next to",
+    r"\bbeyond doubt\b|\btakes? .{,20} off the memory": "significant; reduces",
 }
 SPELLING = {
     r"\b\w*(ali|ari|eli|erni|oni|tili|gni|gani|nimi|ximi|timi)s(e|es|ed|er|ing|ation)\b": "-ize, -ization",
@@ -49,6 +53,8 @@ SPELLING = {
 NAMES = {
     r"(^|_)(team|company)s?(_|$)": "pack, group",
     r"(^|_)(poke|twin)s?(_|$)": "perturbation, perturbed replicate",
+    r"^_?cuts?$": "pack, group",
+    r"(^|_)slopes?_(at|of)(_|$)|^(d|grad)_slope$": "grad_output",
     r"(^|_)(summand|foretold|surely)s?(_|$)": "shift, predicted, significant",
 }
 
@@ -145,6 +151,11 @@ BAD = [
     "at a quarter of the places",
     "the original stack's momentum",
     "training code of your own",
+    "all of a user's own code is measured",
+    "a file of the user's, filled in later",
+    "cuts of runs that train together",
+    "the floor of the schedule",
+    "all comparisons are beyond doubt",
     "The same command goes on.",
     "goes on from the last checkpoint",
     "a poked twin",
@@ -155,6 +166,8 @@ BAD = [
 ]
 GOOD = [
     "the noise floor",
+    "the folder is the user's own",
+    "only the user's data have to be read",
     "four decimal places",
     "what the clocks predicted and what was observed",
     "your own training code",

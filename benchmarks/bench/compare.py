@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from initmem.engines.engine import Claimed, EpochEnded, Event, Finished, cores
+from initmem.engines.execute import pack_size, packs
 from initmem.engines.local import LocalEngine
-from initmem.engines.packing import pack_size, packs
 from initmem.engines.speed import run_flops
 from initmem.store.store import Store
 

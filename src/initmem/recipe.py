@@ -122,7 +122,7 @@ class Recipe(BaseModel):
 
     dataset: str = Field("cifar10", description="a dataset of `initmem data list`, or a .npz file")
     data_sha256: str | None = Field(
-        None, description="digest of a file of the user's, filled in when a study is read"
+        None, description="digest of the user's file, filled in when a study is read"
     )
     train_size: int | None = Field(None, ge=1, description="use only the first n training examples")
     model: str = Field("resnet9", description="a network of `initmem models`")

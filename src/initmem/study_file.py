@@ -1,4 +1,4 @@
-"""Study files: read a bundled study or a TOML file of the user's, and multiply out its grid."""
+"""Study files: read a bundled study or the user's TOML file, and multiply out its grid."""
 
 from __future__ import annotations
 

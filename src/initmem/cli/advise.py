@@ -85,10 +85,11 @@ def _trained(
 ) -> list[RunRecord]:
     """Run a study and return its records."""
     from initmem.engines.engine import Settings as EngineSettings
-    from initmem.engines.execute import check, execute
+    from initmem.engines.execute import execute
     from initmem.engines.local import LocalEngine
     from initmem.store.paths import default_store
     from initmem.store.store import Store
+    from initmem.train.requirements import check
 
     check(study)
     place = store or default_store(f"{study.name}-{study.effort}")

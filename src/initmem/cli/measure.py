@@ -64,14 +64,13 @@ def measure(
 
     `--what` chooses another measure. Several stores are measured as one.
     """
+    from initmem.measures.design import default_metric, metric_reason, present_name
     from initmem.measures.looks import looks_of
     from initmem.measures.memory import memory_table
-    from initmem.measures.metrics import default_metric, metric_reason
     from initmem.measures.rows import REMARKS, rows_of
     from initmem.pipeline.metric_names import metric_name
     from initmem.plots import memory_table as memory_tables
     from initmem.plots.columns import measure_table
-    from initmem.store.old_names import present_name
     from initmem.study import recipes_of
 
     records, studies = opened(*stores)

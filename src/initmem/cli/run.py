@@ -142,19 +142,19 @@ def run(
     Ctrl-C stops; the same command resumes.
     """
     from initmem import study_file as studies
-    from initmem.engines import engine_named
     from initmem.engines.engine import Settings as EngineSettings
-    from initmem.engines.engine import Trainer
-    from initmem.engines.execute import check, execute, execute_until
+    from initmem.engines.engine import Trainer, engine_named
+    from initmem.engines.execute import execute, execute_until
     from initmem.engines.progress import duration
+    from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.looks import looks_of
     from initmem.measures.memory import Memories, memory_table
-    from initmem.measures.metrics import default_metric, metric_reason
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
     from initmem.store.paths import default_store
     from initmem.store.record import failure_causes, failure_lines
     from initmem.store.store import Store
+    from initmem.train.requirements import check
 
     if data_dir is not None:
         os.environ["INITMEM_DATA"] = str(data_dir)  # the workers look there too
@@ -270,8 +270,8 @@ def run(
 def module_notes(study: Study) -> list[str]:
     """What to know of the plain modules of a study, each thing once."""
     from initmem.data import sizes
-    from initmem.engines.execute import notes_of
     from initmem.recipe import Recipe
+    from initmem.train.requirements import notes_of
 
     recipes = [recipe for recipe in study.recipes if isinstance(recipe, Recipe)]
     notes = (f"{r.model}: {note}" for r in recipes if r.is_module for note in notes_of(r, sizes(r)))

@@ -126,7 +126,7 @@ def split(name: str, whole: Examples, test: Examples | None, n_val: int, classes
 
 
 def read_file(path: Path, limit: int, sha256: str | None) -> bytes:
-    """The content of a file of the user's, if it is still what the study was read with."""
+    """The content of the user's file, if it is still what the study was read with."""
     content = read_bounded(path, limit)
     if sha256 not in (None, hashlib.sha256(content).hexdigest()):
         raise DataError(

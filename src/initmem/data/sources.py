@@ -70,7 +70,7 @@ def _named(name: str, sha256: str | None) -> Dataset:
 
 
 def sizes(recipe: AnyRecipe) -> Sizes:
-    """The sizes of a recipe's dataset; only a user's own data has to be read for them."""
+    """The sizes of a recipe's dataset; only the user's own data have to be read for them."""
     recipe = network_of(recipe)
     known = _sizes(recipe.dataset, recipe.data_sha256)
     return known._replace(n_train=min(known.n_train, recipe.train_size or known.n_train))

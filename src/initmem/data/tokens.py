@@ -63,7 +63,7 @@ def text_source(name: str) -> tuple[int, Path | None]:
 
 
 def read_text(path: Path, sha256: str | None) -> str:
-    """A text file of the user's, with this digest unless it is not known yet."""
+    """The user's text file, with this digest unless it is not known yet."""
     try:
         return read_file(path, LARGEST_TEXT, sha256).decode("utf-8")
     except FileNotFoundError:
@@ -82,8 +82,8 @@ def characters(name: str, text: str) -> Dataset:
     windows = (len(tokens) - 1) // length
     if windows < 20:
         raise DataError(f"dataset = {name!r}: {len(text):,} characters (allowed: at least {20 * length + 1})")
-    x = _cut(tokens[: windows * length], length)
-    y = _cut(tokens[1 : windows * length + 1], length)
+    x = _windows(tokens[: windows * length], length)
+    y = _windows(tokens[1 : windows * length + 1], length)
     out = round(HELD_OUT * windows)
     whole = Examples(x[:, None, :, None], y)
     ends = (slice(windows - 2 * out), slice(windows - 2 * out, windows - out), slice(windows - out, None))
@@ -92,7 +92,7 @@ def characters(name: str, text: str) -> Dataset:
 
 
 def token_sizes(name: str) -> Sizes | None:
-    """The sizes of token data; None where a file of the user's has to be read for them."""
+    """The sizes of token data; None where the user's file has to be read for them."""
     if not name.startswith("text"):
         return modular_sizes(name)
     length, path = text_source(name)
@@ -102,5 +102,5 @@ def token_sizes(name: str) -> Sizes | None:
     return sizes if path is None else None
 
 
-def _cut(tokens: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+def _windows(tokens: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     return tokens.astype(np.int64).reshape(-1, length)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from initmem.errors import ConfigError
+from initmem.errors import ConfigError, allowed
 from initmem.recipe import AnyRecipe
 from initmem.store.faults import Cause
 from initmem.store.record import RunRecord, Status
@@ -29,6 +29,7 @@ from initmem.train.requirements import Precision
 # What trains runs in place of the bundled loop: it takes runs of one recipe and a function to call after
 # every epoch with (run, row of its history), which may raise to stop it. It is sent to other processes.
 Trainer = Callable[[list[Run], Callable[[Run, dict[str, float]], None]], list[RunRecord]]
+ENGINES = ("local", "ray", "slurm")
 DEVICES = "allowed: cpu, cuda, cuda:N, mps"
 
 
@@ -64,6 +65,35 @@ class Settings:
         """For the provenance of a record: the fingerprint of the plugins that its recipe uses."""
         used = [self.code[name] for key in ("model", "dataset") if (name := recipe.get(key)) in self.code]
         return {"fingerprint": dict(sorted(item for one in used for item in one.items()))} if used else {}
+
+
+def engine_named(
+    name: str,
+    *,
+    workers: int | None = None,
+    settings: Settings | None = None,
+    address: str | None = None,
+    records_travel: bool = False,
+    slurm: Sequence[str] = (),
+) -> Engine:
+    """An engine and what it is told; an option that it does not know is a mistake."""
+    if name not in ENGINES:
+        raise ConfigError(f"engine = {name!r} ({allowed(ENGINES)})")
+    if name != "ray" and (address is not None or records_travel):
+        raise ConfigError(f"address and records-travel with engine = {name!r} (allowed: with engine ray)")
+    if name != "slurm" and slurm:
+        raise ConfigError(f"slurm = {slurm[0]!r} with engine = {name!r} (allowed: with engine slurm)")
+    if name == "ray":
+        from initmem.engines.ray import RayEngine
+
+        return RayEngine(workers=workers, settings=settings, address=address, records_travel=records_travel)
+    if name == "slurm":
+        from initmem.engines.slurm import SlurmEngine
+
+        return SlurmEngine(workers=workers, settings=settings, options=slurm)
+    from initmem.engines.local import LocalEngine
+
+    return LocalEngine(workers=workers, settings=settings)
 
 
 def cores() -> int:

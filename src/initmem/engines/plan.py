@@ -14,8 +14,7 @@ from initmem.clocks import Schedule as RateSchedule
 from initmem.clocks import clocks, updates_per_epoch
 from initmem.data import sizes
 from initmem.engines.engine import Trainer, cores
-from initmem.engines.execute import notes_of
-from initmem.engines.packing import pack_size, packs, pipeline_packs
+from initmem.engines.execute import pack_size, packs, pipeline_packs
 from initmem.engines.speed import Elapsed, Speedometer, run_flops, timed
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import AnyRecipe, Recipe, network_of
@@ -23,6 +22,7 @@ from initmem.store.encoding import encode
 from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 from initmem.train.flops import flops_per_image
+from initmem.train.requirements import notes_of
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
 ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}
@@ -91,13 +91,13 @@ def plan(
     pipeline: Pipeline | None = None,
 ) -> Plan:
     """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
-    cut = _packs(study, workers, pipeline)
-    times = _times(cut, pipeline) if calibrated else {}
+    packed = _packs(study, workers, pipeline)
+    times = _times(packed, pipeline) if calibrated else {}
     rows = [
-        _row(label, [pack for pack in cut if pack[0].recipe == recipe], times, workers, pipeline)
+        _row(label, [pack for pack in packed if pack[0].recipe == recipe], times, workers, pipeline)
         for label, recipe in zip(study.labels(), study.recipes, strict=True)
     ]
-    here = _makespan([times[_kind(pack)] for pack in cut], workers) if calibrated else None
+    here = _makespan([times[_kind(pack)] for pack in packed], workers) if calibrated else None
     total = None if pipeline else study_flops(study)
     rate = accelerator_rate(accelerator, utilization)
     return Plan(
@@ -130,9 +130,9 @@ def _kind(pack: list[Run]) -> tuple[AnyRecipe, int]:
     return pack[0].recipe, len(pack)
 
 
-def _times(cut: Sequence[list[Run]], pipeline: Pipeline | None) -> dict[tuple[AnyRecipe, int], Elapsed]:
+def _times(packed: Sequence[list[Run]], pipeline: Pipeline | None) -> dict[tuple[AnyRecipe, int], Elapsed]:
     """How long one worker trains each kind of pack."""
-    kinds = {_kind(pack): pack for pack in cut}
+    kinds = {_kind(pack): pack for pack in packed}
     if pipeline is not None:
         return {kind: _time_pipeline(pack, pipeline) for kind, pack in kinds.items()}
     speed = Speedometer()
@@ -162,13 +162,13 @@ def _makespan(times: Sequence[Elapsed], workers: int) -> Elapsed:
 
 def _row(
     label: str,
-    cut: Sequence[list[Run]],
+    packed: Sequence[list[Run]],
     times: dict[tuple[AnyRecipe, int], Elapsed],
     workers: int,
     pipeline: Pipeline | None,
 ) -> RecipePlan:
     """The plan of one recipe, from its packs."""
-    recipe, runs = cut[0][0].recipe, sum(map(len, cut))
+    recipe, runs = packed[0][0].recipe, sum(map(len, packed))
     schedule: RateSchedule
     flops: float | None
     if pipeline is not None:
@@ -178,11 +178,11 @@ def _row(
         schedule, n_train = network_of(recipe), sizes(recipe).n_train
         flops = runs * run_flops(network_of(recipe), sizes(recipe))
     at_end = clocks(schedule, n_train).at_end()
-    seconds = sum(times[_kind(pack)].quiet for pack in cut) if times else None
+    seconds = sum(times[_kind(pack)].quiet for pack in packed) if times else None
     return RecipePlan(
         recipe=label,
         runs=runs,
-        pack=max(map(len, cut)),
+        pack=max(map(len, packed)),
         updates=schedule.epochs * updates_per_epoch(schedule, n_train),
         flops=flops,
         hours=None if seconds is None else seconds / min(workers, cores()) / 3600,

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from initmem.measures.design import plain
-from initmem.measures.metrics import unit_of
+from initmem.measures.design import plain, unit_of
 from initmem.measures.statistics import expected_range
 from initmem.seeds import ROLES, Role
 from initmem.store.record import RunRecord

@@ -37,7 +37,7 @@ CANDIDATES = {
 
 
 class Observed(NamedTuple):
-    """One recipe: its elasticity, and the clocks that its returned predictors had lived."""
+    """One recipe: its elasticity, and its clocks at the selected epoch."""
 
     label: str
     family: str

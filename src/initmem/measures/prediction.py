@@ -1,4 +1,4 @@
-"""Predict the memory of a recipe from the clock that its predictor has lived, by regression on other recipes.
+"""Predict the memory of a recipe from its clock at the selected epoch, by regression on other recipes.
 
 Within a family of optimizers a quantity (the corrected memory, or the radial elasticity) is regressed on
 log10 of the family's clock at the selected epoch. Every recipe is predicted from the others, never from
@@ -50,7 +50,7 @@ class Predictive(NamedTuple):
 
 
 class Lived(NamedTuple):
-    """One recipe: the observed quantity, and the clock that its returned predictors had lived (median)."""
+    """One recipe: the observed quantity, and the clock at the selected epoch (median over runs)."""
 
     family: str  # of optimizers, and at the same time the name of its clock
     clock: float

@@ -67,7 +67,7 @@ def relative_clock(records: Sequence[RunRecord]) -> float | None:
         return None
     try:
         size = sizes(recipe)
-    except InitmemError:  # a dataset of the user's that is not here any more
+    except InitmemError:  # the user's dataset is not here any more
         return None
     weights = kernel_weights(recipe, size.shape, size.classes)
     if weights is None:

@@ -13,12 +13,19 @@ from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.clock_fits import clock_fits, observed
 from initmem.measures.collapse import collapse, families, product_clock
-from initmem.measures.design import by_scale, labelled, plain, scale_means
+from initmem.measures.design import (
+    by_scale,
+    curve_metric,
+    default_metric,
+    labelled,
+    plain,
+    scale_means,
+    unit_of,
+)
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import memory
-from initmem.measures.metrics import curve_metric, default_metric, unit_of
 from initmem.measures.prediction import lived_elasticity, lived_memory, predict_each
 from initmem.measures.radial import radial_memory
 from initmem.measures.sharpness import sharpness
@@ -141,7 +148,7 @@ def _failures(groups: Groups, metric: str | None) -> list[Row]:
 
 
 def _forecast(groups: Groups, metric: str | None) -> list[Row]:
-    """Memory and radial elasticity of every recipe, predicted from the lived clocks of the others."""
+    """Memory and radial elasticity of every recipe, predicted from the clocks of the others."""
     rows: list[Row] = []
     memories = {label: memory(rs, metric or default_metric(rs), label=label) for label, rs in groups.items()}
     lived = {

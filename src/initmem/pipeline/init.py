@@ -31,7 +31,7 @@ from initmem.plots.table_text import html
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
-from initmem.train.scaled import deviations, draw, factors
+from initmem.train.init import deviations, draw, factors
 from initmem.train.variables import Kernels, Variable, layout_of
 
 Array = NDArray[np.float64]

@@ -163,7 +163,7 @@ def _usual(name: str, value: Any, parent: Any) -> float | None:
             return 1.0 if key == "weight" else None
         return float(math.prod(shape[1:])) if key.startswith("weight") and len(shape) > 1 else None
     if not isinstance(parent, Mapping | list | tuple):
-        return None  # a class of the user's own: its axes are known to the user alone
+        return None  # a class of user code: only the user knows its axes
     if key == "embedding":
         return 1.0  # one row is looked up, not a sum over rows
     if key not in KERNELS or len(shape) < 2:

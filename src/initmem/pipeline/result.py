@@ -14,15 +14,21 @@ import numpy as np
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
-from initmem.measures.design import scale_means
+from initmem.measures.design import (
+    METRICS,
+    curve_metric,
+    default_metric,
+    metric_reason,
+    own_metrics,
+    present_name,
+    scale_means,
+)
 from initmem.measures.looks import looks_of
 from initmem.measures.memory import Memories, Memory, Verdict, memory
-from initmem.measures.metrics import METRICS, curve_metric, default_metric, metric_reason, own_metrics
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
-from initmem.store.old_names import present_name
 from initmem.store.record import RunRecord, failure_lines
 from initmem.store.store import Store
 from initmem.study import Study

@@ -29,8 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from initmem.engines import engine_named
-from initmem.engines.engine import Engine, Settings, Trainer
+from initmem.engines.engine import Engine, Settings, Trainer, engine_named
 from initmem.engines.execute import execute
 from initmem.engines.inline import InlineEngine
 from initmem.engines.progress import watching
@@ -177,7 +176,7 @@ def _unpacked(packed: bytes) -> Trainer:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTrainer:
-    """Trains runs by a user's own function."""
+    """Trains runs by a function of user code."""
 
     train: Train
     fingerprint: Fingerprint

@@ -109,7 +109,7 @@ class Tracker:
         """End an epoch with its metrics: numbers of any name, the same names in every epoch.
 
         A metric that is not finite marks the run as diverged: its history ends before this epoch, and
-        `tracker.diverged` tells you that there is no use in going on.
+        `tracker.diverged` tells you that there is no point in continuing.
         """
         row = checked_metrics(metrics)
         self._check(row)
@@ -167,7 +167,7 @@ class Tracker:
         return kernels[0].place.value().device if kernels else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values (JSON will do) from which `load_state_dict` goes on."""
+        """Plain values (JSON will do) from which `load_state_dict` resumes."""
         return self._updates.state_dict() | {
             "rows": [dict(row) for row in self._rows],
             "metrics": sorted(self._given),

@@ -137,7 +137,7 @@ class UpdateClocks:
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values from which `load_state_dict` goes on."""
+        """Plain values from which `load_state_dict` resumes."""
         self._settle()
         return {
             "groups": [{name: getattr(group, name) for name in SUMS} for group in self.groups],

@@ -9,9 +9,8 @@ import numpy as np
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
 from initmem.measures.clock_fits import FEWEST, ClockFit, Observed, clock_fits, observed
-from initmem.measures.design import labelled, plain
+from initmem.measures.design import METRICS, default_metric, labelled, own_metrics, plain
 from initmem.measures.memory import TOLERANCE_PP, Memory, memory_table
-from initmem.measures.metrics import METRICS, default_metric, own_metrics
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot, Series, Style
 from initmem.plots.series import (
@@ -167,7 +166,7 @@ def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
     families = dict.fromkeys(fit.family for fit in fits)
     rows = [[_clock_panel(fit, known, styles) for fit in fits if fit.family == name] for name in families]
     legend = [Entry(kind, style) for kind, style in styles.items()]
-    about = "A point: a recipe, its radial elasticity, and the clock that its returned predictors had lived"
+    about = "A point: a recipe, its radial elasticity, and the clock at the selected epoch"
     return Plot(
         rows,
         [legend[i : i + 4] for i in range(0, len(legend), 4)],

@@ -121,7 +121,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
         },
     ),
     "forecast": (
-        "Predictions from the clocks that the returned predictors have lived, and what was observed",
+        "Predictions from the clock at the selected epoch, and what was observed",
         {
             "recipe": RECIPE,
             "quantity": Column("quantity", "text", "what is predicted"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from initmem.errors import count
-from initmem.measures.metrics import unit_of
+from initmem.measures.design import unit_of
 from initmem.plots.builders import metric_title
 from initmem.plots.html import numbers
 from initmem.plots.table import Cell, Column, Table, cell
@@ -144,14 +144,14 @@ def kind_of(run: Run) -> str:
 
 
 def diverged_table(content: Content) -> Table | None:
-    """Diverged runs are results: until when they lived, and what the predictor selected before is worth."""
+    """Diverged runs are results: when they diverged, and how good the predictor selected before is."""
     found = [record for record in content.survey.records if record.status == "diverged"]
     columns = [
         Column("run", "text"),
         Column("recipe", "text"),
         Column("σ"),
         Column("seed"),
-        Column("epochs it lived"),
+        Column("epochs before it diverged"),
         Column("selected at"),
         Column("metric", "text"),
         Column("result"),

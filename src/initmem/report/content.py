@@ -86,12 +86,12 @@ class Content:
 
     @property
     def setting(self) -> str:
-        """What all recipes share: data, network, length. Of a user's own code that is not known."""
+        """What all recipes share: data, network, length. Of user code that is not known."""
         own = any(isinstance(recipe, PipelineRecipe) for recipe in self.names)
         return "" if own else common(list(self.names))
 
     def epochs(self, recipe: AnyRecipe) -> int | None:
-        """How long a recipe trains; of a user's own code, as long as the longest run so far."""
+        """How long a recipe trains; of user code, as long as the longest run so far."""
         trained = self.stats[recipe].epochs if recipe in self.stats else 0
         return recipe.get("epochs") or trained or None
 

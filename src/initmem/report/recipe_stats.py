@@ -11,11 +11,19 @@ from numpy.typing import NDArray
 
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse
-from initmem.measures.design import by_scale, curves, plain
+from initmem.measures.design import (
+    DERIVED,
+    by_scale,
+    curve_metrics,
+    curves,
+    default_metric,
+    own_metrics,
+    plain,
+    unit_of,
+)
 from initmem.measures.forecast import lived_clocks
 from initmem.measures.looks import Look
 from initmem.measures.memory import Memory, memory, profile
-from initmem.measures.metrics import DERIVED, curve_metrics, default_metric, own_metrics, unit_of
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
 from initmem.recipe import AnyRecipe, Recipe
@@ -40,7 +48,7 @@ class RecipeStats:
 
     @cached_property
     def metric(self) -> str:
-        """What the memory is measured in: test accuracy, or the next best that a user's own code records."""
+        """What the memory is measured in: test accuracy, or the next best that user code records."""
         return default_metric(self._records)
 
     @cached_property

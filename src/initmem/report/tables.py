@@ -82,7 +82,7 @@ def _verdict(verdict: str | None) -> Cell:
 
 
 def clock_table(content: Content) -> Table:
-    """All clocks at the last epoch; the angular one, and all of a user's own code, are measured."""
+    """All clocks at the last epoch; the angular one, and all of user code, are measured."""
     columns = [Column("recipe", "text"), Column("updates"), *(Column(name) for name in CLOCKS)]
     return Table("All clocks", columns, [_clocks(content, r) for r in content.names], id="clocks-all")
 

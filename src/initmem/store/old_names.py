@@ -8,18 +8,13 @@ archive, is written as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from initmem.recipe import AnyRecipe, Recipe
-from initmem.store.record import History, RunRecord, Summary
+from initmem.store.record import RENAMED, History, Summary
 
-RENAMED = {
-    "train_loss": "train_cross_entropy",
-    "val_loss": "val_objective",
-    "test_loss": "test_cross_entropy",
-}
 FORMER = {new: old for old, new in RENAMED.items()}
 ADDED = ("train_objective", "test_cross_entropy", "test_objective")  # what schema 1 does not have
 
@@ -64,9 +59,3 @@ def former_summary(summary: Summary, recipe: AnyRecipe) -> Mapping[str, Any]:
     if isinstance(recipe, Recipe):
         values["test_loss"] = values["test_cross_entropy"]
     return {name: value for name, value in values.items() if name not in ADDED}
-
-
-def present_name(metric: str, records: Sequence[RunRecord]) -> str:
-    """A loss of bundled networks by the name that says which, where it was asked for by its former name."""
-    bundled = all(isinstance(record.run.recipe, Recipe) for record in records)
-    return RENAMED.get(metric, metric) if bundled else metric

@@ -40,6 +40,13 @@ COLUMNS = (
 # Of recipes that measure the sharpness: its latest value, and after which epoch it was measured (0: not yet).
 SHARPNESS = ("sharpness", "sharpness_epoch")
 
+# Losses of schema 1 under the names that say which they are.
+RENAMED = {
+    "train_loss": "train_cross_entropy",
+    "val_loss": "val_objective",
+    "test_loss": "test_cross_entropy",
+}
+
 History: TypeAlias = "Mapping[str, NDArray[np.float64]]"
 LONGEST_CAUSE = 300  # characters of a cause
 

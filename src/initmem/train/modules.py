@@ -22,8 +22,8 @@ from initmem.errors import ModelError
 from initmem.recipe import Recipe, network_of
 from initmem.seeds import generator
 from initmem.study import Run
+from initmem.train.init import Layout, deviations, draw, factors
 from initmem.train.models import Network
-from initmem.train.scaled import Layout, deviations, draw, factors
 from initmem.train.torch_variables import torch_variables
 from initmem.train.variables import Variable, layout_of
 

@@ -1,10 +1,18 @@
-"""Requirements of the networks on their input, and numeric precisions, without loading torch."""
+"""What a recipe needs of its data and its network, checked before anything is trained.
+
+Importing this module loads nothing heavy: `initmem --help` does.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from initmem.errors import ModelError
+
+if TYPE_CHECKING:
+    from initmem.data import Sizes
+    from initmem.recipe import Recipe
+    from initmem.study import Study
 
 Precision = Literal["float32", "tf32", "amp"]  # amp: layers in bfloat16
 
@@ -30,3 +38,51 @@ def check_input(model: str, shape: tuple[int, int, int], augment: str = "none", 
             f"model = {model!r} cannot take {shape[1]}x{shape[2]} images "
             f"(allowed: at least {least}x{least}; mlp takes any size)"
         )
+
+
+def check(study: Study) -> None:
+    """Find a user's mistake before anything is written or started."""
+    from initmem.data import check as check_data
+    from initmem.data import sizes
+    from initmem.recipe import network_of
+
+    for recipe in map(network_of, study.recipes):
+        check_data(recipe)
+        shape = sizes(recipe)
+        check_input(recipe.model, shape.shape, recipe.augment, shape.vocabulary)
+        if recipe.is_module:
+            from initmem.train.modules import check_module
+
+            check_module(recipe, shape)
+        else:
+            _check_scaled(recipe, shape)
+
+
+def notes_of(recipe: Recipe, shape: Sizes) -> list[str]:
+    """What a user should know of a plain module before it is trained."""
+    if not recipe.is_module:
+        return []
+    from initmem.train.packable import notes
+
+    return notes(recipe, shape)
+
+
+def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
+    """Whether the layers that a recipe names are there; a network without memory is built to see."""
+    if recipe.scaled == "kernels" and not recipe.layer_scales:
+        return
+    import torch
+
+    from initmem.train.init import factors, layout
+    from initmem.train.models import build
+
+    with torch.device("meta"):
+        network = build(
+            recipe.model,
+            replicas=1,
+            shape=shape.shape,
+            classes=shape.classes,
+            width=recipe.width,
+            norm=recipe.norm,
+        )
+    factors(recipe, 1.0, layout(network))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from initmem.errors import ModelError, allowed
-from initmem.train.scaled import Layout
+from initmem.train.init import Layout
 
 Role = Literal["kernel", "bias", "norm", "frozen", "other", "stuck"]
 

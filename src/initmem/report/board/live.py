@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from initmem.data import sizes
-from initmem.engines.packing import cost
+from initmem.engines.execute import cost
 from initmem.engines.progress import duration
 from initmem.errors import InitmemError, count
-from initmem.measures.metrics import preferred
+from initmem.measures.design import preferred
 from initmem.plots.builders import metric_title
 from initmem.plots.html import course, tick
 from initmem.plots.table import Cell, Column, Table, cell

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from initmem.recipe import TORCH_OPTIMIZERS, Recipe
-from initmem.train.optimizers.rules import Optimizer
+from initmem.train.optimizers import Optimizer
 
 
 class FromTorch(Optimizer):

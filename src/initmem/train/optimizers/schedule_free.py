@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from initmem.recipe import Recipe
-from initmem.train.optimizers.rules import Rule, normalize_rows, orthogonalize, row_state
+from initmem.train.optimizers import Rule, normalize_rows, orthogonalize, row_state
 
 
 class ScheduleFree(Rule):
