@@ -54,6 +54,7 @@ NAMES = {
     r"(^|_)(team|company)s?(_|$)": "pack, group",
     r"(^|_)(poke|twin)s?(_|$)": "perturbation, perturbed replicate",
     r"^_?cuts?$": "pack, group",
+    r"^found$": "what it is: rows, spread, records",
     r"(^|_)slopes?_(at|of)(_|$)|^(d|grad)_slope$": "grad_output",
     r"(^|_)(summand|foretold|surely)s?(_|$)": "shift, predicted, significant",
 }

@@ -133,8 +133,8 @@ def _print_power(
     from initmem.store.results import open_results
 
     records = open_results(pilot).records() if pilot else []
-    found = power_rows(study, noise=noise, pilot=records, memory=memory, tolerance=tolerance)
-    rows = [row._asdict() for row in found]
+    powers = power_rows(study, noise=noise, pilot=records, memory=memory, tolerance=tolerance)
+    rows = [row._asdict() for row in powers]
     if as_json:
         print_json("plan.power", rows)
         return
