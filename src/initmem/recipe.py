@@ -486,16 +486,16 @@ def selectors(text: str) -> list[str]:
 
 
 def _fixed_scales(text: str) -> dict[str, float]:
-    factors = {}
+    found = {}
     for part in selectors(text):
         name, sign, factor = part.partition("=")
         try:
-            factors[name.strip()] = float(factor)
+            found[name.strip()] = float(factor)
         except ValueError:
             sign = ""
-        if not sign or not name.strip() or not 0 <= factors[name.strip()] < math.inf:
+        if not sign or not name.strip() or not 0 <= found[name.strip()] < math.inf:
             raise ValueError("allowed: NAME=FACTOR, with commas between them and factors from 0")
-    return factors
+    return found
 
 
 def derived_defaults(model: object, optimizer: object) -> dict[str, Any]:

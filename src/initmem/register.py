@@ -153,8 +153,8 @@ def options_of(name: str) -> tuple[Option, ...] | None:
     """The options of a network that is a plain module; None: no such network is known."""
     if name in BUNDLED:
         return BUNDLED[name]
-    model = find_model(name)
-    return None if model is None else model.options
+    found = find_model(name)
+    return None if found is None else found.options
 
 
 def load(modules: Iterable[str]) -> None:

@@ -86,9 +86,9 @@ def load_study(
 def efforts(name: str) -> dict[str, str]:
     """The efforts of a study and what each of them changes; the default one comes first."""
     file = _read(name)
-    abouts = {file.effort: file.about} | {key: part.about for key, part in file.efforts.items()}
+    found = {file.effort: file.about} | {key: part.about for key, part in file.efforts.items()}
     first = file.default_effort or file.effort
-    return {first: abouts[first]} | abouts
+    return {first: found[first]} | found
 
 
 def own_study(
@@ -148,19 +148,19 @@ def _read(name: str) -> _File:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also of numbers without end, lists in lists in lists
         raise ConfigError(f"study {name}: not valid TOML: {error}") from None
-    mistakes: list[str] = []
+    found: list[str] = []
     try:
         return _File.model_validate(raw)
     except ValidationError as error:
-        mistakes = problems(error, _File)
+        found = problems(error, _File)
     # Report the recipe's mistakes in the same breath, as far as it can be read at all.
     try:
         _expand(_Part(recipe=raw.get("recipe", {}), grid=raw.get("grid")))
     except ConfigError as error:
-        mistakes.append(str(error))
+        found.append(str(error))
     except ValidationError:
         pass
-    raise ConfigError(f"study {name}: " + "; ".join(mistakes))
+    raise ConfigError(f"study {name}: " + "; ".join(found))
 
 
 def _text(name: str) -> str:
@@ -224,7 +224,7 @@ def _apply(part: _Part, key: str, value: Any) -> _Part:
 
 def _more_seeds(part: _Part) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The seeds that blocks of the grid give their recipes beyond those of the study."""
-    seeds: dict[str, tuple[int, ...]] = {}
+    found: dict[str, tuple[int, ...]] = {}
     for block in part.grid or []:
         if MORE_SEEDS not in block:
             continue
@@ -233,8 +233,8 @@ def _more_seeds(part: _Part) -> tuple[tuple[str, tuple[int, ...]], ...]:
         except ValidationError as error:
             raise ConfigError(f"{MORE_SEEDS} of the grid: {'; '.join(problems(error))}") from None
         extra = tuple(seed for seed in dict.fromkeys(asked) if seed not in (part.seeds or [0]))
-        seeds |= {recipe.id: extra for recipe in _expand(part.model_copy(update={"grid": [block]}))}
-    return tuple(seeds.items())
+        found |= {recipe.id: extra for recipe in _expand(part.model_copy(update={"grid": [block]}))}
+    return tuple(found.items())
 
 
 def _without_more_seeds(grid: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -244,7 +244,7 @@ def _without_more_seeds(grid: list[dict[str, Any]] | None) -> list[dict[str, Any
 
 def _expand(part: _Part) -> list[AnyRecipe]:
     """Multiply out the grid: in a block, every list is an axis; blocks add up; duplicates merge."""
-    recipes: dict[AnyRecipe, None] = {}
+    found: dict[AnyRecipe, None] = {}
     wrong: dict[str, None] = {}
     for block in _without_more_seeds(part.grid) or [{}]:
         fields = part.recipe | block
@@ -254,14 +254,14 @@ def _expand(part: _Part) -> list[AnyRecipe]:
         for values in itertools.product(*axes):
             try:
                 recipe = parse_recipe(dict(zip(fields, values, strict=True)))
-                recipes[_with_digest(recipe)] = None
+                found[_with_digest(recipe)] = None
             except ConfigError as error:
                 wrong |= dict.fromkeys(str(error).split("; "))
     if wrong:
         raise ConfigError("; ".join(wrong))
-    if not recipes:
+    if not found:
         raise ConfigError("the study has no recipe: an axis of its grid is an empty list")
-    return list(recipes)
+    return list(found)
 
 
 def _with_digest(recipe: AnyRecipe) -> AnyRecipe:

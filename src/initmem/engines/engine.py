@@ -124,9 +124,9 @@ def places(device: str, slots: int = 1) -> list[str]:
     check_device(device, slots)
     if device == "cpu":
         return ["cpu"] * cores()
-    if not (gpus := _gpus(device)):
+    if not (found := _gpus(device)):
         raise ConfigError(f"device = {device!r} (PyTorch finds no such GPU on this machine; allowed: cpu)")
-    return gpus * slots
+    return found * slots
 
 
 def _gpus(device: str) -> list[str]:
@@ -135,8 +135,8 @@ def _gpus(device: str) -> list[str]:
 
     if device == "mps":
         return ["mps"] if torch.backends.mps.is_available() else []
-    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    return gpus if device == "cuda" else [name for name in gpus if name == device]
+    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    return found if device == "cuda" else [name for name in found if name == device]
 
 
 @contextlib.contextmanager

@@ -97,11 +97,11 @@ def _collapse(groups: Groups, metric: str | None) -> list[Row]:
     """The exponent alpha of the batch size, in families of recipes that differ in it alone."""
     rows = []
     for label, family in families(groups.values()).items():
-        result = collapse(family, _followed(family[0], metric))
-        columns = {name: value for name, value in result._asdict().items() if name != "scores"}
-        axes = {fit.axis: fit.disagreement for fit in result.scores}
+        found = collapse(family, _followed(family[0], metric))
+        row = {"family": label} | {name: value for name, value in found._asdict().items() if name != "scores"}
+        axes = {fit.axis: fit.disagreement for fit in found.scores}
         apart = {f"apart_{axis}": axes.get(axis) for axis in ("epochs", "adaptive", "sgd")}
-        rows.append({"family": label} | columns | apart | {"reading": result.reading})
+        rows.append(row | apart | {"reading": found.reading})
     return rows
 
 
@@ -129,10 +129,10 @@ def _difference(groups: Groups, metric: str | None) -> list[Row]:
     rows: list[Row] = []
     for one, other, field in controlled_pairs(list(named)):
         (before, first), (after, second) = named[one], named[other]
-        compared = difference(first, second, metric or default_metric(first))
-        if compared is not None:
-            row = {"field": field, "from": before, "to": after} | asdict(compared)
-            rows.append(row | {"significant": compared.significant})
+        found = difference(first, second, metric or default_metric(first))
+        if found is not None:
+            row = {"field": field, "from": before, "to": after} | asdict(found)
+            rows.append(row | {"significant": found.significant})
     qs = adjusted([row["p"] for row in rows])
     return [row | {"q": q} for row, q in zip(rows, qs, strict=True)]
 
@@ -157,11 +157,11 @@ def _forecast(groups: Groups, metric: str | None) -> list[Row]:
     }
     for quantity, every in lived.items():
         known = {label: one for label, one in every.items() if one is not None}
-        for label, result in zip(known, predict_each(list(known.values())), strict=True):
-            row: Row = {"recipe": label, "quantity": quantity} | result._asdict()
+        for label, found in zip(known, predict_each(list(known.values())), strict=True):
+            row: Row = {"recipe": label, "quantity": quantity} | found._asdict()
             if quantity == "memory":
-                row["low"] = None if result.low is None else max(result.low, 0.0)  # a range is not negative
-                said = result.said(memories[label].tolerance)
+                row["low"] = None if found.low is None else max(found.low, 0.0)  # a range is not negative
+                said = found.said(memories[label].tolerance)
                 verdict = memories[label].verdict
                 told = said != "cannot tell" and verdict in ("remembers", "forgets")
                 row |= {"forecast": said, "verdict": verdict, "correct": said == verdict if told else None}
@@ -212,8 +212,8 @@ def _clocks_said(rows: Sequence[Row]) -> str:
 
 
 def _radial(groups: Groups, metric: str | None) -> list[Row]:
-    radials = ((label, radial_memory(records)) for label, records in groups.items())
-    return [{"recipe": label} | radial._asdict() for label, radial in radials if radial is not None]
+    found = ((label, radial_memory(records)) for label, records in groups.items())
+    return [{"recipe": label} | radial._asdict() for label, radial in found if radial is not None]
 
 
 def _interpolation(groups: Groups, metric: str | None) -> list[Row]:
@@ -255,8 +255,8 @@ def _sharpness(groups: Groups, metric: str | None) -> list[Row]:
 
 
 def _chaos(groups: Groups, metric: str | None) -> list[Row]:
-    floors = ((label, chaos_floor(rs, metric or "test_accuracy")) for label, rs in groups.items())
-    return [{"recipe": label} | chaos._asdict() for label, chaos in floors if chaos is not None]
+    found = ((label, chaos_floor(rs, metric or "test_accuracy")) for label, rs in groups.items())
+    return [{"recipe": label} | chaos._asdict() for label, chaos in found if chaos is not None]
 
 
 def _seeds(groups: Groups, metric: str | None) -> list[Row]:

@@ -24,19 +24,19 @@ LARGEST = 1 << 30  # bytes of a file; of a larger one its size and its two ends 
 
 def command_fingerprint(parts: Sequence[str], watched: Iterable[str | Path] = ()) -> Fingerprint:
     """The arguments of a command, and the files named in it or `watched`."""
-    digests = dict(_arguments(parts))
+    found = dict(_arguments(parts))
     for path in dict.fromkeys([*_named_files(parts), *map(Path, watched)]):
-        digests |= file_fingerprint(path)
-    return dict(sorted(digests.items()))
+        found |= file_fingerprint(path)
+    return dict(sorted(found.items()))
 
 
 def settings_fingerprint(settings: Mapping[str, Any]) -> Fingerprint:
     """The files that declared settings name, such as config = "small.toml"."""
-    digests: Fingerprint = {}
+    found: Fingerprint = {}
     for value in settings.values():
         if isinstance(value, str) and _is_file(value):
-            digests |= file_fingerprint(Path(value))
-    return digests
+            found |= file_fingerprint(Path(value))
+    return found
 
 
 def file_fingerprint(path: Path) -> Fingerprint:

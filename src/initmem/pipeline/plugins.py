@@ -15,15 +15,15 @@ from initmem.recipe import Recipe
 
 def fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
     """The fingerprints of the registered networks and datasets that recipes name, by that name."""
-    digests: dict[str, Fingerprint] = {}
+    found: dict[str, Fingerprint] = {}
     for recipe in recipes:
         model, function = register.find_model(recipe.model), register.find_dataset(recipe.dataset)
-        if model is not None and recipe.model not in digests:
-            digests[recipe.model] = fingerprint(model.build)
-        if function is not None and recipe.dataset not in digests:
+        if model is not None and recipe.model not in found:
+            found[recipe.model] = fingerprint(model.build)
+        if function is not None and recipe.dataset not in found:
             content = {f"data {recipe.dataset}": f"#{_digest(recipe)}"}
-            digests[recipe.dataset] = fingerprint(function) | content
-    return digests
+            found[recipe.dataset] = fingerprint(function) | content
+    return found
 
 
 def _digest(recipe: Recipe) -> str:

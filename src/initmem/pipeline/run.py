@@ -220,5 +220,5 @@ def _check_function(train: object) -> None:
 def _name_of(train: object) -> str:
     while isinstance(train, functools.partial):
         train = train.func
-    name = str(getattr(train, "__name__", type(train).__name__))
-    return "pipeline" if name == "<lambda>" else name
+    found = str(getattr(train, "__name__", type(train).__name__))
+    return "pipeline" if found == "<lambda>" else found

@@ -83,16 +83,16 @@ def function_node(function: types.FunctionType) -> Function | None:
     if tree is None:
         return None
     wanted = (ast.Lambda,) if code.co_name == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [
+    found = [
         node
         for node in ast.walk(tree)
         if isinstance(node, wanted)
         and _first_line(node) == code.co_firstlineno
         and getattr(node, "name", "<lambda>") == code.co_name
     ]
-    if len(nodes) > 1:  # several lambdas in one line
-        nodes = [node for node in nodes if _holds(node, code)]
-    return nodes[0] if len(nodes) == 1 else None
+    if len(found) > 1:  # several lambdas in one line
+        found = [node for node in found if _holds(node, code)]
+    return found[0] if len(found) == 1 else None
 
 
 def _first_line(node: Function) -> int:

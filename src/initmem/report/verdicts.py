@@ -252,11 +252,11 @@ def remarks(content: Content, recipe: AnyRecipe, row: Memory) -> list[str]:
         run.id for study in content.survey.studies if recipe in study.recipes for run in study.runs(recipe)
     }
     missing = len(asked - {record.id for record in records})
-    lines = [f"about {row.seeds_needed} seeds would settle it"] if row.seeds_needed else []
-    lines += [f"{counts[name]} {name}" for name in ("failed", "diverged") if counts[name]]
-    lines += [f"{count(missing, 'run')} to come"] if missing else []
-    lines += ["mixed hardware"] if len({hardware(record.provenance) for record in records}) > 1 else []
-    return [*lines, *row.notes]
+    found = [f"about {row.seeds_needed} seeds would settle it"] if row.seeds_needed else []
+    found += [f"{counts[name]} {name}" for name in ("failed", "diverged") if counts[name]]
+    found += [f"{count(missing, 'run')} to come"] if missing else []
+    found += ["mixed hardware"] if len({hardware(record.provenance) for record in records}) > 1 else []
+    return [*found, *row.notes]
 
 
 def hardware(provenance: Any) -> tuple[str, str]:

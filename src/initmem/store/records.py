@@ -83,11 +83,11 @@ class Records:
 
     def scan(self, *, verify: bool = False) -> Found:
         """All records. A file that has not changed since it was indexed is read only to `verify` it."""
-        scanned = self._index.refresh(verify=verify)
-        if scanned.changed and len(index := self._index.encode()) <= LARGEST_INDEX:
+        found = self._index.refresh(verify=verify)
+        if found.changed and len(index := self._index.encode()) <= LARGEST_INDEX:
             with contextlib.suppress(OSError):  # a store that cannot be written can still be read
                 write_atomic(self.paths.index, index, self.paths.mode)
-        return scanned
+        return found
 
     @writes
     def commit(self, records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -143,10 +143,10 @@ class Records:
     @writes
     def set_aside(self, unwanted: Callable[[RunRecord], bool]) -> int:
         """Move records out of the way, so that their runs are trained again; how many."""
-        ids = [run_id for run_id, record in self.scan().records.items() if unwanted(record)]
-        for run_id in ids:
+        found = [run_id for run_id, record in self.scan().records.items() if unwanted(record)]
+        for run_id in found:
             move_aside(self.paths.record(run_id), self.paths, run_id)
-        return len(ids)
+        return len(found)
 
     @writes
     def move_damaged_aside(self) -> list[str]:
@@ -154,12 +154,12 @@ class Records:
 
         A record that cannot be read for any other reason may be intact. Then nothing is moved.
         """
-        scanned = self.scan()
-        if unreadable := list(scanned.unreadable.values()):
+        found = self.scan()
+        if unreadable := list(found.unreadable.values()):
             more = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
             raise StoreError(f"{unreadable[0]}{more}; it may be intact, so nothing was moved or trained")
         moved = []
-        for run_id, problem in scanned.damaged.items():
+        for run_id, problem in found.damaged.items():
             target = move_aside(self.paths.record(run_id), self.paths, run_id)
             moved.append(f"{problem}; moved to {target}")
         return moved
@@ -278,8 +278,8 @@ class Index:
         return sorted(filter(RUN_ID.fullmatch, names))
 
     def _stamp(self, run_id: str) -> Stamp:
-        status = self.paths.record(run_id).stat()
-        return status.st_size, status.st_mtime_ns
+        found = self.paths.record(run_id).stat()
+        return found.st_size, found.st_mtime_ns
 
     def _enter(self, run_id: str, stamp: Stamp) -> Entry:
         """Read a record; its stamp was taken before, so that a change in between is seen next time."""

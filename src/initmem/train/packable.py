@@ -27,8 +27,8 @@ def notes(recipe: Recipe, sizes: Sizes) -> list[str]:
     """What a user should know before training: why there are no packs, and what the scale leaves alone."""
     reason = obstacle(recipe, sizes)
     left = [variable.name for variable in check_module(recipe, sizes) if variable.role == "other"]
-    lines = [f"trains alone: {reason}"] if reason else []
-    return lines + ([f"as the builder made them: {', '.join(left)}"] if left else [])
+    found = [f"trains alone: {reason}"] if reason else []
+    return found + ([f"as the builder made them: {', '.join(left)}"] if left else [])
 
 
 def obstacle(recipe: Recipe, sizes: Sizes) -> str:

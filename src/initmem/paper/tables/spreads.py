@@ -41,9 +41,9 @@ PUBLISHED = {  # what table 5 shows, and which published quantity stands beside 
 
 def rates(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
     """Table 4: learning rate x penalty, then Adam and long training."""
-    swept = sweep(records, studies)
-    everyone = [(b, view, member) for b in swept.batches for view, member in swept.everyone(b)]
-    grid = swept.grid(*swept.batches) or list(SCALES)
+    found = sweep(records, studies)
+    everyone = [(b, view, member) for b in found.batches for view, member in found.everyone(b)]
+    grid = found.grid(*found.batches) or list(SCALES)
     rows = [_rate_row(view, member, b, grid, reference=reference) for b, view, member in everyone]
     columns = [
         BATCH,
@@ -59,9 +59,9 @@ def rates(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: 
     notes = [SPREAD, "Train: mean train accuracy of the selected predictors over all scales shown"]
     published = reference and any(row[-2] for row in rows)
     notes += [NO_VALUES] if reference and not published else []
-    notes += [*(text for text in swept.source(reference=published) if text), *swept.notes()]
+    notes += [*(text for text in found.source(reference=published) if text), *found.notes()]
     title = "Table 4. Test accuracy of SGD by learning rate η and kernel penalty λ"
-    return paper_table(title, columns, rows, notes, swept.missing())
+    return paper_table(title, columns, rows, notes, found.missing())
 
 
 def _rate_row(view: View, member: Member, b: int, grid: Sequence[float], *, reference: bool) -> list[Entry]:
@@ -97,15 +97,15 @@ def _published(where: str, view: View, key: Key, reference: bool) -> list[Entry]
 
 def depth(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
     """Table 5: accuracies by network, and below them when it fitted and when it was selected."""
-    depths = pairs(records, studies, DEPTHS)
-    grid = depths.view.grid_of([member.key for member in depths.everyone()]) or list(SCALES)
+    found = pairs(records, studies, DEPTHS)
+    grid = found.view.grid_of([member.key for member in found.everyone()]) or list(SCALES)
     rows: list[list[Entry]] = []
     for quantity in PUBLISHED:
-        for b, optimizer, member in _everyone(depths):
-            cell = depths.view.cell(member.key)
+        for b, optimizer, member in _everyone(found):
+            cell = found.view.cell(member.key)
             row: list[Entry] = [quantity, b, optimizer, member.label, *_quantity(quantity, cell, grid)]
             row.append(_spread(cell, grid) if quantity == TEST_ROWS else "")
-            rows.append(row + _depth_paper(quantity, depths.view, member.key, reference))
+            rows.append(row + _depth_paper(quantity, found.view, member.key, reference))
     columns = [
         Column("quantity", "text", "what the row shows"),
         BATCH,
@@ -119,7 +119,7 @@ def depth(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: 
             Column("paper", about="published: of test accuracy the spread (pp), else at every scale")
         )
     notes = [SPREAD, "τ_interp: median, runs that never got there counted as later than their last epoch"]
-    return _pairs_table("Table 5. Networks of different depth", depths, columns, rows, notes, reference)
+    return _pairs_table("Table 5. Networks of different depth", found, columns, rows, notes, reference)
 
 
 def _depth_paper(quantity: str, view: View, key: Key, reference: bool) -> list[Entry]:
@@ -127,8 +127,8 @@ def _depth_paper(quantity: str, view: View, key: Key, reference: bool) -> list[E
     return [str(item) if item else ""] if reference else []
 
 
-def _everyone(shown: Pairs) -> list[tuple[int, str, Member]]:
-    return [(b, name, m) for b in shown.batches for name in shown.optimizers for m in shown.members(name, b)]
+def _everyone(found: Pairs) -> list[tuple[int, str, Member]]:
+    return [(b, name, m) for b in found.batches for name in found.optimizers for m in found.members(name, b)]
 
 
 def _quantity(quantity: str, cell: Sequence[RunRecord], grid: Sequence[float]) -> list[Entry]:
@@ -146,13 +146,13 @@ def _quantity(quantity: str, cell: Sequence[RunRecord], grid: Sequence[float]) -
 
 def norms(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
     """Table 6: normalization and augmentation."""
-    normed = pairs(records, studies, NORMS)
-    grid = normed.view.grid_of([member.key for member in normed.everyone()]) or list(SCALES)
+    found = pairs(records, studies, NORMS)
+    grid = found.view.grid_of([member.key for member in found.everyone()]) or list(SCALES)
     rows: list[list[Entry]] = []
-    for b, optimizer, member in _everyone(normed):
-        cell = normed.view.cell(member.key)
+    for b, optimizer, member in _everyone(found):
+        cell = found.view.cell(member.key)
         row: list[Entry] = [b, optimizer, label_of(NORMS, member.key[:-2]), *means_by_scale(cell, grid, TEST)]
-        rows.append([*row, _spread(cell, grid), *_published("table 6", normed.view, member.key, reference)])
+        rows.append([*row, _spread(cell, grid), *_published("table 6", found.view, member.key, reference)])
     columns = [
         BATCH,
         OPTIMIZER,
@@ -161,18 +161,18 @@ def norms(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: 
     ]
     columns += [SPREAD_COLUMN, *_paper(reference)]
     title = "Table 6. Test accuracy by normalization and augmentation"
-    return _pairs_table(title, normed, columns, rows, [SPREAD], reference)
+    return _pairs_table(title, found, columns, rows, [SPREAD], reference)
 
 
 def _pairs_table(
     title: str,
-    shown: Pairs,
+    found: Pairs,
     columns: list[Column],
     rows: list[list[Entry]],
     notes: list[str],
     reference: bool,
 ) -> Table:
-    keys = [member.key for member in shown.everyone()]
-    origin = sources(shown.view, keys, columns, rows, reference=reference)
-    everything = [*notes, *origin, *shown.view.selection.notes]
-    return paper_table(title, columns, rows, everything, shown.view.missing(keys), group=2)
+    keys = [member.key for member in found.everyone()]
+    origin = sources(found.view, keys, columns, rows, reference=reference)
+    everything = [*notes, *origin, *found.view.selection.notes]
+    return paper_table(title, columns, rows, everything, found.view.missing(keys), group=2)
