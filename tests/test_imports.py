@@ -65,6 +65,15 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "'torch', 'numpy', 'scipy', 'matplotlib', 'polars', 'pydantic', 'rich.console'"
+    script = (
+        "import sys, initmem.cli; initmem.cli.load([]); loaded = set(sys.modules); "
+        f"assert 'initmem.cli.theory' in loaded; assert not {{{heavy}}} & loaded, {{{heavy}}} & loaded"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_how_far_a_store_is_can_be_said_without_numpy() -> None:
     """It is asked often, and NumPy takes as long to load as all the rest."""
     results = Path(__file__).parents[1] / "docs" / "results" / "main-grid-mini.initmem"

@@ -44,9 +44,6 @@ def plan(
     gpus: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Simulate a schedule on N accelerators.")
     ] = None,
-    failures: Annotated[
-        float, typer.Option(min=0, metavar="N", help="Failures per accelerator and day in that schedule.")
-    ] = 0.0,
     power: Annotated[
         bool, typer.Option("--power", help="In place of the cost: how many seeds a verdict takes.")
     ] = False,
@@ -87,17 +84,7 @@ def plan(
         utilization=utilization,
         pipeline=_pipeline(asked),
     )
-    schedule = (
-        simulate(
-            asked,
-            gpus=gpus,
-            accelerator=accelerator,
-            utilization=utilization,
-            failures_per_day=failures,
-        )
-        if gpus
-        else None
-    )
+    schedule = simulate(asked, gpus=gpus, accelerator=accelerator, utilization=utilization) if gpus else None
     if as_json:
         summary = asdict(made)
         rows = summary.pop("rows")
@@ -133,8 +120,8 @@ def _print_power(
     from initmem.store.results import open_results
 
     records = open_results(pilot).records() if pilot else []
-    found = power_rows(study, noise=noise, pilot=records, memory=memory, tolerance=tolerance)
-    rows = [row._asdict() for row in found]
+    powers = power_rows(study, noise=noise, pilot=records, memory=memory, tolerance=tolerance)
+    rows = [row._asdict() for row in powers]
     if as_json:
         print_json("plan.power", rows)
         return
@@ -162,7 +149,7 @@ def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
         say(f"one {made.accelerator} at {share}: {duration(3600 * made.accelerator_hours)}")
     if schedule:
         span = f"{duration(3600 * schedule.makespan_hours)}, {100 * schedule.busy:.0f}% busy"
-        say(f"{schedule.gpus} of them (simulated): {span}, {count(schedule.failures, 'failure')}")
+        say(f"{schedule.gpus} of them (simulated): {span}")
 
 
 def _here(made: Plan) -> str:

@@ -210,12 +210,11 @@ def record_bytes(recipe: AnyRecipe) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A simulated execution of a study on several accelerators."""
+    """A study on several accelerators, run by run."""
 
     gpus: int
     makespan_hours: float
     busy: float  # share of the accelerators' time that went into runs
-    failures: int
 
 
 def simulate(
@@ -224,11 +223,8 @@ def simulate(
     gpus: int,
     accelerator: str,
     utilization: float,
-    failures_per_day: float = 0.0,
-    checkpoint_minutes: float = 10.0,
-    seed: int = 0,
 ) -> Schedule:
-    """Give the longest run to the first free accelerator; a failure costs the time since a checkpoint."""
+    """Give the longest run to the first free accelerator."""
     rate = accelerator_rate(accelerator, utilization)
     durations = sorted(
         (
@@ -238,32 +234,11 @@ def simulate(
         ),
         reverse=True,
     )
-    rng = np.random.default_rng(seed)
     free_at = [0.0] * gpus
-    failures, useful = 0, sum(durations)
     for duration in durations:
-        start = heapq.heappop(free_at)
-        spent, failed = _with_failures(duration, failures_per_day / 24, checkpoint_minutes / 60, rng)
-        failures += failed
-        heapq.heappush(free_at, start + spent)
+        heapq.heapreplace(free_at, free_at[0] + duration)
     makespan = max(free_at)
-    return Schedule(gpus, makespan, useful / (gpus * makespan), failures)
-
-
-def _with_failures(
-    duration: float, per_hour: float, checkpoint: float, rng: np.random.Generator
-) -> tuple[float, int]:
-    """Hours that a run really takes, and how often it failed."""
-    if per_hour == 0:
-        return duration, 0
-    spent, left, failures = 0.0, duration, 0
-    while (survived := rng.exponential(1 / per_hour)) < left:
-        spent += survived
-        left -= survived // checkpoint * checkpoint
-        failures += 1
-        if failures > 10_000:
-            raise ConfigError("failures come faster than checkpoints: no run would ever end")
-    return spent + left, failures
+    return Schedule(gpus, makespan, sum(durations) / (gpus * makespan))
 
 
 def rough_hours(studies: Sequence[Study], workers: int) -> list[float]:

@@ -187,14 +187,14 @@ def _folder(store: Store) -> Path:
 
 def _parsed(options: Sequence[str]) -> dict[str, Any]:
     """Read `partition=long` and the like; what submitit does not share among clusters is Slurm's own."""
-    found: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for text in options:
         key, sign, value = text.partition("=")
         if not sign or not key.isidentifier() or not value:
             raise ConfigError(f"slurm = {text!r} (allowed: KEY=VALUE, as in partition=long)")
         name = key if key in (*SHARED, "cluster") else f"slurm_{key}"
-        found[name] = int(value) if value.isdecimal() else value
-    return found
+        parsed[name] = int(value) if value.isdecimal() else value
+    return parsed
 
 
 def _queue(jobs: Sequence[Any]) -> dict[str, str]:
@@ -209,8 +209,8 @@ def _queue(jobs: Sequence[Any]) -> dict[str, str]:
 
 def _submitit() -> Any:
     try:
-        found = importlib.import_module("submitit")
+        module = importlib.import_module("submitit")
     except ImportError:
         raise ConfigError("engine = 'slurm' (needs submitit: pip install 'initmem[slurm]')") from None
     logging.getLogger("submitit").setLevel(logging.ERROR)
-    return found
+    return module

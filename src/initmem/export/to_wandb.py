@@ -49,10 +49,10 @@ def write_runs(runs: Sequence[NamedRun], folder: Path) -> int:
 
 def _is_written(place: Path, run_id: str) -> bool:
     """Whether a run is there; what an interrupted export left of it is removed."""
-    for found in place.glob(f"wandb/offline-run-*-{run_id}"):
-        if (found / DONE).exists():
+    for folder in place.glob(f"wandb/offline-run-*-{run_id}"):
+        if (folder / DONE).exists():
             return True
-        shutil.rmtree(found)
+        shutil.rmtree(folder)
     return False
 
 

@@ -62,14 +62,14 @@ def verdicts(rows: list[Row], study: Study, records: Sequence[RunRecord]) -> lis
     checked = []
     for row, recipe in zip(rows, map(network_of, study.recipes), strict=True):
         options = advise(recipe, sizes(recipe).n_train)
-        found = memory(groups[options[0].recipe]) if options and options[0].recipe in groups else None
+        measured = memory(groups[options[0].recipe]) if options and options[0].recipe in groups else None
         right = {"forgets": "yes", "remembers": "no"}
         checked.append(
             row
             | {
                 "checked": in_words(options[0]) if options else "",
-                "memory": str(found) if found else "",
-                "correct": right.get(found.verdict, "cannot tell") if found else "",
+                "memory": str(measured) if measured else "",
+                "correct": right.get(measured.verdict, "cannot tell") if measured else "",
             }
         )
     return checked

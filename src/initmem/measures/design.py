@@ -125,13 +125,13 @@ def unit_of(metric: str) -> tuple[float, str]:
 
 def own_metrics(records: Sequence[RunRecord]) -> list[str]:
     """What user code recorded under names of its own."""
-    found = dict.fromkeys(
+    recorded = dict.fromkeys(
         name
         for record in records
         if isinstance(record.run.recipe, PipelineRecipe)
         for name in (*record.history, *record.finals)
     )
-    return [name for name in found if name not in METRICS]
+    return [name for name in recorded if name not in METRICS]
 
 
 def default_metric(records: Sequence[RunRecord]) -> str:
@@ -172,10 +172,10 @@ def preferred(columns: Iterable[str]) -> list[str]:
 
 def curve_metric(records: Sequence[RunRecord]) -> str:
     """The metric whose dependence on the scale is followed over epochs."""
-    found = curve_metrics(records)
-    if not found:
+    metrics = curve_metrics(records)
+    if not metrics:
         raise ConfigError("no metric was recorded epoch by epoch (tracker.end_epoch records them)")
-    return found[0]
+    return metrics[0]
 
 
 def _recorded(records: Sequence[RunRecord]) -> list[str]:

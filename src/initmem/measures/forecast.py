@@ -112,12 +112,12 @@ def advise(recipe: Recipe, n_train: int) -> list[Advice]:
     """Changes of one field each that bring a clock over its threshold, the least change first."""
     if forecast(recipe, n_train).forecast == "forgets":
         return []
-    found = []
+    changes = []
     for field, change in LEVERS.items():
         advice = _least(recipe, n_train, field, change)
         if advice is not None:
-            found.append(advice)
-    return sorted(found, key=lambda advice: _size(recipe, advice))
+            changes.append(advice)
+    return sorted(changes, key=lambda advice: _size(recipe, advice))
 
 
 def _size(recipe: Recipe, advice: Advice) -> float:

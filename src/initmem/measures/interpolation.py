@@ -76,5 +76,5 @@ def survival(times: Array, reached: NDArray[np.bool_]) -> Survival:
 
 
 def _first(times: Array, condition: NDArray[np.bool_]) -> float | None:
-    found = np.flatnonzero(condition)
-    return float(times[found[0]]) if len(found) else None
+    reached = np.flatnonzero(condition)
+    return float(times[reached[0]]) if len(reached) else None

@@ -106,8 +106,8 @@ def rates(scales: int, seeds: int, ratio: float) -> tuple[float, float]:
     if min(scales, seeds) < 2:
         return 0.0, 0.0
     noise = np.random.default_rng([scales, seeds]).standard_normal((STUDIES, seeds, scales))
-    found = spreads(noise + np.linspace(0, ratio, scales)).p <= 0.05
-    return float(found.mean()), float((spreads(noise).high <= ratio).mean())
+    significant = spreads(noise + np.linspace(0, ratio, scales)).p <= 0.05
+    return float(significant.mean()), float((spreads(noise).high <= ratio).mean())
 
 
 def seeds_to_find(scales: int, ratio: float) -> int | None:

@@ -99,10 +99,10 @@ def lived_clock(records: Sequence[RunRecord]) -> tuple[str, float] | None:
     return (family, value) if value and value > 0 else None
 
 
-def lived_memory(records: Sequence[RunRecord], found: Memory) -> Lived | None:
+def lived_memory(records: Sequence[RunRecord], measured: Memory) -> Lived | None:
     """The corrected memory of a recipe beside its clock."""
     clock = lived_clock(records)
-    return None if clock is None or found.corrected is None else Lived(*clock, found.corrected)
+    return None if clock is None or measured.corrected is None else Lived(*clock, measured.corrected)
 
 
 def lived_elasticity(records: Sequence[RunRecord]) -> Lived | None:

@@ -250,8 +250,8 @@ def seeds_needed(
         differences, errors = paired(share * means, noise.covariance, 1)
         width = stdtrit(more - 1, 1 - alpha / 2) / np.sqrt(more)
         settled |= (differences + width[:, None, None] * errors).max(axis=(1, 2)) <= tolerance
-    found = np.flatnonzero(settled)
-    return int(more[found[0]]) if len(found) else None
+    enough = np.flatnonzero(settled)
+    return int(more[enough[0]]) if len(enough) else None
 
 
 def student(freedom: int, tail: float = ALPHA / 2) -> float:

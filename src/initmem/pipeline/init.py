@@ -196,19 +196,19 @@ class Init:
         if mode not in get_args(Mode):
             raise ConfigError(f"mode = {mode!r} ({allowed(get_args(Mode))})")
         _check_kind(model)
-        found = variables(model, kernels)
-        if not any(v.role in ("kernel", "stuck") for v in found):
-            names = ", ".join(v.name for v in found) or "it has none"
+        parameters = variables(model, kernels)
+        if not any(v.role in ("kernel", "stuck") for v in parameters):
+            names = ", ".join(v.name for v in parameters) or "it has none"
             raise ModelError(
                 f"{type(model).__name__}: no kernel among its parameters ({names}; `kernels` says which)"
             )
         recipe = self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
         sizes: list[dict[str, float]] = [{}, {}]
-        if any(v.role == "kernel" for v in found):
+        if any(v.role == "kernel" for v in parameters):
             size = deviations if mode == "redraw" else factors
-            sizes = [size(recipe, scale, layout_of(found)) for scale in (self.run.scale, 1.0)]
-        now, first = (tuple(each.get(v.name) for v in found) for each in sizes)
-        return InitTable(tuple(found), now, first, tuple(map(_own_deviation, found)), mode)
+            sizes = [size(recipe, scale, layout_of(parameters)) for scale in (self.run.scale, 1.0)]
+        now, first = (tuple(each.get(v.name) for v in parameters) for each in sizes)
+        return InitTable(tuple(parameters), now, first, tuple(map(_own_deviation, parameters)), mode)
 
     def apply(
         self,

@@ -48,8 +48,8 @@ def attributes(owner: object) -> dict[str, Any]:
     if isinstance(owner, type):
         return {}
     slots = [name for kind in type(owner).__mro__ for name in _slots(kind)]
-    found = {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
-    return dict(sorted((found | dict(getattr(owner, "__dict__", {}))).items()))
+    slotted = {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
+    return dict(sorted((slotted | dict(getattr(owner, "__dict__", {}))).items()))
 
 
 def _slots(kind: type) -> tuple[str, ...]:

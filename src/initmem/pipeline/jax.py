@@ -25,10 +25,10 @@ from initmem.errors import ConfigError
 
 def learning_rate(state: Any) -> float:
     """The learning rate of the last update, from the state of an `optax.inject_hyperparams` optimizer."""
-    found = _find(state)
-    if found is None:
+    rate = _find(state)
+    if rate is None:
         raise ConfigError("state: no learning rate in it (allowed: optax.inject_hyperparams(optimizer)(...))")
-    return float(found)
+    return float(rate)
 
 
 def _find(state: Any) -> Any:
@@ -37,4 +37,4 @@ def _find(state: Any) -> Any:
         return hyperparams["learning_rate"]
     if not isinstance(state, tuple | list) or isinstance(state, jax.Array):
         return None
-    return next((found for part in state if (found := _find(part)) is not None), None)
+    return next((rate for part in state if (rate := _find(part)) is not None), None)

@@ -102,14 +102,14 @@ def jax_variables(tree: Any, kernels: Kernels = None) -> list[Variable]:
     """Every array of floating-point numbers in a pytree once."""
     leaves = Leaves(tree)
     choose = choice(kernels, _usual, _plain)
-    found: dict[int, Variable] = {}
+    by_leaf: dict[int, Variable] = {}
     last = None
     for variable in _variables(tree, leaves, choose, explicit=kernels is not None):
         key = id(variable.place.parameters[0])
-        found.setdefault(key, variable)
+        by_leaf.setdefault(key, variable)
         last = key if variable.role == "kernel" else last
-    choose.check(variable.name for variable in found.values())
-    return [replace(v, is_output=key == last) for key, v in found.items()]
+    choose.check(variable.name for variable in by_leaf.values())
+    return [replace(v, is_output=key == last) for key, v in by_leaf.items()]
 
 
 def rebuilt(variables: tuple[Variable, ...]) -> Any:

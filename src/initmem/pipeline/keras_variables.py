@@ -53,15 +53,15 @@ def keras_variables(model: Any, kernels: Kernels = None) -> list[Variable]:
     if not model.built:
         raise ModelError(f"{model.name} has no variables yet (allowed: build it, or call it on one batch)")
     choose = choice(kernels, _usual, _plain)
-    found: dict[int, Variable] = {}
+    by_id: dict[int, Variable] = {}
     last = None
     for layer in model._flatten_layers():
         for variable in _of_layer(layer, f"{model.name}.", choose, explicit=kernels is not None):
             key = id(variable.place.parameters[0])
-            found.setdefault(key, variable)
+            by_id.setdefault(key, variable)
             last = key if variable.role == "kernel" else last
-    choose.check(v.name for v in found.values())
-    return [replace(v, is_output=key == last) for key, v in found.items()]
+    choose.check(v.name for v in by_id.values())
+    return [replace(v, is_output=key == last) for key, v in by_id.items()]
 
 
 def _of_layer(layer: Any, prefix: str, choose: Choice, *, explicit: bool) -> Iterator[Variable]:

@@ -59,8 +59,8 @@ class LightningTracker(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Metrics of the predictor that is returned."""
-        found = metric_names(trainer.callback_metrics, skip=("_step",))
-        self.tracker.finish(**{name: value for name, value in found.items() if name.startswith("test_")})
+        metrics = metric_names(trainer.callback_metrics, skip=("_step",))
+        self.tracker.finish(**{name: value for name, value in metrics.items() if name.startswith("test_")})
 
     def state_dict(self) -> dict[str, Any]:
         """Goes into Lightning's checkpoints."""
@@ -81,7 +81,7 @@ class LightningTracker(Callback):
 
 
 def _batch_size(trainer: Trainer) -> int:
-    found = getattr(trainer.train_dataloader, "batch_size", None)
-    if not isinstance(found, int):
+    size = getattr(trainer.train_dataloader, "batch_size", None)
+    if not isinstance(size, int):
         raise ConfigError("batch_size: the data loader does not tell (allowed: a batch_size of your own)")
-    return found
+    return size

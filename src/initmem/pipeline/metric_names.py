@@ -42,12 +42,12 @@ def metric_names(metrics: Mapping[str, Any], *, bare: str = "", skip: tuple[str,
 
     Learning rates are left out, since the tracker knows better; so is what ends in one of `skip`.
     """
-    found = {}
+    named = {}
     for name, value in metrics.items():
         plain = re.sub(r"\W+", "_", name).strip("_")
         if plain.endswith(skip) or plain in ("learning_rate", "lr", "epoch") or plain.startswith("lr_"):
             continue
         known = metric_name(plain)
         part, _, rest = known.partition("_")
-        found[f"{PARTS[part]}_{rest}" if part in PARTS else bare + known] = value
-    return found
+        named[f"{PARTS[part]}_{rest}" if part in PARTS else bare + known] = value
+    return named

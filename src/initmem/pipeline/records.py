@@ -21,16 +21,16 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
     summary = summarize(history, norm_init=start)
     best = summary.tau_best or 0
     dropped = {"dropped": tracker.dropped} if tracker.dropped else {}
-    found = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
+    tested = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
     return RunRecord(
         run,
         "diverged" if tracker.diverged else "completed",
         replace(
             summary,
-            test_accuracy=found.get("test_accuracy"),
-            test_loss=found.get("test_loss"),
-            test_cross_entropy=found.get("test_cross_entropy"),
-            test_objective=found.get("test_objective"),
+            test_accuracy=tested.get("test_accuracy"),
+            test_loss=tested.get("test_loss"),
+            test_cross_entropy=tested.get("test_cross_entropy"),
+            test_objective=tested.get("test_objective"),
         ),
         history,
         {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | dropped | about,

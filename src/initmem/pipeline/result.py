@@ -147,9 +147,9 @@ class Result:
 
     def clocks(self) -> dict[str, float]:
         """The clocks at the end of training, means over runs; one that was not measured is not there."""
-        found = {name: [r.history[f"clock_{name}"][-1] for r in self.records if f"clock_{name}" in r.history]
+        ends = {name: [r.history[f"clock_{name}"][-1] for r in self.records if f"clock_{name}" in r.history]
                  for name in CLOCKS}  # fmt: skip
-        return {name: float(np.mean(values)) for name, values in found.items() if values}
+        return {name: float(np.mean(values)) for name, values in ends.items() if values}
 
     @cached_property
     def frame(self) -> polars.DataFrame:
@@ -234,11 +234,11 @@ class Result:
     def _repr_html_(self) -> str:
         from initmem.report.notebook import verdict_html
 
-        found = self.memories()
-        if not found:
+        memories = self.memories()
+        if not memories:
             return f"<pre>{html.escape(str(self))}</pre>"
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        return verdict_html(found, self.records) + (f"<ul>{notes}</ul>" if notes else "")
+        return verdict_html(memories, self.records) + (f"<ul>{notes}</ul>" if notes else "")
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> polars.DataFrame:

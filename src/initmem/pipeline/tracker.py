@@ -84,9 +84,9 @@ class Tracker:
         """
         if batch_size < 1 or accumulation < 1:
             raise ConfigError(f"batch_size = {batch_size}, accumulation = {accumulation} (allowed: from 1)")
-        found = [] if model is None else self._kernels_of(model, kernels)
+        watched = [] if model is None else self._kernels_of(model, kernels)
         batch = batch_size * accumulation
-        self._updates.watch(found, optimizer, batch=batch, penalty=l2, every=norm_every)
+        self._updates.watch(watched, optimizer, batch=batch, penalty=l2, every=norm_every)
         if self.norm_init is None:
             self.norm_init = self._updates.norm()
         self._clock = time.perf_counter()

@@ -87,5 +87,5 @@ class TransformersTracker(TrainerCallback):
         control.should_training_stop = control.should_training_stop or self.tracker.diverged
 
     def _finish(self, metrics: Mapping[str, Any]) -> None:
-        found = metric_names(metrics, skip=SKIP)
-        self.tracker.finish(**{name: value for name, value in found.items() if name.startswith("test_")})
+        named = metric_names(metrics, skip=SKIP)
+        self.tracker.finish(**{name: value for name, value in named.items() if name.startswith("test_")})

@@ -114,13 +114,13 @@ class UpdateClocks:
         self._settle()
         if not self.groups:
             return {}
-        found: dict[str, float] = {}
+        ticks: dict[str, float] = {}
         for group in self.groups:
             for name, value in group.clocks(self._batch or 1).items():
-                found[name] = found.get(name, 0.0) + group.share * value
+                ticks[name] = ticks.get(name, 0.0) + group.share * value
         if self._batch is None:
-            found = {name: value for name, value in found.items() if name == "adaptive"}
-        return found | ({"angular": self._angular} if self.kernels else {})
+            ticks = {name: value for name, value in ticks.items() if name == "adaptive"}
+        return ticks | ({"angular": self._angular} if self.kernels else {})
 
     def columns(self) -> dict[str, float]:
         """What joins the metrics of an epoch; several parameter groups have columns of their own, too."""
@@ -251,7 +251,7 @@ class _Hook:
 
 def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
     several = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
-    found = []
+    optimizers = []
     for one in several:
         inner = getattr(one, "optimizer", None)  # wrappers of other libraries carry the real one
         real = inner if isinstance(inner, torch.optim.Optimizer) else one
@@ -259,8 +259,8 @@ def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
             raise ConfigError(
                 f"optimizer: a {type(one).__name__} (allowed: torch.optim.Optimizer; else Tracker.step)"
             )
-        found.append(real)
-    return found
+        optimizers.append(real)
+    return optimizers
 
 
 def _inverse(square: Tensor) -> float:

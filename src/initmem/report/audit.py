@@ -72,26 +72,26 @@ def environment_table(content: Content) -> Table:
 
 def mixtures(content: Content) -> list[str]:
     """Recipes whose runs were trained on different hardware, in words."""
-    found = []
+    lines = []
     for recipe, records in content.groups.items():
         counts = Counter(hardware(record.provenance) for record in records)
         if len(counts) > 1:
             parts = ", ".join(f"{n} on {name} ({device})" for (name, device), n in counts.most_common())
-            found.append(f"{content.names[recipe]}: {parts}")
-    return found
+            lines.append(f"{content.names[recipe]}: {parts}")
+    return lines
 
 
 def packs(content: Content) -> list[str]:
     """Recipes whose runs were trained in different packs, in words; a run alone is always the same pack."""
-    found = []
+    lines = []
     for recipe, records in content.groups.items():
         together = Counter((r.provenance.get("pack_id"), r.provenance.get("pack")) for r in records)
         sizes = sorted(size for _, size in together if isinstance(size, int))
         if len(sizes) > 1 and sizes[-1] > 1:
             span = f"{sizes[0]} to {sizes[-1]}" if sizes[0] < sizes[-1] else f"{sizes[0]}"
             runs = f"{count(len(records), 'run')} from {len(sizes)} packs of {span} runs"
-            found.append(f"{content.names[recipe]}: {runs}")
-    return found
+            lines.append(f"{content.names[recipe]}: {runs}")
+    return lines
 
 
 def progress_table(content: Content) -> Table:
@@ -145,7 +145,7 @@ def kind_of(run: Run) -> str:
 
 def diverged_table(content: Content) -> Table | None:
     """Diverged runs are results: when they diverged, and how good the predictor selected before is."""
-    found = [record for record in content.survey.records if record.status == "diverged"]
+    diverged = [record for record in content.survey.records if record.status == "diverged"]
     columns = [
         Column("run", "text"),
         Column("recipe", "text"),
@@ -166,9 +166,9 @@ def diverged_table(content: Content) -> Table | None:
             cell(record.summary.tau_best, "d"),
             *_result(record, content.stats[record.run.recipe].metric),
         ]
-        for record in found[:SHOWN]
+        for record in diverged[:SHOWN]
     ]
-    more = f" (the first {SHOWN} of {len(found)})" if len(found) > SHOWN else ""
+    more = f" (the first {SHOWN} of {len(diverged)})" if len(diverged) > SHOWN else ""
     return Table(f"Diverged runs{more}", columns, rows, id="diverged") if rows else None
 
 
@@ -182,13 +182,13 @@ def _result(record: RunRecord, metric: str) -> list[Cell]:
 def missing(content: Content) -> list[tuple[str, int, str]]:
     """What was asked for and is neither done nor being trained: recipe, how many, which."""
     done = {record.id for record in content.survey.records} | content.survey.training
-    found: dict[str, dict[str, Run]] = {}
+    open_runs: dict[str, dict[str, Run]] = {}
     for study in content.survey.studies:
         for recipe in study.recipes:
             gone = {run.id: run for run in study.runs(recipe) if run.id not in done}
             if gone:
-                found.setdefault(content.names[recipe], {}).update(gone)
-    return [(name, len(runs), which(list(runs.values()))) for name, runs in found.items()]
+                open_runs.setdefault(content.names[recipe], {}).update(gone)
+    return [(name, len(runs), which(list(runs.values()))) for name, runs in open_runs.items()]
 
 
 def which(runs: Sequence[Run]) -> str:

@@ -132,17 +132,17 @@ def collapse_table(content: Content) -> Table | None:
     rows = [
         [
             cell(name, style="name"),
-            cell(found.alpha, ".2f"),
-            interval(found.low, found.high, ".2f"),
-            cell(found.reading),
-            cell(found.n_levels),
+            cell(collapse.alpha, ".2f"),
+            interval(collapse.low, collapse.high, ".2f"),
+            cell(collapse.reading),
+            cell(collapse.n_levels),
             cell(
                 ", ".join(
-                    f"{s.axis} {s.disagreement:.2f}" for s in found.scores if s.disagreement is not None
+                    f"{s.axis} {s.disagreement:.2f}" for s in collapse.scores if s.disagreement is not None
                 )
             ),
         ]
-        for name, found in content.collapses.items()
+        for name, collapse in content.collapses.items()
     ]
     return Table("Collapse of batch sizes", columns, rows, id="collapse") if rows else None
 

@@ -128,20 +128,20 @@ class Archive:
             stated = self._start + sum(section.packed for section in self._sections.values())
             if stated != real:
                 raise StoreError(f"damaged archive ({real:,} bytes, not {stated:,})")
-            self._studies, self._digests, found = self._read_records()
+            self._studies, self._digests, records = self._read_records()
         except OSError as error:
             raise StoreError(f"{path}: cannot be read ({reason(error)})") from None
         except StoreError as error:
             raise StoreError(f"{path}: {error}") from None
-        self._records = sorted(found, key=lambda record: record.id)
+        self._records = sorted(records, key=lambda record: record.id)
 
     @staticmethod
     def _check_format(line: bytes) -> None:
         if line == MAGIC % FORMAT:
             return
         if line.startswith(b"initmem archive "):
-            found = line.removeprefix(b"initmem archive ").decode(errors="replace").strip()
-            raise StoreError(f"archive of format {found} (allowed: {FORMAT})")
+            version = line.removeprefix(b"initmem archive ").decode(errors="replace").strip()
+            raise StoreError(f"archive of format {version} (allowed: {FORMAT})")
         raise StoreError("no archive (allowed: a store directory, or a file that initmem archive wrote)")
 
     def _repr_html_(self) -> str:

@@ -112,7 +112,7 @@ def digest(tensors: Mapping[str, Tensor], text: str) -> str:
     import torch
 
     summary = [[name, str(t.dtype), list(t.shape)] for name, t in sorted(tensors.items())]
-    found = hashlib.sha256(json.dumps([summary, text]).encode())
+    hashed = hashlib.sha256(json.dumps([summary, text]).encode())
     for _, tensor in sorted(tensors.items()):
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        hashed.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()

@@ -97,7 +97,7 @@ class Paths:
     def checkpoints(self, run_id: str) -> set[int]:
         """The updates after which a run has a checkpoint."""
         names = (path.name for path in self.run(run_id).glob("checkpoint-*.safetensors"))
-        return {int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))}
+        return {int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))}
 
     @functools.cached_property
     def mode(self) -> int | None:

@@ -282,11 +282,11 @@ def failure_causes(records: Iterable[RunRecord]) -> list[FailureCause]:
     for record in records:
         if record.status == "failed":
             groups.setdefault(same_cause(cause_line(record)), []).append(record)
-    found = []
+    causes = []
     for group in groups.values():
         first = group[0]
-        found.append(FailureCause(cause_line(first), len(group), first.id, first.run.scale, first.run.seed))
-    return sorted(found, key=lambda cause: -cause.runs)
+        causes.append(FailureCause(cause_line(first), len(group), first.id, first.run.scale, first.run.seed))
+    return sorted(causes, key=lambda cause: -cause.runs)
 
 
 def failure_lines(records: Iterable[RunRecord], most: int = 3) -> list[str]:

@@ -81,7 +81,7 @@ class Records:
             raise StoreError(f"{path}: holds run {record.id}")
         return record
 
-    def scan(self, *, verify: bool = False) -> Found:
+    def scan(self, *, verify: bool = False) -> Scan:
         """All records. A file that has not changed since it was indexed is read only to `verify` it."""
         found = self._index.refresh(verify=verify)
         if found.changed and len(index := self._index.encode()) <= LARGEST_INDEX:
@@ -203,7 +203,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Scan:
     """All records of a store, by run id in a fixed order."""
 
     records: dict[str, RunRecord]
@@ -224,7 +224,7 @@ class Index:
         self.paths = paths
         self._entries: dict[str, Entry] | None = None  # None: not read yet
 
-    def refresh(self, *, verify: bool = False) -> Found:
+    def refresh(self, *, verify: bool = False) -> Scan:
         """Look at every record file; read those that are new or changed, or all of them to `verify`."""
         if verify:
             self._entries = {}
@@ -245,7 +245,7 @@ class Index:
         changed = verify or entries != known
         self._entries = entries
         records = {run_id: entry.record for run_id, entry in entries.items()}
-        return Found(records, damaged, unreadable, changed)
+        return Scan(records, damaged, unreadable, changed)
 
     def encode(self) -> bytes:
         """The content of the index file: a line with version and digest, then the entries."""

@@ -103,8 +103,8 @@ class Store:
 
         A file that has not changed since it was indexed is not read again; `verify` reads them all.
         """
-        found = self._records.scan()
-        return list(found.records.values()), found.problems()
+        scanned = self._records.scan()
+        return list(scanned.records.values()), scanned.problems()
 
     def verify(self) -> list[str]:
         """Check every record against its checksum, changed or not; what is wrong with each bad one."""
@@ -174,7 +174,7 @@ class Store:
 
 def _check_format(paths: Paths) -> None:
     try:
-        found = json.loads(read_bounded(paths.format, 4096))["format"]
+        version = json.loads(read_bounded(paths.format, 4096))["format"]
     except FileNotFoundError:
         raise StoreError(f"{paths.root}: no store here (initmem run makes one)") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, StoreError) as error:
@@ -182,8 +182,8 @@ def _check_format(paths: Paths) -> None:
             f"{paths.root}: not a readable store (store.json: {error}); if it is one, delete store.json, "
             "and initmem run writes it again"
         ) from None
-    if found != FORMAT:
-        raise StoreError(f"{paths.root}: store of format {found!r} (allowed: {FORMAT})")
+    if version != FORMAT:
+        raise StoreError(f"{paths.root}: store of format {version!r} (allowed: {FORMAT})")
 
 
 class Studies:

@@ -148,8 +148,8 @@ def builder(recipe: Recipe) -> Callable[..., Any]:
         from initmem.train.transformers import BUILDERS
 
         return BUILDERS[recipe.model]
-    if (found := register.find_model(recipe.model)) is not None:
-        return found.build
+    if (registered := register.find_model(recipe.model)) is not None:
+        return registered.build
     raise ModelError(f"model = {recipe.model!r}: no plugin that registers it is loaded (--plugin MODULE)")
 
 
@@ -175,8 +175,8 @@ def build_module(recipe: Recipe, sizes: Sizes, *, seed: int = 0) -> nn.Module:
 def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     """Pass two examples through a new module, look at what comes out, and return its parameters."""
     module = build_module(recipe, sizes)
-    found = _variables(module, recipe)
-    factors(recipe, 1.0, layout_of(found))  # whether the layers that the recipe names are there
+    variables = _variables(module, recipe)
+    factors(recipe, 1.0, layout_of(variables))  # whether the layers that the recipe names are there
     told = _told(recipe, sizes)
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
@@ -191,7 +191,7 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     if tuple(out.shape) not in allowed:
         needed = " or ".join(map(str, allowed))
         raise ModelError(f"{told}: its output for 2 examples has shape {tuple(out.shape)} (needed: {needed})")
-    return found
+    return variables
 
 
 def forward_flops(recipe: Recipe, sizes: Sizes) -> int:
@@ -218,29 +218,29 @@ def _zeros(n: int, sizes: Sizes) -> Tensor:
 
 def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
     model = register.find_model(recipe.model)
-    found = torch_variables(module, None if model is None else model.kernels)
-    stuck = [f"{v.name}: {v.note}" for v in found if v.role == "stuck"]
+    variables = torch_variables(module, None if model is None else model.kernels)
+    stuck = [f"{v.name}: {v.note}" for v in variables if v.role == "stuck"]
     if stuck:
         raise ModelError(f"model = {recipe.model!r}: cannot initialize {'; '.join(stuck)}")
-    if not any(v.role == "kernel" for v in found):
-        names = ", ".join(v.name for v in found) or "it has none"
+    if not any(v.role == "kernel" for v in variables):
+        names = ", ".join(v.name for v in variables) or "it has none"
         raise ModelError(
             f"model = {recipe.model!r}: no kernel among its parameters ({names}; "
             "register.model(..., kernels=...) says which)"
         )
-    return found
+    return variables
 
 
 @torch.no_grad()
 def initialize_module(module: nn.Module, run: Run) -> list[str]:
     """Initialize a module as `Init` does, for the scale and seed of a run; return its kernels by name."""
     recipe = network_of(run.recipe)
-    found = _variables(module, recipe)
-    layout: Layout = layout_of(found)
+    variables = _variables(module, recipe)
+    layout: Layout = layout_of(variables)
     redraw = recipe.init_mode == "redraw"
     sizes = (deviations if redraw else factors)(recipe, run.scale, layout)
     rng = generator(run.seed_of("init"), "init")
-    for variable in found:
+    for variable in variables:
         if variable.name not in sizes:
             continue
         if not redraw:
@@ -248,7 +248,7 @@ def initialize_module(module: nn.Module, run: Run) -> list[str]:
         else:
             kind = recipe.distribution if variable.role == "kernel" else "normal"
             variable.place.set(draw(rng, variable.shape, kind) * sizes[variable.name])
-    kernels = [variable for variable in found if variable.role == "kernel"]
+    kernels = [variable for variable in variables if variable.role == "kernel"]
     kernels[0].place.value().view(-1)[0] *= run.perturbation
     return [variable.name for variable in kernels]
 

@@ -80,7 +80,7 @@ def largest_eigenvalues(product: Product, start: Tensor) -> Array:
     have been found, and leaves the largest one where it is (Paige 1980). An operator is done when the
     residual of its Ritz vector is small, whatever the others need; NaN after `MOST_PRODUCTS`.
     """
-    found = np.full(len(start), np.nan)
+    eigenvalues = np.full(len(start), np.nan)
     running = np.ones(len(start), dtype=bool)
     vector, before = start / _norm(start), torch.zeros_like(start)
     beta = torch.zeros(len(start), 1, dtype=start.dtype, device=start.device)
@@ -97,9 +97,9 @@ def largest_eigenvalues(product: Product, start: Tensor) -> Array:
         for r in np.flatnonzero(running):
             value, residual = _ritz([a[r] for a in diagonal], [b[r] for b in below])
             if not residual > TOLERANCE * abs(value):  # small enough, or not a number
-                found[r], running[r] = value, False
+                eigenvalues[r], running[r] = value, False
         before, vector = vector, after / beta.clamp_min(torch.finfo(beta.dtype).tiny)
-    return found
+    return eigenvalues
 
 
 def _norm(vectors: Tensor) -> Tensor:

@@ -37,18 +37,18 @@ class TorchPlace(Place):
 
     def value(self) -> Tensor:
         """The tensor that the module computes with; to look at it changes nothing, as in evaluation mode."""
-        found: Tensor
+        tensor: Tensor
         if not parametrize.is_parametrized(self.module, self.attribute):
-            found = getattr(self.module, self.attribute)
-            return found
+            tensor = getattr(self.module, self.attribute)
+            return tensor
         parametrization: Any = self.module.parametrizations
         was_training = parametrization.training
         parametrization.eval()  # spectral_norm improves its estimate whenever it is used in training
         try:
-            found = getattr(self.module, self.attribute)
+            tensor = getattr(self.module, self.attribute)
         finally:
             parametrization.train(was_training)
-        return found
+        return tensor
 
     def set(self, values: NDArray[np.float64]) -> None:
         """Draw it anew; the padding row of an embedding stays at zero."""
@@ -99,15 +99,15 @@ class TorchPlace(Place):
 def torch_variables(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
     """Every parameter of a torch model once."""
     choose = choice(kernels, _usual, _plain)
-    found: dict[int, Variable] = {}
+    by_id: dict[int, Variable] = {}
     last = None
     for module, slots in _slots(model):
         for variable in _roles(module, slots, choose, explicit=kernels is not None):
             key = id(variable.place.parameters[0])
-            found[key] = _tied(found[key], variable) if key in found else variable
+            by_id[key] = _tied(by_id[key], variable) if key in by_id else variable
             last = key if variable.role == "kernel" else last
-    choose.check(name for v in found.values() for name in (v.name, *v.also))
-    return [replace(v, is_output=key == last) for key, v in found.items()]
+    choose.check(name for v in by_id.values() for name in (v.name, *v.also))
+    return [replace(v, is_output=key == last) for key, v in by_id.items()]
 
 
 def _slots(model: nn.Module) -> Iterator[tuple[nn.Module, list[TorchPlace]]]:
@@ -134,14 +134,14 @@ def _roles(
     """Give the parameters of one module their roles."""
     fan_ins = {slot.attribute: _fan_in(slot, choose) for slot in slots}
     has_kernel = any(fan_in is not None for fan_in in fan_ins.values())
-    found = []
+    variables = []
     for slot in slots:
         fan_in = fan_ins[slot.attribute]
         role, note = _role(slot, fan_in, has_kernel=has_kernel, explicit=explicit)
         shape = tuple(slot.value().shape)
         kept = fan_in if role == "kernel" else None
-        found.append(Variable(slot.name, shape, role, kept, note, slot))
-    return found
+        variables.append(Variable(slot.name, shape, role, kept, note, slot))
+    return variables
 
 
 def _role(slot: TorchPlace, fan_in: float | None, *, has_kernel: bool, explicit: bool) -> tuple[Role, str]:

@@ -65,11 +65,11 @@ class Variable:
     is_output: bool = False  # the kernel of the last layer
 
 
-def layout_of(found: Sequence[Variable]) -> Layout:
+def layout_of(variables: Sequence[Variable]) -> Layout:
     """The variables of a model, for `scaled` to choose from."""
-    names = {role: [(v.name, *v.also) for v in found if v.role == role] for role in ("kernel", "bias")}
-    fan_ins = [v.fan_in or 1.0 for v in found if v.role == "kernel"]
-    (output,) = [(v.name, *v.also) for v in found if v.is_output]
+    names = {role: [(v.name, *v.also) for v in variables if v.role == role] for role in ("kernel", "bias")}
+    fan_ins = [v.fan_in or 1.0 for v in variables if v.role == "kernel"]
+    (output,) = [(v.name, *v.also) for v in variables if v.is_output]
     return Layout(dict(zip(names["kernel"], fan_ins, strict=True)), names["bias"], output)
 
 

@@ -25,8 +25,8 @@ def best(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: b
     wanted = [(*recipe, b) for recipe in RECIPES for b in BATCHES]
     # The setting is that of the standard recipe: Adam with augmentation is in other studies as well.
     standard = [key for key in wanted if key[0] == "momentum"]
-    found = select(records, FIELDS, standard, prefer={"augment": AUGMENT})
-    view = View.of(found, studies)
+    selection = select(records, FIELDS, standard, prefer={"augment": AUGMENT})
+    view = View.of(selection, studies)
     # A study of this name may have been changed by its user: its recipes are wanted too.
     asked = [r for study in studies if study.name == "best-recipe" for r in study.recipes]
     keys = also([tuple(getattr(r, name) for name in FIELDS) for r in asked], wanted)
@@ -38,10 +38,10 @@ def best(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: b
         "|Δ|: difference of the two means; over two scales it is the spread",
         "τ_interp: median; τ_best: mean",
         *sources(view, keys, columns, rows, reference=reference),
-        *found.notes,
+        *selection.notes,
     ]
-    augment = dict(found.setting).get("augment", "none")
-    if found.cells and augment != AUGMENT:
+    augment = dict(selection.setting).get("augment", "none")
+    if selection.cells and augment != AUGMENT:
         shown = "without augmentation" if augment == "none" else f"with {augment}"
         notes.insert(0, f"These runs were trained {shown}; the paper's of this table with flips and crops")
     if (small, large) != SCALES:

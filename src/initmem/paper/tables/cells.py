@@ -96,7 +96,7 @@ def interpolated(records: Sequence[RunRecord]) -> str | None:
     """The median interpolation epoch; one that was not reached is larger than the last epoch."""
     if not records:
         return None
-    found = median_interpolation(records)
-    if found.median is None:
+    times = median_interpolation(records)
+    if times.median is None:
         return f"> {max(record.summary.epochs for record in records)}"
-    return f"{found.median:.0f}" + (f" ({found.n_censored} never)" if found.n_censored else "")
+    return f"{times.median:.0f}" + (f" ({times.n_censored} never)" if times.n_censored else "")

@@ -55,12 +55,12 @@ def _moments(
     name: str, records: Sequence[RunRecord], studies: Sequence[Study], target: float, *, reference: bool
 ) -> Table:
     wanted = [(optimizer, b) for b in BATCHES for optimizer in OPTIMIZERS]
-    found = select(records, FIELDS, wanted, own_rates=True)
-    view = View.of(found, studies)
+    selection = select(records, FIELDS, wanted, own_rates=True)
+    view = View.of(selection, studies)
     scale = nearest(view.scales, target)
-    names = also(found.axis("optimizer"), OPTIMIZERS)
-    batches = sorted(also(found.axis("batch_size"), BATCHES))
-    keys = [(n, b) for b in batches for n in names if n in OPTIMIZERS or (n, b) in found.cells]
+    names = also(selection.axis("optimizer"), OPTIMIZERS)
+    batches = sorted(also(selection.axis("batch_size"), BATCHES))
+    keys = [(n, b) for b in batches for n in names if n in OPTIMIZERS or (n, b) in selection.cells]
     rows, missing = [], []
     for key in keys:
         cell = [record for record in view.cell(key) if record.run.scale == scale]
@@ -70,7 +70,7 @@ def _moments(
         missing += shortfall(name_of(FIELDS, key), cell, asked)
     other = [f"σ = {scale:g} stands in for {target:g}, which the store lacks"] if scale != target else []
     columns = [*COLUMNS, *(PAPER if reference else [])]
-    notes = [*NOTES, *other, *sources(view, keys, columns, rows, reference=reference), *found.notes]
+    notes = [*NOTES, *other, *sources(view, keys, columns, rows, reference=reference), *selection.notes]
     title = f"{name.capitalize()}. Validation accuracy at three moments, initialization scale σ = {scale:g}"
     return paper_table(title, columns, rows, notes, missing)
 
