@@ -97,12 +97,13 @@ def function_node(function: types.FunctionType) -> Function | None:
 def assigned_value(function: types.FunctionType, name: str) -> ast.expr | None:
     """What the file of a function assigns to a global; None where it does so nowhere, or in many places."""
     tree = _tree(function.__code__.co_filename, function.__globals__)
-    found = [
-        node.value
-        for node in (tree.body if tree is not None else ())
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-        and any(_dotted(target) == name for target in getattr(node, "targets", None) or [node.target])
-    ]
+    found = []
+    for node in tree.body if tree is not None else ():
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and name in map(_dotted, targets):
+            found.append(node.value)
     return found[0] if len(found) == 1 else None
 
 
