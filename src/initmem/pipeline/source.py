@@ -95,7 +95,7 @@ def function_node(function: types.FunctionType) -> Function | None:
 
 
 def assigned_value(function: types.FunctionType, name: str) -> ast.expr | None:
-    """What the file of a function assigns to a global; None where it does so nowhere, or in many places."""
+    """What the file of a function assigns to a global; None where it does so nowhere, or more than once."""
     tree = _tree(function.__code__.co_filename, function.__globals__)
     found = []
     for node in tree.body if tree is not None else ():
