@@ -43,6 +43,9 @@ NAMES = {f"class {i}": i for i in range(100)}
 LOSSES = {"plain": nn.functional.mse_loss, "own": helpers.loss}
 CACHE = {}
 HALVE = lambda x: x / 2  # of a rate
+SET_HERE = {"lr": 0.0, "warmup": 5}
+GROWS = [1, 2]
+TOLD = dict(lr=0.0, batch=16)
 
 
 class Base:
@@ -76,10 +79,18 @@ def clip(norm=1.0):
     return norm
 
 
+@helpers.timed
+def configure(init):
+    SET_HERE["lr"] = init.recipe["lr"]
+    TOLD.update(lr=SET_HERE["lr"])
+    GROWS.append(SET_HERE["warmup"])
+
+
 def train(init, tracker, rate=helpers.RATE):
     """Train a network."""
     from late import augmented
 
+    configure(init)
     # the data
     x = CACHE.setdefault("x", augmented(DATA))
     net, loss = Net(), LOSSES["own"]
@@ -122,7 +133,7 @@ def made(power):
     return inner
 ''',
     "helpers.py": """
-from functools import lru_cache
+from functools import lru_cache, wraps
 
 RATE = 0.5
 MOMENTUM = 0.9
@@ -146,13 +157,24 @@ def loss(net, x):
     return 0.0
 
 
+def timed(function):
+    @wraps(function)
+    def twice(*given):
+        return [function(*given) for _ in range(2)]
+
+    return twice
+
+
 def plot():
     return "a picture"
 """,
-    "late.py": "SHIFT = 1\n\n\ndef augmented(x):\n    return x + SHIFT\n",
+    "late.py": "import later\nSHIFT = 1\n\n\ndef augmented(x):\n    return x + SHIFT + later.NOISE\n",
+    "later.py": "NOISE = 1\n",
     "shapes/__init__.py": "",
     "shapes/wide.py": "def factor(n):\n    return n * SIZE\n\n\nSIZE = 3\n",
 }
+
+MODULES = ("mine", "helpers", "late", "later", "shapes", "shapes.wide")
 
 # What is trained, and then (file, before, after, what the message says).
 TRAIN = "mine.train"
@@ -182,6 +204,11 @@ CHANGES = [
     (TRAIN, "helpers.py", "return 0.0", "return 1.0", "function helpers.loss was edited"),
     (TRAIN, "late.py", "x + SHIFT", "x - SHIFT", "late"),
     (TRAIN, "late.py", "SHIFT = 1", "SHIFT = 2", "late"),
+    (TRAIN, "later.py", "NOISE = 1", "NOISE = 2", "module later was edited"),
+    (TRAIN, "helpers.py", "range(2)", "range(3)", "function helpers.timed.twice was edited"),
+    (TRAIN, "mine.py", '"warmup": 5', '"warmup": 6', "mine.SET_HERE['warmup'] 5 -> 6"),
+    (TRAIN, "mine.py", "batch=16", "batch=17", "mine.TOLD['batch'] 16 -> 17"),
+    (TRAIN, "mine.py", "GROWS = [1, 2]", "GROWS = [1, 3]", "mine.GROWS [1, 2] -> [1, 3]"),
     (TRAIN, "shapes/wide.py", "n * SIZE", "n + SIZE", "function wide.factor was edited"),
     (TRAIN, "shapes/wide.py", "SIZE = 3", "SIZE = 4", "wide.SIZE 3 -> 4"),
     ("mine.Fitter(0.1).fit", "", "(0.1)", "(5.0)", "Fitter.rate 0.1 -> 5.0"),
@@ -213,7 +240,7 @@ SAME = [
 def fresh_modules() -> Iterator[None]:
     """Leave no module of the project behind."""
     yield
-    for name in ("mine", "helpers", "late", "shapes", "shapes.wide"):
+    for name in MODULES:
         sys.modules.pop(name, None)
 
 
@@ -221,7 +248,7 @@ def load(folder: Path, files: dict[str, str]) -> ModuleType:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    for name in ("mine", "helpers", "late", "shapes", "shapes.wide"):
+    for name in MODULES:
         sys.modules.pop(name, None)
     sys.path.insert(0, str(folder))
     try:
@@ -284,6 +311,8 @@ def test_what_code_keeps_for_itself_is_not_a_setting(tmp_path: Path) -> None:
     assert fingerprint(fitter.fit) == before
     before = fingerprint(mine.train)
     mine.CACHE["x"] = 3
+    mine.SET_HERE["lr"] = 0.3
+    mine.GROWS.append(5)
     assert fingerprint(mine.train) == before
 
 
@@ -426,6 +455,39 @@ def test_commands_are_known_by_their_arguments_and_files(tmp_path: Path, monkeyp
         files = FILES | {name: FILES[name].replace(before, after)}
         assert files[name] != FILES[name]
         assert differences(old, command_taken(tmp_path / f"same{index}", monkeypatch, files, COMMAND)) == []
+
+
+def test_modules_of_a_package_count_and_files_of_one_name_are_told_apart(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/train.py": "import pkg.model\nfrom .parts import DEPTH\nfrom pkg.deep import tail\n",
+        "pkg/model.py": "WIDTH = 8\n",
+        "pkg/parts.py": "DEPTH = 2\n",
+        "pkg/deep/__init__.py": "",
+        "pkg/deep/tail.py": "from ..parts import DEPTH\nfrom ..model import WIDTH\nTAIL = 1\n",
+        "a/run.toml": "lr = 0.1\n",
+        "b/run.toml": "lr = 0.1\n",
+    }
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+
+    def now() -> Fingerprint:
+        return command_fingerprint(["python", "-m", "pkg.train", "a/run.toml", "--then=b/run.toml"])
+
+    old = now()
+    for name, before, after in (
+        ("pkg/model.py", "8", "9"),
+        ("pkg/parts.py", "2", "3"),
+        ("pkg/deep/tail.py", "1", "2"),
+        ("a/run.toml", "0.1", "0.2"),
+        ("b/run.toml", "0.1", "0.2"),
+    ):
+        Path(name).write_text(files[name].replace(before, after))
+        assert differences(old, now()), name
+        Path(name).write_text(files[name])
+    assert now() == old
 
 
 def test_files_that_settings_name_count_for_their_recipe_alone(tmp_path: Path, monkeypatch) -> None:

@@ -23,6 +23,7 @@ from initmem.measures.statistics import (
     spread,
     spreads,
 )
+from initmem.plots import memory_table as tables
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.study import Run
 
@@ -333,8 +334,29 @@ def test_a_scale_that_was_never_used_has_no_verdict() -> None:
     unused = [replace(r, provenance={"scale_used": False}) for r in records(np.full((3, 3), 80.0))]
     found = memory(unused)
     assert found.verdict == "not applicable"
-    assert str(found) == "not measured, not applicable"
+    assert str(found) == "not applicable: the pipeline never used the scale"
+    assert (found.memory, found.low, found.high, found.p, found.corrected) == (None,) * 5
     assert "never used" in found.meaning
+
+
+def test_runs_of_different_code_are_named_wherever_a_memory_is() -> None:
+    known = records(np.full((3, 3), 80.0) + np.arange(9).reshape(3, 3))
+    same = [replace(r, provenance={"fingerprint": {"EPOCHS": "20", "lr": "1"}}) for r in known]
+    other = [replace(same[0], provenance={"fingerprint": {"lr": "1", "EPOCHS": "1"}}), *same[1:]]
+    order = [replace(same[0], provenance={"fingerprint": {"lr": "1", "EPOCHS": "20"}}), *same[1:]]
+    assert not [note for each in (known, same, order) for note in memory(each).notes if "versions" in note]
+    (note,) = [note for note in memory(other).notes if "versions" in note]
+    assert note == "trained by 2 versions of the code (8 and 1 runs): the fingerprints differ"
+    assert note in tables.memory_table(memory_table(other)).notes
+
+
+def test_seeds_that_only_shift_are_not_said_to_be_the_same() -> None:
+    same = np.tile([80.0, 81.0, 82.0], (4, 1))
+    shifted = same + np.arange(4)[:, None]  # each seed moves all scales alike
+    (of_same,) = [note for note in memory(records(same)).notes if "no noise" in note]
+    (of_shifted,) = [note for note in memory(records(shifted)).notes if "no noise" in note]
+    assert "the same values" in of_same
+    assert "the same differences between scales" in of_shifted
 
 
 def test_the_table_has_a_row_per_recipe_in_the_asked_order() -> None:

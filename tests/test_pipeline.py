@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import nn
 
 import initmem
 from initmem.cli import app
+from initmem.engines.engine import Settings
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, StoreError
@@ -32,6 +34,10 @@ from initmem.study_file import own_study
 
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)
 run = functools.partial(initmem.run, engine="inline", progress=False)
+
+
+def settings_of(train, timeout: float | None = None) -> Settings:
+    return Settings(trainer=PipelineTrainer(train, {}), timeout=timeout)
 
 
 def noise(init: initmem.Init, size: float = 0.003) -> float:
@@ -419,10 +425,10 @@ def test_what_cannot_travel_is_trained_here(tmp_path: Path, capsys: pytest.Captu
     result = initmem.run(train, [1.0], [0], tmp_path)
     assert len(result.records) == 1 and not result.failures
     assert "cannot be sent to other processes (cannot pickle '_thread.lock'" in capsys.readouterr().err
-    assert isinstance(engine_for("local", PipelineTrainer(trained, {}), 2), LocalEngine)
-    assert isinstance(engine_for("inline", PipelineTrainer(trained, {}), 2), InlineEngine)
+    assert isinstance(engine_for("local", settings_of(trained), 2), LocalEngine)
+    assert isinstance(engine_for("inline", settings_of(trained), 2), InlineEngine)
     with pytest.raises(ConfigError, match=r"engine = 'ray': this training code cannot be sent"):
-        engine_for("ray", PipelineTrainer(train, {}), 2)
+        engine_for("ray", settings_of(train), 2)
 
 
 def test_functions_travel_by_value(tmp_path: Path) -> None:
@@ -507,6 +513,10 @@ def test_what_every_scale_reached(tmp_path: Path, capsys: pytest.CaptureFixture[
     printed = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["recipe"], row["metric"]) for row in printed] == [("planted", "test_accuracy")] * 2
     np.testing.assert_allclose([row["mean"] for row in printed], [row[1] for row in expected])
+    app(["measure", str(tmp_path), "--json"], standalone_mode=False)
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    both = [[at["scale"], at["mean"], at["deviation"], at["n"]] for at in row["scales"]]
+    np.testing.assert_allclose(both, expected)
 
 
 def test_curves_of_a_loss_where_there_is_no_accuracy(tmp_path: Path) -> None:
@@ -582,6 +592,30 @@ def test_records_say_whether_the_scale_was_used(tmp_path: Path) -> None:
         == [True]
     )
     assert used(looked_at, tmp_path / "d") == [False]
+
+
+def test_no_command_speaks_of_a_scale_that_was_never_used(tmp_path: Path, capsys) -> None:
+    def ignores(init, tracker):
+        for epoch in (1, 2, 3):
+            tracker.end_epoch(val_accuracy=0.5 + 0.1 * epoch + noise_of(init.seed, epoch))
+
+    def noise_of(seed: int, epoch: int) -> float:
+        return 0.001 * np.sin(7 * seed + epoch)
+
+    result = run(ignores, (0.5, 1.0, 2.0), range(4), tmp_path)
+    assert (result.verdict, result.memory().memory) == ("not applicable", None)
+    said = "not applicable: the pipeline never used the scale"
+    assert said in str(result)
+    app(["measure", str(tmp_path)], standalone_mode=False)
+    assert "the pipeline never used the scale" in capsys.readouterr().out.replace("\n", " ")
+    for what in ("beta", "half-life", "radial", "difference", "forecast"):
+        app(["measure", str(tmp_path), "--what", what], standalone_mode=False)
+        assert capsys.readouterr().out.startswith(f"ignores: {said}\n")
+        app(["measure", str(tmp_path), "--what", what, "--json"], standalone_mode=False)
+        content = json.loads(capsys.readouterr().out)
+        assert (content["rows"], content["summary"]) == ([], {"not_applicable": ["ignores"]})
+    page = result.report().read_text()
+    assert "The recipe is not applicable (the pipeline never used the scale)." in page
 
 
 # -- failures -------------------------------------------------------------------------------------------
@@ -689,7 +723,7 @@ def test_a_time_limit_is_for_worker_processes(tmp_path: Path) -> None:
         run(trained, [1.0], [0], tmp_path, timeout=3)
     with pytest.raises(ConfigError, match=r"timeout = -1"):
         initmem.run(trained, [1.0], [0], tmp_path, timeout=-1)
-    assert engine_for("local", PipelineTrainer(trained, {}), 1, 2.5).settings.timeout == 2.5
+    assert engine_for("local", settings_of(trained, timeout=2.5), 1).settings.timeout == 2.5
 
 
 def sleeping(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
@@ -699,10 +733,15 @@ def sleeping(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
     return {"loss": 1.0}
 
 
-def test_a_run_that_hangs_is_a_failed_run(tmp_path: Path) -> None:
+def test_a_run_that_hangs_is_a_failed_run_of_this_code(tmp_path: Path) -> None:
     result = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=5, progress=False)
     assert list(result.failures) == [(1.0, 1)]
     assert "timeout" in result.failures[1.0, 1]
+    done, hung = (record.provenance["fingerprint"] for record in result.records)
+    assert hung == done  # so that the same code is not tried again, and other code is
+    before = time.monotonic()
+    again = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=5, progress=False)
+    assert list(again.failures) == [(1.0, 1)] and time.monotonic() - before < 5
 
 
 def dividing(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:

@@ -66,8 +66,8 @@ def measure(
     """
     from initmem.measures.design import default_metric, metric_reason, present_name
     from initmem.measures.looks import looks_of
-    from initmem.measures.memory import memory_table
-    from initmem.measures.rows import REMARKS, rows_of
+    from initmem.measures.memory import NEVER_USED, memory_table
+    from initmem.measures.rows import REMARKS, memory_rows, not_applicable, rows_of
     from initmem.pipeline.metric_names import metric_name
     from initmem.plots import memory_table as memory_tables
     from initmem.plots.columns import measure_table
@@ -89,16 +89,20 @@ def measure(
             looks=looks_of(studies),
         )
         if as_json:
-            print_json("measure.memory", [row.to_json() for row in memories])
+            print_json("measure.memory", memory_rows(memories, records))
         else:
             show(memory_tables.memory_table(memories), wide=wide)
             if metric is None:
                 say(metric_reason(chosen, records))
         return
     rows = rows_of(what, records, metric=metric, order=order)
+    unused = not_applicable(what, records, order)
     if as_json:
-        print_json(f"measure.{what}", rows)
-    elif not rows:
+        print_json(f"measure.{what}", rows, **({"not_applicable": unused} if unused else {}))
+        return
+    for label in unused:
+        say(f"{label}: not applicable: {NEVER_USED}")
+    if not rows:
         say("nothing to measure: the store has no runs of the kind that this measure needs")
     else:
         show(measure_table(what, rows), wide=wide)

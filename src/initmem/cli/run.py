@@ -33,7 +33,6 @@ from initmem.train.requirements import Precision
 if TYPE_CHECKING:
     from initmem.engines.engine import Listener
     from initmem.engines.execute import Workload
-    from initmem.pipeline.command import CommandTrainer
     from initmem.pipeline.fingerprint import Fingerprint
     from initmem.study import Study
 
@@ -149,6 +148,7 @@ def run(
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.looks import looks_of
     from initmem.measures.memory import Memories, memory_table
+    from initmem.measures.rows import memory_rows
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
     from initmem.store.paths import default_store
@@ -160,13 +160,12 @@ def run(
         os.environ["INITMEM_DATA"] = str(data_dir)  # the workers look there too
     limit = None if timeout is None else seconds(timeout)
     trainer: Trainer | None = None
-    program: CommandTrainer | None = None
     code: dict[str, Fingerprint] = {}
     if command is not None:
         from initmem.pipeline.command import study_of
 
         asked, program = study_of(command, name, study, effort, settings or (), watch_files or ())
-        trainer = program
+        trainer, code = program, dict(program.fingerprints)
     elif study is None:
         raise ConfigError("nothing to run (allowed: a study, or --command)")
     else:
@@ -198,20 +197,11 @@ def run(
     )
     place = store or default_store(f"{asked.name}-{asked.effort}")
     opened = Store.create(place)
-    if program is not None:
-        from initmem.pipeline.stale import refuse_stale
+    if code:
+        from initmem.pipeline.stale import HOW, HOW_PLUGINS, refuse_stale
 
-        refuse_stale(opened, asked, program.fingerprint, keep_old=keep_old)
-    elif code:
-        from initmem.pipeline.stale import HOW_PLUGINS, refuse_stale
-
-        refuse_stale(
-            opened,
-            asked,
-            lambda recipe: chosen.settings.code_of(recipe).get("fingerprint", {}),
-            keep_old=keep_old,
-            how=HOW_PLUGINS,
-        )
+        how = HOW_PLUGINS if command is None else HOW
+        refuse_stale(opened, asked, chosen.settings.fingerprint, keep_old=keep_old, how=how)
     introduce(asked, place)
     if trainer is None and engine == "local" and device == "cpu":
         from initmem.train.compiled import library
@@ -244,12 +234,17 @@ def run(
     for line in outcome.moved_aside:
         say(f"initmem: moved aside: {line}", err=True)
     records = [r for r in opened.records() if r.run.recipe in asked.recipes]
+    if code:
+        from initmem.pipeline.stale import stale_note
+
+        if note := stale_note(records, chosen.settings.fingerprint):
+            say(f"initmem: {note}", err=True)
     memories, metric = Memories(), ""
     if any(record.status != "failed" for record in records):
         metric = default_metric(records)
         memories = memory_table(records, metric, order=asked.recipes, looks=looks_of(opened.studies()))
     if as_json:
-        rows = [row.to_json() for row in memories]
+        rows = memory_rows(memories, records)
         causes = [cause.to_json() for cause in failure_causes(records)]
         about = {"study": asked.name, "effort": asked.effort} | asdict(outcome)
         print_json("run", rows, **about, failures=causes)

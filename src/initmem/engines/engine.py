@@ -59,12 +59,19 @@ class Settings:
     timeout: float | None = None  # seconds in which a pack has to finish an epoch
     trainer: Trainer | None = None  # None: the networks of recipes
     plugins: tuple[str, ...] = ()  # modules to import: networks and datasets of recipes may come from them
-    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # fingerprints, by registered name
+    # Fingerprints of user code by recipe id, of plugins by registered name.
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def code_of(self, recipe: AnyRecipe) -> dict[str, Any]:
-        """For the provenance of a record: the fingerprint of the plugins that its recipe uses."""
-        used = [self.code[name] for key in ("model", "dataset") if (name := recipe.get(key)) in self.code]
-        return {"fingerprint": dict(sorted(item for one in used for item in one.items()))} if used else {}
+        """For the provenance of a record: the fingerprint of the user code, or of the plugins, it uses."""
+        found = self.fingerprint(recipe)
+        return {"fingerprint": found} if found else {}
+
+    def fingerprint(self, recipe: AnyRecipe) -> dict[str, str]:
+        """What the user code or the plugins of a recipe are made of; empty where there are none."""
+        names = (recipe.id, recipe.get("model"), recipe.get("dataset"))
+        used = [self.code[name] for name in names if name in self.code]
+        return dict(sorted(item for one in used for item in one.items()))
 
 
 def engine_named(

@@ -308,6 +308,7 @@ class EarlyStop:
         if self._armed and len(self._causes) >= ALIKE:
             raise StoppedEarly(
                 f"stopped: the first {len(self._causes)} of {self._runs} runs all failed with "
-                f"{self._causes[0]} (their tracebacks are in {self._store.path}; when the cause is fixed, "
-                "the same call tries them again; keep_going=True or --keep-going trains the rest anyway)"
+                f"{self._causes[0]} (their tracebacks are in {self._store.path}; once the code is fixed, the "
+                "same call tries them again; retry_failed=True or --retry-failed does so in any case, "
+                "keep_going=True or --keep-going trains the rest)"
             )

@@ -193,8 +193,9 @@ class RayEngine:
             store.claims.release(runs)
             return [flight.parcel._replace(pack=[run]) for run in runs]
         for run in runs:
-            origin = environment(self.settings.device) | {"faults": counted(store.faults.of(run.id))}
-            store.commit([failed(run, f"{cause}: {error}", origin)])
+            origin = environment(self.settings.device) | self.settings.code_of(run.recipe)
+            faults = {"faults": counted(store.faults.of(run.id))}
+            store.commit([failed(run, f"{cause}: {error}", origin | faults)])
         return []
 
     def _give_back(self, store: Store, flight: _Flight) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -24,6 +25,7 @@ Size = Literal["large", "moderate", "small"]
 TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
 SIZES: dict[Size, float] = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
 FEW_SEEDS = 3  # up to so many are a first look
+NEVER_USED = "the pipeline never used the scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Memory:
     def meaning(self) -> str:
         """The verdict in one sentence."""
         if self.verdict == "not applicable":
-            return "The training code never used the initialization scale, so there is nothing to measure."
+            return "The pipeline never used the initialization scale, so there is nothing to measure."
         if self.memory is None:
             return f"No seed has a {self.metric} at every scale yet."
         shown, floor = self._shown(self.memory), f"{self.floor or 0:.2g}"
@@ -128,7 +130,9 @@ class Memory:
         return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
 
     def __str__(self) -> str:
-        if self.memory is None or self.verdict == "not applicable":
+        if self.verdict == "not applicable":
+            return f"{self.verdict}: {NEVER_USED}"
+        if self.memory is None:
             return f"not measured, {self.verdict}"
         text = self._shown(self.memory)
         if self.low is not None:
@@ -191,12 +195,14 @@ def memory(
     _, unit = unit_of(metric)
     n_seeds, n_scales = values.shape
     bound = 100.0 if unit == "pp" and metric != "repair_gap" else math.inf
-    known = spread(values, alpha=look.alpha, bound=bound) if n_seeds else Spread(*[None] * 6)
+    applicable = scale_used(records)
+    measured = n_seeds > 0 and applicable
+    known = spread(values, alpha=look.alpha, bound=bound) if measured else Spread(*[None] * 6)
     limit = TOLERANCE_PP if tolerance is None and unit == "pp" else tolerance
     trained = failures(records)
     equal = trained is None or trained.equal(failure_tolerance)
     verdict = judge(known.p, known.high, limit, alpha=look.alpha, equal_failures=equal)
-    if not scale_used(records):
+    if not applicable:
         verdict = "not applicable"
     open_ = verdict == "undetermined" and n_seeds > 0
     return Memory(
@@ -224,7 +230,7 @@ def memory(
         failure_p=trained.p if trained else None,
         failure_limit=trained.largest_difference if trained else None,
         dropped_seeds=arranged.dropped,
-        notes=tuple(_notes(arranged, known, look, trained)),
+        notes=tuple(_notes(arranged, known, look, trained)) + tuple(_code_notes(records)),
     )
 
 
@@ -271,7 +277,8 @@ def _notes(arranged: Profile, known: Spread, look: Look, trained: Failures | Non
             f"left out, because a scale is missing: seed{'s' * (len(arranged.dropped) > 1)} {listed}"
         )
     if known.p is not None and known.floor == 0 and n > 1:
-        notes.append("all seeds gave the same values, so no noise was measured: is the seed used?")
+        alike = "values" if not np.ptp(arranged.values, axis=0).any() else "differences between scales"
+        notes.append(f"all seeds gave the same {alike}, so no noise was measured: is the seed used?")
     if look.number > 1:
         notes.append(
             f"look {look.number}: tested at {100 * look.alpha:.2g}%, "
@@ -280,6 +287,16 @@ def _notes(arranged: Profile, known: Spread, look: Look, trained: Failures | Non
     if trained and trained.failed:
         notes.append(_failure_note(trained))
     return notes
+
+
+def _code_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether the runs were trained by different code: their fingerprints differ."""
+    known = [record.provenance.get("fingerprint") for record in records if record.status != "failed"]
+    counts = Counter(str(sorted(one.items())) for one in known if isinstance(one, dict))
+    if len(counts) < 2:
+        return []
+    runs = " and ".join(str(n) for _, n in counts.most_common())
+    return [f"trained by {len(counts)} versions of the code ({runs} runs): the fingerprints differ"]
 
 
 def _failure_note(trained: Failures) -> str:

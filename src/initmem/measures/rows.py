@@ -25,7 +25,7 @@ from initmem.measures.design import (
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
 from initmem.measures.interpolation import median_interpolation
-from initmem.measures.memory import memory
+from initmem.measures.memory import Memory, memory, scale_used
 from initmem.measures.prediction import lived_elasticity, lived_memory, predict_each
 from initmem.measures.radial import radial_memory
 from initmem.measures.sharpness import sharpness
@@ -43,7 +43,26 @@ def rows_of(
     """The rows of one measure, recipe by recipe."""
     if what not in MEASURES:
         raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES])})")
-    return MEASURES[what](labelled(records, order), metric)
+    groups, left_out = labelled(records, order), not_applicable(what, records, order)
+    return MEASURES[what]({label: group for label, group in groups.items() if label not in left_out}, metric)
+
+
+def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> list[Row]:
+    """Memories as plain values, each with what every scale reached."""
+    groups: dict[str, list[RunRecord]] = {}
+    for record in records:
+        groups.setdefault(record.run.recipe.id, []).append(record)
+    return [
+        row.to_json() | {"scales": [at._asdict() for at in scale_means(groups[row.recipe_id], row.metric)]}
+        for row in memories
+    ]
+
+
+def not_applicable(what: str, records: Sequence[RunRecord], order: Sequence[AnyRecipe] = ()) -> list[str]:
+    """The recipes that never used the scale, where a measure asks for its effect."""
+    if what not in OF_SCALE:
+        return []
+    return [label for label, group in labelled(records, order).items() if not scale_used(group)]
 
 
 def _beta(groups: Groups, metric: str | None) -> list[Row]:
@@ -298,6 +317,11 @@ MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
     "chaos": _chaos,
     "seeds": _seeds,
 }
+
+# What measures an effect of the initialization scale.
+OF_SCALE = (
+    "beta", "half-life", "difference", "collapse", "exponents", "forecast", "clocks", "radial",
+)  # fmt: skip
 
 # What is printed below the table of a measure.
 REMARKS: dict[str, Callable[[Sequence[Row]], str]] = {

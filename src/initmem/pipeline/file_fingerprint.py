@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from initmem.errors import ConfigError
-from initmem.pipeline.fingerprint import Fingerprint
+from initmem.pipeline.fingerprint import Fingerprint, note
 from initmem.pipeline.source import canonical, digest, imported, parsed
 
 LARGEST_PARSED = 1 << 22  # bytes of a file that is read by its content
@@ -26,7 +26,8 @@ def command_fingerprint(parts: Sequence[str], watched: Iterable[str | Path] = ()
     """The arguments of a command, and the files named in it or `watched`."""
     found = dict(_arguments(parts))
     for path in dict.fromkeys([*_named_files(parts), *map(Path, watched)]):
-        found |= file_fingerprint(path)
+        for name, text in file_fingerprint(path).items():
+            note(found, name, text)
     return dict(sorted(found.items()))
 
 
@@ -35,7 +36,8 @@ def settings_fingerprint(settings: Mapping[str, Any]) -> Fingerprint:
     found: Fingerprint = {}
     for value in settings.values():
         if isinstance(value, str) and _is_file(value):
-            found |= file_fingerprint(Path(value))
+            for name, text in file_fingerprint(Path(value)).items():
+                note(found, name, text)
     return found
 
 
@@ -85,7 +87,10 @@ def _parsed_file(path: Path) -> Fingerprint:
     try:
         match path.suffix:
             case ".py":
-                return dict(_python(path, text, set()))
+                found: Fingerprint = {}
+                for name, part in _python(path, text, set()):
+                    note(found, name, part)
+                return found
             case ".json":
                 return dict(_flat(path.name, json.loads(text)))
             case ".toml":
@@ -114,10 +119,22 @@ def _python(path: Path, text: str, seen: set[Path]) -> Iterator[tuple[str, str]]
             rest.append(canonical(ast.Module([node], [])))
     yield f"file {path.name}", digest("\n".join(rest))
     for name in imported(tree, ""):
-        for beside in (path.parent.joinpath(*name.split(".")).with_suffix(".py"),
-                       path.parent.joinpath(*name.split("."), "__init__.py")):  # fmt: skip
-            if beside.resolve() not in seen and _is_file(str(beside)):
+        for beside in _module_files(path, name):
+            if beside.resolve() not in seen:
                 yield from _python(beside, beside.read_bytes().decode("utf-8", "replace"), seen)
+
+
+def _module_files(path: Path, name: str) -> list[Path]:
+    """The file of a module that a script imports: beside it, around its package, or in this folder."""
+    roots = [path.resolve().parent]
+    while (roots[-1] / "__init__.py").is_file() and roots[-1].parent != roots[-1]:
+        roots.append(roots[-1].parent)
+    for root in (*roots, Path.cwd()):
+        place = root.joinpath(*name.split("."))
+        found = [each for each in (place.with_suffix(".py"), place / "__init__.py") if _is_file(str(each))]
+        if name and found:
+            return found
+    return []
 
 
 def _constant(node: ast.stmt) -> tuple[str, str] | None:

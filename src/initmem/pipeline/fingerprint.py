@@ -8,7 +8,8 @@ project that the code refers to; installed packages count by their version:
      "argument lr": "0.2", "package torch": "2.13.0"}
 
 Code counts as parsed, so that comments and formatting do not matter. Values that the code itself changes
-while it trains (a cache, a log, a counter) are its state, not settings, and do not count.
+while it trains (a cache, a log, a counter) are its state, not settings, and do not count; of a global list
+or dict that it changes, what the source says it begins with does.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from initmem.pipeline.introspection import (
 from initmem.pipeline.source import (
     Definition,
     Writes,
+    assigned_value,
     canonical,
     class_node,
     code_digest,
@@ -77,6 +79,7 @@ class _Walk:
         self.writes: dict[str, Writes] = {}  # by module
         self._known = known
         self._seen: dict[int, object] = {}  # by id; what is kept alive cannot pass its id on
+        self._files: set[str] = set()  # of modules that count as a whole
 
     def callable(self, thing: object) -> None:
         """Note what is called to train: a function, a partial, a bound method or an object."""
@@ -106,7 +109,7 @@ class _Walk:
                 writes.visit(node)
         for name, value in attributes(owner).items():
             if not writes.is_state(f"self.{name}", value):
-                self.value(f"{kind.__name__}.{name}", value)
+                self.value(f"{kind.__name__}.{name}", writes.settings(f"self.{name}", value))
         self.code(kind)
 
     def code(self, thing: types.FunctionType | type) -> None:
@@ -114,7 +117,7 @@ class _Walk:
         if id(thing) in self._seen:
             return
         self._seen[id(thing)] = thing
-        module = str(thing.__module__ or "__main__")
+        module = _module_of(thing)
         if not self._is_project(module):
             self._package(module)
         elif isinstance(thing, type):
@@ -124,8 +127,9 @@ class _Walk:
 
     def _function(self, function: types.FunctionType) -> None:
         node = function_node(function)
-        module = str(function.__module__ or "__main__")
-        name = f"{_short_module(module)}.{function.__qualname__.replace('.<locals>', '')}"
+        module = _module_of(function)
+        qualified = function.__code__.co_qualname  # functools.wraps changes the other one
+        name = f"{_short_module(module)}.{qualified.replace('.<locals>', '')}"
         text = code_digest(function.__code__) if node is None else digest(canonical(node))
         self._note(f"function {name}", text)
         writes = Writes()
@@ -138,7 +142,7 @@ class _Walk:
             self.value(f"default {name}({key})", value)
         for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if (value := content(cell)) is not function and not writes.is_state(key, value):
-                self.value(f"{name.rpartition('.')[0]}.{key}", value)
+                self.value(f"{name.rpartition('.')[0]}.{key}", writes.settings(key, value))
         loaded, taken = names_used(function.__code__)
         if node is not None:
             self._imports(node, str(function.__globals__.get("__package__") or ""), taken)
@@ -147,7 +151,19 @@ class _Walk:
             if isinstance(value, types.ModuleType):
                 self._module(value, taken)
             elif not of_module.is_state(key, value):
-                self.value(f"{_short_module(module)}.{key}", value)
+                self.value(f"{_short_module(module)}.{key}", of_module.settings(key, value))
+            else:
+                self._start(f"{_short_module(module)}.{key}", assigned_value(function, key))
+
+    def _start(self, name: str, source: ast.expr | None) -> None:
+        """What a list or dict begins with that the code goes on to change; nothing where that is empty."""
+        inside = [] if source is None else list(ast.walk(source))[1:]
+        if source is None or not any(isinstance(part, ast.Constant) for part in inside):
+            return
+        try:
+            self.value(name, ast.literal_eval(source))
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            self._note(name, f"#{digest(canonical(source))}")
 
     def _class(self, kind: type) -> None:
         """A class: each method for itself, then the rest of its body, its plain attributes and its bases."""
@@ -197,8 +213,14 @@ class _Walk:
             self._package(name)
             return
         tree = parsed(Path(file).read_text("utf-8", "replace"))
-        if tree is not None:
-            self._note(f"module {_short_module(name)}", digest(canonical(tree)))
+        if tree is None or file in self._files:
+            return
+        self._files.add(file)
+        self._note(f"module {_short_module(name)}", digest(canonical(tree)))
+        package = name if Path(file).name == "__init__.py" else name.rpartition(".")[0]
+        for needed in imported(tree, package):
+            loaded = getattr(sys.modules.get(needed), "__file__", None)
+            self._whole(needed, loaded or _origin(needed))
 
     def value(self, name: str, value: Any) -> None:
         """Note a value: readable where it is small, by a digest where it is large."""
@@ -241,17 +263,15 @@ class _Walk:
             self.code(type(thing.__self__))
             thing = thing.__func__
         inner = getattr(thing, "__wrapped__", thing) if not isinstance(thing, type) else thing
+        if isinstance(thing, types.FunctionType):  # what a decorator made of another
+            self.code(thing)
         if isinstance(inner, types.FunctionType | type):
             self.code(inner)
         else:
             self._package(str(getattr(thing, "__module__", None) or "builtins"))
 
     def _note(self, name: str, text: str) -> None:
-        """Note a text under a name; a second thing of the same name gets a number."""
-        free, n = name, 2
-        while free in self.entries and self.entries[free] != text:
-            free, n = f"{name} ({n})", n + 1
-        self.entries[free] = text
+        note(self.entries, name, text)
 
     def _package(self, module: str) -> None:
         top = module.partition(".")[0]
@@ -267,6 +287,20 @@ class _Walk:
         loaded = sys.modules.get(module)
         file = getattr(loaded, "__file__", None)
         return loaded is None if file is None else _in_project(file)
+
+
+def note(entries: Fingerprint, name: str, text: str) -> None:
+    """Note a text under a name; a second thing of the same name gets a number."""
+    free, n = name, 2
+    while free in entries and entries[free] != text:
+        free, n = f"{name} ({n})", n + 1
+    entries[free] = text
+
+
+def _module_of(thing: types.FunctionType | type) -> str:
+    """The module that some code is written in; functools.wraps gives a wrapper the name of another."""
+    written = thing.__globals__.get("__name__") if isinstance(thing, types.FunctionType) else None
+    return str(written or thing.__module__ or "__main__")
 
 
 def _in_project(file: str) -> bool:

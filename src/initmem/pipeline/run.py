@@ -25,7 +25,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -105,7 +105,8 @@ def run(
     called = name or _name_of(train)
     study = own_study(called, recipe or {}, scales, seeds, grid=grid, chaos=chaos, split=split)
     trainer = PipelineTrainer(train, fingerprint(train))
-    chosen = engine_for(engine, trainer, workers, timeout)
+    code = {recipe.id: trainer.fingerprint for recipe in study.recipes}
+    chosen = engine_for(engine, Settings(trainer=trainer, timeout=timeout, code=code), workers)
     opened = Store.create(store or default_store(called))
     refuse_stale(opened, study, lambda recipe: trainer.fingerprint, keep_old=keep_old)
     with watching(sys.stderr if progress else None) as watch:
@@ -122,8 +123,9 @@ def run(
     return result
 
 
-def engine_for(name: str, trainer: Trainer, workers: int | None, timeout: float | None = None) -> Engine:
-    """The engine of a name, ready to train by a trainer."""
+def engine_for(name: str, settings: Settings, workers: int | None) -> Engine:
+    """The engine of a name, ready to train user code."""
+    timeout = settings.timeout
     if name not in get_args(EngineName):
         raise ConfigError(f"engine = {name!r} ({allowed(get_args(EngineName))})")
     if timeout is not None and not 0 < timeout < 1e9:
@@ -131,9 +133,9 @@ def engine_for(name: str, trainer: Trainer, workers: int | None, timeout: float 
     if name == "inline":
         if timeout is not None:
             raise ConfigError(f"timeout = {timeout:g} with engine = 'inline' (allowed: engine = 'local')")
-        return InlineEngine(Settings(trainer=trainer))
+        return InlineEngine(settings)
     try:
-        sent = Sent.pack(trainer)
+        sent = Sent.pack(settings.trainer)
     except Exception as error:  # whatever a user's objects raise when they are pickled
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         problem = f"this training code cannot be sent to other processes ({reason})"
@@ -141,8 +143,8 @@ def engine_for(name: str, trainer: Trainer, workers: int | None, timeout: float 
             raise ConfigError(f"engine = {name!r}: {problem}") from None
         limit = ", without the time limit" if timeout is not None else ""
         print(f"initmem: {problem}; its runs go one after the other in this one{limit}", file=sys.stderr)
-        return InlineEngine(Settings(trainer=trainer))
-    return engine_named(name, workers=workers, settings=Settings(trainer=sent, timeout=timeout))
+        return InlineEngine(settings)
+    return engine_named(name, workers=workers, settings=replace(settings, trainer=sent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class Sent:
     packed: bytes
 
     @classmethod
-    def pack(cls, trainer: Trainer) -> Sent:
+    def pack(cls, trainer: Trainer | None) -> Sent:
         """Pack a trainer; raises what pickling it raises."""
         import cloudpickle
 

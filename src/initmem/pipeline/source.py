@@ -21,7 +21,6 @@ MUTATORS = frozenset(
         "extend",
         "insert",
         "add",
-        "update",
         "setdefault",
         "pop",
         "popleft",
@@ -92,6 +91,19 @@ def function_node(function: types.FunctionType) -> Function | None:
     ]
     if len(found) > 1:  # several lambdas in one line
         found = [node for node in found if _holds(node, code)]
+    return found[0] if len(found) == 1 else None
+
+
+def assigned_value(function: types.FunctionType, name: str) -> ast.expr | None:
+    """What the file of a function assigns to a global; None where it does so nowhere, or more than once."""
+    tree = _tree(function.__code__.co_filename, function.__globals__)
+    found = []
+    for node in tree.body if tree is not None else ():
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and name in map(_dotted, targets):
+            found.append(node.value)
     return found[0] if len(found) == 1 else None
 
 
@@ -166,6 +178,8 @@ class Writes(ast.NodeVisitor):
 
     def __init__(self) -> None:
         self.mutated: set[str] = set()  # changed in place
+        self.updated: set[str] = set()  # by `update`, which tells settings as often as it keeps results
+        self.entries: set[tuple[str, str]] = set()  # of a dict, by a key that the code spells out
         self.assigned: set[str] = set()  # given another value
         self.counted: set[str] = set()  # by `+=` and the like
         self.read: set[str] = set()
@@ -179,12 +193,18 @@ class Writes(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: D102
         method = node.func
-        if isinstance(method, ast.Attribute) and method.attr in MUTATORS:
+        if isinstance(method, ast.Attribute) and method.attr == "update":
+            self.updated.add(_dotted(method.value))
+        elif isinstance(method, ast.Attribute) and method.attr in MUTATORS:
             self.mutated.add(_dotted(method.value))
         self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:  # noqa: D102
-        if not isinstance(node.ctx, ast.Load):
+        if isinstance(node.ctx, ast.Load):
+            pass
+        elif isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            self.entries.add((_dotted(node.value), node.slice.value))
+        else:
             self.mutated.add(_dotted(node.value))
         self.generic_visit(node)
 
@@ -206,23 +226,32 @@ class Writes(ast.NodeVisitor):
 
     def forget(self, names: set[str]) -> None:
         """Leave out variables of the code itself, and what they hold."""
-        for group in (self.mutated, self.assigned, self.counted, self.read):
+        for group in (self.mutated, self.updated, self.assigned, self.counted, self.read):
             group -= {name for name in group if name.partition(".")[0] in names}
+        self.entries = {entry for entry in self.entries if entry[0].partition(".")[0] not in names}
 
     def joined(self, other: Writes) -> Writes:
         """What two pieces of code change."""
         both = Writes()
         both.mutated, both.assigned = self.mutated | other.mutated, self.assigned | other.assigned
         both.counted, both.read = self.counted | other.counted, self.read | other.read
+        both.updated, both.entries = self.updated | other.updated, self.entries | other.entries
         return both
 
     def is_state(self, name: str, value: object) -> bool:
         """Whether a value is what the code keeps for itself (a log, a cache, a counter), not a setting."""
         if name in self.mutated and isinstance(value, list | dict | set | bytearray):
             return True
+        if name in self.updated and isinstance(value, set):
+            return True
         if name in self.assigned and not isinstance(value, bool | int | float | str):
             return True
         return name in self.counted and name not in self.read
+
+    def settings(self, name: str, value: object) -> object:
+        """A value without the entries that the code writes for itself: those of CONFIG["lr"] = rate."""
+        own = {key for owner, key in self.entries if owner == name}
+        return {k: v for k, v in value.items() if k not in own} if own and isinstance(value, dict) else value
 
 
 def _dotted(node: ast.AST) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from initmem.measures.memory import Memory
+from initmem.measures.memory import NEVER_USED, Memory
 from initmem.plots.table import Cell, Column, Table, cell, interval
 
 COLUMNS = {
@@ -22,6 +22,7 @@ COLUMNS = {
     "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=14),
 }
 SMALLEST_P = 1e-9
+MOST_NOTES = 6
 
 
 def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
@@ -31,9 +32,23 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
     body = [memory_cells(row) | {"remarks": cell(memory_remark(row, until))} for row in rows]
     shown = [key for key in COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
     starred = "* does not survive the adjustment for the number of recipes shown (q)"
-    notes = [starred] if any(row.survives is False for row in rows) else []
+    notes = ([starred] if any(row.survives is False for row in rows) else []) + shared_notes(rows)
     columns, cells = [COLUMNS[key] for key in shown], [[row[key] for key in shown] for row in body]
     return Table(title, columns, cells, notes=notes)
+
+
+def shared_notes(rows: Sequence[Memory]) -> list[str]:
+    """What to know beside the numbers, each thing once, with the recipes it is about."""
+    about: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row.notes:
+            about.setdefault(note, []).append(row.recipe)
+    lines = []
+    for note, names in about.items():
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        lines.append(note if len(names) == len(rows) else f"{', '.join(names[:2])}{more}: {note}")
+    left = len(lines) - MOST_NOTES
+    return [*lines[:MOST_NOTES], *([f"{left} more notes (--json has them all)"] if left > 0 else [])]
 
 
 def memory_cells(row: Memory) -> dict[str, Cell]:
@@ -63,6 +78,8 @@ def _tiny(p: float | None) -> bool:
 
 def memory_remark(row: Memory, until: float | None = None) -> str:
     """Seeds still needed, or how wide the interval is against what was asked for."""
+    if row.verdict == "not applicable":
+        return NEVER_USED
     if until is not None and row.low is not None and row.high is not None:
         width = row.high - row.low
         return f"interval {width:.1f} wide" + ("" if width <= until else f" (asked: {until:g})")

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from initmem.errors import count
 from initmem.measures.design import AtScale, scale_means
-from initmem.measures.memory import Memory, Verdict
+from initmem.measures.memory import NEVER_USED, Memory, Verdict
 from initmem.plots.builders import memory_interval, metric_title
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
 from initmem.plots.memory_table import COLUMNS, memory_cells, memory_form
@@ -25,7 +25,7 @@ WORDS: dict[Verdict, str] = {
     "remembers": "the scale of the initialization is still visible in the trained predictor",
     "forgets": "the 95% interval of the memory lies below the tolerance",
     "undetermined": "too few or too noisy runs to tell",
-    "not applicable": "the training code never used the scale",
+    "not applicable": NEVER_USED,
 }
 NO_TOLERANCE = "never said here: {} has no natural tolerance (initmem measure --tolerance sets one)"
 
@@ -157,7 +157,8 @@ def headline(rows: Sequence[Memory], *, waiting: int = 0) -> str:
 
 def _said(verdict: str, count: int, one: str, many: str) -> str:
     if verdict in ("undetermined", "not applicable"):
-        return f"{'is' if count == 1 else 'are'} {verdict}"
+        why = f" ({NEVER_USED})" if verdict == "not applicable" else ""
+        return f"{'is' if count == 1 else 'are'} {verdict}{why}"
     return f"{verdict} {one}" if count == 1 else f"{verdict.removesuffix('s')} {many}"
 
 
