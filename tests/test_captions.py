@@ -123,7 +123,9 @@ def labels(figure: Figure) -> list[Text]:
             continue
         for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
             found += [axis.label, axis.offsetText]
-            ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+            major = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+            minor = zip(axis.get_minorticklocs(), axis.get_minorticklabels(), strict=True)
+            ticks = [*major, *minor]
             found += [label for place, label in ticks if min(limits) <= place <= max(limits)]
     return [text for text in found if text.get_visible() and text.get_text().strip()]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import planted
@@ -124,4 +126,5 @@ def drawn(plot: Plot) -> set[float | str | None]:
     groups += [panel for panel in plot.all_panels if isinstance(panel, Intervals)]
     rows = [row for group in groups for row in group.rows]
     rows += [row for panel in plot.all_panels if isinstance(panel, Heatmap) for row in panel.intervals]
-    return marks | levels | {row.reference for row in rows}
+    words = {float(number) for text in plot.published for number in re.findall(r"≈ (\d+)", text)}
+    return marks | levels | words | {row.reference for row in rows}
