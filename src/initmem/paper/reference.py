@@ -14,6 +14,8 @@ from initmem.recipe import AnyRecipe, Recipe
 
 # What an effort may change: the size of the work, not the procedure. It is said wherever the two meet.
 SIZE = frozenset({"train_size", "width", "epochs", "data_sha256"})
+# What the paper leaves open, so that a value may have been published for either.
+OPEN = frozenset({"select_by", "train_eval"})
 
 
 class Reference(NamedTuple):
@@ -36,12 +38,12 @@ class Reference(NamedTuple):
         return f"{SYMBOLS[self.relation]}{self.value:.{digits}f}{upper}"
 
     def fits(self, recipe: AnyRecipe) -> bool:
-        """Whether the value was published for exactly this procedure, at whatever size."""
+        """Whether the value was published for this procedure, at whatever size, as far as it is stated."""
         return isinstance(recipe, Recipe) and _procedure(recipe) in map(_procedure, self.recipes)
 
 
 def _procedure(recipe: Recipe) -> dict[str, Any]:
-    return {name: value for name, value in recipe.settings().items() if name not in SIZE}
+    return {name: value for name, value in recipe.settings().items() if name not in SIZE | OPEN}
 
 
 @cache

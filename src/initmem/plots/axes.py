@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
-from matplotlib.ticker import FixedLocator, LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    LogFormatterSciNotation,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    StrMethodFormatter,
+)
 
 from initmem.plots.model import SYMBOLS, Heatmap, Interval, Intervals, Mark, Panel, Series, Style
 
@@ -101,7 +109,9 @@ def _scales(axes: Axes, panel: Panel, log_limits: Limits | None) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
         if max(ticks) < 100 * min(ticks):  # labels at powers of ten alone could be a single one
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-            axes.xaxis.set_major_formatter(LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9)))
+            axes.xaxis.set_major_formatter(
+                LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9))
+            )
     elif panel.log_x or panel.x_title == "epoch":
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=panel.x_title == "epoch"))
         axes.ticklabel_format(axis="x", scilimits=(-2, 4))

@@ -171,7 +171,9 @@ def published_signs(plot: Plot) -> list[str]:
 
 def has_published(plot: Plot) -> bool:
     """Whether any published value is shown, marked in a panel or written beside a heat map."""
-    return bool(plot.published or published_signs(plot)) or any(row.reference is not None for row in _written(plot))
+    return bool(plot.published or published_signs(plot)) or any(
+        row.reference is not None for row in _written(plot)
+    )
 
 
 def _written(plot: Plot) -> list[Interval]:
