@@ -150,7 +150,9 @@ def _spread(plot: Plot) -> str:
     referred = [row for row in rows if row.reference is not None]
     published = sorted({row.reference_scales for row in referred if row.reference_scales is not None})
     maps = [panel for panel in plot.all_panels if isinstance(panel, Heatmap) and panel.intervals]
-    here = sorted({panel.n_scales for panel in [*panels, *maps] if panel.has_runs()})
+    here = sorted(
+        {panel.n_scales for panel in panels} | {panel.n_scales for panel in maps if panel.has_runs()}
+    )
     text = SPREAD if panels or _written(plot) else ""
     if published:
         text += f"; published over {' or '.join(map(str, published))} scales"
