@@ -185,7 +185,7 @@ def _written(plot: Plot) -> list[Interval]:
 
 
 def hatched(plot: Plot) -> list[str]:
-    """Why places are hatched, if any are: panels, bars, cells, or samples in the legend."""
+    """Why panels, bars, cells or samples in the legend are hatched, if any are."""
     absent = ["no runs"] if any(not entry.present for row in plot.legend for entry in row) else []
     return list(dict.fromkeys([*absent, *(reason for panel in plot.all_panels for reason in _gaps(panel))]))
 
