@@ -17,9 +17,10 @@ from matplotlib.text import Text
 
 import planted
 from initmem.paper import figures, tables
+from initmem.paper.reference import references
 from initmem.plots import matplotlib as renderer
 from initmem.plots.captions import caption
-from initmem.plots.model import Plot
+from initmem.plots.model import Heatmap, Plot
 from initmem.store.record import RunRecord
 from initmem.store.results import open_results
 from initmem.study import Study
@@ -123,7 +124,9 @@ def labels(figure: Figure) -> list[Text]:
             continue
         for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
             found += [axis.label, axis.offsetText]
-            ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+            major = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+            minor = zip(axis.get_minorticklocs(), axis.get_minorticklabels(), strict=True)
+            ticks = [*major, *minor]
             found += [label for place, label in ticks if min(limits) <= place <= max(limits)]
     return [text for text in found if text.get_visible() and text.get_text().strip()]
 
@@ -159,11 +162,38 @@ def test_a_caption_names_what_is_drawn_and_nothing_else(store: str, name: str, r
         assert overlapping(figure) == []
     for sign, is_drawn in signs(figure, text).items():
         assert (sign in text) == is_drawn, f"{sign}: {'not ' * (not is_drawn)}drawn, but: {text}"
+    whole = not any(re.search(r"(no runs|seeds) at σ", line) for line in plot.missing)
+    assert not (whole and "some are missing" in text)
+    assert not re.search(r"no values|, ,|\.\.|: [,;.]", text)
     published = any(sign in text for sign in ("Published values", "(the paper)"))
     assert ("reference: the paper" in text) == published
     if published:
         assert "No published values" not in text
     assert ("No published values" in text) == (reference and not published and name != "scale")
+
+
+PUBLISHED = {  # which published quantities a figure can show
+    **dict.fromkeys("12458", ("spread", "gap")),
+    "3": ("tau_interp",),
+    "7": ("train",),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "store", [store for store in STORES if store != "gaps"]
+)  # no seed has a spread there
+def test_no_published_values_are_missed(store: str, name: str) -> None:
+    """By looking up every recipe behind what is drawn, whatever place its values were published in."""
+    records, studies = records_of(store)
+    plot = figures.plot_of(name, records, studies, True)
+    maps = [row for panel in plot.all_panels if isinstance(panel, Heatmap) for row in panel.rows]
+    series = [*(one for panel in plot.panels for one in panel.series), *maps]
+    drawn_runs = {run for one in series for runs in one.runs for run in runs}
+    recipes = {record.run.recipe for record in records if record.id in drawn_runs}
+    known = [item for item in references() if item.quantity in PUBLISHED[name]]
+    if any(item.fits(recipe) for item in known for recipe in recipes):
+        assert "No published values" not in caption(plot)
 
 
 # -- what overlapped or misled ----------------------------------------------------------------------------
@@ -219,9 +249,54 @@ def test_panels_fill_the_page_where_some_have_no_runs(store: str, name: str) -> 
     assert filled > 0.75
 
 
+@pytest.mark.parametrize("store", ["norm-aug-mini", "chaos-mini", "quickstart"])
+@pytest.mark.parametrize("name", ["1", "5", "8"])
+def test_the_names_of_one_panel_do_not_widen_the_gaps_between_the_others(store: str, name: str) -> None:
+    _, axes = drawn(name, store)
+    first, second = (one.get_position() for one in axes[:2])
+    assert 0 < second.x0 - first.x1 < 0.08
+
+
+def test_ticks_between_powers_of_ten_have_no_labels_where_there_is_no_room() -> None:
+    figure, _ = drawn("6", "best-recipe-mini")
+    ticks = [axes.get_xticklabels(minor=True) for axes in figure.axes if axes.get_xscale() == "log"]
+    assert ticks
+    assert not any(tick.get_text() for some in ticks for tick in some)
+
+
+def test_the_caption_says_why_a_place_is_hatched_or_a_marker_open() -> None:
+    never = caption(plot_of("3", "best-recipe-mini"))
+    assert "Hatched: no runs or 99.5% never reached." in never
+    assert "Interpolation epoch: median, runs that never reach it counted as later" in never
+    assert "n = 3 per point." in never
+    complete = caption(plot_of("3", "main-grid-mini"))
+    assert "(open markers: some never reach it or some have no value)" in complete
+    assert "some are missing" in caption(plot_of("3", "gaps"))
+
+
 def test_the_caption_says_over_how_many_scales_a_published_spread_was_taken() -> None:
     assert "published over 5 or 25 scales, measured over 5" in caption(plot_of("8"))
-    assert "published over 25 scales" in caption(plot_of("2"))
+    assert "published over 25 scales, measured over 5." in caption(plot_of("2"))
+    for name, said in (("4", "22.8, 1.6, 26.5, 4.3"), ("6", "22.8, 26.5")):
+        notes = tables.make(name, *records_of("lr-l2-mini"), reference=True).notes
+        expected = f"Published spreads: {said} over 25 scales, the others over 5; measured: over 2"
+        assert expected in notes
+    notes = tables.make("5", *records_of("main-grid-mini"), reference=True).notes
+    assert "Published spreads: over 25 scales; measured: over 5" in notes
+    assert not any("Published" in note for note in tables.make("6", *records_of("quickstart")).notes)
+
+
+def test_a_bound_is_written_as_one() -> None:
+    figure, _ = drawn("2", "best-recipe-mini")
+    written = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert "14.4 (≤ 3.5)" in written
+    assert "23.5 (0.0)" in written
+
+
+def test_published_epochs_are_said_of_the_lines_they_belong_to() -> None:
+    said = "Published values: interpolation epoch ≈ 30 to 40 for adam, adamw, muon at b = 16, 32, 64."
+    assert said in caption(plot_of("3", "full"))
+    assert "Published" not in caption(plot_of("3", "full", reference=False))
 
 
 # -- tables -----------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import planted
 from initmem.paper import figures, tables
-from initmem.paper.reference import clock_of, find, imbalance_of, millions_of, references
+from initmem.paper.reference import clock_of, find, imbalance_of, memory_of, millions_of, references
 from initmem.plots.model import Heatmap, Intervals, Plot
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.theory.figure9 import adam_path, gradient_path
@@ -41,6 +43,24 @@ def test_another_procedure_has_no_published_value(fields: dict[str, object]) -> 
 @pytest.mark.parametrize("size", [{"width": 16}, {"epochs": 12}, {"train_size": 5000}])
 def test_an_effort_may_change_the_size(size: dict[str, object]) -> None:
     assert str(find("figure 1", Recipe.parse(MAIN | size), "spread")) == "22.8"
+
+
+@pytest.mark.parametrize("reading", [{"select_by": "cross-entropy"}, {"train_eval": True}])
+def test_a_value_stands_beside_either_reading_of_what_the_paper_leaves_open(
+    reading: dict[str, object],
+) -> None:
+    recipe = Recipe.parse(MAIN | reading)
+    assert recipe.id != Recipe.parse(MAIN).id
+    assert str(find("figure 1", recipe, "spread")) == "22.8"
+
+
+def test_where_several_values_are_published_the_one_of_the_place_is_shown() -> None:
+    adam = Recipe.parse({"optimizer": "adam"})
+    augmented = adam.replace(augment="flip-crop")
+    assert [str(memory_of(adam, where)) for where in ("figure 1", "table 6", "")] == ["4.3", "≤ 3.5", "4.3"]
+    assert [str(memory_of(augmented, where)) for where in ("table 7", "figure 8")] == ["0.6", "≤ 3.5"]
+    assert str(memory_of(augmented, "figure 5")) == "≤ 3.5"  # shown nowhere there, but of this procedure
+    assert memory_of(adam.replace(l2=1e-3)) is None
 
 
 def test_settings_of_the_optimizer_are_part_of_the_procedure() -> None:
@@ -106,7 +126,13 @@ def test_every_place_that_a_value_is_said_to_be_shown_shows_it() -> None:
         planted.study("more", planted.grid(optimizer=planted.OPTIMIZERS, batch_size=(32, 64, 256)))
     )
     records = planted.records(*studies)
-    shown = {f"figure {n}": drawn(figures.plot_of(n, records, studies, True)) for n in figures.NAMES}
+    (best,) = (study for study in studies if study.name == "best-recipe")
+    alone = planted.records(best)  # figures 1 and 2 prefer the main grid
+    shown = {
+        f"figure {n}": drawn(figures.plot_of(n, records, studies, True))
+        | drawn(figures.plot_of(n, alone, [best], True))
+        for n in figures.NAMES
+    }
     for name in tables.NAMES:
         table = tables.make(name, records, studies, reference=True)
         shown[f"table {name}"] = {cell.text for row in table.rows for cell in row}
@@ -124,4 +150,5 @@ def drawn(plot: Plot) -> set[float | str | None]:
     groups += [panel for panel in plot.all_panels if isinstance(panel, Intervals)]
     rows = [row for group in groups for row in group.rows]
     rows += [row for panel in plot.all_panels if isinstance(panel, Heatmap) for row in panel.intervals]
-    return marks | levels | {row.reference for row in rows}
+    words = {float(number) for text in plot.published for number in re.findall(r"≈ (\d+)", text)}
+    return marks | levels | words | {row.reference for row in rows}

@@ -286,6 +286,36 @@ def test_patience_stops_a_run_without_changing_its_schedule(tiny: Recipe) -> Non
         assert np.array_equal(stopped.history[name], whole.history[name][:n])
 
 
+def test_the_cross_entropy_can_select_and_stop_in_place_of_the_objective(tiny: Recipe) -> None:
+    """With a large penalty the objective falls as the norm does, while the cross-entropy already rises."""
+    plain = tiny.replace(epochs=8, learning_rate=0.03, l2=0.02, batch_size=8)
+    recipe, stopping = plain.replace(select_by="cross-entropy"), {"select_by": "cross-entropy", "patience": 2}
+    data = load(plain)
+    records = [train_pack([Run(one, 1.0, 0)], data)[0] for one in (plain, recipe)]
+    (stopped,) = train_pack([Run(plain.replace(**stopping), 1.0, 0)], data)
+    objective, other = records
+    losses = objective.history["val_cross_entropy"]
+    assert np.array_equal(losses, other.history["val_cross_entropy"])
+    assert objective.summary.tau_best == 1 + objective.history["val_objective"].argmin()
+    assert other.summary.tau_best == 1 + losses.argmin()
+    assert other.summary.tau_best != objective.summary.tau_best
+    assert other.summary.test_cross_entropy != objective.summary.test_cross_entropy
+    waited = [n - 1 - int(losses[:n].argmin()) for n in range(1, len(losses) + 1)]
+    assert stopped.summary.epochs == 1 + waited.index(2)
+
+
+def test_the_train_split_can_be_measured_after_the_epoch(tiny: Recipe) -> None:
+    """As validation is, so a train split that is also the validation split gives the same values."""
+    recipe = tiny.replace(train_eval=True, augment="flip-crop")
+    data = load(recipe)
+    (record,) = train_pack([Run(recipe, 1.0, 0)], replace(data, val=data.train))
+    (running,) = train_pack([Run(recipe.replace(train_eval=False), 1.0, 0)], replace(data, val=data.train))
+    for name in ("cross_entropy", "objective", "accuracy"):
+        assert np.array_equal(record.history[f"train_{name}"], record.history[f"val_{name}"])
+        assert np.array_equal(record.history[f"val_{name}"], running.history[f"val_{name}"])
+    assert not np.array_equal(record.history["train_cross_entropy"], running.history["train_cross_entropy"])
+
+
 @pytest.mark.parametrize("change", [{"layer_scales": "output=1e38"}, {"bias_std": 1e38}])
 def test_a_network_that_is_not_finite_at_the_start_is_a_diverged_record(tiny: Recipe, change: dict) -> None:
     recipe = tiny.replace(**change)

@@ -154,6 +154,12 @@ class Recipe(BaseModel):
     epochs: int = Field(300, ge=1, description="passes over the training split")
     augment: Literal["none", "flip-crop"] = Field("none", description="training-time augmentation")
     patience: int | None = Field(None, ge=1, description="early stop on validation loss after n epochs")
+    select_by: Literal["objective", "cross-entropy"] = Field(
+        "objective", description="the validation loss that selects the predictor and stops early"
+    )
+    train_eval: bool = Field(
+        False, description="measure the train split after each epoch, as validation is, not while training"
+    )
     bias_std: float = Field(0.2, ge=0, description="standard deviation of the initial biases")
     distribution: Distribution = Field("normal", description="of the initial kernels")
     scaled: str = Field(
@@ -171,6 +177,11 @@ class Recipe(BaseModel):
     init_mode: Literal["redraw", "rescale"] = Field(
         "redraw", description="rescale: the scale multiplies the initialization that the network has itself"
     )
+
+    @property
+    def selecting_loss(self) -> str:
+        """The column of a history whose least value selects the predictor."""
+        return "val_" + self.select_by.replace("-", "_")
 
     @model_validator(mode="before")
     @classmethod

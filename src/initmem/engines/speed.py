@@ -26,8 +26,13 @@ def run_flops(recipe: Recipe, shape: Sizes) -> float:
     if recipe.sharpness_every:
         measurements = 1 + recipe.epochs // recipe.sharpness_every
         seen += measurements * SHARPNESS_PASSES * min(shape.n_train, SHARPNESS_SUBSET)
-    looked_at = recipe.epochs * shape.n_val + shape.n_test
-    return float(seen * count.training + looked_at * count.forward)
+    return float(seen * count.training + _evaluated(recipe, shape) * count.forward)
+
+
+def _evaluated(recipe: Recipe, shape: Sizes) -> int:
+    """Examples that a run evaluates: validation, and the train split where asked for, then the test once."""
+    per_epoch = shape.n_val + recipe.train_eval * shape.n_train
+    return recipe.epochs * per_epoch + shape.n_test
 
 
 class Elapsed(NamedTuple):
@@ -71,14 +76,20 @@ class Speedometer:
         asked = min(recipe.batch_size, shape.n_train)
         batch, n_val = min(asked, limit), max(1, min(shape.n_val, 10 * limit))
         same = recipe.replace(
-            learning_rate=1e-3, epochs=2, patience=None, train_size=None, batch_size=batch, sharpness_every=0
+            learning_rate=1e-3,
+            epochs=2,
+            patience=None,
+            train_size=None,
+            batch_size=batch,
+            sharpness_every=0,
+            train_eval=False,
         )
         key = (same, shape.shape, shape.classes, n_val, pack)
         if key not in self._known:
             self._known[key] = self._time(same, noise(shape, n_train=UPDATES * batch, n_val=n_val), pack)
         update, rest = self._known[key]
         updates = recipe.epochs * updates_per_epoch(recipe, shape.n_train) * asked / batch
-        evaluations = (recipe.epochs * shape.n_val + shape.n_test) / n_val
+        evaluations = _evaluated(recipe, shape) / n_val
         quiet, busy = zip(update.times(updates), rest.times(evaluations), strict=True)
         return Elapsed(sum(quiet), sum(busy))
 

@@ -9,11 +9,13 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from initmem.plots.model import SYMBOLS
 from initmem.recipe import AnyRecipe, Recipe
 
 # What an effort may change: the size of the work, not the procedure. It is said wherever the two meet.
 SIZE = frozenset({"train_size", "width", "epochs", "data_sha256"})
-SYMBOLS = {"=": "", "<": "< ", "<=": "≤ ", ">": "> ", ">=": "≥ ", "about": "≈ "}
+# What the paper leaves open, so that a value may have been published for either.
+OPEN = frozenset({"select_by", "train_eval"})
 
 
 class Reference(NamedTuple):
@@ -36,12 +38,12 @@ class Reference(NamedTuple):
         return f"{SYMBOLS[self.relation]}{self.value:.{digits}f}{upper}"
 
     def fits(self, recipe: AnyRecipe) -> bool:
-        """Whether the value was published for exactly this procedure, at whatever size."""
+        """Whether the value was published for this procedure, at whatever size, as far as it is stated."""
         return isinstance(recipe, Recipe) and _procedure(recipe) in map(_procedure, self.recipes)
 
 
 def _procedure(recipe: Recipe) -> dict[str, Any]:
-    return {name: value for name, value in recipe.settings().items() if name not in SIZE}
+    return {name: value for name, value in recipe.settings().items() if name not in SIZE | OPEN}
 
 
 @cache
@@ -76,10 +78,13 @@ def find(where: str, recipe: AnyRecipe, quantity: str, scale: float | None = Non
     return None
 
 
-def memory_of(recipe: AnyRecipe) -> Reference | None:
-    """The published memory of a procedure: its spread, or the difference between its two scales."""
-    fitting = (item for item in references() if item.quantity in ("spread", "gap") and item.fits(recipe))
-    return next(fitting, None)
+def memory_of(recipe: AnyRecipe, where: str = "") -> Reference | None:
+    """The published memory of a procedure: its spread, or the difference between its two scales.
+
+    Where there are several, the one of a certain figure or table.
+    """
+    fitting = [item for item in references() if item.quantity in ("spread", "gap") and item.fits(recipe)]
+    return next((item for item in fitting if where in item.shown), next(iter(fitting), None))
 
 
 def settings_of(optimizer: str) -> dict[str, Any]:

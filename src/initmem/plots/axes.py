@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    LogFormatterSciNotation,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    StrMethodFormatter,
+)
 
-from initmem.plots.model import Heatmap, Interval, Intervals, Mark, Panel, Series, Style
+from initmem.plots.model import SYMBOLS, Heatmap, Interval, Intervals, Mark, Panel, Series, Style
 
 FAINT, INK = "#8A8A8A", "#404040"
 MANY = 12  # points beyond which only some carry a marker
@@ -98,6 +106,12 @@ def _scales(axes: Axes, panel: Panel, log_limits: Limits | None) -> None:
     ticks = [x for series in panel.series for x in series.x]
     if panel.log_x and 0 < 10 * min(ticks) < max(ticks):
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        if max(ticks) < 100 * min(ticks):  # labels at powers of ten alone could be a single one
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            axes.xaxis.set_major_formatter(
+                LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(9, 9))
+            )
     elif panel.log_x or panel.x_title == "epoch":
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=panel.x_title == "epoch"))
         axes.ticklabel_format(axis="x", scilimits=(-2, 4))
@@ -274,7 +288,7 @@ def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
 
 
 def _in_short(row: Interval) -> str:
-    published = "" if row.reference is None else f" ({row.reference:.1f})"
+    published = "" if row.reference is None else f" ({SYMBOLS[row.relation]}{row.reference:.1f})"
     return ("—" if row.value is None else f"{row.value:.1f}") + published
 
 

@@ -30,12 +30,13 @@ def caption(plot: Plot) -> str:
         *_guides(plot),
         "Values too small for the axis stand at its lower edge" if _cut_off(plot) else "",
         f"Published values: {', '.join(signs)}" if signs else "",
+        *(f"Published values: {words}" for words in plot.published),
         "No published values for what is shown" if plot.reference and not paper else "",
         _spread(plot),
         plot.source and plot.source + paper,
         plot.setting,
         *plot.notes,
-        "Hatched: no runs" if hatched(plot) else "",
+        f"Hatched: {' or '.join(reasons)}" if (reasons := hatched(plot)) else "",
         f"Missing: {first_of(plot.missing, NAMED)}" if plot.missing else "",
     ]
     return "".join(f"{sentence}. " for sentence in sentences if sentence).strip()
@@ -53,7 +54,7 @@ def _statistics(plot: Plot) -> list[str]:
     if not kinds:
         return []
     text = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items())
-    if len(kinds) == 1:
+    if len(kinds) == 1 and any(series.known() for panel in drawn for series in panel.series):
         (text,) = (f"Lines: {kind}" for kind in kinds)
     return [f"{text[0].upper()}{text[1:]}, {counts(drawn)}"]
 
@@ -66,10 +67,13 @@ def _has_band(panel: Panel) -> bool:
 def counts(panels: Iterable[Panel]) -> str:
     """How many runs stand behind the points."""
     panels = list(panels)
-    series = [one for panel in panels for one in panel.series]
-    points = [n for one in series for n, y in zip(one.n, one.y, strict=True) if y == y]  # a NaN is no point
-    if not points:
-        return "no values"
+    points = [
+        n
+        for panel in panels
+        for one in panel.series
+        for n, y in zip(one.n, one.y, strict=True)
+        if y == y or (n and panel.ceiling is not None)  # a NaN is no point, or one beyond the last epoch
+    ]
     what = panels[0].counted
     least, most = min(points), max(points)
     text = f"n = {least} {what}" if least == most else f"n = {least} to {most} {what}"
@@ -80,7 +84,8 @@ def counts(panels: Iterable[Panel]) -> str:
 def _why_open(panel: Panel) -> list[str]:
     """What is the matter with the points that have open markers."""
     points = [(one, i) for one in panel.series for i in one.partial()]
-    missing = any(one.n[i] < one.expected[i] for one, i in points)
+    further = panel.ceiling is None  # else the runs without a value are among the n
+    missing = any(one.n[i] + further * one.n_censored[i] < one.expected[i] for one, i in points)
     censored = any(one.n_censored[i] for one, i in points)
     without = "some have no value" if panel.ceiling is None else "some never reach it"
     return ["some are missing"] * missing + [without] * censored
@@ -144,7 +149,10 @@ def _spread(plot: Plot) -> str:
     rows = [row for panel in panels for row in panel.rows] + _written(plot)
     referred = [row for row in rows if row.reference is not None]
     published = sorted({row.reference_scales for row in referred if row.reference_scales is not None})
-    here = sorted({panel.n_scales for panel in panels})
+    maps = [panel for panel in plot.all_panels if isinstance(panel, Heatmap) and panel.intervals]
+    here = sorted(
+        {panel.n_scales for panel in panels} | {panel.n_scales for panel in maps if panel.has_runs()}
+    )
     text = SPREAD if panels or _written(plot) else ""
     if published:
         text += f"; published over {' or '.join(map(str, published))} scales"
@@ -165,7 +173,9 @@ def published_signs(plot: Plot) -> list[str]:
 
 def has_published(plot: Plot) -> bool:
     """Whether any published value is shown, marked in a panel or written beside a heat map."""
-    return bool(published_signs(plot)) or any(row.reference is not None for row in _written(plot))
+    return bool(plot.published or published_signs(plot)) or any(
+        row.reference is not None for row in _written(plot)
+    )
 
 
 def _written(plot: Plot) -> list[Interval]:
@@ -174,17 +184,20 @@ def _written(plot: Plot) -> list[Interval]:
     return [row for panel in maps for row in panel.intervals]
 
 
-def hatched(plot: Plot) -> bool:
-    """Whether any place without runs is hatched: a panel, a bar, a cell, or a sample in the legend."""
-    absent = any(not entry.present for row in plot.legend for entry in row)
-    return absent or any(map(_has_gaps, plot.all_panels))
+def hatched(plot: Plot) -> list[str]:
+    """Why panels, bars, cells or samples in the legend are hatched, if any are."""
+    absent = ["no runs"] if any(not entry.present for row in plot.legend for entry in row) else []
+    return list(dict.fromkeys([*absent, *(reason for panel in plot.all_panels for reason in _gaps(panel))]))
 
 
-def _has_gaps(panel: AnyPanel) -> bool:
+def _gaps(panel: AnyPanel) -> list[str]:
     if isinstance(panel, Heatmap):
-        return any(y != y for row in panel.rows for y in row.y)
-    bars = panel.inset.rows if isinstance(panel, Panel) and panel.inset and _has_inset(panel) else ()
-    return not panel.has_runs() or any(bar.value is None for bar in bars)
+        return ["no runs"] * any(y != y for row in panel.rows for y in row.y)
+    if not isinstance(panel, Panel) or not panel.has_runs():
+        return [] if panel.has_runs() else ["no runs"]
+    if not panel.has_values():
+        return [panel.void]
+    return [bar.void for bar in panel.inset.rows if bar.value is None] if panel.inset else []
 
 
 def source(recipes: Sequence[AnyRecipe], studies: Sequence[Study]) -> str:

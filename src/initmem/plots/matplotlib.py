@@ -49,18 +49,21 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
     heights = [_height(row, plot) for row in rows]
     maps = [panel for row in rows for panel in row if isinstance(panel, Heatmap)]
     own_row = bool(maps) and len(rows[-1]) == len(rows[0])  # the key of the colors needs a row of its own
-    heights += [0.95] * own_row + [0.3] * bool(absent)
+    heights += [1.05] * own_row
     legend = fitting(plot.legend)
     with style.context(STYLE):
         lines = wrapped(caption(plot), 72 * (WIDTH - 0.2))
-        height = 0.3 + 0.16 * len(legend) + sum(heights) + 0.115 * len(lines)
+        height = 0.3 + 0.16 * len(legend) + sum(heights) + 0.3 * bool(absent) + 0.115 * len(lines)
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         if lines:
             figure.supxlabel("\n".join(lines), x=0.012, ha="left", fontsize=CAPTION, color=INK)
         if legend:
             _draw_legend(figure, legend)
         columns = max(map(len, rows), default=1) if maps else math.lcm(*map(len, rows))
-        grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+        # A strip in the grid of the panels would make all gaps between them as wide as the widest.
+        parts = [sum(heights)] * bool(rows) + [0.3] * bool(absent)
+        places = figure.add_gridspec(len(parts), 1, height_ratios=parts)
+        grid = places[0].subgridspec(max(1, len(heights)), columns, height_ratios=heights or None)
         drawn = _draw_rows(figure, grid, rows, plot)
         _share_limits(drawn)
         for axes, panel in drawn:
@@ -70,7 +73,7 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
             place = grid[len(rows), :] if own_row else grid[len(rows) - 1, len(rows[-1]) :]
             _draw_key(figure.add_subplot(place), maps, drawn[0][0].images[0])
         if absent:
-            no_runs(figure.add_subplot(grid[-1, :]), f"{'; '.join(absent)}: no runs")
+            no_runs(figure.add_subplot(places[-1]), f"{'; '.join(absent)}: no runs")
     return figure, [axes for axes, _ in drawn]
 
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+SYMBOLS = {"=": "", "<": "< ", "<=": "≤ ", ">": "> ", ">=": "≥ ", "about": "≈ "}  # before published values
+
 
 class Style(NamedTuple):
     """How a series is told apart: by color, and by marker and dashes for those who do not see it."""
@@ -172,6 +174,7 @@ class Heatmap(NamedTuple):
     limits: tuple[float, float]  # of the colors, shared by all maps of a plot
     crossed: Sequence[Sequence[bool]] = ()  # labels not fitted; per row and cell
     intervals: Sequence[Interval] = ()  # written right of each row
+    n_scales: int = 0  # over how many scales they were taken
     form: str = ".1f"  # of the numbers in the cells
     tips: Sequence[Sequence[str]] = ()  # on the page, each cell in words
     links: Sequence[Sequence[str]] = ()  # on the page, where the runs behind each cell are listed
@@ -220,6 +223,7 @@ class Plot(NamedTuple):
     missing: Sequence[str] = ()
     notes: Sequence[str] = ()
     reference: bool = False  # published values were asked for
+    published: Sequence[str] = ()  # those that are said rather than drawn
     row_height: float = 2.0  # inches
     lettered: bool = True
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
 
 from initmem.clocks import CLOCKS
+from initmem.recipe import Recipe
 from initmem.study import Run
 
 if TYPE_CHECKING:  # `initmem status` needs no history, and so not the quarter of a second that NumPy takes
@@ -165,15 +166,18 @@ TESTED = tuple(Tested.__annotations__)
 UNTESTED = Tested(test_accuracy=None, test_loss=None, test_cross_entropy=None, test_objective=None)
 
 
-def summarize(history: History, *, norm_init: float | None, **tested: Unpack[Tested]) -> Summary:
+def summarize(
+    history: History, *, norm_init: float | None, selects: str = "val_objective", **tested: Unpack[Tested]
+) -> Summary:
     """Derive the summary of a run from its history, shape (epoch,) per column, and its test results.
 
-    Summary values whose column was not recorded, as may be with user code, are None.
+    `selects` is the loss of a bundled network whose least value selects the predictor. Summary values whose
+    column was not recorded, as may be with user code, are None.
     """
     epochs = max((len(column) for column in history.values()), default=0)
     if epochs == 0:
         return Summary(0, 0, norm_init=norm_init, norm_best=norm_init, norm_last=norm_init, **tested)
-    best, interp = _selected(history, epochs), None
+    best, interp = _selected(history, epochs, selects), None
     if "train_accuracy" in history:
         (reached,) = (history["train_accuracy"] >= INTERPOLATION).nonzero()
         interp = int(reached[0]) if len(reached) else None
@@ -198,9 +202,9 @@ def summarize(history: History, *, norm_init: float | None, **tested: Unpack[Tes
     )
 
 
-def _selected(history: History, epochs: int) -> int:
+def _selected(history: History, epochs: int, selects: str) -> int:
     """The epoch of the returned predictor, counted from 0: by validation, or else the last one."""
-    for name in ("val_loss", "val_objective"):
+    for name in ("val_loss", selects):
         if name in history:
             return int(history[name].argmin())
     return int(history["val_accuracy"].argmax()) if "val_accuracy" in history else epochs - 1
@@ -227,7 +231,9 @@ def finite(record: RunRecord) -> RunRecord:
             test_cross_entropy=summary.test_cross_entropy,
             test_objective=summary.test_objective,
         )
-        ended = summarize(history, norm_init=summary.norm_init, **tested)
+        recipe = record.run.recipe
+        selects = recipe.selecting_loss if isinstance(recipe, Recipe) else "val_objective"
+        ended = summarize(history, norm_init=summary.norm_init, selects=selects, **tested)
         same = ended.tau_best == summary.tau_best  # else the test result is not that of the predictor
         summary = ended if same else replace(ended, **UNTESTED)
     values = {name: getattr(summary, name) for name in SUMMARY_FIELDS}

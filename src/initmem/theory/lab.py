@@ -67,7 +67,7 @@ def train_linear(runs: Sequence[Run]) -> list[RunRecord]:
     histories = [{name: col[:n, r].copy() for name, col in columns.items()} for r, n in enumerate(lived)]
     statuses: list[Status] = ["completed" if n == recipe.epochs else "diverged" for n in lived]
     return [
-        RunRecord(run, status, summarize(history, **ends), history, provenance)
+        RunRecord(run, status, summarize(history, selects="val_objective", **ends), history, provenance)
         for run, status, history, ends in zip(
             runs, statuses, histories, _ends(path, task, best, recipe.l2), strict=True
         )

@@ -162,6 +162,7 @@ class Pack:
                     summary=summarize(
                         self._columns(r),
                         norm_init=self.norm_init[r],
+                        selects=self.recipe.selecting_loss,
                         test_accuracy=float(accuracy[r]),
                         test_cross_entropy=float(loss[r]),
                         test_objective=float(objective[r]),
@@ -331,7 +332,9 @@ class Pack:
         """Validate, then append a row to the history of every replica that is still training."""
         started, n = time.perf_counter(), len(self.train)
         cross_entropy, accuracy = self._evaluate(self.val)
-        running = self.running["loss"] / n
+        fitted, correct = self.running["loss"] / n, self.running["correct"] / n
+        if self.recipe.train_eval:
+            fitted, correct = self._evaluate(self.train)
         squares = self._kernel_squares()
         penalty = self.recipe.l2 * squares
         recipe = self.recipe
@@ -339,9 +342,9 @@ class Pack:
         ticks = sums.clocks(recipe.batch_size)
         seconds = (self.seconds + time.perf_counter() - started) / self.replicas
         measured = {
-            "train_cross_entropy": running.tolist(),
-            "train_objective": (running + penalty).tolist(),
-            "train_accuracy": (self.running["correct"] / n).tolist(),
+            "train_cross_entropy": fitted.tolist(),
+            "train_objective": (fitted + penalty).tolist(),
+            "train_accuracy": correct.tolist(),
             "val_cross_entropy": cross_entropy.tolist(),
             "val_objective": (cross_entropy + penalty).tolist(),
             "val_accuracy": accuracy.tolist(),
@@ -356,7 +359,8 @@ class Pack:
             if not np.isfinite([*values.values(), angles[r]]).all():
                 self.status[r] = "diverged"
                 continue
-            improved[r] = values["val_objective"] < min(rows["val_objective"], default=float("inf"))
+            loss = recipe.selecting_loss
+            improved[r] = values[loss] < min(rows[loss], default=float("inf"))
             for name in CLOCKS:
                 tick = angles[r] if name == "angular" else ticks[name]
                 column = rows[f"clock_{name}"]
@@ -374,7 +378,7 @@ class Pack:
         self._begin_epoch()
 
     def _out_of_patience(self, rows: Rows) -> bool:
-        losses, patience = rows["val_objective"], self.recipe.patience
+        losses, patience = rows[self.recipe.selecting_loss], self.recipe.patience
         return patience is not None and len(losses) - 1 - int(np.argmin(losses)) >= patience
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from initmem.measures.design import by_scale
 from initmem.paper.figures.select import OPTIMIZERS, also, batch_sizes, left_out, numbers, select
 from initmem.paper.figures.view import Member, View
+from initmem.paper.reference import find
 from initmem.plots import styles
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import AnyPanel, Heatmap, Panel, Plot, Series
@@ -122,6 +123,7 @@ def _heatmap(shown: ByOptimizer, b: int, *, reference: bool) -> Heatmap:
     members = [Member((name, b), name, styles.optimizer_style(name)) for name in shown.names]
     tests = [_row(view, member, "test_accuracy") for member in members]
     trains = [_row(view, member, "train_accuracy") for member in members]
+    spreads = view.spreads("figure 2", f"b = {b}", members) if reference else None
     return Heatmap(
         title=f"b = {b}",
         x_title=SIGMA,
@@ -129,7 +131,8 @@ def _heatmap(shown: ByOptimizer, b: int, *, reference: bool) -> Heatmap:
         rows=tests,
         limits=(0.0, 100.0),
         crossed=[[y < 100 * INTERPOLATION for y in row.y] for row in trains],
-        intervals=view.spreads("figure 2", f"b = {b}", members).rows if reference else (),
+        intervals=spreads.rows if spreads else (),
+        n_scales=spreads.n_scales if spreads else 0,
     )
 
 
@@ -158,7 +161,22 @@ def plot_interpolation(
         reference=reference,
     )
     never = [text for member in shown.everyone() for text in _undefined(shown.view, member)]
-    return plot._replace(missing=[*plot.missing, *never])
+    published = _published_epochs(shown) if reference else []
+    return plot._replace(missing=[*plot.missing, *never], published=published)
+
+
+def _published_epochs(shown: ByOptimizer) -> list[str]:
+    """Published interpolation epochs of what is shown, in words: one range holds for several lines."""
+    cells: dict[str, list[Member]] = {}
+    for member in shown.everyone():
+        item = find("figure 3", shown.view.recipe(member.key), "tau_interp")
+        if item is not None and shown.view.cell(member.key):
+            cells.setdefault(str(item), []).append(member)
+    return [
+        f"interpolation epoch {epochs} for {', '.join(dict.fromkeys(one.label for one in members))} "
+        f"at b = {', '.join(dict.fromkeys(str(one.key[1]) for one in members))}"
+        for epochs, members in cells.items()
+    ]
 
 
 def _times(shown: ByOptimizer, b: int) -> Panel:

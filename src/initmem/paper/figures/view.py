@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from initmem.paper.figures.select import Asked, Key, Selection, asked_for, name_of, shortfall
-from initmem.paper.reference import find
+from initmem.paper.reference import find, memory_of
 from initmem.plots import captions
 from initmem.plots.model import AnyPanel, Entry, Interval, Intervals, Mark, Member, Plot, Series
 from initmem.plots.series import Value, common_grid, scale_series, spread_over, usual_grid
@@ -86,7 +86,7 @@ class View:
         for key, label, style in members:
             void = "incomplete" if self.cell(key) else "no runs"
             row = Interval(label, style, spread_over(self.cell(key), grid), void=void)
-            item = find(where, self.recipe(key), "spread")
+            item = memory_of(self.recipe(key), where)
             if item is not None:
                 row = row._replace(
                     reference=item.value, relation=item.relation, reference_scales=item.n_scales

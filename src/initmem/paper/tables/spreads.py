@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from initmem.paper.figures.pairs import DEPTHS, NORMS, Pairs, label_of, pairs
 from initmem.paper.figures.select import Key
 from initmem.paper.figures.sweep import sweep
 from initmem.paper.figures.view import Member, View
-from initmem.paper.reference import find
+from initmem.paper.reference import find, memory_of
 from initmem.paper.tables.cells import (
     BATCH,
     NO_VALUES,
@@ -57,6 +57,8 @@ def rates(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: 
         Column("train", about="train accuracy of the selected predictors", unit="%"),
     ]
     notes = [SPREAD, "Train: mean train accuracy of the selected predictors over all scales shown"]
+    if reference:
+        notes += _over_scales("table 4", [(view, member.key) for _, view, member in everyone], grid)
     published = reference and any(row[-2] for row in rows)
     notes += [NO_VALUES] if reference and not published else []
     notes += [*(text for text in found.source(reference=published) if text), *found.notes()]
@@ -91,8 +93,23 @@ def _spread(cell: Sequence[RunRecord], grid: Sequence[float]) -> Cell | None:
 
 
 def _published(where: str, view: View, key: Key, reference: bool) -> list[Entry]:
-    item = find(where, view.recipe(key), "spread")
+    item = memory_of(view.recipe(key), where)
     return [str(item) if item else ""] if reference else []
+
+
+def _over_scales(where: str, cells: Iterable[tuple[View, Key]], grid: Sequence[float]) -> list[str]:
+    """Over how many scales the published spreads were taken: over more of them a spread is larger."""
+    items = [memory_of(view.recipe(key), where) for view, key in cells]
+    values: dict[int, list[str]] = {}
+    for item in items:
+        if item is not None and item.n_scales is not None:
+            values.setdefault(item.n_scales, []).append(str(item))
+    if not values:
+        return []
+    *few, (most, _) = sorted(values.items(), key=lambda pair: len(pair[1]))
+    text = "".join(f"{', '.join(dict.fromkeys(numbers))} over {n} scales, " for n, numbers in few)
+    rest = f"the others over {most}" if few else f"over {most} scales"
+    return [f"Published spreads: {text}{rest}; measured: over {len(grid)}"]
 
 
 def depth(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: bool = False) -> Table:
@@ -119,11 +136,14 @@ def depth(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: 
             Column("paper", about="published: of test accuracy the spread (pp), else at every scale")
         )
     notes = [SPREAD, "τ_interp: median, runs that never got there counted as later than their last epoch"]
+    if reference:
+        notes += _over_scales("table 5", [(found.view, m.key) for _, _, m in _everyone(found)], grid)
     return _pairs_table("Table 5. Networks of different depth", found, columns, rows, notes, reference)
 
 
 def _depth_paper(quantity: str, view: View, key: Key, reference: bool) -> list[Entry]:
-    item = find("table 5", view.recipe(key), PUBLISHED[quantity])
+    recipe, wanted = view.recipe(key), PUBLISHED[quantity]
+    item = memory_of(recipe, "table 5") if wanted == "spread" else find("table 5", recipe, wanted)
     return [str(item) if item else ""] if reference else []
 
 
@@ -160,8 +180,11 @@ def norms(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: 
         *_scale_columns(grid),
     ]
     columns += [SPREAD_COLUMN, *_paper(reference)]
+    notes = [SPREAD]
+    if reference:
+        notes += _over_scales("table 6", [(found.view, m.key) for _, _, m in _everyone(found)], grid)
     title = "Table 6. Test accuracy by normalization and augmentation"
-    return _pairs_table(title, found, columns, rows, [SPREAD], reference)
+    return _pairs_table(title, found, columns, rows, notes, reference)
 
 
 def _pairs_table(
