@@ -241,8 +241,6 @@ def run(
                 keep_going=keep_going,
                 watch=watch,
             )
-    for line in outcome.moved_aside:
-        say(f"initmem: moved aside: {line}", err=True)
     records = [r for r in opened.records() if r.run.recipe in asked.recipes]
     memories, metric = Memories(), ""
     if any(record.status != "failed" for record in records):

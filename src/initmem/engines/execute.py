@@ -10,7 +10,7 @@ from pathlib import Path
 
 from initmem.data import Sizes, sizes
 from initmem.data import check as check_data
-from initmem.engines.engine import Engine, Event, Finished, Listener
+from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside
 from initmem.engines.packing import cost, packs, pipeline_packs
 from initmem.errors import InitmemError, count
 from initmem.measures.looks import look_of, schedule
@@ -97,6 +97,8 @@ def execute(
             epochs={run.id: run.recipe.get("epochs") or 1 for run in left},
         )
     )
+    if moved_aside:
+        listen(MovedAside(tuple(moved_aside)))
     if not keep_going:
         listen = EarlyStop(listen, store, len(left))
     finished = engine.run(store, cut, listen)
