@@ -65,6 +65,7 @@ def test_an_engine_keeps_its_contract(
     for record in Store(tmp_path / "whole").records():
         assert record.provenance["pack"] == 2
         assert record.provenance["faults"] == {}
+        assert {"hardware", "device", "torch", "python", "initmem"} <= record.provenance.keys()
 
     stopped, (first, second), claims, finished = found["mid-epoch"]
     assert (stopped, claims, finished) == (False, [], True)
