@@ -85,7 +85,10 @@ def _check_keys(keys: Sequence[object]) -> None:
             raise DataError(f"the pickle contains a dict with a {type(key).__name__} as a key: refused")
 
 
-class _Unpickler(pickle._Unpickler):  # in Python: the one in C hashes keys before anybody sees them
+_InPython: Any = pickle._Unpickler  # the one in C hashes keys before anybody sees them
+
+
+class _Unpickler(_InPython):  # type: ignore[misc]
     def __init__(self, data: bytes) -> None:
         # Python 2 strings are bytes, and the content of an array is one of them.
         super().__init__(io.BytesIO(data), encoding="bytes")
@@ -121,7 +124,7 @@ class _Unpickler(pickle._Unpickler):  # in Python: the one in C hashes keys befo
     def _load_set(self) -> None:
         raise DataError("the pickle contains a set, which plain data does not need: refused")
 
-    dispatch = pickle._Unpickler.dispatch | {
+    dispatch = _InPython.dispatch | {
         pickle.SETITEM[0]: _load_setitem,
         pickle.SETITEMS[0]: _load_setitems,
         pickle.DICT[0]: _load_dict,
