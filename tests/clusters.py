@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import trainers
-from initmem.engines.engine import Event, Finished, Settings, engine_named
+from initmem.engines.engine import Event, Finished, Settings, Tick, engine_named
 from initmem.engines.worker import Worker
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
@@ -50,6 +50,11 @@ STUDY = Study(
     tuple(_SAID["scales"]),
     tuple(_SAID["seeds"]),
 )
+
+
+# One epoch of some seconds: whoever stops it stops inside.
+LONG_EPOCH = STUDY.recipes[0].replace(dataset="synthetic:40000x1x4x4", batch_size=4, epochs=1)
+LONG_RUNS = [Run(LONG_EPOCH, scale, 0) for scale in (0.5, 2.0)]
 
 
 def packs() -> list[list[Run]]:
@@ -172,6 +177,7 @@ def contract(name: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]
     heard.clear()
     found["again"] = engine().run(Store(whole.path), cut, heard.append)
     found["trained again"] = [event for event in heard if isinstance(event, Finished)]
+    found |= mid_epoch(engine, Store.create(folder / "long"))
     bad = Store.create(folder / "bad")
     try:
         engine(1, trainer=trainers.bad).run(bad, cut[:2], heard.append)
@@ -179,6 +185,21 @@ def contract(name: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]
         found["mistake"] = str(error)
     found["claims"] += bad.in_flight()
     return found
+
+
+def mid_epoch(engine: Callable[..., Any], store: Store) -> dict[str, Any]:
+    """Stop inside the only epoch of a pack, once it has saved; then continue."""
+
+    def stop_once_saved(event: Event) -> None:
+        if isinstance(event, Tick) and store.checkpoints.newest(LONG_RUNS[0].id):
+            raise KeyboardInterrupt
+
+    often = {"workers": 1, "checkpoint_every": 0.2}
+    stopped = engine(**often).run(store, [LONG_RUNS], stop_once_saved)
+    updates = [store.checkpoints.newest(run.id) for run in LONG_RUNS]
+    claims = store.in_flight()
+    finished = engine(**often).run(Store(store.path), [LONG_RUNS], lambda event: None)
+    return {"mid-epoch": [stopped, updates, claims, finished]}
 
 
 def put_through_contract(name: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:

@@ -399,6 +399,7 @@ HARMFUL = {
     ),
     "by instance": (b"(S'touch mark'\nios\nsystem\n.", r"refers to os\.system"),
 }
+NESTED = b"K\x01" + 60 * b"2\x86"  # ((1, 1), (1, 1)), and so on: 120 bytes to make, years to hash or print
 NOT_PLAIN = {
     "attribute": (
         b"\x80\x04\x8c\x05numpy\x8c\x10ndarray.__base__\x93.",
@@ -419,6 +420,12 @@ NOT_PLAIN = {
         pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [1] * 10}, 2),
         "no data of 10",
     ),
+    "nested key": (b"\x80\x02}" + NESTED + b"K\x01s.", "a tuple as a key"),
+    "nested keys": (b"\x80\x02}(" + NESTED + b"K\x01u.", "a tuple as a key"),
+    "nested key of an old dict": (b"(" + NESTED + b"K\x01d.", "a tuple as a key"),
+    "nested in a set": (b"\x80\x04\x8f(" + NESTED + b"\x90.", "contains a set"),
+    "nested in a frozen set": (b"\x80\x04(" + NESTED + b"\x91.", "contains a set"),
+    "nested type": (b"\x80\x02cnumpy\ndtype\n" + NESTED + b"\x85R.", "contains an array of "),
     "no content": (b"\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\n)Ru.", "AttributeError"),
     "nothing": (b"", "not a readable pickle"),
 }
@@ -456,6 +463,11 @@ def test_a_text_encoded_again_and_again_is_refused() -> None:
     again = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
     with pytest.raises(DataError, match="more bytes than it has"):
         load_plain(b"\x80\x02}(" + long + b"](" + again * 200 + b"eu.")
+
+
+def test_a_pickle_of_steps_without_end_is_refused() -> None:
+    with pytest.raises(DataError, match="more than 500,000 steps"):
+        load_plain(b"\x80\x02}K\x01K\x01" + 600_000 * b"\x85" + b"s.")
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from clusters import STUDY, RayCluster, assert_same, packs, put_through_contract
+from clusters import (
+    LONG_EPOCH,
+    LONG_RUNS,
+    STUDY,
+    RayCluster,
+    assert_same,
+    packs,
+    put_through_contract,
+)
 from faultlab import residue
+from initmem.data import load
 from initmem.engines.engine import engine_named
 from initmem.errors import ConfigError
 from initmem.store.record import RunRecord
 from initmem.store.store import Store
+from initmem.train.loop import train_pack
+
+
+@pytest.fixture(scope="module")
+def long_epoch() -> list[RunRecord]:
+    return train_pack(LONG_RUNS, load(LONG_EPOCH))
 
 
 @pytest.mark.parametrize(
@@ -28,6 +43,7 @@ def test_an_engine_keeps_its_contract(
     tmp_path: Path,
     request: pytest.FixtureRequest,
     undisturbed: dict[str, RunRecord],
+    long_epoch: list[RunRecord],
 ) -> None:
     if name == "ray":
         cluster: RayCluster = request.getfixturevalue("ray_cluster")
@@ -49,6 +65,13 @@ def test_an_engine_keeps_its_contract(
     for record in Store(tmp_path / "whole").records():
         assert record.provenance["pack"] == 2
         assert record.provenance["faults"] == {}
+        assert {"hardware", "device", "torch", "python", "initmem"} <= record.provenance.keys()
+
+    stopped, (first, second), claims, finished = found["mid-epoch"]
+    assert (stopped, claims, finished) == (False, [], True)
+    assert 0 < first == second < len(load(LONG_EPOCH).train) // LONG_EPOCH.batch_size
+    for known in long_epoch:  # asked again, it went on from that very batch
+        assert Store(tmp_path / "long").read(known.id).same_result(known)
 
     statuses = {record.id: record.status for record in Store(tmp_path / "bad").records()}
     fine, odd = packs()[0]

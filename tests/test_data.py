@@ -124,7 +124,15 @@ def test_a_broken_or_missing_npz_is_explained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["synthetic:10", "synthetic:0x1x8x8", "synthetic:ax1x8x8", "synthetic:5x1x8x8"]
+    "name",
+    [
+        "synthetic:10",
+        "synthetic:0x1x8x8",
+        "synthetic:ax1x8x8",
+        "synthetic:5x1x8x8",
+        "synthetic:99999999x3x32x32",
+        f"synthetic:{'9' * 5000}x1x8x8",
+    ],
 )
 def test_a_bad_synthetic_shape_is_explained(name: str) -> None:
     with pytest.raises(DataError, match="allowed"):

@@ -16,11 +16,12 @@ import trainers
 from clusters import assert_same, wait_for
 from initmem.data import load, sizes
 from initmem.engines import training
-from initmem.engines.engine import Event, Finished, Settings, WorkerLost
+from initmem.engines.engine import Event, Finished, Settings, WorkerLost, ignore
 from initmem.engines.execute import pack_size, packs
 from initmem.engines.local import LocalEngine
 from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
+from initmem.errors import InitmemError
 from initmem.recipe import Recipe
 from initmem.store.faults import MOST_LOSSES
 from initmem.store.record import RunRecord
@@ -234,6 +235,14 @@ def test_a_process_that_leaves_with_code_0_and_a_claim_is_a_loss(tiny: Recipe, t
     assert engine.run(store, [[run] for run in runs], lost.append)
     assert {store.read(run.id).status for run in runs} == {"failed"}
     assert sum(isinstance(event, WorkerLost) for event in lost) == 2 * MOST_LOSSES
+
+
+def test_processes_that_leave_with_code_0_before_a_claim_are_not_taken_for_the_end(
+    tiny: Recipe, tmp_path: Path
+) -> None:
+    engine = LocalEngine(workers=1, settings=Settings(trainer=trainers.LeavesOnArrival()))
+    with pytest.raises(InitmemError, match=r"worker processes die at start-up \(exit code 0\)"):
+        engine.run(Store.create(tmp_path / "store"), [[Run(tiny, 1.0, 0)]], ignore)
 
 
 def test_small_work_is_packed_and_large_work_is_not() -> None:

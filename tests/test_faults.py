@@ -103,6 +103,34 @@ def test_an_exception_is_counted_with_the_pack_and_alone(store: Store, runs: lis
     assert [store.read(run.id).status for run in runs[1:]] == 3 * ["completed"]
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (SystemExit(0), "SystemExit: 0 (the training code called sys.exit or quit)"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),  # a worker process does not hear Ctrl-C
+        (GeneratorExit(), "GeneratorExit"),
+        (BaseException("odd"), "BaseException: odd"),
+    ],
+)
+def test_a_network_that_exits_is_a_failed_run(
+    store: Store, runs: list[Run], error: BaseException, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exiting(pack: list[Run], **how: Any) -> list[RunRecord]:
+        if runs[0] in pack:
+            raise error
+        return train_bundled(pack, **how)
+
+    monkeypatch.setattr("initmem.engines.training.train_bundled", exiting)
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # as in a worker process
+    try:
+        Worker(store, Settings()).work([runs])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert str(store.read(runs[0].id).error).strip().endswith(words)
+    assert [store.read(run.id).status for run in runs] == ["failed"] + 3 * ["completed"]
+    assert store.in_flight() == []
+
+
 def test_divergence_is_a_result_and_a_counted_fault(store: Store, tiny: Recipe) -> None:
     wild = tiny.model_copy(update={"learning_rate": 1e30})
     run = Run(wild, 1.0, 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from initmem.store.index import Found
 
 from conftest import fake_record
 from initmem.errors import StoreError
@@ -402,6 +403,7 @@ def kept(store: Store) -> dict[str, bytes]:
         (lambda c: c.update(schema=9), "schema 9"),
         (lambda c: c["run"]["recipe"].update(color="red"), "unknown field color"),
         (lambda c: c["summary"].update(test_f1=0.5), "test_f1"),
+        (lambda c: c.update(weights="kept", history=c.pop("history")), "unknown field 'weights'"),
     ],
 )
 def test_an_intact_record_of_a_newer_version_is_never_moved(
@@ -440,6 +442,43 @@ def test_a_passing_error_of_the_disk_moves_nothing(
     assert Store(store.path).recover() == []
     assert len(Store(store.path).records()) == len(runs)
     assert not store.paths.aside.exists()
+
+
+def test_a_checkpoint_that_the_disk_refuses_is_not_thrown_away(
+    store: Store, runs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.checkpoints.write({runs[0]: ({"now/w": torch.ones(3)}, {})}, 5)
+    real = os.open
+
+    def refuse(path, flags, *args, **kwargs):
+        if str(path).endswith(".safetensors"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreError, match=r"checkpoint-5\.safetensors: Input/output error"):
+        store.checkpoints.read(runs[:1])
+    monkeypatch.undo()
+    assert store.checkpoints.read(runs[:1]) is not None
+
+
+def test_a_record_made_anew_while_another_process_looks_is_not_moved(
+    store: Store, runs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit([fake_record(runs[0], 0.5)])
+    path = store.paths.record(runs[0].id)
+    good = path.read_bytes()
+    path.write_bytes(good[:-20])
+    real = Records.scan
+
+    def slow(self: Records, **how: bool) -> Found:
+        found = real(self, **how)
+        path.write_bytes(good)  # moved aside and trained again by another process meanwhile
+        return found
+
+    monkeypatch.setattr(Records, "scan", slow)
+    assert store.recover() == []
+    assert path.read_bytes() == good
 
 
 def test_what_is_moved_aside_is_named_with_the_reason(
@@ -658,6 +697,14 @@ def test_a_pipe_in_place_of_a_file_blocks_nothing(store: Store, runs: list[Run],
         store.claims.take([two])
     os.mkfifo(store.paths.checkpoint(two.id, 3))
     assert store.checkpoints.read([two]) is None
+    with pytest.raises(StoreError, match=r"faults\.jsonl is not a regular file"):
+        store.faults.of(two.id)
+    for write in (
+        lambda: store.live.append(two, {"epoch": 1.0}, fresh=True),
+        lambda: store.faults.note([two], "exception"),
+    ):
+        with pytest.raises(StoreError, match="cannot be written"):  # nobody reads at the other end
+            write()
     store.paths.format.unlink()
     os.mkfifo(store.paths.format)
     with pytest.raises(StoreError, match="not a regular file"):
@@ -667,7 +714,12 @@ def test_a_pipe_in_place_of_a_file_blocks_nothing(store: Store, runs: list[Run],
 def test_files_are_measured_before_they_are_read(store: Store, runs: list[Run]) -> None:
     store.commit([fake_record(run, 0.5) for run in runs[:2]])
     store.survey()
-    for path in (store.paths.record(runs[0].id), store.paths.index):
+    store.checkpoints.write({runs[2]: ({"now/w": torch.ones(3)}, {})}, 5)
+    for path in (
+        store.paths.record(runs[0].id),
+        store.paths.index,
+        store.paths.checkpoint(runs[2].id, 5),
+    ):
         with path.open("r+b") as stream:
             stream.truncate(1 << 31)  # sparse: it takes no room on the disk
     tracemalloc.start()
@@ -675,6 +727,7 @@ def test_files_are_measured_before_they_are_read(store: Store, runs: list[Run]) 
         records, problems = Store(store.path).survey()
         with pytest.raises(StoreError, match="2,147,483,648 bytes"):
             Store(store.path).read(runs[0].id)
+        assert store.checkpoints.read([runs[2]]) is None
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
         tracemalloc.stop()

@@ -22,3 +22,13 @@ def bad(runs, on_epoch):
 def leaves_quietly(runs: list[Run], on_epoch: object) -> list[RunRecord]:
     """User code that ends its process as if all were well."""
     os._exit(0)
+
+
+class LeavesOnArrival:
+    """User code that ends every process it is sent to as if all were well, before anything is claimed."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os._exit, (0,)
+
+    def __call__(self, runs: list[Run], on_epoch: object) -> list[RunRecord]:
+        raise AssertionError("nothing is trained here")

@@ -231,8 +231,6 @@ def run(
                 keep_going=keep_going,
                 watch=watch,
             )
-    for line in outcome.moved_aside:
-        say(f"initmem: moved aside: {line}", err=True)
     records = [r for r in opened.records() if r.run.recipe in asked.recipes]
     if code:
         from initmem.pipeline.stale import stale_note

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from initmem import register
 from initmem.data.dataset import Dataset, Examples, Sizes, read_file, split, split_three
 from initmem.errors import DataError
 from initmem.recipe import AnyRecipe, network_of
+from initmem.store.files import open_regular
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
 SYNTHETIC_CLASSES = 10
@@ -32,7 +34,11 @@ KNOWN = {
 }
 NPZ_KEYS = "x and y, or x_train, y_train, x_test and y_test"
 NPZ_NAMES = (("x_train", "y_train", "x_test", "y_test"), ("x", "y"))
-LARGEST_ARRAY = 1 << 35  # bytes
+LARGEST_FILE = 1 << 35  # bytes
+# Arrays of more bytes than this may have so many times the bytes of their file: images have 2 to 10 times as
+# many, and a file made to fill the memory 1,000 times.
+FREELY_UNPACKED, MOST_UNPACKED = 1 << 30, 20
+LARGEST_SYNTHETIC = 1 << 30  # values
 MOST_CLASSES = 100_000
 
 
@@ -94,11 +100,13 @@ def synthetic_shape(name: str) -> tuple[int, int, int, int]:
     if not text:
         return SYNTHETIC_SHAPE
     sides = text.split("x")
-    if len(sides) != 4 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+    if len(sides) != 4 or not all(re.fullmatch("0*[1-9][0-9]{0,9}", side) for side in sides):
         raise DataError(f"dataset = {name!r} (allowed: synthetic:NxCxHxW, as in synthetic:1200x3x32x32)")
     n, channels, height, width = (int(side) for side in sides)
     if n < 20:
         raise DataError(f"dataset = {name!r} (allowed: at least 20 examples)")
+    if n * channels * height * width > LARGEST_SYNTHETIC:
+        raise DataError(f"dataset = {name!r} (allowed: up to {LARGEST_SYNTHETIC:,} values)")
     return n, channels, height, width
 
 
@@ -135,7 +143,7 @@ def _registered(name: str) -> Dataset:
         raise DataError(f"dataset = {name!r}: no plugin that registers it is loaded (--plugin MODULE)")
     try:
         arrays = {str(key): np.asarray(value) for key, value in dict(function()).items()}
-    except Exception as error:  # a plugin may raise anything
+    except (Exception, SystemExit) as error:  # a plugin may raise anything
         raise DataError(f"dataset = {name!r}: its function raised {register.in_a_line(error)}") from None
     wanted = next((names for names in NPZ_NAMES if arrays.keys() >= set(names)), None)
     if wanted is None:
@@ -189,13 +197,20 @@ def _from_arrays(path: Path | str, arrays: dict[str, NDArray[Any]]) -> Dataset:
 def _read_npz(path: Path, sha256: str | None) -> dict[str, NDArray[Any]]:
     """Read the arrays with known names, and nothing else, from the very bytes that have this digest."""
     try:
-        content = read_file(path, LARGEST_ARRAY, sha256)
+        _check_zip(path)
+        content = read_file(path, LARGEST_FILE, sha256)
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             wanted = next((names for names in NPZ_NAMES if members.keys() >= set(names)), None)
             if wanted is None:
                 held = ", ".join(sorted(members)) or "nothing"
                 raise DataError(f"{path}: contains {held} (needed: {NPZ_KEYS})")
+            unpacked = sum(members[name].file_size for name in wanted)
+            if unpacked > (limit := max(FREELY_UNPACKED, MOST_UNPACKED * len(content))):
+                raise DataError(
+                    f"{path}: {len(content):,} bytes that unpack to {unpacked:,} "
+                    f"(allowed: up to {limit:,}; save it with np.savez, uncompressed)"
+                )
             return {name: _read_array(archive, members[name]) for name in wanted}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
@@ -205,8 +220,14 @@ def _read_npz(path: Path, sha256: str | None) -> dict[str, NDArray[Any]]:
         raise DataError(f"{path}: not a readable .npz of plain arrays ({error})") from None
 
 
+def _check_zip(path: Path) -> None:
+    """Refuse what is no zip file by its end, before it is read whole."""
+    with open_regular(path) as stream:
+        zipfile.ZipFile(stream).close()
+
+
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read an array, unless its header disagrees with the size of its file or that size is excessive."""
+    """Read an array, unless its header disagrees with the size of its file."""
     with archive.open(member) as stream:
         version = npy.read_magic(stream)
         headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -215,7 +236,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
         shape, _, dtype = headers[version](stream)
         declared, actual = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
         consistent = declared == actual and min(shape, default=0) >= 0
-        if dtype.hasobject or not consistent or actual > LARGEST_ARRAY:
+        if dtype.hasobject or not consistent:
             raise ValueError(f"{member.filename} is {dtype} {shape} in {actual:,} bytes")
         stream.seek(0)
         return np.asarray(npy.read_array(stream, allow_pickle=False))

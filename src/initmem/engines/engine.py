@@ -207,6 +207,13 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class MovedAside:
+    """Damaged files of the store are out of the way: each with the reason, and where it is now."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping:
     """The user asked the engine to stop."""
 
@@ -216,7 +223,9 @@ class Tick:
     """Nothing in particular happened: the engine is alive."""
 
 
-Event: TypeAlias = Claimed | EpochEnded | Finished | Released | Faulted | WorkerLost | Stopping | Tick
+Event: TypeAlias = (
+    Claimed | EpochEnded | Finished | Released | Faulted | WorkerLost | MovedAside | Stopping | Tick
+)
 Listener: TypeAlias = Callable[[Event], None]
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from initmem.data import Sizes, sizes
-from initmem.engines.engine import Engine, Event, Finished, Listener
+from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside
 from initmem.errors import InitmemError, count
 from initmem.measures.design import default_metric
 from initmem.measures.looks import look_of, schedule
@@ -107,6 +107,8 @@ def execute(
             epochs={run.id: run.recipe.get("epochs") or 1 for run in left},
         )
     )
+    if moved_aside:
+        listen(MovedAside(tuple(moved_aside)))
     if not keep_going:
         listen = EarlyStop(listen, store, len(left))
     finished = engine.run(store, packed, listen)

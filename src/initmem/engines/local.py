@@ -93,8 +93,8 @@ class LocalEngine:
             self._alive.remove(worker)
             if worker.mistake is not None:
                 raise worker.mistake
-            # User code can end its process with exit code 0: a claim left behind tells.
-            if worker.process.exitcode != 0 or worker.claimed:
+            # User code can end its process with exit code 0, also before the first claim.
+            if worker.process.exitcode != 0 or worker.claimed or not _all_done(store, packs):
                 self._after_crash(worker, listen)
                 self._start(store, packs)
         listen(Tick())
@@ -129,6 +129,10 @@ class LocalEngine:
             process.start()
         theirs.close()
         self._alive.append(_Process(process, ours, device))
+
+
+def _all_done(store: Store, packs: Sequence[list[Run]]) -> bool:
+    return all(store.has(run) for pack in packs for run in pack)
 
 
 @contextlib.contextmanager

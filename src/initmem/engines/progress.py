@@ -11,9 +11,19 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from initmem.engines.engine import EpochEnded, Event, Faulted, Finished, Listener, Stopping, WorkerLost
+from initmem.engines.engine import (
+    EpochEnded,
+    Event,
+    Faulted,
+    Finished,
+    Listener,
+    MovedAside,
+    Stopping,
+    WorkerLost,
+)
 from initmem.engines.execute import Workload
 from initmem.errors import count
+from initmem.plots.terminal import printable
 
 QUIET_SECONDS = 15.0  # between two lines where there is no terminal to draw on
 
@@ -68,6 +78,9 @@ class Display:
                 self.console.print(
                     f"{cause}: {count(len(hit), 'run')} will be tried again in smaller packs or marked failed"
                 )
+            case MovedAside(lines):
+                for line in lines:
+                    self.console.print(f"moved aside: {printable(line)}", soft_wrap=True)
             case Stopping():
                 self.console.print("stopping: workers write their checkpoints; Ctrl-C again stops at once")
         self._draw()

@@ -204,7 +204,7 @@ class RayEngine:
             self._held.remove(run)
 
     def _wind_down(self, store: Store, sign: StopSign) -> None:
-        """Let tasks finish their epoch and save; those without a store just end. Ctrl-C: at once."""
+        """Let tasks finish their batch and save; those without a store just end. Ctrl-C: at once."""
         with contextlib.suppress(StoreError):
             sign.put_up()
         for reference, flight in self._flying.items():

@@ -1,7 +1,7 @@
 """The Slurm engine: an array of jobs, each a local engine on its machine, that pull packs from the store.
 
 The store is on a file system that all machines see. A job that is preempted or comes to its time limit lets
-its workers finish their epoch and save, and is queued again. The jobs do not need who submitted them.
+its workers finish their batch and save, and is queued again. The jobs do not need who submitted them.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class SlurmEngine:
         return left
 
     def _stop(self, jobs: list[Any], sign: StopSign) -> None:
-        """Take jobs out of the queue and let those that run finish their epoch; Ctrl-C ends them at once."""
+        """Take jobs out of the queue and let those that run finish their batch; Ctrl-C ends them at once."""
         if self._alive_quietly(jobs):
             sign.put_up()
         states = _queue(jobs) if self.cluster == "slurm" and jobs else {}

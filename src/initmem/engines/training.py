@@ -5,7 +5,7 @@
     timeout        the same, and twice alone is enough
     out of memory  the pack is trained in halves; a run that does not fit alone is recorded as failed
     exception      a checkpoint that does not fit is dropped, else the pack's runs are trained one by one, so
-                   that each answers for itself; the one that raises alone is recorded as failed
+                   that each answers for itself; the one that raises or exits alone is recorded as failed
     divergence     a result, recorded
     full disk      everything stops; nothing that was committed is lost
     user mistake   any `InitmemError`: everything stops with its one line (from user code, only a
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,22 @@ class Interrupted(BaseException):
 
 class ClaimLost(BaseException):
     """Another worker took the runs over, because this one seemed dead."""
+
+
+def is_for_engine(error: BaseException) -> bool:
+    """Whether what ended training concerns the engine, not the code that raised it: a stop, a lost claim."""
+    if isinstance(error, KeyboardInterrupt):
+        # A worker process does not hear Ctrl-C: there, user code raised it.
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, Interrupted | ClaimLost)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of what ended training, with a word about an exit."""
+    said = "".join(traceback.format_exception(error))
+    if isinstance(error, SystemExit):
+        said += f"SystemExit: {error.code} (the training code called sys.exit or quit)"
+    return said
 
 
 class Job(NamedTuple):
@@ -82,22 +99,23 @@ class Training:
             job = jobs.pop(0)
             attempt = _Attempt(self, job)
             try:
-                yield attempt.train()
-            except Exception as error:
-                if self._is_mistake(error):
+                records = attempt.train()
+            except BaseException as error:  # plugins and pipelines are user code, which may also exit
+                if is_for_engine(error) or self._is_mistake(error):
                     raise
                 cause = cause_of(error)
                 if cause == "full disk":
                     raise FullDisk(f"no room left while training ({error}); all so far is kept") from error
-                detail = traceback.format_exc()
+                detail = traceback_of(error)
                 self.store.faults.note(job.claimed, cause, detail)
                 self.listen(Faulted(cause, tuple(run.id for run in job.claimed)))
                 if smaller := self._smaller(job, cause, attempt):
                     jobs = smaller + jobs
-                else:
-                    yield [self._failed(job.claimed[0], detail)]
+                    continue
+                records = [self._failed(job.claimed[0], detail)]
+            yield records
 
-    def _is_mistake(self, error: Exception) -> bool:
+    def _is_mistake(self, error: BaseException) -> bool:
         """User code may raise what it likes, but a store that fails it fails all."""
         return isinstance(error, InitmemError if self.settings.trainer is None else StoreError)
 

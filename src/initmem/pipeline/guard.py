@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from initmem.engines.training import ClaimLost, Interrupted
+from initmem.engines.training import is_for_engine, traceback_of
 from initmem.errors import StoreError
 from initmem.store.faults import cause_of
 from initmem.store.record import RunRecord, failed
@@ -21,17 +19,9 @@ def guarded(run: Run, train: Callable[[], RunRecord], about: Mapping[str, Any]) 
     """
     try:
         return train()
-    except (Interrupted, ClaimLost, StoreError):
+    except StoreError:
         raise
-    except KeyboardInterrupt:
-        # A worker process does not hear Ctrl-C: there, user code raised it.
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            raise
-        return failed(run, traceback.format_exc(), about)
-    except SystemExit as error:
-        said = f"SystemExit: {error.code} (the training code called sys.exit or quit)"
-        return failed(run, f"{traceback.format_exc()}{said}", about)
     except BaseException as error:
-        if cause_of(error) != "exception":
+        if is_for_engine(error) or cause_of(error) != "exception":
             raise
-        return failed(run, traceback.format_exc(), about)
+        return failed(run, traceback_of(error), about)

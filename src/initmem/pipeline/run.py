@@ -113,8 +113,6 @@ def run(
         outcome = execute(
             study, opened, chosen, retry_failed=retry_failed, keep_going=keep_going, watch=watch
         )
-    for line in outcome.moved_aside if progress else ():
-        print(f"initmem: moved aside: {line}", file=sys.stderr)
     if outcome.interrupted:
         raise KeyboardInterrupt
     result = Result(opened, study, fingerprint=trainer.fingerprint)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from initmem.errors import StoreError
-from initmem.store.files import open_regular, write_atomic, writes
+from initmem.store.files import open_regular, reason, write_atomic, writes
 from initmem.store.paths import Paths
 from initmem.study import Run
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 
 SCHEMA = 2  # 1 did not say whose checkpoint it is; it is not read any more: its run starts again
+
+
+LARGEST_HEADER = 64 << 20  # bytes: the history of a run is in there
 
 
 class Saved(NamedTuple):
@@ -53,11 +56,18 @@ class Checkpoints:
             self._drop(run, keep=update)
 
     def read(self, runs: Sequence[Run]) -> list[tuple[dict[str, Tensor], Any]] | None:
-        """The newest checkpoints that all these runs have in common; None when there are none."""
+        """The newest checkpoints that all these runs have in common; None when there are none.
+
+        What the disk refuses to read may be intact: it is an error, and no training is thrown away.
+        """
         common = set.intersection(*(self.paths.checkpoints(run.id) for run in runs))
         for update in sorted(common, reverse=True):
-            with contextlib.suppress(StoreError, OSError):
+            try:
                 return [self._read(run, update) for run in runs]
+            except (StoreError, FileNotFoundError):
+                continue
+            except OSError as error:
+                raise StoreError(f"{error.filename or self.paths.root}: {reason(error)}") from None
         return None
 
     @writes
@@ -68,7 +78,7 @@ class Checkpoints:
 
     def _read(self, run: Run, update: int) -> tuple[dict[str, Tensor], Any]:
         with open_regular(self.paths.checkpoint(run.id, update)) as stream:
-            saved = decode(stream.read())
+            saved = decode(_content(stream))
         if (saved.run_id, saved.update) != (run.id, update):
             raise StoreError(f"checkpoint of run {saved.run_id} at update {saved.update}, under another name")
         return saved.tensors, saved.meta
@@ -76,6 +86,21 @@ class Checkpoints:
     def _drop(self, run: Run, *, keep: int | None) -> None:
         for update in self.paths.checkpoints(run.id) - {keep}:
             self.paths.checkpoint(run.id, update).unlink(missing_ok=True)
+
+
+def _content(stream: BinaryIO) -> bytes:
+    """The bytes of a checkpoint. A file that is not as long as its header says is not read."""
+    size = os.fstat(stream.fileno()).st_size
+    length = int.from_bytes(stream.read(8), "little")
+    try:
+        header = json.loads(stream.read(length if length <= LARGEST_HEADER else 0))
+        end = max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+        if size != 8 + length + end:
+            raise ValueError(f"{size:,} bytes")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise StoreError(f"not a checkpoint ({type(error).__name__}: {error})") from None
+    stream.seek(0)
+    return stream.read(size)
 
 
 def encode(run_id: str, update: int, tensors: Mapping[str, Tensor], meta: Any) -> bytes:

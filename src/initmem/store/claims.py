@@ -24,6 +24,7 @@ from initmem.store.files import (
     machine,
     myself,
     open_regular,
+    open_to_write,
     permit,
     read_bounded,
     temporary,
@@ -180,7 +181,7 @@ class Claims:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        with self.paths.lock.open("ab") as stream:
+        with open_to_write(self.paths.lock, "ab") as stream:
             permit(self.paths.lock, self.paths.mode)
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield

@@ -23,6 +23,8 @@ from initmem.study import Run
 READABLE = (1, SCHEMA)
 LARGEST_RECORD = 64 << 20  # bytes: a hundred thousand epochs
 
+FIELDS = frozenset({"schema", "id", "run", "status", "summary", "provenance", "error", "finals"})
+
 _START = b'{"sha256":"%s","record":'
 _HISTORY = b',"history":'
 
@@ -127,6 +129,8 @@ def join(head: Mapping[str, Any]) -> RunRecord:
     try:
         if (schema := head["schema"]) not in READABLE:
             raise StoreError(f"record of schema {schema} (allowed: {', '.join(map(str, READABLE))})")
+        if unknown := head.keys() - FIELDS:
+            raise StoreError(f"record with the unknown field {min(unknown)!r} (of a newer version?)")
         if head["status"] not in STATUSES:
             raise StoreError(f"record of status {head['status']!r} (allowed: {STATUSES})")
         if not isinstance(head["error"], str | None):

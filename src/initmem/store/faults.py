@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import BinaryIO, Literal, get_args
 
 from initmem.errors import FullDisk, StoreError
-from initmem.store.files import append, explained, open_regular, permit, read_bounded, writes
+from initmem.store.files import append, explained, open_regular, permit, read_bounded, reason, writes
 from initmem.store.paths import Paths
 from initmem.study import Run
 
@@ -50,10 +50,13 @@ class FaultLog:
 
     def of(self, run_id: str) -> list[Fault]:
         """What went wrong with a run so far."""
+        path = self.paths.faults(run_id)
         try:
-            return list(from_lines(read_bounded(self.paths.faults(run_id), LARGEST_LOG)))
+            return list(from_lines(read_bounded(path, LARGEST_LOG)))
         except FileNotFoundError:
             return []
+        except (OSError, StoreError) as error:
+            raise StoreError(f"{path}: {reason(error)}") from None
 
     def attempt(self, run_id: str) -> int:
         """How many workers have started a run, the present one included."""

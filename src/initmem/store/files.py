@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import BinaryIO, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from initmem.errors import FullDisk, StoreError
 from initmem.store.paths import Paths
@@ -68,9 +68,14 @@ def _written(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
 
 def append(path: Path, data: bytes, mode: int | None, *, fresh: bool = False) -> None:
     """Add to a file, or start it anew."""
-    with path.open("wb" if fresh else "ab") as stream:
+    with open_to_write(path, "wb" if fresh else "ab") as stream:
         stream.write(data)
     permit(path, mode)
+
+
+def open_to_write(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
+    """Open a file to write. A FIFO that nobody reads is an error: it would block for ever."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
 
 
 def permit(path: Path, mode: int | None) -> None:

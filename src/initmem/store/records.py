@@ -160,9 +160,20 @@ class Records:
             raise StoreError(f"{unreadable[0]}{more}; it may be intact, so nothing was moved or trained")
         moved = []
         for run_id, problem in found.damaged.items():
+            if not self._is_damaged(run_id):
+                continue  # another process has moved it meanwhile, and may have trained its run again
             target = move_aside(self.paths.record(run_id), self.paths, run_id)
             moved.append(f"{problem}; moved to {target}")
         return moved
+
+    def _is_damaged(self, run_id: str) -> bool:
+        try:
+            split(read_bounded(self.paths.record(run_id), LARGEST_RECORD))
+        except Damaged:
+            return True
+        except (StoreError, FileNotFoundError):
+            return False
+        return False
 
     @writes
     def clear_all(self) -> None:
