@@ -35,7 +35,7 @@ def rows_of(
 ) -> list[Row]:
     """The rows of one measure, recipe by recipe."""
     if what not in MEASURES:
-        raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES])})")
+        raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES], what)})")
     return MEASURES[what](labelled(records, order), metric)
 
 

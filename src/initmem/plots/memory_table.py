@@ -22,6 +22,10 @@ COLUMNS = {
     "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=14),
 }
 SMALLEST_P = 1e-9
+STARRED = (
+    "does not survive the adjustment for the number of recipes shown "
+    "(judged by q for remembers, by q_equivalence in --json for forgets)"
+)
 
 
 def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
@@ -30,8 +34,7 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
     body = [memory_cells(row) | {"remarks": cell(memory_remark(row, until))} for row in rows]
     shown = [key for key in COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
-    starred = "* does not survive the adjustment for the number of recipes shown (q)"
-    notes = [starred] if any(row.survives is False for row in rows) else []
+    notes = [f"* {STARRED}"] if any(row.survives is False for row in rows) else []
     columns, cells = [COLUMNS[key] for key in shown], [[row[key] for key in shown] for row in body]
     return Table(title, columns, cells, notes=notes)
 
