@@ -15,11 +15,11 @@ COLUMNS = {
     "floor": Column("floor", about="what noise alone would show if the scale did not matter", priority=7),
     "corrected": Column("corrected", about="the memory minus its upward bias", priority=8),
     "p": Column("p", about="p-value of the hypothesis that the scale does not matter", priority=9),
-    "q": Column("q", about="p adjusted for the number of recipes shown", priority=5),
+    "q": Column("q", about="p adjusted for the number of recipes shown", priority=6),
     "design": Column(
-        "scales × seeds", "text", "number of scales and of seeds that have them all", priority=6
+        "scales × seeds", "text", "number of scales and of seeds that have them all", priority=5
     ),
-    "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=14),
+    "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=9),
 }
 SMALLEST_P = 1e-9
 STARRED = (
