@@ -405,19 +405,34 @@ def test_help_names_every_option_and_cuts_nothing() -> None:
     assert "get" in initmem("data").stdout
 
 
-def test_completion_knows_the_studies() -> None:
-    typed = {"_INITMEM_COMPLETE": "complete_bash", "COMP_WORDS": "initmem run qu", "COMP_CWORD": "2"}
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("run qu", "quickstart"),
+        ("run quickstart --effort ", "demo smoke"),
+        ("plan main-grid --effort s", "small smoke"),
+        ("run no-such-study --effort ", ""),
+        ("measure store --what fo", "forecast"),
+        ("export store --to ", "csv parquet tensorboard mlflow wandb"),
+    ],
+)
+def test_completion_knows_studies_efforts_measures_and_formats(typed: str, offered: str) -> None:
+    words = f"initmem {typed}"
+    shell = {"_INITMEM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     script = "import sys; sys.argv = ['initmem']; from initmem.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | typed
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | shell
     )
-    assert done.stdout.split() == ["quickstart"]
+    assert done.stdout.split() == offered.split()
 
 
 def test_hints_say_what_was_meant_and_where_it_belongs(tmp_path: Path) -> None:
     assert_refused(initmem("clocks", "--set", "lr=0.1"), "did you mean learning_rate?")
     assert_refused(initmem("data", "get", "imagenet"), "'imagenet'", "cifar10", "mnist", ".npz")
     assert_refused(initmem("data", "get", "digits"), "needs no download")
+    assert_refused(initmem("data", "get", "mnst"), "did you mean mnist?")
+    assert_refused(initmem("plan", "quickstar"), "did you mean quickstart?")
+    assert_refused(initmem("plan", "quickstart", "--effort", "smok"), "did you mean smoke?")
     file = tmp_path / "study.toml"
     for text, words in [
         ("epochs = 3", "epochs belongs in [recipe] or [[grid]]"),

@@ -52,7 +52,7 @@ def test_a_linear_recipe_has_its_defaults_and_an_id_that_stays() -> None:
         ({"augment": "flip-crop"}, "unknown field augment = 'flip-crop'"),
         ({"patience": 3}, "unknown field patience = 3"),
         ({"bias_std": 0.0}, "unknown field bias_std = 0.0"),
-        ({"learning_rat": 0.1}, "unknown field learning_rat = 0.1 (did you mean learning_rate? "),
+        ({"learning_rat": 0.1}, "unknown field learning_rat = 0.1 (did you mean learning_rate?)"),
     ],
 )
 def test_what_a_linear_network_cannot_take_is_named(fields: dict[str, object], words: str) -> None:

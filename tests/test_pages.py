@@ -23,6 +23,7 @@ from initmem.report.board import watch
 from initmem.report.board.server import Board
 from initmem.report.page import write_report
 from initmem.store.record import failed
+from initmem.store.results import open_results
 from initmem.store.store import Store
 from initmem.study import Study
 
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 
+QUICKSTART = Path(__file__).parents[1] / "docs" / "results" / "quickstart.initmem"
 IMAGE = "<img src=x onerror=alert(1)>"
 FLAGS = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
@@ -188,6 +190,19 @@ def test_charts_are_read_with_the_keyboard_and_switched(visit: Visit, report: st
     before = lines.count()
     page.locator("#curves .legend button").first.click()
     expect(lines).to_have_count(before - 1)
+
+
+def test_no_label_of_an_axis_lies_on_its_title(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    page.goto(write_report(open_results(QUICKSTART), tmp_path / "report.html").as_uri())
+    for part in ("curves", "slopes"):  # labels such as 90, and such as 0.001 or 1e-4
+        plot = page.locator(f"#{part} .plot").first
+        plot.scroll_into_view_if_needed()
+        expect(plot.locator("svg")).to_be_visible()
+        title = plot.locator(".title[transform]").bounding_box()
+        labels = [label.bounding_box() for label in plot.locator(".tick[text-anchor=end]").all()]
+        assert len(labels) > 1
+        assert min(box["x"] for box in labels) > title["x"] + title["width"]
 
 
 @pytest.mark.parametrize("visit", [{"offline": True}], indirect=True)

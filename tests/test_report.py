@@ -26,6 +26,7 @@ from initmem.plots.builders import scale_plot
 from initmem.plots.captions import caption
 from initmem.plots.columns import measure_table
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
+from initmem.plots.memory_table import STARRED
 from initmem.plots.model import Plot, Series
 from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
@@ -437,6 +438,16 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
     assert "adam , 2 runs: σ 1, 1.8: seeds 2" in seen  # and not the one in flight
     assert "Mixed hardware." in seen
     assert re.search(r"sgd: \d+ on (left|right) \(cpu\), ", seen)
+
+
+def test_a_star_beside_a_verdict_is_explained_and_only_then() -> None:
+    study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]))
+    for survives in (True, False):
+        content = content_of([study], planted.records(study))
+        content.memories = [replace(row, survives=survives) for row in content.memories]
+        seen = text_of(pages.parts(content)["verdicts"].html)
+        assert ("remembers (large)*" in seen) == (not survives)
+        assert (f"* star {STARRED}" in seen) == (not survives)
 
 
 def test_failures_stand_in_the_headline() -> None:

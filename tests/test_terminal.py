@@ -27,6 +27,7 @@ from initmem.study import Study
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 GRID, RATES, CHAOS = (str(RESULTS / f"{name}-mini.initmem") for name in ("main-grid", "lr-l2", "chaos"))
+QUICKSTART = str(RESULTS / "quickstart.initmem")  # with a verdict that more seeds would settle
 WIDTHS = (80, 100, 160)
 LONG = """
 name = "a study with a long name"
@@ -55,6 +56,7 @@ COMMANDS = [
     ["status", GRID],
     ["measure", "STORE"],
     ["measure", GRID],
+    ["measure", QUICKSTART],
     ["measure", GRID, "--metric", "test_loss"],
     *(["measure", RATES, "--what", what] for what in MEASURES if what not in NOT_THERE),
     ["measure", GRID, "--what", "collapse"],
@@ -210,7 +212,7 @@ def test_columns_leave_in_the_order_of_their_priorities(screens: list[Screen]) -
 def test_p_corrected_and_floor_are_the_first_to_leave(screens: list[Screen]) -> None:
     for screen in screens:
         if screen.words[0] in ("measure", "run") and "--what" not in screen.words:
-            order = ["p", "corrected", "floor", "scales × seeds"]
+            order = ["p", "corrected", "floor", "q"]  # n stays
             assert left_out(screen) == order[: len(left_out(screen))], named(screen)
     (narrow,) = [s for s in screens if s.width == 80 and s.words[0] == "run"]
     assert left_out(narrow)

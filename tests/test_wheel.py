@@ -131,5 +131,12 @@ def test_the_first_page_works_as_written_from_the_wheel(wheel: Path, tmp_path: P
 def test_what_the_first_page_says_it_prints_is_what_the_published_archive_says(capsys) -> None:
     page = (ROOT / "docs" / "index.md").read_text("utf-8")
     (code,) = re.findall(r"^```python\n(import initmem\n\nresults.*?)^```", page, flags=re.M | re.S)
-    exec(code.replace('"demo"', repr(str(ROOT / "docs/results/quickstart.initmem"))), {})
+    published = ROOT / "docs/results/quickstart.initmem"
+    exec(code.replace('"demo"', repr(str(published))), {})
     assert f"```text\n{capsys.readouterr().out}```" in page
+    made = {
+        (record.provenance["hardware"], record.provenance["initmem"])
+        for record in initmem.open_results(published).records()
+    }
+    assert made == {("Intel(R) Xeon(R) Processor", "0.1.0")}
+    assert "(two cores of an Intel Xeon, version 0.1.0) it prints:" in page

@@ -33,9 +33,13 @@ class ModelError(InitmemError):
     """A network cannot be built for the given input."""
 
 
-def allowed(values: Iterable[object]) -> str:
-    """Format a list of permitted values for an error message."""
-    return "allowed: " + ", ".join(str(value) for value in values)
+def allowed(values: Iterable[object], given: object = "") -> str:
+    """Format a list of permitted values for an error message; the one that `given` resembles comes first."""
+    import difflib
+
+    names = [str(value) for value in values]
+    near = difflib.get_close_matches(str(given), names, n=1)
+    return (f"did you mean {near[0]}? " if near else "") + "allowed: " + ", ".join(names)
 
 
 def count(n: int, noun: str) -> str:

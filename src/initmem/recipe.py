@@ -558,9 +558,8 @@ def _phrase(item: Any, model: type[BaseModel]) -> str:
     name = ".".join(str(part) for part in item["loc"])
     value = item.get("input")
     if item["type"] == "extra_forbidden":
-        hint = _place(name, model) or _meant(name, model) + allowed(
-            sorted(set(model.model_fields) - {"options"})
-        )
+        known = sorted(set(model.model_fields) - {"options"})
+        hint = _place(name, model) or _meant(name, known) or allowed(known)
         return f"unknown field {name} = {value!r} ({hint})"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
     if not name or (name == "options" and item["type"] == "value_error"):  # the message names the fields
@@ -581,6 +580,6 @@ def _place(name: str, model: type[BaseModel]) -> str:
     return "it belongs at the top of the study file" if name != last and last in STUDY_FIELDS else ""
 
 
-def _meant(name: str, model: type[BaseModel]) -> str:
-    near = [SYNONYMS[name]] if name in SYNONYMS else difflib.get_close_matches(name, model.model_fields, n=1)
-    return f"did you mean {near[0]}? " if near else ""
+def _meant(name: str, known: Sequence[str]) -> str:
+    near = [SYNONYMS[name]] if SYNONYMS.get(name) in known else difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else ""

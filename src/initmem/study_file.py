@@ -168,7 +168,8 @@ def _text(name: str) -> str:
         return (resources.files("initmem") / "paper/studies" / f"{name}.toml").read_text("utf-8")
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
-        raise ConfigError(f"no study named {name!r} ({allowed(bundled())}, or the path of a .toml file)")
+        names = allowed(bundled(), name)
+        raise ConfigError(f"no study named {name!r} ({names}, or the path of a .toml file)")
     try:
         if path.exists() and not path.is_file():  # a FIFO would block for ever
             raise ConfigError(f"study file {name}: not a regular file")
@@ -185,7 +186,7 @@ def _choose(file: _File, effort: str | None) -> tuple[_Part, str]:
     if chosen == file.effort:
         return file, chosen
     if chosen not in file.efforts:
-        raise ConfigError(f"effort = {chosen!r} ({allowed([file.effort, *file.efforts])})")
+        raise ConfigError(f"effort = {chosen!r} ({allowed([file.effort, *file.efforts], chosen)})")
     over = file.efforts[chosen]
     grid = file.grid if over.seeds is None else _without_more_seeds(file.grid)
     return _Part(

@@ -14,20 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from initmem import __version__
-from initmem.errors import InitmemError
+from initmem.errors import ConfigError, InitmemError
 from initmem.plots.terminal import print_table, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from initmem.plots.table import Table
-
-
-from typing import TYPE_CHECKING
-
-from initmem.errors import ConfigError
-
-if TYPE_CHECKING:
     from initmem.store.record import RunRecord
     from initmem.study import Study
 
@@ -51,6 +44,18 @@ def bundled_studies(incomplete: str) -> list[str]:
     return [name for name in bundled() if name.startswith(incomplete)]
 
 
+def efforts_of_study(context: typer.Context, incomplete: str) -> list[str]:
+    """Names for shell completion, once the study is there."""
+    from initmem.study_file import efforts
+
+    words = [context.params.get("study"), *context.args]  # an option without a value leaves it in args
+    try:
+        names = efforts(next(filter(None, words), ""))
+    except InitmemError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
 StudyArgument = Annotated[
     str,
     typer.Argument(
@@ -66,7 +71,11 @@ StoresArgument = Annotated[
 ]
 Effort = Annotated[
     str | None,
-    typer.Option(help="Size of the study; `initmem studies NAME` lists them.", metavar="NAME"),
+    typer.Option(
+        help="Size of the study; `initmem studies NAME` lists them.",
+        metavar="NAME",
+        autocompletion=efforts_of_study,
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -75,7 +75,7 @@ def get_data(
     if name in NAMED_DATASETS and name not in offered:
         raise DataError(f"dataset {name!r} needs no download ({allowed(offered)})")
     if name not in offered:
-        raise DataError(f"no dataset named {name!r} to download ({allowed(offered)}; your own: {OWN})")
+        raise DataError(f"no dataset named {name!r} to download ({allowed(offered, name)}; your own: {OWN})")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill cleans up like Ctrl-C
     with transfer(console(stderr=True)) as report:
         if name == "cifar10":

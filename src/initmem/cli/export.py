@@ -10,10 +10,22 @@ from initmem.cli.base import AsJson, StoreArgument, app, print_json, say
 from initmem.errors import count
 
 
+def formats(incomplete: str) -> list[str]:
+    """Names for shell completion."""
+    from initmem.export import FORMATS
+
+    return [name for name in FORMATS if name.startswith(incomplete)]
+
+
 @app.command()
 def export(
     store: StoreArgument,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="csv, parquet, tensorboard, mlflow or wandb.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT", help="csv, parquet, tensorboard, mlflow or wandb.", autocompletion=formats
+        ),
+    ],
     output: Annotated[
         str | None,
         typer.Option(

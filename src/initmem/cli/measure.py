@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from initmem.store.record import RunRecord
 
 
+def measures(incomplete: str) -> list[str]:
+    """Names for shell completion."""
+    from initmem.plots.columns import MEASURES
+
+    return [name for name in ("memory", *MEASURES) if name.startswith(incomplete)]
+
+
 @app.command()
 def measure(
     stores: StoresArgument,
@@ -22,6 +29,7 @@ def measure(
             metavar="MEASURE",
             help="memory, scale, difference, failures, beta, half-life, collapse, exponents, forecast, "
             "clocks, radial, interpolation, repair, sharpness, chaos or seeds.",
+            autocompletion=measures,
         ),
     ] = "memory",
     metric: Annotated[

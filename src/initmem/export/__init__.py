@@ -24,7 +24,7 @@ class Exported(NamedTuple):
 def export(results: Results, to: str, output: str | None = None) -> Exported:
     """Write all runs in another tool's format; without `output`, next to the results."""
     if to not in FORMATS:
-        raise ConfigError(f"--to {to!r} ({allowed(FORMATS)})")
+        raise ConfigError(f"--to {to!r} ({allowed(FORMATS, to)})")
     runs, damaged = named_runs(results)
     home = results.path.resolve()
     default = home.with_name(f"{home.name.removesuffix(home.suffix)}-{to}{'.db' if to == 'mlflow' else ''}")

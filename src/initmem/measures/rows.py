@@ -42,7 +42,7 @@ def rows_of(
 ) -> list[Row]:
     """The rows of one measure, recipe by recipe."""
     if what not in MEASURES:
-        raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES])})")
+        raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES], what)})")
     groups, left_out = labelled(records, order), not_applicable(what, records, order)
     return MEASURES[what]({label: group for label, group in groups.items() if label not in left_out}, metric)
 

@@ -15,14 +15,18 @@ COLUMNS = {
     "floor": Column("floor", about="what noise alone would show if the scale did not matter", priority=7),
     "corrected": Column("corrected", about="the memory minus its upward bias", priority=8),
     "p": Column("p", about="p-value of the hypothesis that the scale does not matter", priority=9),
-    "q": Column("q", about="p adjusted for the number of recipes shown", priority=5),
+    "q": Column("q", about="p adjusted for the number of recipes shown", priority=6),
     "design": Column(
-        "scales × seeds", "text", "number of scales and of seeds that have them all", priority=6
+        "scales × seeds", "text", "number of scales and of seeds that have them all", priority=5
     ),
-    "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=14),
+    "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=9),
 }
 SMALLEST_P = 1e-9
 MOST_NOTES = 6
+STARRED = (
+    "does not survive the adjustment for the number of recipes shown "
+    "(judged by q for remembers, by q_equivalence in --json for forgets)"
+)
 
 
 def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
@@ -31,8 +35,7 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
     body = [memory_cells(row) | {"remarks": cell(memory_remark(row, until))} for row in rows]
     shown = [key for key in COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
-    starred = "* does not survive the adjustment for the number of recipes shown (q)"
-    notes = ([starred] if any(row.survives is False for row in rows) else []) + shared_notes(rows)
+    notes = ([f"* {STARRED}"] if any(row.survives is False for row in rows) else []) + shared_notes(rows)
     columns, cells = [COLUMNS[key] for key in shown], [[row[key] for key in shown] for row in body]
     return Table(title, columns, cells, notes=notes)
 

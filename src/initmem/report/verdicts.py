@@ -14,7 +14,7 @@ from initmem.measures.design import AtScale, scale_means
 from initmem.measures.memory import NEVER_USED, Memory, Verdict
 from initmem.plots.builders import memory_interval, metric_title
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
-from initmem.plots.memory_table import COLUMNS, memory_cells, memory_form
+from initmem.plots.memory_table import COLUMNS, STARRED, memory_cells, memory_form
 from initmem.plots.model import decimals_between
 from initmem.plots.table import Cell, Column, Mean, Table, cell
 from initmem.recipe import AnyRecipe
@@ -56,6 +56,7 @@ def verdicts(content: Content) -> dict[str, Any]:
         "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
         "unit": "%" if "accuracy" in metrics[0] else "",
         "tolerance": " or ".join(sorted(tolerances)),
+        "starred": STARRED if any(row.survives is False for row in rows) else "",
         "studies": content.survey.studies,
         "setting": content.setting,
         "grids": sorted({row.n_scales for row in rows}),

@@ -87,9 +87,11 @@ const initmem = (() => {
   function draw(host, spec) {
     const width = Math.max(260, Math.round(host.clientWidth)), height = Math.round(Math.min(400, Math.max(240, width * 0.58)));
     const strip = spec.ceiling ? 22 : 0;
-    const box = { left: 50, right: width - 10, top: 8 + strip, bottom: height - 44 };
-    const x = axis(...spec.x.limits, spec.x.log, box.left + 6, box.right - 6, spec.x.whole);
+    const box = { right: width - 10, top: 8 + strip, bottom: height - 44 };
     const y = axis(...spec.y.limits, spec.y.log, box.bottom, box.top);
+    const letters = Math.max(...y.ticks.map((v) => tickText(v).length), strip ? "never".length : 0);
+    box.left = Math.max(50, 28 + 7 * letters); // the title of the axis, then its longest label
+    const x = axis(...spec.x.limits, spec.x.log, box.left + 6, box.right - 6, spec.x.whole);
     const crowded = spec.lines.length > 3 ? { class: "crowded" } : {}; // bands on bands hide the lines: see the one that is pointed at
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", ...crowded });
     host.setAttribute("role", "img");
