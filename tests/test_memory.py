@@ -237,6 +237,8 @@ def test_an_interval_of_accuracies_stays_within_what_they_can_be() -> None:
 )
 def test_verdicts(p: float, high: float, verdict: str) -> None:
     assert judge(p, high, 2.0) == verdict
+    means_alone = "remembers" if p <= 0.05 else "undetermined"
+    assert judge(p, high, 2.0, equal_failures=False) == means_alone
 
 
 @pytest.mark.parametrize(("points", "size"), [(26, "large"), (7, "moderate"), (4, "small")])
@@ -316,6 +318,16 @@ def test_failures_that_depend_on_the_scale_forbid_forgets() -> None:
     )
     assert one.verdict == "undetermined" and one.failure_p > 0.05
     assert any("cannot be excluded" in note for note in one.notes)
+    assert one.seeds_needed is None and "but failure rates" in one.meaning  # the means are settled
+    small = [
+        replace(r, status="diverged") if r.run.scale == 0.1 and r.run.seed < 6 else r
+        for r in records(values + np.array([0, 0.5, 1.0]))
+    ]
+    assert (memory(small).verdict, memory(small).size) == (
+        "remembers",
+        "small",
+    )  # its lower limit is positive
+    assert 0 < memory(small).low < memory(small).high < 2
 
 
 def test_a_run_at_chance_failed_to_train() -> None:

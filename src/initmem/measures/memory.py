@@ -103,6 +103,7 @@ class Memory:
             return f"No seed has a {self.metric} at every scale yet."
         shown, floor = self._shown(self.memory), f"{self.floor or 0:.2g}"
         level = f"{100 * self.alpha:.2g}%"
+        apart = f"failure rates that differ by {100 * (self.failure_limit or 0):.0f}% are not excluded"
         match self.verdict:
             case "remembers":
                 return (
@@ -110,11 +111,9 @@ class Memory:
                     f"(expected from noise alone: {floor}), which is significant at the {level} level."
                 )
             case "forgets":
-                return (
-                    f"The mean {self.metric} differs by at most {self._shown(self.high)} between any two "
-                    f"initialization scales, which is within the tolerance of {self._shown(self.tolerance)}. "
-                    f"Failure rates that differ by {100 * (self.failure_limit or 0):.0f}% are not excluded."
-                )
+                return f"{self._within}. {apart.capitalize()}."
+            case _ if self.high is not None and self.tolerance is not None and self.high <= self.tolerance:
+                return f"{self._within}, but {apart}."
             case _ if self.floor is None:
                 return f"One seed says nothing about noise: the {self.metric} has a range of {shown}."
             case _:
@@ -122,6 +121,13 @@ class Memory:
                     f"The mean {self.metric} has a range of {shown} over the initialization scales (expected "
                     f"from noise alone: {floor}): neither memory nor its absence is established."
                 )
+
+    @property
+    def _within(self) -> str:
+        return (
+            f"The mean {self.metric} differs by at most {self._shown(self.high)} between any two "
+            f"initialization scales, which is within the tolerance of {self._shown(self.tolerance)}"
+        )
 
     def _repr_html_(self) -> str:
         return Memories([self])._repr_html_()
@@ -200,7 +206,8 @@ def memory(
     verdict = judge(known.p, known.high, limit, alpha=look.alpha, equal_failures=equal)
     if not scale_used(records):
         verdict = "not applicable"
-    open_ = verdict == "undetermined" and n_seeds > 0
+    passed = known.high is not None and limit is not None and known.high <= limit
+    open_ = verdict == "undetermined" and n_seeds > 0 and not passed  # else failure rates leave it open
     return Memory(
         recipe=label or recipe.label(recipe.informative(["optimizer", "learning_rate"])),
         metric=arranged.metric,
@@ -247,10 +254,10 @@ def judge(
     """Equivalence first: a range within the tolerance is forgotten, however significant it may be.
 
     Means that agree are not enough where runs fail to train at rates that depend on the scale, or that have
-    not been shown to be equal.
+    not been shown to be equal: then only the test of the means speaks.
     """
-    if high is not None and tolerance is not None and high <= tolerance:
-        return "forgets" if equal_failures else "undetermined"
+    if equal_failures and high is not None and tolerance is not None and high <= tolerance:
+        return "forgets"
     return "remembers" if p is not None and p <= alpha else "undetermined"
 
 
