@@ -11,6 +11,7 @@ from scipy import stats
 from initmem.clocks import clocks
 from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
 from initmem.measures.collapse import collapse, disagreement, product_clock
+from initmem.measures.rows import rows_of
 from initmem.measures.statistics import critical, mean_band
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord, summarize
@@ -159,6 +160,32 @@ def test_the_exponents_of_a_product_clock_are_found() -> None:
         assert item.low <= truth <= item.high
         assert item.value == pytest.approx(truth, abs=0.15)
     assert product_clock(groups[:1]) == ([], 0)
+
+
+def test_all_four_exponents_are_told_apart_and_families_are_not_mixed() -> None:
+    """|beta| fades with eta b^-1/2 l2 width^1/2 per update; without a penalty it fades as it likes."""
+    truths = {"learning_rate": 1.0, "batch_size": -0.5, "l2": 1.0, "width": 0.5}
+
+    def group(**fields):
+        recipe = recipe_of(fields.pop("batch_size"), **fields)
+        updates = clocks(recipe, 4096).adaptive / recipe.learning_rate
+        values = {name: recipe.get(name) or 1.0 for name in truths}
+        reference = {"learning_rate": 1e-3, "batch_size": 64, "l2": 1e-2, "width": 16}
+        clock = updates * np.prod([(values[k] / reference[k]) ** e for k, e in truths.items()])
+        return planted(recipe, 0.15 / (1 + clock / 2000), noise=0.002)
+
+    first = {"learning_rate": 1e-3, "batch_size": 64, "l2": 1e-2, "width": 16}
+    changes = [{}, {"learning_rate": 2e-3}, {"batch_size": 32}, {"l2": 2e-2}, {"width": 32}, {"width": 64}]
+    penalized = [group(**first | change) for change in changes]
+    plain = [group(**first | change | {"l2": 0.0}) for change in changes if "l2" not in change]
+    rows = rows_of("exponents", [record for one in (*penalized, *plain) for record in one])
+    with_l2 = [row for row in rows if row["family"] == "sgd l2>0"]
+    assert {row["name"] for row in with_l2} == set(truths)
+    for row in with_l2:
+        assert row["low"] <= truths[row["name"]] <= row["high"]
+        assert row["value"] == pytest.approx(truths[row["name"]], abs=0.15)
+        assert row["n_curves"] == len(changes)
+    assert {row["n_curves"] for row in rows if row["family"] == "sgd"} == {len(plain)}
 
 
 def test_the_interval_of_alpha_covers_the_truth() -> None:

@@ -54,9 +54,13 @@ def measure(
         ),
     ] = None,
     adjust: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="q over the recipes shown: bh (Benjamini-Hochberg), holm or none."),
-    ] = "bh",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="q over the recipes or pairs shown: bh (Benjamini-Hochberg), holm or none.",
+            show_default="bh",
+        ),
+    ] = None,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
@@ -86,7 +90,7 @@ def measure(
             order=order,
             tolerance=tolerance,
             failure_tolerance=failure_tolerance,
-            adjust=adjust,
+            adjust=adjust or "bh",
             looks=looks_of(studies),
         )
         if as_json:
@@ -96,7 +100,9 @@ def measure(
             if metric is None:
                 say(metric_reason(chosen, records))
         return
-    rows = rows_of(what, records, metric=metric, order=order)
+    options = {"adjust": adjust, "tolerance": tolerance, "failure_tolerance": failure_tolerance}
+    given = {name: value for name, value in options.items() if value is not None}
+    rows = rows_of(what, records, metric=metric, order=order, **given)
     if as_json:
         print_json(f"measure.{what}", rows)
     elif not rows:

@@ -71,7 +71,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             ("low", "high"): Column("95% interval", about="of alpha, from seeds", form=".2f"),
             "reading": Column("reading", "text", "what that says; cannot tell: the curves do not overlap"),
             "n_curves": Column("curves", about="number of batch sizes", priority=5),
-            "n_levels": Column("levels", about="levels of |slope| that all curves reach", priority=6),
+            "n_levels": Column("levels", about="levels of |slope| that at least two curves pass", priority=6),
             **{
                 f"apart_{axis}": Column(
                     f"by {axis}",
@@ -84,14 +84,15 @@ MEASURES: dict[str, tuple[str, Columns]] = {
         },
     ),
     "exponents": (
-        "Exponents of a product clock, over the recipes of each optimizer",
+        "Exponents of a product clock: recipes that differ in learning rate, batch size, l2 or width",
         {
-            "optimizer": Column("optimizer", "text", "its recipes are compared"),
+            "family": Column("family", "text", "what its recipes share"),
+            "optimizer": Column("optimizer", "text", "that they share", priority=9),
             "name": Column("setting", "text", "whose exponent is fitted"),
             "value": Column("exponent", about="of the setting in the clock", form=".2f"),
             ("low", "high"): Column("95% interval", about="of the exponent, from seeds", form=".2f"),
             "n_curves": Column("curves", about="number of recipes", priority=5),
-            "n_levels": Column("levels", about="levels of |slope| that are compared", priority=6),
+            "n_levels": Column("levels", about="levels of |slope| that at least two curves pass", priority=6),
         },
     ),
     "scale": (
