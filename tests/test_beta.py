@@ -270,6 +270,24 @@ def test_the_interval_of_a_half_life_covers_the_truth(seeds: int) -> None:
     assert covered / 200 >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 200)
 
 
+def test_the_interval_of_a_half_life_knows_that_the_peak_of_a_plateau_is_uncertain() -> None:
+    """The negative control measures the half-life from the observed peak, as if it were the true one."""
+    rng = np.random.default_rng(4)
+    axis = np.arange(1.0, 41)
+    plateau = 1 / (1 + np.exp((axis - 18) / 3))
+    truth = half_life(plateau, axis)
+    covered = careless = 0
+    for _ in range(200):
+        own = plateau * np.exp(0.2 * rng.standard_normal((5, 1))) + 0.02 * rng.standard_normal((5, 40))
+        mean = own.mean(axis=0)
+        low, high = half_life_limits(mean, own, axis)
+        assert low <= half_life(mean, axis) <= high
+        covered += low <= truth <= high
+        careless += abs(half_life(mean, axis) - truth) <= 1.0  # far more than the time of half is off by
+    assert covered / 200 >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 200)
+    assert careless / 200 < 0.5
+
+
 def test_half_lives_of_code_that_recorded_no_clock_or_no_accuracy() -> None:
     fading = planted(recipe_of(16), 0.2 * np.exp(-np.arange(60) / 15))
     bare = [replace(r, history={"val_accuracy": r.history["val_accuracy"]}) for r in fading]
