@@ -23,6 +23,7 @@ from initmem.measures.statistics import (
     spread,
     spreads,
 )
+from initmem.plots.table import interval
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.study import Run
 
@@ -249,6 +250,12 @@ def test_a_verdict_has_a_size(points: float, size: str) -> None:
     assert found.to_json()["thresholds"] == {"alpha": 0.05, "tolerance": 2.0, "large": 10.0, "moderate": 5.0}
     own = memory(records(70 + noise + np.linspace(0, points, 5)), tolerance=100.0)
     assert own.verdict == "forgets" and own.size is None
+
+
+def test_a_lower_limit_above_zero_is_never_shown_as_zero() -> None:
+    assert interval(0.013, 4.2).text == "0.01 to 4.2"
+    assert interval(0.0, 4.2).text == "0.0 to 4.2"
+    assert interval(0.13, 4.2).text == "0.1 to 4.2"
 
 
 def test_adjusted_p_values_are_those_of_the_textbook() -> None:

@@ -91,7 +91,7 @@ def measure(
             tolerance=tolerance,
             failure_tolerance=failure_tolerance,
             adjust=adjust or "bh",
-            looks=looks_of(studies),
+            looks=looks_of(studies, (record.run.recipe for record in records)),
         )
         if as_json:
             print_json("measure.memory", [row.to_json() for row in memories])

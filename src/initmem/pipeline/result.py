@@ -16,7 +16,7 @@ from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.design import scale_means
 from initmem.measures.looks import looks_of
-from initmem.measures.memory import Memories, Memory, Verdict, memory
+from initmem.measures.memory import Memories, Memory, Verdict, adjust_memories, memory
 from initmem.measures.metrics import METRICS, curve_metric, default_metric, metric_reason, own_metrics
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name
@@ -86,13 +86,13 @@ class Result:
 
     def memories(self, metric: str | None = None, *, tolerance: float | None = None) -> Memories:
         """The memory of every recipe that has a run which did not fail."""
-        rows, looks = Memories(), looks_of(self.store.studies())
+        rows, looks = [], looks_of(self.store.studies())
         for recipe, label in zip(self.study.recipes, self.study.labels(), strict=True):
             records = [record for record in self.records if record.run.recipe == recipe]
             if any(record.status != "failed" for record in records):
                 look, chosen = looks.get(recipe), self._metric(metric)
                 rows.append(memory(records, chosen, tolerance=tolerance, label=label, look=look))
-        return rows
+        return adjust_memories(rows)
 
     def _of_one_recipe(self) -> list[RunRecord]:
         """The records, where they are not of several recipes."""

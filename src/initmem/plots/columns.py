@@ -42,7 +42,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
                 "half-life", about="how long |slope| stays above half its peak; empty: to the end", form=".4g"
             ),
             "low": Column("low", about="lower 95% limit", form=".4g"),
-            "high": Column("high", about="upper 95% limit; empty: not reached in every resample", form=".4g"),
+            "high": Column("high", about="upper 95% limit; empty: beyond the end", form=".4g"),
         },
     ),
     "difference": (
@@ -51,8 +51,12 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "field": Column("field", "text", "the field in which two recipes differ", priority=2),
             "from": Column("from", "text", "the first recipe"),
             "to": Column("to", "text", "the second recipe"),
-            "before": Column("before", about="bias-corrected memory of the first", form=".1f~", priority=4),
-            "after": Column("after", about="bias-corrected memory of the second", form=".1f~", priority=3),
+            "before": Column(
+                "before", about="memory of the first; corrected unless paired", form=".1f~", priority=4
+            ),
+            "after": Column(
+                "after", about="memory of the second; corrected unless paired", form=".1f~", priority=3
+            ),
             "difference": Column("difference", about="second minus first", form=".1f~"),
             ("low", "high"): Column("95% interval", about="of the difference", form=".1f~"),
             "significant": Column("significant", "text", "yes: significant at the 5% level"),

@@ -32,8 +32,22 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
     shown = [key for key in COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
     starred = "* does not survive the adjustment for the number of recipes shown (q)"
     notes = [starred] if any(row.survives is False for row in rows) else []
+    notes += look_notes(rows)
     columns, cells = [COLUMNS[key] for key in shown], [[row[key] for key in shown] for row in body]
     return Table(title, columns, cells, notes=notes)
+
+
+def look_notes(rows: Sequence[Memory]) -> list[str]:
+    """The levels of recipes that were looked at more than once; the columns name those of a single look."""
+    levels: dict[tuple[int, float, float], list[str]] = {}
+    for row in rows:
+        if row.look > 1:
+            levels.setdefault((row.look, row.alpha, row.alpha_spent), []).append(row.recipe)
+    return [
+        f"look {look} ({', '.join(recipes)}): tested at {100 * alpha:.2g}%, interval at "
+        f"{100 * (1 - alpha):.3g}%; {100 * spent:.2g}% spent over all looks"
+        for (look, alpha, spent), recipes in levels.items()
+    ]
 
 
 def memory_cells(row: Memory) -> dict[str, Cell]:
