@@ -209,6 +209,22 @@ def test_only_complete_seeds_count() -> None:
     assert measured.memory == pytest.approx(np.ptp(expected))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_is_no_value(value: float) -> None:
+    values = 80 + np.random.default_rng(0).normal(0, 0.5, (5, 3))
+    without = memory(records(np.delete(values, 4, axis=0)))
+    values[4, 1] = value
+    found = memory(records(values))
+    assert found.dropped_seeds == (4,) and found.n_seeds == 4
+    assert (found.memory, found.low, found.high, found.p) == (
+        without.memory,
+        without.low,
+        without.high,
+        without.p,
+    )
+    assert any("no finite value: seed 4" in note for note in found.notes)
+
+
 def test_one_seed_gives_a_point_and_no_verdict() -> None:
     found = memory(records(np.array([[90.0, 80.0, 70.0]])))
     assert found.memory == pytest.approx(20)

@@ -30,14 +30,14 @@ FEW_SEEDS = 3  # up to so many are a first look
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The values of one metric for one recipe, shape (seed, scale): only seeds that have every scale."""
+    """The values of one metric for one recipe, shape (seed, scale): seeds with a finite value at every scale."""
 
     recipe: AnyRecipe
     metric: str
     scales: tuple[float, ...]
     seeds: tuple[int, ...]
     values: NDArray[np.float64]
-    dropped: tuple[int, ...] = ()  # seeds without a value at some scale
+    dropped: tuple[int, ...] = ()  # seeds without a finite value at some scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     seeds = [
         seed
         for seed in sorted({seed for seed, _ in found})
-        if all(found.get((seed, scale)) is not None for scale in scales)
+        if all((value := found.get((seed, scale))) is not None and math.isfinite(value) for scale in scales)
     ]
     values = np.array([[found[seed, scale] for scale in scales] for seed in seeds], dtype=float)
     return Profile(
@@ -277,7 +277,7 @@ def _notes(arranged: Profile, known: Spread, look: Look, trained: Failures | Non
     if arranged.dropped:
         listed = ", ".join(map(str, arranged.dropped))
         notes.append(
-            f"left out, because a scale is missing: seed{'s' * (len(arranged.dropped) > 1)} {listed}"
+            f"left out, because a scale has no finite value: seed{'s' * (len(arranged.dropped) > 1)} {listed}"
         )
     if known.p is not None and known.floor == 0 and n > 1:
         notes.append("all seeds gave the same values, so no noise was measured: is the seed used?")
