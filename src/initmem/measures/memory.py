@@ -30,7 +30,7 @@ FEW_SEEDS = 3  # up to so many are a first look
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The values of one metric for one recipe, shape (seed, scale): seeds with a finite value at every scale."""
+    """The values of one metric for one recipe, (seed, scale): seeds with a finite value at every scale."""
 
     recipe: AnyRecipe
     metric: str
