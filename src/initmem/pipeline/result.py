@@ -86,7 +86,7 @@ class Result:
 
     def memories(self, metric: str | None = None, *, tolerance: float | None = None) -> Memories:
         """The memory of every recipe that has a run which did not fail."""
-        rows, looks = [], looks_of(self.store.studies())
+        rows, looks = Memories(), looks_of(self.store.studies())
         for recipe, label in zip(self.study.recipes, self.study.labels(), strict=True):
             records = [record for record in self.records if record.run.recipe == recipe]
             if any(record.status != "failed" for record in records):
