@@ -344,28 +344,34 @@ def curve_noise(kind: str, shape: tuple[int, int], rng: Rng) -> Array:
 
 
 def band_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
-    """Whole curves of 60 epochs inside their limits; the half-life of exp(-t / 15) inside its interval."""
+    """Whole curves of 60 epochs inside their limits; half-lives inside their intervals.
+
+    These are of exp(-t / 15) and of a plateau, whose peak may be observed at any of its epochs.
+    """
     axis = np.arange(1.0, 61)
-    decay = np.exp(-axis / 15)
-    truth = half_life(decay, axis) or 0.0
+    shapes = [np.exp(-axis / 15), 1 / (1 + np.exp((axis - 25) / 5))]
+    truths = [half_life(shape, axis) or 0.0 for shape in shapes]
     studies = min(options.studies, 1000)
     for kind in ("white", "smooth", "shared"):
         for n in (3, 5, 10):
-            within = np.zeros(3)
+            within = np.zeros(4)
             for _ in range(studies):
                 noise = curve_noise(kind, (n, 60), rng)
                 t = np.abs(noise.mean(axis=0)) / (noise.std(axis=0, ddof=1) / np.sqrt(n))
-                own = decay + 0.05 * noise
-                low, high = half_life_limits(own.mean(axis=0), own, axis)
-                covered = low is not None and low <= truth and (high is None or truth <= high)
-                within += t.max() <= student(n - 1), t.max() <= critical(noise), covered
-            pointwise, simultaneous, covers = (within / studies).tolist()
+                covered = []
+                for shape, truth in zip(shapes, truths, strict=True):
+                    own = shape + 0.05 * noise
+                    low, high = half_life_limits(own.mean(axis=0), own, axis)
+                    covered.append(low is not None and low <= truth and (high is None or truth <= high))
+                within += t.max() <= student(n - 1), t.max() <= critical(noise), *covered
+            pointwise, simultaneous, covers, plateau = (within / studies).tolist()
             yield {
                 "noise": kind,
                 "seeds": n,
                 "pointwise": pointwise,
                 "simultaneous": simultaneous,
                 "half_life_covers": covers,
+                "plateau_covers": plateau,
             }
 
 

@@ -11,6 +11,7 @@ from scipy import stats
 from initmem.clocks import clocks
 from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
 from initmem.measures.collapse import collapse, disagreement, product_clock
+from initmem.measures.rows import rows_of
 from initmem.measures.statistics import critical, mean_band
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord, summarize
@@ -161,6 +162,32 @@ def test_the_exponents_of_a_product_clock_are_found() -> None:
     assert product_clock(groups[:1]) == ([], 0)
 
 
+def test_all_four_exponents_are_told_apart_and_families_are_not_mixed() -> None:
+    """|beta| fades with eta b^-1/2 l2 width^1/2 per update; without a penalty it fades as it likes."""
+    truths = {"learning_rate": 1.0, "batch_size": -0.5, "l2": 1.0, "width": 0.5}
+
+    def group(**fields):
+        recipe = recipe_of(fields.pop("batch_size"), **fields)
+        updates = clocks(recipe, 4096).adaptive / recipe.learning_rate
+        values = {name: recipe.get(name) or 1.0 for name in truths}
+        reference = {"learning_rate": 1e-3, "batch_size": 64, "l2": 1e-2, "width": 16}
+        clock = updates * np.prod([(values[k] / reference[k]) ** e for k, e in truths.items()])
+        return planted(recipe, 0.15 / (1 + clock / 2000), noise=0.002)
+
+    first = {"learning_rate": 1e-3, "batch_size": 64, "l2": 1e-2, "width": 16}
+    changes = [{}, {"learning_rate": 2e-3}, {"batch_size": 32}, {"l2": 2e-2}, {"width": 32}, {"width": 64}]
+    penalized = [group(**first | change) for change in changes]
+    plain = [group(**first | change | {"l2": 0.0}) for change in changes if "l2" not in change]
+    rows = rows_of("exponents", [record for one in (*penalized, *plain) for record in one])
+    with_l2 = [row for row in rows if row["family"] == "sgd l2>0"]
+    assert {row["name"] for row in with_l2} == set(truths)
+    for row in with_l2:
+        assert row["low"] <= truths[row["name"]] <= row["high"]
+        assert row["value"] == pytest.approx(truths[row["name"]], abs=0.15)
+        assert row["n_curves"] == len(changes)
+    assert {row["n_curves"] for row in rows if row["family"] == "sgd"} == {len(plain)}
+
+
 def test_the_interval_of_alpha_covers_the_truth() -> None:
     """The short version of benchmarks/coverage.py; the negative control has the wrong truth."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -241,6 +268,24 @@ def test_the_interval_of_a_half_life_covers_the_truth(seeds: int) -> None:
         low, high = half_life_limits(own.mean(0), own, axis)
         covered += low <= truth and (high is None or truth <= high)
     assert covered / 200 >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 200)
+
+
+def test_the_interval_of_a_half_life_knows_that_the_peak_of_a_plateau_is_uncertain() -> None:
+    """The negative control measures the half-life from the observed peak, as if it were the true one."""
+    rng = np.random.default_rng(4)
+    axis = np.arange(1.0, 41)
+    plateau = 1 / (1 + np.exp((axis - 18) / 3))
+    truth = half_life(plateau, axis)
+    covered = careless = 0
+    for _ in range(200):
+        own = plateau * np.exp(0.2 * rng.standard_normal((5, 1))) + 0.02 * rng.standard_normal((5, 40))
+        mean = own.mean(axis=0)
+        low, high = half_life_limits(mean, own, axis)
+        assert low <= half_life(mean, axis) <= high
+        covered += low <= truth <= high
+        careless += abs(half_life(mean, axis) - truth) <= 1.0  # far more than the time of half is off by
+    assert covered / 200 >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 200)
+    assert careless / 200 < 0.5
 
 
 def test_half_lives_of_code_that_recorded_no_clock_or_no_accuracy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,3 +88,24 @@ def test_seeds_added_by_hand_are_looks(tmp_path: Path) -> None:
     assert looks_of([kept, replace(kept, looked=())])[kept.recipes[0]] == Look(
         3, 0.0125, pytest.approx(0.0875)
     )
+
+
+def test_a_recipe_that_left_its_study_keeps_the_looks_at_it(tmp_path: Path, command) -> None:
+    """Runs under one name with another recipe each time: the store keeps the last of these studies."""
+
+    def train(init, tracker):
+        rng = np.random.default_rng([init.seed, round(10 * init.scale)])
+        return {"test_accuracy": 0.8 + 0.01 * rng.normal() + 0.001 * init.scale}
+
+    for seeds in (range(3), range(5)):
+        for rate in (0.1, 0.2):
+            recipe = {"learning_rate": rate}
+            result = initmem.run(
+                train, [0.5, 1.0], seeds, tmp_path, name="t", recipe=recipe, engine="inline", progress=False
+            )
+            assert result.memory().look == 1 + (len(seeds) == 5)
+    code, printed, _ = command("measure", tmp_path, "--json")
+    assert code == 0
+    assert [(row["look"], row["alpha"]) for row in json.loads(printed)["rows"]] == [(2, 0.025)] * 2
+    _, printed, _ = command("measure", tmp_path)
+    assert "tested at 2.5%, interval at 97.5%; 7.5% spent over all looks" in " ".join(printed.split())

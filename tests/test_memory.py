@@ -24,6 +24,7 @@ from initmem.measures.statistics import (
     spreads,
 )
 from initmem.plots import memory_table as tables
+from initmem.plots.table import interval
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.study import Run
 
@@ -209,6 +210,22 @@ def test_only_complete_seeds_count() -> None:
     assert measured.memory == pytest.approx(np.ptp(expected))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_is_no_value(value: float) -> None:
+    values = 80 + np.random.default_rng(0).normal(0, 0.5, (5, 3))
+    without = memory(records(np.delete(values, 4, axis=0)))
+    values[4, 1] = value
+    found = memory(records(values))
+    assert found.dropped_seeds == (4,) and found.n_seeds == 4
+    assert (found.memory, found.low, found.high, found.p) == (
+        without.memory,
+        without.low,
+        without.high,
+        without.p,
+    )
+    assert any("no finite value: seed 4" in note for note in found.notes)
+
+
 def test_one_seed_gives_a_point_and_no_verdict() -> None:
     found = memory(records(np.array([[90.0, 80.0, 70.0]])))
     assert found.memory == pytest.approx(20)
@@ -238,6 +255,8 @@ def test_an_interval_of_accuracies_stays_within_what_they_can_be() -> None:
 )
 def test_verdicts(p: float, high: float, verdict: str) -> None:
     assert judge(p, high, 2.0) == verdict
+    means_alone = "remembers" if p <= 0.05 else "undetermined"
+    assert judge(p, high, 2.0, equal_failures=False) == means_alone
 
 
 @pytest.mark.parametrize(("points", "size"), [(26, "large"), (7, "moderate"), (4, "small")])
@@ -248,6 +267,12 @@ def test_a_verdict_has_a_size(points: float, size: str) -> None:
     assert found.to_json()["thresholds"] == {"alpha": 0.05, "tolerance": 2.0, "large": 10.0, "moderate": 5.0}
     own = memory(records(70 + noise + np.linspace(0, points, 5)), tolerance=100.0)
     assert own.verdict == "forgets" and own.size is None
+
+
+def test_a_lower_limit_above_zero_is_never_shown_as_zero() -> None:
+    assert interval(0.013, 4.2).text == "0.01 to 4.2"
+    assert interval(0.0, 4.2).text == "0.0 to 4.2"
+    assert interval(0.13, 4.2).text == "0.1 to 4.2"
 
 
 def test_adjusted_p_values_are_those_of_the_textbook() -> None:
@@ -317,6 +342,16 @@ def test_failures_that_depend_on_the_scale_forbid_forgets() -> None:
     )
     assert one.verdict == "undetermined" and one.failure_p > 0.05
     assert any("cannot be excluded" in note for note in one.notes)
+    assert one.seeds_needed is None and "but failure rates" in one.meaning  # the means are settled
+    small = [
+        replace(r, status="diverged") if r.run.scale == 0.1 and r.run.seed < 6 else r
+        for r in records(values + np.array([0, 0.5, 1.0]))
+    ]
+    assert (memory(small).verdict, memory(small).size) == (
+        "remembers",
+        "small",
+    )  # its lower limit is positive
+    assert 0 < memory(small).low < memory(small).high < 2
 
 
 def test_a_run_at_chance_failed_to_train() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from initmem.engines.engine import Settings
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, StoreError
+from initmem.measures.statistics import adjusted
 from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
 from initmem.recipe import PipelineRecipe, Recipe, labels, network_of
 from initmem.store.encoding import decode, encode
@@ -461,7 +463,10 @@ def test_a_grid_is_a_memory_per_recipe(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(ConfigError, match=r"4 recipes \(allowed: mine dropout=0 lr=0.001, .* result.select"):
         result.memory()
     one = result.select(lr=0.1, dropout=0.5)
-    assert one.memory() == rows[3] and one.verdict == "remembers"
+    # Adjusted for the recipes shown: four, and one.
+    assert [row.q for row in rows] == adjusted([row.p for row in rows])
+    alone = {"q": rows[3].p, "q_equivalence": rows[3].p_equivalence}
+    assert one.memory() == replace(rows[3], **alone) and one.verdict == "remembers"
     with pytest.raises(ConfigError, match=r"select\({'lr': 7}\): no such recipe"):
         result.select(lr=7)
     assert result.frame.filter(polars.col("lr") == 0.1)["dropout"].unique().sort().to_list() == [0.0, 0.5]

@@ -62,9 +62,13 @@ def measure(
         ),
     ] = None,
     adjust: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="q over the recipes shown: bh (Benjamini-Hochberg), holm or none."),
-    ] = "bh",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="q over the recipes or pairs shown: bh (Benjamini-Hochberg), holm or none.",
+            show_default="bh",
+        ),
+    ] = None,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
@@ -93,8 +97,8 @@ def measure(
             order=order,
             tolerance=tolerance,
             failure_tolerance=failure_tolerance,
-            adjust=adjust,
-            looks=looks_of(studies),
+            adjust=adjust or "bh",
+            looks=looks_of(studies, (record.run.recipe for record in records)),
         )
         if as_json:
             print_json("measure.memory", memory_rows(memories, records))
@@ -103,7 +107,9 @@ def measure(
             if metric is None:
                 say(metric_reason(chosen, records))
         return
-    rows = rows_of(what, records, metric=metric, order=order)
+    options = {"adjust": adjust, "tolerance": tolerance, "failure_tolerance": failure_tolerance}
+    given = {name: value for name, value in options.items() if value is not None}
+    rows = rows_of(what, records, metric=metric, order=order, **given)
     unused = not_applicable(what, records, order)
     if as_json:
         print_json(f"measure.{what}", rows, **({"not_applicable": unused} if unused else {}))

@@ -100,26 +100,39 @@ def half_life(beta: Array, axis: Array) -> float | None:
     if peak is None:
         return None
     size = np.abs(beta)
-    return _last_above(size - size[peak] / 2, axis, peak)
+    end = _last_above(size - size[peak] / 2, axis, peak)
+    return None if end is None else end - float(axis[peak])
 
 
 def half_life_limits(beta: Array, own: Array, axis: Array) -> tuple[float | None, float | None]:
     """95% limits of a half-life from the seeds' slopes, shape (seed, epoch), as Fieller's for a ratio.
 
-    At every epoch Student's t test over seeds compares the slope with half of the slope at the peak. The
-    half-life may be any time from the first epoch at which it is not significantly above half until the
-    last at which it is not significantly below.
+    At every epoch Student's t test over seeds compares the slope with half of the slope at the peak, and
+    with that slope itself. The peak may be any epoch that is not significantly below the observed one. The
+    time of half may be any from the first epoch at which the slope is not significantly above half until
+    the last at which it is not significantly below.
     """
     peak, n = _peak(beta), len(own)
     if peak is None or n < 2:
         return None, None
-    sign = np.sign(beta[peak])
-    # Above half on either side of zero: the slope may have changed its sign.
-    above = np.stack([side * sign * own - sign * own[:, [peak]] / 2 for side in (1, -1)])
+    # The observed peak is the largest of many: these tests have to hold at all epochs together.
+    _, below_peak = _beside_peak(own, beta[peak], peak, 1.0, critical(own - own[:, [peak]]))
+    peaks = axis[(below_peak >= 0) | (np.arange(len(axis)) == peak)]
+    above, below = _beside_peak(own, beta[peak], peak, 0.5, student(n - 1))
+    first, last = _first_below(above, axis, peak), _last_above(below, axis, peak)
+    low = None if first is None else max(first - float(peaks[-1]), 0.0)
+    return low, None if last is None else last - float(peaks[0])
+
+
+def _beside_peak(own: Array, sign: float, peak: int, share: float, times: float) -> tuple[Array, Array]:
+    """|slope| minus a share of that at the peak, at every epoch: limits `times` standard errors away."""
+    n = len(own)
+    toward = np.sign(sign) * own
+    # Above it on either side of zero: the slope may have changed its sign.
+    above = np.stack([side * toward - share * toward[:, [peak]] for side in (1, -1)])
     centre = above.mean(axis=1)
-    half = student(n - 1) * above.std(axis=1, ddof=1) / np.sqrt(n)
-    low = _first_below((centre - half).max(axis=0), axis, peak)
-    return low, _last_above((centre + half).max(axis=0), axis, peak)
+    half = times * above.std(axis=1, ddof=1) / np.sqrt(n)
+    return (centre - half).max(axis=0), (centre + half).max(axis=0)
 
 
 def _peak(beta: Array) -> int | None:
@@ -128,24 +141,24 @@ def _peak(beta: Array) -> int | None:
 
 
 def _last_above(height: Array, axis: Array, peak: int) -> float | None:
-    """The time from the peak until a height stays at zero or below; None where it does not."""
+    """When a height falls to zero and stays there or below, from the peak on; None where it does not."""
     positive = np.flatnonzero(height > 0)
     positive = positive[positive >= peak]
     if not len(positive):
-        return 0.0
+        return float(axis[peak])
     last = int(positive[-1])
     if not np.isfinite(height[last + 1 :]).any():
         return None
-    return _crossing(height, axis, last) - float(axis[peak])
+    return _crossing(height, axis, last)
 
 
 def _first_below(height: Array, axis: Array, peak: int) -> float | None:
-    """The time from the peak until a height first falls to zero; None where it does not."""
+    """When a height first falls to zero, from the peak on; None where it does not."""
     below = np.flatnonzero(height[peak:] <= 0)
     if not len(below):
         return None
     first = peak + int(below[0])
-    return 0.0 if first == peak else _crossing(height, axis, first - 1) - float(axis[peak])
+    return float(axis[peak]) if first == peak else _crossing(height, axis, first - 1)
 
 
 def _crossing(height: Array, axis: Array, before: int) -> float:

@@ -8,7 +8,7 @@ least two curves pass. Where no level is shared, the curves say nothing about al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -78,22 +78,30 @@ class _Fading(NamedTuple):
     error: float  # standard error of their mean, typical over epochs
 
 
-def families(groups: Iterable[list[RunRecord]]) -> dict[str, list[list[RunRecord]]]:
-    """Groups of at least two recipes that differ in batch size alone, by what they share."""
+def families(
+    groups: Iterable[list[RunRecord]], fields: Sequence[str] = ("batch_size",)
+) -> dict[str, list[list[RunRecord]]]:
+    """Groups of at least two recipes that differ in these fields alone, by what they share.
+
+    A field that is zero or not declared has no logarithm: its recipes form a family of their own.
+    """
     shared: dict[AnyRecipe, list[list[RunRecord]]] = {}
     for records in groups:
-        key = records[0].run.recipe.replace(batch_size=1)
+        recipe = records[0].run.recipe
+        key = recipe.replace(**{name: 1 for name in fields if recipe.get(name)})
         shared.setdefault(key, []).append(records)
     several = {recipe: members for recipe, members in shared.items() if len(members) > 1}
-    names = labels([_without_batch_size(recipe) for recipe in several])
+    names = labels([_without(recipe, set(fields) - {"l2"}) for recipe in several])
+    if "l2" in fields:
+        names = [name.replace("l2=1", "l2>0") for name in names]
     return dict(zip(names, several.values(), strict=True))
 
 
-def _without_batch_size(recipe: AnyRecipe) -> AnyRecipe:
-    """Of user code everything declared is in a label: a batch size that stands for all should not be."""
+def _without(recipe: AnyRecipe, fields: Collection[str]) -> AnyRecipe:
+    """Of user code everything declared is in a label: a value that stands for all should not be."""
     if isinstance(recipe, Recipe):
         return recipe
-    return PipelineRecipe.parse({k: v for k, v in recipe.changes().items() if k != "batch_size"})
+    return PipelineRecipe.parse({k: v for k, v in recipe.changes().items() if k not in fields})
 
 
 def collapse(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy") -> Collapse:

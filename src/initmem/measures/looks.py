@@ -57,12 +57,17 @@ def look_of(study: Study, recipe: AnyRecipe) -> Look:
     return Look(made + 1, each[made], sum(each[: made + 1]))
 
 
-def looks_of(studies: Iterable[Study]) -> dict[AnyRecipe, Look]:
-    """The looks at every recipe; of several studies that share one, the one that has spent most counts."""
+def looks_of(studies: Iterable[Study], recipes: Iterable[AnyRecipe] = ()) -> dict[AnyRecipe, Look]:
+    """The looks at every recipe; of several studies that share one, the one that has spent most counts.
+
+    Of `recipes`, those in no study were in one that was since run with others under the same name. Its looks
+    were theirs too, so they get the look that has spent most of all.
+    """
     looks: dict[AnyRecipe, Look] = {}
     for study in studies:
         for recipe in study.recipes:
             look = look_of(study, recipe)
             if recipe not in looks or look.spent > looks[recipe].spent:
                 looks[recipe] = look
-    return looks
+    most = max(looks.values(), key=lambda look: look.spent, default=Look())
+    return dict.fromkeys(recipes, most) | looks

@@ -30,14 +30,14 @@ NEVER_USED = "the pipeline never used the scale"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The values of one metric for one recipe, shape (seed, scale): only seeds that have every scale."""
+    """The values of one metric for one recipe, (seed, scale): seeds with a finite value at every scale."""
 
     recipe: AnyRecipe
     metric: str
     scales: tuple[float, ...]
     seeds: tuple[int, ...]
     values: NDArray[np.float64]
-    dropped: tuple[int, ...] = ()  # seeds without a value at some scale
+    dropped: tuple[int, ...] = ()  # seeds without a finite value at some scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ class Memory:
             return f"No seed has a {self.metric} at every scale yet."
         shown, floor = self._shown(self.memory), f"{self.floor or 0:.2g}"
         level = f"{100 * self.alpha:.2g}%"
+        apart = f"failure rates that differ by {100 * (self.failure_limit or 0):.0f}% are not excluded"
         match self.verdict:
             case "remembers":
                 return (
@@ -110,11 +111,9 @@ class Memory:
                     f"(expected from noise alone: {floor}), which is significant at the {level} level."
                 )
             case "forgets":
-                return (
-                    f"The mean {self.metric} differs by at most {self._shown(self.high)} between any two "
-                    f"initialization scales, which is within the tolerance of {self._shown(self.tolerance)}. "
-                    f"Failure rates that differ by {100 * (self.failure_limit or 0):.0f}% are not excluded."
-                )
+                return f"{self._within}. {apart.capitalize()}."
+            case _ if self.high is not None and self.tolerance is not None and self.high <= self.tolerance:
+                return f"{self._within}, but {apart}."
             case _ if self.floor is None:
                 return f"One seed says nothing about noise: the {self.metric} has a range of {shown}."
             case _:
@@ -122,6 +121,13 @@ class Memory:
                     f"The mean {self.metric} has a range of {shown} over the initialization scales (expected "
                     f"from noise alone: {floor}): neither memory nor its absence is established."
                 )
+
+    @property
+    def _within(self) -> str:
+        return (
+            f"The mean {self.metric} differs by at most {self._shown(self.high)} between any two "
+            f"initialization scales, which is within the tolerance of {self._shown(self.tolerance)}"
+        )
 
     def _repr_html_(self) -> str:
         return Memories([self])._repr_html_()
@@ -163,7 +169,7 @@ def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     seeds = [
         seed
         for seed in sorted({seed for seed, _ in found})
-        if all(found.get((seed, scale)) is not None for scale in scales)
+        if all((value := found.get((seed, scale))) is not None and math.isfinite(value) for scale in scales)
     ]
     values = np.array([[found[seed, scale] for scale in scales] for seed in seeds], dtype=float)
     return Profile(
@@ -204,7 +210,8 @@ def memory(
     verdict = judge(known.p, known.high, limit, alpha=look.alpha, equal_failures=equal)
     if not applicable:
         verdict = "not applicable"
-    open_ = verdict == "undetermined" and n_seeds > 0
+    passed = known.high is not None and limit is not None and known.high <= limit
+    open_ = verdict == "undetermined" and n_seeds > 0 and not passed  # else failure rates leave it open
     return Memory(
         recipe=label or recipe.label(recipe.informative(["optimizer", "learning_rate"])),
         metric=arranged.metric,
@@ -251,10 +258,10 @@ def judge(
     """Equivalence first: a range within the tolerance is forgotten, however significant it may be.
 
     Means that agree are not enough where runs fail to train at rates that depend on the scale, or that have
-    not been shown to be equal.
+    not been shown to be equal: then only the test of the means speaks.
     """
-    if high is not None and tolerance is not None and high <= tolerance:
-        return "forgets" if equal_failures else "undetermined"
+    if equal_failures and high is not None and tolerance is not None and high <= tolerance:
+        return "forgets"
     return "remembers" if p is not None and p <= alpha else "undetermined"
 
 
@@ -274,15 +281,15 @@ def _notes(arranged: Profile, known: Spread, look: Look, trained: Failures | Non
     if arranged.dropped:
         listed = ", ".join(map(str, arranged.dropped))
         notes.append(
-            f"left out, because a scale is missing: seed{'s' * (len(arranged.dropped) > 1)} {listed}"
+            f"left out, because a scale has no finite value: seed{'s' * (len(arranged.dropped) > 1)} {listed}"
         )
     if known.p is not None and known.floor == 0 and n > 1:
         alike = "values" if not np.ptp(arranged.values, axis=0).any() else "differences between scales"
         notes.append(f"all seeds gave the same {alike}, so no noise was measured: is the seed used?")
     if look.number > 1:
         notes.append(
-            f"look {look.number}: tested at {100 * look.alpha:.2g}%, "
-            f"{100 * look.spent:.2g}% spent over all looks"
+            f"look {look.number}: tested at {100 * look.alpha:.2g}%, interval at "
+            f"{100 * (1 - look.alpha):.3g}%; {100 * look.spent:.2g}% spent over all looks"
         )
     if trained and trained.failed:
         notes.append(_failure_note(trained))

@@ -12,7 +12,7 @@ from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.clock_fits import clock_fits, observed
-from initmem.measures.collapse import collapse, families, product_clock
+from initmem.measures.collapse import FIELDS, collapse, families, product_clock
 from initmem.measures.design import (
     by_scale,
     curve_metric,
@@ -38,13 +38,22 @@ Groups = dict[str, list[RunRecord]]  # by the label of the recipe
 
 
 def rows_of(
-    what: str, records: Sequence[RunRecord], *, metric: str | None = None, order: Sequence[AnyRecipe] = ()
+    what: str,
+    records: Sequence[RunRecord],
+    *,
+    metric: str | None = None,
+    order: Sequence[AnyRecipe] = (),
+    **options: Any,
 ) -> list[Row]:
-    """The rows of one measure, recipe by recipe."""
+    """The rows of one measure, recipe by recipe; `options` are those that it takes (`OPTIONS`)."""
     if what not in MEASURES:
         raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES], what)})")
+    for name in options:
+        if what not in OPTIONS[name]:
+            raise ConfigError(f"{name} does nothing with what = {what!r} ({allowed(OPTIONS[name])})")
     groups, left_out = labelled(records, order), not_applicable(what, records, order)
-    return MEASURES[what]({label: group for label, group in groups.items() if label not in left_out}, metric)
+    used = {label: group for label, group in groups.items() if label not in left_out}
+    return MEASURES[what](used, metric, **options)
 
 
 def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> list[Row]:
@@ -125,24 +134,20 @@ def _collapse(groups: Groups, metric: str | None) -> list[Row]:
 
 
 def _exponents(groups: Groups, metric: str | None) -> list[Row]:
-    """The exponents of a product clock, over the recipes of each optimizer."""
+    """The exponents of a product clock, in families of recipes that differ in its settings alone."""
     rows: list[Row] = []
-    optimizers: dict[str, list[list[RunRecord]]] = {}
-    for records in groups.values():
-        optimizers.setdefault(str(records[0].run.recipe.get("optimizer")), []).append(records)
-    for optimizer, members in optimizers.items():
-        exponents, n_levels = (
-            product_clock(members, _followed(members[0], metric)) if len(members) > 1 else ([], 0)
-        )
-        about = {"n_curves": len(members), "n_levels": n_levels}
-        rows += [{"optimizer": optimizer} | item._asdict() | about for item in exponents]
-        if len(members) > 1 and not exponents:
-            empty = {"name": "cannot tell", "value": None, "low": None, "high": None}
-            rows.append({"optimizer": optimizer} | empty | about)
+    for label, family in families(groups.values(), FIELDS).items():
+        exponents, n_levels = product_clock(family, _followed(family[0], metric))
+        optimizer = family[0][0].run.recipe.get("optimizer")
+        about = {"family": label, "optimizer": optimizer}
+        size = {"n_curves": len(family), "n_levels": n_levels}
+        rows += [about | item._asdict() | size for item in exponents]
+        if not exponents:
+            rows.append(about | {"name": "cannot tell", "value": None, "low": None, "high": None} | size)
     return rows
 
 
-def _difference(groups: Groups, metric: str | None) -> list[Row]:
+def _difference(groups: Groups, metric: str | None, adjust: str = "bh") -> list[Row]:
     """Pairs of recipes that differ in one field alone."""
     named = {records[0].run.recipe: (label, records) for label, records in groups.items()}
     rows: list[Row] = []
@@ -152,7 +157,7 @@ def _difference(groups: Groups, metric: str | None) -> list[Row]:
         if found is not None:
             row = {"field": field, "from": before, "to": after} | asdict(found)
             rows.append(row | {"significant": found.significant})
-    qs = adjusted([row["p"] for row in rows])
+    qs = adjusted([row["p"] for row in rows], adjust)
     return [row | {"q": q} for row, q in zip(rows, qs, strict=True)]
 
 
@@ -166,10 +171,13 @@ def _failures(groups: Groups, metric: str | None) -> list[Row]:
     return rows
 
 
-def _forecast(groups: Groups, metric: str | None) -> list[Row]:
+def _forecast(groups: Groups, metric: str | None, tolerance: float | None = None) -> list[Row]:
     """Memory and radial elasticity of every recipe, predicted from the clocks of the others."""
     rows: list[Row] = []
-    memories = {label: memory(rs, metric or default_metric(rs), label=label) for label, rs in groups.items()}
+    memories = {
+        label: memory(rs, metric or default_metric(rs), label=label, tolerance=tolerance)
+        for label, rs in groups.items()
+    }
     lived = {
         "memory": {label: lived_memory(rs, memories[label]) for label, rs in groups.items()},
         "radial elasticity": {label: lived_elasticity(rs) for label, rs in groups.items()},
@@ -300,7 +308,7 @@ def _scale(groups: Groups, metric: str | None) -> list[Row]:
     return rows
 
 
-MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
+MEASURES: dict[str, Callable[..., list[Row]]] = {
     "scale": _scale,
     "beta": _beta,
     "half-life": _half_life,
@@ -322,6 +330,12 @@ MEASURES: dict[str, Callable[[Groups, str | None], list[Row]]] = {
 OF_SCALE = (
     "beta", "half-life", "difference", "collapse", "exponents", "forecast", "clocks", "radial",
 )  # fmt: skip
+# The measures that take an option.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "adjust": ("memory", "difference"),
+    "tolerance": ("memory", "forecast"),
+    "failure_tolerance": ("memory",),
+}
 
 # What is printed below the table of a measure.
 REMARKS: dict[str, Callable[[Sequence[Row]], str]] = {

@@ -24,7 +24,7 @@ from initmem.measures.design import (
     scale_means,
 )
 from initmem.measures.looks import looks_of
-from initmem.measures.memory import Memories, Memory, Verdict, memory
+from initmem.measures.memory import Memories, Memory, Verdict, adjust_memories, memory
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.stale import stale_note
@@ -98,7 +98,7 @@ class Result:
             if any(record.status != "failed" for record in records):
                 look, chosen = looks.get(recipe), self._metric(metric)
                 rows.append(memory(records, chosen, tolerance=tolerance, label=label, look=look))
-        return rows
+        return adjust_memories(rows)
 
     def _of_one_recipe(self) -> list[RunRecord]:
         """The records, where they are not of several recipes."""

@@ -42,7 +42,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
                 "half-life", about="how long |slope| stays above half its peak; empty: to the end", form=".4g"
             ),
             "low": Column("low", about="lower 95% limit", form=".4g"),
-            "high": Column("high", about="upper 95% limit; empty: not reached in every resample", form=".4g"),
+            "high": Column("high", about="upper 95% limit; empty: beyond the end", form=".4g"),
         },
     ),
     "difference": (
@@ -51,8 +51,12 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "field": Column("field", "text", "the field in which two recipes differ", priority=2),
             "from": Column("from", "text", "the first recipe"),
             "to": Column("to", "text", "the second recipe"),
-            "before": Column("before", about="bias-corrected memory of the first", form=".1f~", priority=4),
-            "after": Column("after", about="bias-corrected memory of the second", form=".1f~", priority=3),
+            "before": Column(
+                "before", about="memory of the first; corrected unless paired", form=".1f~", priority=4
+            ),
+            "after": Column(
+                "after", about="memory of the second; corrected unless paired", form=".1f~", priority=3
+            ),
             "difference": Column("difference", about="second minus first", form=".1f~"),
             ("low", "high"): Column("95% interval", about="of the difference", form=".1f~"),
             "significant": Column("significant", "text", "yes: significant at the 5% level"),
@@ -71,7 +75,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             ("low", "high"): Column("95% interval", about="of alpha, from seeds", form=".2f"),
             "reading": Column("reading", "text", "what that says; cannot tell: the curves do not overlap"),
             "n_curves": Column("curves", about="number of batch sizes", priority=5),
-            "n_levels": Column("levels", about="levels of |slope| that all curves reach", priority=6),
+            "n_levels": Column("levels", about="levels of |slope| that at least two curves pass", priority=6),
             **{
                 f"apart_{axis}": Column(
                     f"by {axis}",
@@ -84,14 +88,15 @@ MEASURES: dict[str, tuple[str, Columns]] = {
         },
     ),
     "exponents": (
-        "Exponents of a product clock, over the recipes of each optimizer",
+        "Exponents of a product clock: recipes that differ in learning rate, batch size, l2 or width",
         {
-            "optimizer": Column("optimizer", "text", "its recipes are compared"),
+            "family": Column("family", "text", "what its recipes share"),
+            "optimizer": Column("optimizer", "text", "that they share", priority=9),
             "name": Column("setting", "text", "whose exponent is fitted"),
             "value": Column("exponent", about="of the setting in the clock", form=".2f"),
             ("low", "high"): Column("95% interval", about="of the exponent, from seeds", form=".2f"),
             "n_curves": Column("curves", about="number of recipes", priority=5),
-            "n_levels": Column("levels", about="levels of |slope| that are compared", priority=6),
+            "n_levels": Column("levels", about="levels of |slope| that at least two curves pass", priority=6),
         },
     ),
     "scale": (

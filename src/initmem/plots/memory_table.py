@@ -35,7 +35,8 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
     body = [memory_cells(row) | {"remarks": cell(memory_remark(row, until))} for row in rows]
     shown = [key for key in COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
-    notes = ([f"* {STARRED}"] if any(row.survives is False for row in rows) else []) + shared_notes(rows)
+    notes = [f"* {STARRED}"] if any(row.survives is False for row in rows) else []
+    notes += shared_notes(rows)
     columns, cells = [COLUMNS[key] for key in shown], [[row[key] for key in shown] for row in body]
     return Table(title, columns, cells, notes=notes)
 

@@ -140,7 +140,10 @@ def interval(low: float | None, high: float | None, form: str = ".1f") -> Cell:
     """Two limits, sorted by the width between them."""
     if low is None or high is None:
         return Cell()
-    text = f"{low:{form}} to {high:{form}}"
+    shown = f"{low:{form}}"
+    if low > 0 and float(shown) == 0:  # an interval that excludes zero must not be shown as from zero
+        shown = f"{low:.1g}"
+    text = f"{shown} to {high:{form}}"
     return Cell(text, text, order=high - low)
 
 

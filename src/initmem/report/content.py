@@ -36,7 +36,7 @@ class Content:
         self.groups = by_recipe(survey.records, survey.order())
         every = list(dict.fromkeys([*survey.order(), *self.groups]))
         self.names = dict(zip(every, labels(every), strict=True))  # those of the studies and of the records
-        self.stats = self._kept.stats(self.groups, looks_of(survey.studies))
+        self.stats = self._kept.stats(self.groups, looks_of(survey.studies, self.groups))
         self._families = families(self.groups.values())
 
     @property

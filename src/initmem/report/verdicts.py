@@ -16,7 +16,7 @@ from initmem.plots.builders import memory_interval, metric_title
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
 from initmem.plots.memory_table import COLUMNS, STARRED, memory_cells, memory_form
 from initmem.plots.model import decimals_between
-from initmem.plots.table import Cell, Column, Mean, Table, cell
+from initmem.plots.table import Cell, Column, Mean, Table, cell, interval
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content, runs_of
 from initmem.store.record import failure_lines
@@ -182,8 +182,9 @@ def in_words(row: Memory) -> str:
     text = f"{_said_number(row.memory, row)}{' points' if row.unit == 'pp' else ''}"
     if row.low is None or row.high is None:
         return f"{text} (one seed: no interval)"
-    low, high, floor = (_said_number(value, row) for value in (row.low, row.high, row.floor))
-    return f"{text} (95% interval {low} to {high}; noise alone would show {floor})"
+    limits, floor = interval(row.low, row.high, memory_form(row)).text, _said_number(row.floor, row)
+    level = f"{100 * (1 - row.alpha):.3g}%"
+    return f"{text} ({level} interval {limits}; noise alone would show {floor})"
 
 
 def _said_number(value: float | None, row: Memory) -> str:
