@@ -57,6 +57,7 @@ SYNONYMS = {  # what other libraries call a field
     "lr_schedule": "schedule",
 }
 NAMED_DATASETS = register.DATASETS
+SPLIT_SIZES = ("train_size", "val_size", "test_size")  # None: all of the split
 
 DEFAULT_WIDTH: dict[str, int] = {
     "resnet9": 64,
@@ -125,6 +126,8 @@ class Recipe(BaseModel):
         None, description="digest of a file of the user's, filled in when a study is read"
     )
     train_size: int | None = Field(None, ge=1, description="use only the first n training examples")
+    val_size: int | None = Field(None, ge=1, description="validate on the first n of the split only")
+    test_size: int | None = Field(None, ge=1, description="test on the first n of the split only")
     model: str = Field("resnet9", description="a network of `initmem models`")
     options: tuple[tuple[str, Scalar], ...] = Field(
         (), description="options of the network that differ from their defaults, set as fields of their own"
@@ -319,7 +322,7 @@ class Recipe(BaseModel):
         silent = {name for name, value in derived.items() if getattr(self, name) == value} - {"width"}
         silent |= {
             name
-            for name in ("l2", "patience", "sharpness_every", "train_size", "warmup")
+            for name in ("l2", "patience", "sharpness_every", *SPLIT_SIZES, "warmup")
             if not getattr(self, name)
         }
         usual = {"augment": "none", "decay_on": "all"}
@@ -516,9 +519,11 @@ def labels(recipes: Sequence[AnyRecipe]) -> list[str]:
     fields = dict.fromkeys(name for settings in known for name in settings if name != "data_sha256")
     varying = [name for name in fields if name == "optimizer" or _varies(name, known)]
     ordered = sorted(varying, key=lambda name: name != "optimizer")  # stable: optimizer first
-    named = [recipe.label(recipe.informative(ordered)) for recipe in recipes]
-    if len(set(named)) == len(named):
-        return named
+    short = [name for name in ordered if name not in ("val_size", "test_size")]  # they follow the dataset
+    for shown in (short, ordered):
+        named = [recipe.label(recipe.informative(shown)) for recipe in recipes]
+        if len(set(named)) == len(named):
+            return named
     return [f"{name} {recipe.id[:6]}" for name, recipe in zip(named, recipes, strict=True)]
 
 

@@ -9,10 +9,10 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from initmem.recipe import AnyRecipe, Recipe
+from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe
 
 # What an effort may change: the size of the work, not the procedure. It is said wherever the two meet.
-SIZE = frozenset({"train_size", "width", "epochs", "data_sha256"})
+SIZE = frozenset({*SPLIT_SIZES, "width", "epochs", "data_sha256"})
 SYMBOLS = {"=": "", "<": "< ", "<=": "≤ ", ">": "> ", ">=": "≥ ", "about": "≈ "}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from initmem import register
 from initmem.data import load
 from initmem.pipeline.fingerprint import Fingerprint, fingerprint
-from initmem.recipe import Recipe
+from initmem.recipe import SPLIT_SIZES, Recipe
 
 
 def fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
@@ -28,7 +28,7 @@ def fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
 
 def _digest(recipe: Recipe) -> str:
     """Of the arrays that a registered dataset returns: it may read a file or draw random numbers."""
-    data = load(recipe.replace(train_size=None))
+    data = load(recipe.replace(**dict.fromkeys(SPLIT_SIZES)))
     digest = hashlib.sha256()
     for part in (data.train, data.val, data.test):
         digest.update(np.ascontiguousarray(part.x).data)

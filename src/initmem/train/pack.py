@@ -152,7 +152,7 @@ class Pack:
         """Test the selected predictor of every replica, once, and return the records of the runs."""
         for name, value in self._variables().items():
             value.copy_(self.best[name])
-        loss, accuracy = self._evaluate(self.test)
+        loss, accuracy = self.evaluate(self.test)
         objective = loss + self.recipe.l2 * self._kernel_squares()
         return [
             finite(
@@ -330,7 +330,7 @@ class Pack:
     ) -> None:
         """Validate, then append a row to the history of every replica that is still training."""
         started, n = time.perf_counter(), len(self.train)
-        cross_entropy, accuracy = self._evaluate(self.val)
+        cross_entropy, accuracy = self.evaluate(self.val)
         running = self.running["loss"] / n
         squares = self._kernel_squares()
         penalty = self.recipe.l2 * squares
@@ -386,7 +386,7 @@ class Pack:
             best.index_copy_(0, which, now.index_select(0, which))
 
     @torch.no_grad()
-    def _evaluate(self, images: Images) -> tuple[Tensor, Tensor]:
+    def evaluate(self, images: Images) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy and accuracy of every replica, each of shape (replica,)."""
         self.network.eval()
         loss = torch.zeros(self.replicas, device=self.device)

@@ -92,7 +92,7 @@ def _in_words(error: Exception) -> str:
     return f"torch.func raised {in_a_line(error)}"
 
 
-def noise(sizes: Sizes, *, n_train: int, n_val: int) -> Dataset:
+def noise(sizes: Sizes, *, n_train: int, n_val: int, n_test: int = 1) -> Dataset:
     """Random inputs and labels of the shape of a dataset."""
     rng = np.random.default_rng(0)
 
@@ -103,5 +103,5 @@ def noise(sizes: Sizes, *, n_train: int, n_val: int) -> Dataset:
         x: Any = rng.integers(0, sizes.vocabulary, shape) if tokens else rng.random(shape, dtype=np.float32)
         return Examples(x, rng.integers(0, sizes.classes, labels))
 
-    train, val, test = (examples(n) for n in (n_train, n_val, 1))
+    train, val, test = (examples(n) for n in (n_train, n_val, n_test))
     return Dataset("noise", train, val, test, sizes.classes, sizes.vocabulary)
