@@ -62,7 +62,11 @@ class Settings:
 
     def code_of(self, recipe: AnyRecipe) -> dict[str, Any]:
         """For the provenance of a record: the fingerprint of the plugins that its recipe uses."""
-        used = [self.code[name] for key in ("model", "dataset") if (name := recipe.get(key)) in self.code]
+        used = [
+            self.code[name]
+            for key in ("model", "optimizer", "dataset")
+            if (name := recipe.get(key)) in self.code
+        ]
         return {"fingerprint": dict(sorted(item for one in used for item in one.items()))} if used else {}
 
 

@@ -46,7 +46,7 @@ def packs(
     for recipe, shape in zip(map(network_of, study.recipes), sizes, strict=True):
         runs = study.runs(recipe)
         limit = 1 if recipe.optimizer in ALONE else size or pack_size(recipe, shape)
-        if limit > 1 and recipe.is_module:
+        if limit > 1 and (recipe.is_module or recipe.has_own_optimizer):
             limit = limit if can_be_packed(recipe, shape) else 1
         count = math.ceil(len(runs) / limit)
         if size is None:  # no core should stand idle for want of a pack
@@ -65,7 +65,7 @@ def _forward_flops(recipe: Recipe, sizes: Sizes) -> int:
 
 
 def can_be_packed(recipe: Recipe, sizes: Sizes) -> bool:
-    """Whether the replicas of a plain module follow in a pack the trajectories they follow alone."""
+    """Whether the replicas of a recipe follow in a pack the trajectories they follow alone."""
     from initmem.train.packable import obstacle
 
     return not obstacle(recipe, sizes)

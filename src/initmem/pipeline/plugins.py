@@ -18,8 +18,11 @@ def fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
     found: dict[str, Fingerprint] = {}
     for recipe in recipes:
         model, function = register.find_model(recipe.model), register.find_dataset(recipe.dataset)
+        optimizer = register.find_optimizer(recipe.optimizer)
         if model is not None and recipe.model not in found:
             found[recipe.model] = fingerprint(model.build)
+        if optimizer is not None and recipe.optimizer not in found:
+            found[recipe.optimizer] = fingerprint(optimizer.build)
         if function is not None and recipe.dataset not in found:
             content = {f"data {recipe.dataset}": f"#{_digest(recipe)}"}
             found[recipe.dataset] = fingerprint(function) | content

@@ -19,7 +19,7 @@ def optimizer_for(
     if replicas > 1 and recipe.optimizer in ALONE:
         raise ValueError(f"optimizer = {recipe.optimizer!r} trains one replica at a time")
     chosen = list(range(len(variables))) if decayed is None else list(decayed)
-    if recipe.optimizer.startswith("torch:"):
+    if recipe.optimizer.startswith("torch:") or recipe.has_own_optimizer:
         from initmem.train.optimizers.from_torch import from_torch
 
         return from_torch(recipe, variables, chosen)
