@@ -100,6 +100,11 @@ ALONE = (
     "torch:Adafactor",
 )  # their steps depend on a whole variable, which in a pack is that of all replicas
 
+# In a pack of these optimizers, replicas may have rates and penalties of their own: their state does not
+# depend on the rate, and a step is proportional to it.
+RATE_FREE = ("sgd", "adam", "adamw", "muon", "muon-conv", "normuon", "lion")
+PER_REPLICA = ("learning_rate", "l2", "weight_decay")
+
 # How a field reads in a short label; fields not listed read as "name=value", these bare ones as the value.
 SHORT = {"learning_rate": "lr", "batch_size": "b", "weight_decay": "wd", "width": "w"}
 BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augment", "distribution")
@@ -331,6 +336,14 @@ class Recipe(BaseModel):
     def replace(self, **changes: Any) -> Recipe:
         """The same recipe with some fields changed."""
         return self.model_copy(update=changes)
+
+    @property
+    def pack_key(self) -> Recipe:
+        """Recipes with the same key may share a pack: what is left after replicas have rates of their own."""
+        if self.optimizer not in RATE_FREE or self.sharpness_every:
+            return self
+        defaults = {name: type(self).model_fields[name].default for name in PER_REPLICA}
+        return self.replace(**defaults)
 
     def label(self, fields: Iterable[str]) -> str:
         """A short name made of the given fields."""

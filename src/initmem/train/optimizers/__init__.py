@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from initmem.recipe import ALONE, Recipe
-from initmem.train.optimizers.rules import SGD, Adam, Decoupled, Lion, Momentum, Muon, Optimizer
+from initmem.train.optimizers.rules import (
+    SGD,
+    Adam,
+    Decoupled,
+    Lion,
+    Momentum,
+    Muon,
+    Optimizer,
+    PerReplica,
+    times,
+)
 
-__all__ = ["Optimizer", "optimizer_for"]
+__all__ = ["Optimizer", "PerReplica", "optimizer_for", "times"]
 
 
 def optimizer_for(
