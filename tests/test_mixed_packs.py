@@ -109,3 +109,17 @@ def test_a_grid_of_rates_fills_packs_and_the_plan_counts_each_recipe() -> None:
     rows = plan(study, workers=1, calibrated=False).rows
     assert [row.runs for row in rows] == [2] * 6
     assert [row.pack for row in rows] == [6, 6, 6, 2, 2, 2]
+
+
+def test_a_mixed_pack_saved_inside_an_epoch_continues_bit_by_bit() -> None:
+    runs = [Run(recipe, 1.0, 0) for recipe in recipes(optimizer="muon")]
+    data = load(runs[0].recipe)
+    whole, pieces = Pack(runs, data), Pack(runs, data)
+    while not whole.finished:
+        whole.train_epoch()
+    while not pieces.finished:
+        pieces.train_epoch(lambda: True)
+        saved, pieces = pieces.checkpoint(), Pack(runs, data)
+        pieces.restore(saved)
+    for one, other in zip(whole.history, pieces.history, strict=True):
+        assert {**one, "seconds": []} == {**other, "seconds": []}
