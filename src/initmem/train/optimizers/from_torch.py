@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,11 +78,11 @@ class FromTorch(Optimizer):
 
 def from_torch(recipe: Recipe, variables: Sequence[Tensor], decayed: Sequence[int]) -> FromTorch:
     """The optimizer that a recipe names as torch:NAME, or by the name under which it was registered."""
+    kind: Callable[..., Any]
+    fields: Mapping[str, Any]
     if not recipe.has_own_optimizer:
-        kind, fields = (
-            getattr(torch.optim, recipe.optimizer.removeprefix("torch:")),
-            TORCH_OPTIMIZERS[recipe.optimizer],
-        )
+        kind = getattr(torch.optim, recipe.optimizer.removeprefix("torch:"))
+        fields = TORCH_OPTIMIZERS[recipe.optimizer]
     elif (found := find_optimizer(recipe.optimizer)) is not None:
         kind, fields = found.build, found.fields
     else:
