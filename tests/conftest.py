@@ -26,6 +26,7 @@ torch.set_num_threads(1)
 def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test registers is unknown to the next."""
     monkeypatch.setattr(register, "_models", dict(register._models))
+    monkeypatch.setattr(register, "_optimizers", dict(register._optimizers))
     monkeypatch.setattr(register, "_datasets", dict(register._datasets))
 
 

@@ -50,6 +50,22 @@ def test_the_split_is_the_fixed_permutation() -> None:
     assert np.array_equal(kept, expected[10_000:])
 
 
+@pytest.mark.parametrize(("split", "n"), [("val", 359), ("test", 360)])
+def test_the_first_of_the_other_splits_too(split: str, n: int) -> None:
+    whole, part = (
+        load(Recipe(dataset="digits")),
+        load(Recipe.parse({"dataset": "digits", f"{split}_size": 50})),
+    )
+    for name in ("train", "val", "test"):
+        first = 50 if name == split else None
+        assert np.array_equal(getattr(part, name).x, getattr(whole, name).x[:first])
+        assert np.array_equal(getattr(part, name).y, getattr(whole, name).y[:first])
+    for asked in (load, sizes):
+        with pytest.raises(DataError, match=rf"^{split}_size = 500 .allowed: 1 to {n} for digits.$"):
+            asked(Recipe.parse({"dataset": "digits", f"{split}_size": 500}))
+    assert sizes(Recipe.parse({"dataset": "digits", f"{split}_size": 50})) == part.sizes
+
+
 def test_train_size_takes_the_first_of_the_training_split() -> None:
     whole, part = load(Recipe(dataset="digits")), load(Recipe(dataset="digits", train_size=100))
     assert np.array_equal(part.train.x, whole.train.x[:100])

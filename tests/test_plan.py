@@ -28,6 +28,7 @@ from initmem.study import Run, Study
 from initmem.study_file import load_study
 from initmem.train.flops import flops_per_image
 from initmem.train.models import build
+from initmem.train.pack import EVALUATION_PIXELS, Pack
 
 
 @pytest.mark.parametrize("side", [8, 32])
@@ -143,3 +144,21 @@ def test_the_schedule_is_list_scheduling() -> None:
 def test_an_unknown_accelerator_is_explained() -> None:
     with pytest.raises(ConfigError, match=r"accelerator = 'abacus' .allowed: h100"):
         accelerator_rate("abacus", 0.5)
+
+
+def test_planning_evaluates_little_and_times_recipes_of_one_shape_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    evaluate = Pack.evaluate
+    monkeypatch.setattr(Pack, "evaluate", lambda self, x: looked.append(len(x)) or evaluate(self, x))
+    first = Recipe.parse({"dataset": "text:64", "model": "gpt", "width": 8, "depth": 1, "epochs": 3})
+    speed = Speedometer()
+    once = speed.measure(first, sizes(first), 2)
+    assert max(looked) <= EVALUATION_PIXELS["cpu"] // (64 * 2) < sizes(first).n_val
+    so_far = len(looked)
+    again = first.replace(learning_rate=0.1, schedule="constant", warmup=5, epochs=6, train_size=6000)
+    assert speed.measure(again, sizes(again), 2).quiet < once.quiet  # 2 x the epochs, a tenth of the data
+    assert len(looked) == so_far
+    speed.measure(first.replace(optimizer="muon"), sizes(first), 2)
+    assert len(looked) > so_far

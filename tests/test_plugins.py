@@ -1,7 +1,8 @@
-"""Networks and datasets that plugins register: names, options, ids, packs, and what is refused."""
+"""What plugins register: names, options, ids, packs, and what is refused."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -22,16 +23,18 @@ from initmem.data import load, sizes
 from initmem.engines.execute import packs
 from initmem.engines.plan import plan
 from initmem.errors import ConfigError, InitmemError, ModelError
-from initmem.recipe import Recipe, labels, stored_recipe
+from initmem.recipe import OPTIMIZERS, Recipe, labels, stored_recipe
 from initmem.store.store import Store
 from initmem.study import Run, Study, recipe_json
 from initmem.study_file import load_study
 from initmem.train.loop import train_pack
+from initmem.train.optimizers import optimizer_for
+from initmem.train.pack import Pack
 from initmem.train.packable import obstacle
 from initmem.train.requirements import check
 
 PAGE = Path(__file__).parents[1] / "docs" / "plugins.md"
-PLUGIN, SPIRALS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
+PLUGIN, FADING, SPIRALS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
 STUDY = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)[0]
 TINY = {"dataset": "synthetic:60x1x8x8", "width": 4, "batch_size": 12, "epochs": 2, "learning_rate": 0.01}
 
@@ -40,6 +43,7 @@ TINY = {"dataset": "synthetic:60x1x8x8", "width": 4, "batch_size": 12, "epochs":
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
     monkeypatch.setattr(register, "_models", {})
+    monkeypatch.setattr(register, "_optimizers", {})
     monkeypatch.setattr(register, "_datasets", {})
 
 
@@ -369,3 +373,175 @@ def test_runs_differ_by_what_the_builder_draws_itself() -> None:
     first, again = (pack.net.shift.view(3, 64) for pack in made)
     assert torch.equal(first, again)
     assert torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
+
+
+# -- optimizers -----------------------------------------------------------------------------------------
+
+
+class Plain(torch.optim.Optimizer):
+    """Gradient descent; tests override how a variable moves."""
+
+    def __init__(self, params, lr, betas=(0.5, 0.25), eps=1e-3, weight_decay=0.1, other="x") -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.move(p, group)
+
+    def move(self, p, group) -> None:
+        p.sub_(group["lr"] * p.grad)
+
+
+class OverWhole(Plain):
+    """Its step depends on a whole variable: that of all replicas in a pack."""
+
+    def move(self, p, group) -> None:
+        p.sub_(group["lr"] * p.grad / (p.grad.norm() + 1e-8))
+
+
+class Hidden(Plain):
+    """It counts where no checkpoint looks."""
+
+    count = 0
+
+    def move(self, p, group) -> None:
+        self.count += 1
+        p.sub_(group["lr"] * p.grad / self.count)
+
+
+def own_optimizer(**values: object) -> Recipe:
+    return Recipe.parse(TINY | {"model": "mlp", "optimizer": "own"} | values)
+
+
+def test_the_arguments_of_an_optimizer_are_fields_with_the_defaults_of_its_signature() -> None:
+    register.optimizer("own")(Plain)
+    recipe = own_optimizer()
+    assert (recipe.beta1, recipe.beta2, recipe.epsilon, recipe.weight_decay) == (0.5, 0.25, 1e-3, 0.1)
+    assert recipe.momentum == 0.9  # not its own
+    group = Pack([Run(own_optimizer(beta2=0.75), 1.0, 0)], load(recipe)).optimizer.optimizer.param_groups[0]
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.5, 0.75), 1e-3, 0.1)
+
+
+def test_runs_of_a_registered_optimizer_keep_their_ids_without_the_plugin() -> None:
+    register.optimizer("own")(Plain)
+    recipes = [own_optimizer(), own_optimizer(weight_decay=0.0)]
+    register._optimizers.clear()
+    for recipe in recipes:
+        again = stored_recipe(recipe_json(recipe))
+        assert (again, again.id) == (recipe, recipe.id)
+    assert recipes[0].id != recipes[1].id
+    with pytest.raises(ConfigError, match=r"optimizer = 'own' .*--plugin MODULE brings others"):
+        own_optimizer()
+    with pytest.raises(ModelError, match="no plugin that registers it is loaded"):
+        Pack([Run(recipes[0], 1.0, 0)], load(recipes[0]))
+
+
+def test_a_registered_optimizer_computes_what_it_says() -> None:
+    """Against the same descent written for bundled networks, to the last bit; packed too."""
+    register.optimizer("own")(Plain)
+    runs = [
+        [Run(r, scale, 0) for scale in (0.5, 2.0)] for r in (own_optimizer(), own_optimizer(optimizer="sgd"))
+    ]
+    data = load(runs[0][0].recipe)
+    ours, theirs = (train_pack(pack, data) for pack in runs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert np.array_equal(one.history["train_cross_entropy"], other.history["train_cross_entropy"])
+    assert not obstacle(runs[0][0].recipe, data.sizes)
+
+
+def test_an_optimizer_that_sees_all_replicas_trains_alone_and_plan_says_so() -> None:
+    register.optimizer("own")(OverWhole)
+    (row,) = plan(study_of(own_optimizer()), workers=1, calibrated=False).rows
+    assert row.pack == 1 and row.note.startswith("trains alone: ")
+    check(study_of(own_optimizer()))
+
+
+def _fading() -> Recipe:
+    exec(FADING, {})
+    return Recipe.parse(TINY | {"model": "mlp", "optimizer": "fading-sgd", "weight_decay": 0.01, "epochs": 3})
+
+
+def test_the_optimizer_of_the_page_follows_its_formula() -> None:
+    """Its count is a plain number: a run that is resumed between two updates goes on from it."""
+    recipe = _fading()
+    data, run = load(recipe), Run(recipe, 1.0, 0)
+    whole, pieces = Pack([run], data), Pack([run], data)
+    while not whole.finished:
+        whole.train_epoch()
+    while not pieces.finished:
+        pieces.train_epoch(lambda: True)
+        saved, pieces = pieces.checkpoint(), Pack([run], data)
+        pieces.restore(saved)
+    assert pieces.history[0]["train_cross_entropy"] == whole.history[0]["train_cross_entropy"]
+
+    w = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    rule = optimizer_for(recipe, [w])
+    for k, (rate, g) in enumerate([(0.5, 3.0), (0.25, -1.0), (0.1, 2.0)], start=1):
+        expected = w * (1 - rate * 0.01) - rate * g / math.sqrt(k)
+        rule.step([torch.full_like(w, g)], rate, k)
+        torch.testing.assert_close(w, expected)
+
+
+def _no_optimizer(params, lr):
+    return "an optimizer"
+
+
+def _raises(params, lr):
+    raise RuntimeError("its own words")
+
+
+class NeedsClosure(Plain):
+    def step(self, closure) -> None:
+        closure()
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (_no_optimizer, "its builder returned a str (needed: a torch.optim.Optimizer)"),
+        (_raises, "it raised RuntimeError: its own words"),
+        (NeedsClosure, "an update raised TypeError"),
+        (Hidden, "a resumed run takes other steps"),
+    ],
+)
+def test_a_broken_optimizer_is_refused_before_anything_is_trained(build, text: str) -> None:
+    register.optimizer("own")(build)
+    with pytest.raises(ModelError, match=re.escape(text)) as caught:
+        check(study_of(own_optimizer()))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "text"),
+    [
+        ("adam", Plain, "initmem has an optimizer of this name"),
+        ("own", lambda params: None, r"it takes \(params\) \(allowed: \(params, lr, argument=default"),
+        ("own", lambda lr: None, r"it takes \(lr\)"),
+        ("own", lambda params, lr, more: None, r"it takes \(params, lr, more\)"),
+        ("torch:Own", Plain, "a name of letters, digits, - and _"),
+    ],
+)
+def test_a_bad_registration_of_an_optimizer_is_one_clear_line(name: str, build: object, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        register.optimizer(name)(build)
+
+
+def test_reserved_optimizers_are_those_of_recipes() -> None:
+    assert tuple(OPTIMIZERS) == register.OPTIMIZERS
+
+
+def test_records_of_an_edited_optimizer_are_refused(folder: Path, command) -> None:
+    (folder / "fading.py").write_text(FADING)
+    study = (
+        'scales = [1.0]\nseeds = [0]\n[recipe]\ndataset = "synthetic:60x1x8x8"\nmodel = "mlp"\nwidth = 4\n'
+    )
+    (folder / "fade.toml").write_text(study + 'epochs = 1\nbatch_size = 12\noptimizer = "fading-sgd"\n')
+    arguments = ("run", "fade.toml", "--plugin", "fading", "--store", "faded", "--workers", "1")
+    assert command(*arguments)[0] == 0
+    assert command("status", "faded")[0] == command("measure", "faded")[0] == 0
+    (folder / "fading.py").write_text(FADING.replace("k**0.5", "k**0.25"))
+    del sys.modules["fading"]
+    status, _, said = command(*arguments)
+    assert status == 2 and "1 of 1 runs" in said and "FadingSGD" in said

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import nn
 
+from initmem import register
 from initmem.clocks import stability_limit
 from initmem.data import load
 from initmem.errors import ConfigError
@@ -74,6 +78,54 @@ def test_it_is_the_largest_eigenvalue_of_the_whole_hessian(small: Recipe, norm: 
         assert abs(values[0]) > 1e-3  # negative curvature, which a power iteration may mistake for it
         assert found[r] == pytest.approx(values[-1], rel=1e-4)
     assert len(set(found)) == 3
+
+
+class Spare(nn.Module):
+    """With a frozen parameter, and one that it does not use."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.layer, self.spare = nn.Linear(16, outputs), nn.Linear(2, 2)
+        self.shift = nn.Parameter(torch.ones(16), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1) * self.shift).tanh()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": "gpt", "dataset": "modular-addition:5:0.4", "depth": 1, "heads": 2},
+        {"model": "gpt", "dataset": "text:3", "depth": 1, "heads": 1, "train_size": 8},
+        {"model": "vit", "dataset": "synthetic:20x1x4x4", "patch": 2, "depth": 1, "heads": 2},
+        {"model": "spare", "dataset": "synthetic:20x1x4x4"},
+    ],
+    ids=["sums", "characters", "images", "spare"],
+)
+def test_plain_modules_too(values: dict, tmp_path: Path) -> None:
+    """Tokens, with one label or one for each; parameters without a gradient."""
+    register.model("spare")(lambda input, outputs, width: Spare(outputs))
+    if values["dataset"] == "text:3":
+        (tmp_path / "text").write_text("to be or not " * 7)
+        values = values | {"dataset": f"text:3:{tmp_path / 'text'}"}
+    recipe = Recipe.parse(values | {"width": 2, "batch_size": 6, "learning_rate": 0.05})
+    pack = Pack(runs_of(recipe)[1:], load(recipe))
+    found = measured.sharpness(pack.network, pack.train, 0.0)
+    net = Pack(runs_of(recipe)[2:], load(recipe)).network.net.double()
+    named = {name: p.detach().clone() for name, p in net.named_parameters() if p.requires_grad}
+    x, y = pack.train.x, pack.train.y
+    x = x.flatten(1) if recipe.model == "gpt" else x.permute(0, 3, 1, 2).double()
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        parts = flat.split([value.numel() for value in named.values()])
+        w = {name: part.view_as(named[name]) for name, part in zip(named, parts, strict=True)}
+        logits = torch.func.functional_call(net, w, (x,))
+        if logits.ndim == 3 and y.ndim == 1:
+            logits = logits[:, -1]
+        return F.cross_entropy(logits.flatten(0, -2), y.flatten())
+
+    hessian = torch.autograd.functional.hessian(loss, torch.cat([v.flatten() for v in named.values()]))
+    assert found[1] == pytest.approx(np.linalg.eigvalsh(hessian.numpy())[-1], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -138,13 +138,13 @@ def test_the_angular_clock_is_measured_at_every_update(tiny: Recipe, monkeypatch
 def test_the_test_set_is_used_once_and_on_the_selected_predictor(tiny: Recipe, monkeypatch) -> None:
     pack = Pack([Run(tiny, 1.0, 0)], load(tiny))
     looks = []
-    evaluate = Pack._evaluate
+    evaluate = Pack.evaluate
 
     def spy(self, images):
         looks.append("test" if images is self.test else "val")
         return evaluate(self, images)
 
-    monkeypatch.setattr(Pack, "_evaluate", spy)
+    monkeypatch.setattr(Pack, "evaluate", spy)
     while not pack.finished:
         pack.train_epoch()
     best = {name: value.clone() for name, value in pack.best.items()}

@@ -57,6 +57,7 @@ SYNONYMS = {  # what other libraries call a field
     "lr_schedule": "schedule",
 }
 NAMED_DATASETS = register.DATASETS
+SPLIT_SIZES = ("train_size", "val_size", "test_size")  # None: all of the split
 
 DEFAULT_WIDTH: dict[str, int] = {
     "resnet9": 64,
@@ -99,9 +100,20 @@ ALONE = (
     "torch:Adafactor",
 )  # their steps depend on a whole variable, which in a pack is that of all replicas
 
+# In a pack of these optimizers, replicas may have rates and penalties of their own: their state does not
+# depend on the rate, and a step is proportional to it.
+RATE_FREE = ("sgd", "adam", "adamw", "muon", "muon-conv", "normuon", "lion")
+PER_REPLICA = ("learning_rate", "l2", "weight_decay")
+
 # How a field reads in a short label; fields not listed read as "name=value", these bare ones as the value.
 SHORT = {"learning_rate": "lr", "batch_size": "b", "weight_decay": "wd", "width": "w"}
 BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augment", "distribution")
+
+# Worth their place in a label even if dataset and network determine them; sizes and options are not.
+PROCEDURE = (
+    "dataset", "model", "width", "norm", "optimizer", "learning_rate", "schedule", "weight_decay", "l2",
+    "augment", "scaled", "layer_scales", "width_scaling", "init_mode",
+)  # fmt: skip
 
 # How weights are drawn; `Init` takes these of user code, too.
 INITIALIZATION = ("bias_std", "distribution", "scaled", "layer_scales", "width_scaling")
@@ -125,13 +137,17 @@ class Recipe(BaseModel):
         None, description="digest of the user's file, filled in when a study is read"
     )
     train_size: int | None = Field(None, ge=1, description="use only the first n training examples")
+    val_size: int | None = Field(None, ge=1, description="validate on the first n of the split only")
+    test_size: int | None = Field(None, ge=1, description="test on the first n of the split only")
     model: str = Field("resnet9", description="a network of `initmem models`")
     options: tuple[tuple[str, Scalar], ...] = Field(
         (), description="options of the network that differ from their defaults, set as fields of their own"
     )
     width: int = Field(64, ge=1, description="channels of the first layer, or hidden units; default by model")
     norm: Norm = Field("batch", description="normalization layer")
-    optimizer: str = Field("sgd", description="update rule; torch:NAME for those of torch.optim")
+    optimizer: str = Field(
+        "sgd", description="update rule; torch:NAME for those of torch.optim, or a registered one"
+    )
     learning_rate: float = Field(1e-3, gt=0, description="initial learning rate")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="learning-rate schedule")
     lr_floor: float = Field(0.01, ge=0, le=1, description="final fraction of the cosine schedule")
@@ -185,12 +201,17 @@ class Recipe(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _derive_defaults(cls, values: Any) -> Any:
+    def _derive_defaults(cls, values: Any, info: ValidationInfo) -> Any:
         if not isinstance(values, Mapping):
             return values
         given = {key: value for key, value in values.items() if value is not None}
         given = _with_options(given, cls.model_fields)
-        for key, value in derived_defaults(given.get("model"), given.get("optimizer")).items():
+        # The defaults of a registered optimizer are part of the id: a store is read without the plugin.
+        found = (
+            None if info.context == STORED else register.find_optimizer(str(given.get("optimizer", "sgd")))
+        )
+        defaults = derived_defaults(given.get("model"), given.get("optimizer"))
+        for key, value in (defaults | dict(found.fields if found else {})).items():
             given.setdefault(key, value)
         return given
 
@@ -241,13 +262,21 @@ class Recipe(BaseModel):
         """Whether the network is a plain module: vit, gpt, or one that a plugin registered."""
         return self.model not in MODELS
 
+    @property
+    def has_own_optimizer(self) -> bool:
+        """Whether a plugin registered the optimizer."""
+        return self.optimizer not in OPTIMIZERS and self.optimizer not in TORCH_OPTIMIZERS
+
     @field_validator("optimizer")
     @classmethod
-    def _known_optimizer(cls, name: str) -> str:
-        if name in OPTIMIZERS or name in TORCH_OPTIMIZERS:
+    def _known_optimizer(cls, name: str, info: ValidationInfo) -> str:
+        if name in OPTIMIZERS or name in TORCH_OPTIMIZERS or info.context == STORED:
             return name
-        known = TORCH_OPTIMIZERS if name.startswith("torch:") else [*OPTIMIZERS, "torch:NAME"]
-        raise ValueError(allowed(map(repr, known)))
+        if register.find_optimizer(name) is not None:
+            return name
+        own = [*OPTIMIZERS, *register.optimizers(), "torch:NAME"]
+        known = TORCH_OPTIMIZERS if name.startswith("torch:") else own
+        raise ValueError(allowed(map(repr, known)) + "; --plugin MODULE brings others")
 
     @field_validator("scaled")
     @classmethod
@@ -319,6 +348,14 @@ class Recipe(BaseModel):
         """The same recipe with some fields changed."""
         return self.model_copy(update=changes)
 
+    @property
+    def pack_key(self) -> Recipe:
+        """Recipes with the same key may share a pack: what is left after replicas have rates of their own."""
+        if self.optimizer not in RATE_FREE or self.sharpness_every:
+            return self
+        defaults = {name: type(self).model_fields[name].default for name in PER_REPLICA}
+        return self.replace(**defaults)
+
     def label(self, fields: Iterable[str]) -> str:
         """A short name made of the given fields."""
         settings = self.settings()
@@ -326,15 +363,16 @@ class Recipe(BaseModel):
 
     def informative(self, fields: Sequence[str]) -> list[str]:
         """Of some fields those worth a place in a label: no zero penalty, no default that follows."""
-        derived = derived_defaults(self.model, self.optimizer)
+        usual = {name: type(self).model_fields[name].default for name in ("beta1", "beta2", "epsilon")}
+        derived = usual | derived_defaults(self.model, self.optimizer)
         silent = {name for name, value in derived.items() if getattr(self, name) == value} - {"width"}
         silent |= {
             name
-            for name in ("l2", "patience", "sharpness_every", "train_size", "warmup")
+            for name in ("l2", "patience", "sharpness_every", *SPLIT_SIZES, "warmup")
             if not getattr(self, name)
         }
-        usual = {"augment": "none", "decay_on": "all"}
-        silent |= {name for name, value in usual.items() if getattr(self, name) == value}
+        plain = {"augment": "none", "decay_on": "all"}
+        silent |= {name for name, value in plain.items() if getattr(self, name) == value}
         return [name for name in fields if name not in silent and name in self.settings()]
 
 
@@ -527,9 +565,11 @@ def labels(recipes: Sequence[AnyRecipe]) -> list[str]:
     fields = dict.fromkeys(name for settings in known for name in settings if name != "data_sha256")
     varying = [name for name in fields if name == "optimizer" or _varies(name, known)]
     ordered = sorted(varying, key=lambda name: name != "optimizer")  # stable: optimizer first
-    named = [recipe.label(recipe.informative(ordered)) for recipe in recipes]
-    if len(set(named)) == len(named):
-        return named
+    short = [name for name in ordered if name in PROCEDURE or not _follows(name, known)]
+    for shown in (short, ordered):
+        named = [recipe.label(recipe.informative(shown)) for recipe in recipes]
+        if len(set(named)) == len(named):
+            return named
     return [f"{name} {recipe.id[:6]}" for name, recipe in zip(named, recipes, strict=True)]
 
 
@@ -538,6 +578,16 @@ def _varies(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
     models = {settings.get("model") for settings in known if name in settings}
     values = {str(settings.get(name)) for settings in known if settings.get("model") in models}
     return len(values) > 1
+
+
+def _follows(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether dataset and network determine a setting, so that it tells nothing more apart."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for settings in known:
+        values.setdefault((str(settings.get("dataset")), str(settings.get("model"))), set()).add(
+            str(settings.get(name))
+        )
+    return all(len(several) == 1 for several in values.values())
 
 
 def _short(name: str, value: object) -> str:

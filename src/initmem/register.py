@@ -1,9 +1,13 @@
-"""Networks and datasets of your own, under names that study files may use.
+"""Networks, optimizers and datasets of your own, under names that study files may use.
 
     import initmem
 
     @initmem.register.model("mixer")
     def mixer(input, outputs, width, *, patch: int = 4) -> torch.nn.Module:
+        ...
+
+    @initmem.register.optimizer("sign-sgd")
+    class SignSGD(torch.optim.Optimizer):      # or a function (params, lr, ...) that returns an optimizer
         ...
 
     @initmem.register.dataset("spirals")
@@ -80,6 +84,15 @@ class Model:
     kernels: Any = None  # which parameters are kernels, as for `Init.apply`; None: the usual ones
 
 
+@dataclass(frozen=True, slots=True)
+class RegisteredOptimizer:
+    """A registered optimizer: `build(params, lr=..., **arguments)` returns a `torch.optim.Optimizer`."""
+
+    name: str
+    build: Callable[..., Any]
+    fields: Mapping[str, float]  # of a recipe, with the defaults of the signature
+
+
 # The bundled networks that are plain modules. Their options are repeated here, so that a recipe can be read
 # without loading torch; a test compares them with the signatures in `initmem.train.transformers`.
 BUNDLED: dict[str, tuple[Option, ...]] = {
@@ -88,10 +101,15 @@ BUNDLED: dict[str, tuple[Option, ...]] = {
 }
 GROUPED = ("resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp")  # written for packs
 RESERVED = (*GROUPED, *BUNDLED)
+OPTIMIZERS = (
+    "sgd", "momentum", "adam", "adamw", "muon", "muon-conv", "normuon", "lion", "schedule-free-sgd",
+    "schedule-free-adamw", "sf-normuon",
+)  # fmt: skip
 DATASETS = ("digits", "cifar10", "mnist", "fashion-mnist", "synthetic", "modular-addition", "text")
 
 # What plugins have registered in this process: filled by the decorators, as in pytest and timm.
 _models: dict[str, Model] = {}
+_optimizers: dict[str, RegisteredOptimizer] = {}
 _datasets: dict[str, Callable[[], Mapping[str, Any]]] = {}
 
 
@@ -107,6 +125,22 @@ def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
     def registered(build: Builder) -> Builder:
         _check_name("model", name, RESERVED, _models.get(name), build)
         _models[name] = Model(name, build, _options(name, build), kernels)
+        return build
+
+    return registered
+
+
+def optimizer(name: str) -> Callable[[Builder], Builder]:
+    """Register a `torch.optim.Optimizer`: its class, or a function that returns one, with an argument `lr`.
+
+    The rate of every update comes from the schedule. The arguments `momentum`, `betas`, `eps` and
+    `weight_decay` are set by the fields of a recipe, with the defaults of the signature; all others keep
+    their defaults.
+    """
+
+    def registered(build: Builder) -> Builder:
+        _check_name("optimizer", name, OPTIMIZERS, _optimizers.get(name), build)
+        _optimizers[name] = RegisteredOptimizer(name, build, _optimizer_fields(name, build))
         return build
 
     return registered
@@ -130,6 +164,13 @@ def find_model(name: str) -> Model | None:
     return _models.get(name)
 
 
+def find_optimizer(name: str) -> RegisteredOptimizer | None:
+    """A registered optimizer; None if there is none of this name."""
+    if name not in _optimizers and name not in OPTIMIZERS and not name.startswith("torch:"):
+        load_installed()
+    return _optimizers.get(name)
+
+
 def find_dataset(name: str) -> Callable[[], Mapping[str, Any]] | None:
     """A registered dataset; None if there is none of this name."""
     if name not in _datasets and name not in DATASETS:
@@ -141,6 +182,12 @@ def models() -> list[Model]:
     """The registered networks."""
     load_installed()
     return list(_models.values())
+
+
+def optimizers() -> list[str]:
+    """The names of the registered optimizers."""
+    load_installed()
+    return list(_optimizers)
 
 
 def datasets() -> list[str]:
@@ -191,11 +238,14 @@ def in_a_line(error: BaseException) -> str:
 def _check_name(kind: str, name: object, bundled: Iterable[str], earlier: Any, build: object) -> None:
     if not isinstance(name, str) or not name or len(name) > 100 or not name.replace("-", "_").isidentifier():
         raise ConfigError(f"register.{kind}({name!r}) (allowed: a name of letters, digits, - and _)")
+    article = "an" if kind[0] in "aeiou" else "a"
     if name in bundled:
-        raise ConfigError(f"register.{kind}({name!r}): initmem has a {kind} of this name (allowed: another)")
+        raise ConfigError(
+            f"register.{kind}({name!r}): initmem has {article} {kind} of this name (allowed: another)"
+        )
     if not callable(build):
         raise ConfigError(f"register.{kind}({name!r}): {build!r} cannot be called (allowed: a function)")
-    earlier = earlier.build if isinstance(earlier, Model) else earlier
+    earlier = earlier.build if isinstance(earlier, Model | RegisteredOptimizer) else earlier
     # A module that is imported again, as by `importlib.reload`, registers the same thing.
     if earlier is not None and _home(earlier) != _home(build):
         raise ConfigError(f"register.{kind}({name!r}): {'.'.join(_home(earlier))} has this name already")
@@ -203,6 +253,32 @@ def _check_name(kind: str, name: object, bundled: Iterable[str], earlier: Any, b
 
 def _home(thing: Any) -> tuple[str, str]:
     return str(getattr(thing, "__module__", "")), str(getattr(thing, "__qualname__", thing))
+
+
+def _optimizer_fields(name: str, build: Callable[..., Any]) -> dict[str, float]:
+    """The fields of a recipe that an optimizer takes, with the defaults of its signature."""
+    try:
+        parameters = inspect.signature(build).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"register.optimizer({name!r}): its signature cannot be read ({error})") from None
+    first = next(iter(parameters), "")
+    needed = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if first == "lr" or "lr" not in parameters or not set(needed) <= {first, "lr"}:
+        raise ConfigError(
+            f"register.optimizer({name!r}): it takes ({', '.join(map(str, parameters.values()))}) "
+            "(allowed: (params, lr, argument=default, ...))"
+        )
+    given = {key: parameter.default for key, parameter in parameters.items()}
+    betas = given.pop("betas", None)
+    if isinstance(betas, tuple | list) and len(betas) == 2:
+        given |= {"beta1": betas[0], "beta2": betas[1]}
+    given["epsilon"] = given.pop("eps", None)
+    names = ("momentum", "beta1", "beta2", "epsilon", "weight_decay")
+    return {key: float(given[key]) for key in names if isinstance(given.get(key), int | float)}
 
 
 def _options(name: str, build: Callable[..., Any]) -> tuple[Option, ...]:

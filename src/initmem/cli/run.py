@@ -267,7 +267,7 @@ def module_notes(study: Study) -> list[str]:
     from initmem.train.requirements import notes_of
 
     recipes = [recipe for recipe in study.recipes if isinstance(recipe, Recipe)]
-    notes = (f"{r.model}: {note}" for r in recipes if r.is_module for note in notes_of(r, sizes(r)))
+    notes = (f"{r.model}: {note}" for r in recipes for note in notes_of(r, sizes(r)))
     return list(dict.fromkeys(notes))
 
 
@@ -277,7 +277,10 @@ def plugin_code(study: Study) -> dict[str, Fingerprint]:
     from initmem.recipe import Recipe
 
     recipes = [recipe for recipe in study.recipes if isinstance(recipe, Recipe)]
-    if all(r.model in register.RESERVED and register.find_dataset(r.dataset) is None for r in recipes):
+    if not any(
+        r.model not in register.RESERVED or r.has_own_optimizer or register.find_dataset(r.dataset)
+        for r in recipes
+    ):
         return {}
     from initmem.pipeline.plugins import fingerprints
 

@@ -72,11 +72,13 @@ class Dataset:
             labels,
         )
 
-    def limited(self, train_size: int | None) -> Dataset:
-        """The same dataset with only the first `train_size` training examples."""
-        if train_size is None:
-            return self
-        return replace(self, train=self.train.take(slice(0, train_size)))
+    def limited(self, train_size: int | None, val_size: int | None, test_size: int | None) -> Dataset:
+        """The same dataset with only the first so many examples of each split; None: all of them."""
+        train, val, test = (
+            split.take(slice(0, size))
+            for split, size in ((self.train, train_size), (self.val, val_size), (self.test, test_size))
+        )
+        return replace(self, train=train, val=val, test=test)
 
 
 class Sizes(NamedTuple):

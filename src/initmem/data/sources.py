@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from initmem import register
 from initmem.data.dataset import Dataset, Examples, Sizes, read_file, split, split_three
 from initmem.errors import DataError
-from initmem.recipe import AnyRecipe, network_of
+from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe, network_of
 from initmem.store.files import open_regular
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
@@ -46,11 +46,21 @@ def load(recipe: AnyRecipe) -> Dataset:
     """Load the dataset that a recipe trains on."""
     recipe = network_of(recipe)
     dataset = _named(recipe.dataset, recipe.data_sha256)
-    if recipe.train_size is not None and recipe.train_size > len(dataset.train):
-        raise DataError(
-            f"train_size = {recipe.train_size} (allowed: 1 to {len(dataset.train)} for {recipe.dataset})"
-        )
-    return dataset.limited(recipe.train_size)
+    _limited(dataset.sizes, recipe)
+    return dataset.limited(recipe.train_size, recipe.val_size, recipe.test_size)
+
+
+def _limited(known: Sizes, recipe: Recipe) -> Sizes:
+    """The sizes of the splits that a recipe uses, which are not larger than those there are."""
+    asked = {name: getattr(recipe, name) or n for name, n in zip(SPLIT_SIZES, known, strict=False)}
+    wrong = [
+        f"{name} = {asked[name]} (allowed: 1 to {n} for {recipe.dataset})"
+        for name, n in zip(SPLIT_SIZES, known, strict=False)
+        if asked[name] > n
+    ]
+    if wrong:
+        raise DataError("; ".join(wrong))
+    return Sizes(*asked.values(), *known[len(asked) :])
 
 
 def _named(name: str, sha256: str | None) -> Dataset:
@@ -78,8 +88,7 @@ def _named(name: str, sha256: str | None) -> Dataset:
 def sizes(recipe: AnyRecipe) -> Sizes:
     """The sizes of a recipe's dataset; only the user's own data have to be read for them."""
     recipe = network_of(recipe)
-    known = _sizes(recipe.dataset, recipe.data_sha256)
-    return known._replace(n_train=min(known.n_train, recipe.train_size or known.n_train))
+    return _limited(_sizes(recipe.dataset, recipe.data_sha256), recipe)
 
 
 def _sizes(name: str, sha256: str | None) -> Sizes:

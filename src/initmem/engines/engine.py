@@ -69,7 +69,7 @@ class Settings:
 
     def fingerprint(self, recipe: AnyRecipe) -> dict[str, str]:
         """What the user code or the plugins of a recipe are made of; empty where there are none."""
-        names = (recipe.id, recipe.get("model"), recipe.get("dataset"))
+        names = (recipe.id, *(recipe.get(key) for key in ("model", "optimizer", "dataset")))
         used = [self.code[name] for name in names if name in self.code]
         return dict(sorted(item for one in used for item in one.items()))
 

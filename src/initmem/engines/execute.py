@@ -162,21 +162,41 @@ def packs(
     size: int | None,
     workers: int,
 ) -> list[list[Run]]:
-    """Divide every recipe's runs into packs of even size, the most work first."""
+    """Divide the runs into packs of even size, the most work first.
+
+    A pack holds runs of one recipe. Recipes that do not fill a pack each share one with others that differ
+    from them in rates and penalties alone, where the optimizer allows it.
+    """
+    groups = _groups(study, sizes, size)
     weighed: list[tuple[float, list[Run]]] = []
+    for runs, limit, work in groups:
+        count = math.ceil(len(runs) / limit)
+        if size is None:  # no core should stand idle for want of a pack
+            count = min(len(runs), max(count, math.ceil(workers / len(groups))))
+        bounds = [round(i * len(runs) / count) for i in range(count + 1)]
+        for start, stop in pairwise(bounds):
+            weighed.append((work * (stop - start), runs[start:stop]))
+    weighed.sort(key=lambda item: -item[0])
+    return [runs for _, runs in weighed]
+
+
+def _groups(study: Study, sizes: Sequence[Sizes], size: int | None) -> list[tuple[list[Run], int, float]]:
+    """Runs that may share packs, the largest pack that they fit in, and the cost of one of them."""
+    groups: list[tuple[list[Run], int, float]] = []
+    open_group: dict[Recipe, list[Run]] = {}  # with room for another recipe
     for recipe, shape in zip(map(network_of, study.recipes), sizes, strict=True):
         runs = study.runs(recipe)
         limit = 1 if recipe.optimizer in ALONE else size or pack_size(recipe, shape)
-        if limit > 1 and recipe.is_module:
+        if limit > 1 and (recipe.is_module or recipe.has_own_optimizer):
             limit = limit if can_be_packed(recipe, shape) else 1
-        count = math.ceil(len(runs) / limit)
-        if size is None:  # no core should stand idle for want of a pack
-            count = min(len(runs), max(count, math.ceil(workers / len(study.recipes))))
-        bounds = [round(i * len(runs) / count) for i in range(count + 1)]
-        for start, stop in pairwise(bounds):
-            weighed.append((cost(recipe, shape) * (stop - start), runs[start:stop]))
-    weighed.sort(key=lambda item: -item[0])
-    return [runs for _, runs in weighed]
+        earlier = open_group.get(recipe.pack_key)
+        if earlier is not None and len(earlier) + len(runs) <= limit:
+            earlier += runs
+            continue
+        runs = list(runs)
+        groups.append((runs, limit, cost(recipe, shape)))
+        open_group[recipe.pack_key] = runs
+    return groups
 
 
 def _forward_flops(recipe: Recipe, sizes: Sizes) -> int:
@@ -186,7 +206,7 @@ def _forward_flops(recipe: Recipe, sizes: Sizes) -> int:
 
 
 def can_be_packed(recipe: Recipe, sizes: Sizes) -> bool:
-    """Whether the replicas of a plain module follow in a pack the trajectories they follow alone."""
+    """Whether the replicas of a recipe follow in a pack the trajectories they follow alone."""
     from initmem.train.packable import obstacle
 
     return not obstacle(recipe, sizes)

@@ -94,7 +94,7 @@ def plan(
     packed = _packs(study, workers, pipeline)
     times = _times(packed, pipeline) if calibrated else {}
     rows = [
-        _row(label, [pack for pack in packed if pack[0].recipe == recipe], times, workers, pipeline)
+        _row(label, recipe, packed, times, workers, pipeline)
         for label, recipe in zip(study.labels(), study.recipes, strict=True)
     ]
     here = _makespan([times[_kind(pack)] for pack in packed], workers) if calibrated else None
@@ -162,13 +162,15 @@ def _makespan(times: Sequence[Elapsed], workers: int) -> Elapsed:
 
 def _row(
     label: str,
+    recipe: AnyRecipe,
     packed: Sequence[list[Run]],
     times: dict[tuple[AnyRecipe, int], Elapsed],
     workers: int,
     pipeline: Pipeline | None,
 ) -> RecipePlan:
-    """The plan of one recipe, from its packs."""
-    recipe, runs = packed[0][0].recipe, sum(map(len, packed))
+    """The plan of one recipe, from the packs that its runs are in."""
+    shares = [(pack, n) for pack in packed if (n := sum(run.recipe == recipe for run in pack))]
+    runs = sum(n for _, n in shares)
     schedule: RateSchedule
     flops: float | None
     if pipeline is not None:
@@ -178,11 +180,11 @@ def _row(
         schedule, n_train = network_of(recipe), sizes(recipe).n_train
         flops = runs * run_flops(network_of(recipe), sizes(recipe))
     at_end = clocks(schedule, n_train).at_end()
-    seconds = sum(times[_kind(pack)].quiet for pack in packed) if times else None
+    seconds = sum(times[_kind(pack)].quiet * n / len(pack) for pack, n in shares) if times else None
     return RecipePlan(
         recipe=label,
         runs=runs,
-        pack=max(map(len, packed)),
+        pack=max(len(pack) for pack, _ in shares),
         updates=schedule.epochs * updates_per_epoch(schedule, n_train),
         flops=flops,
         hours=None if seconds is None else seconds / min(workers, cores()) / 3600,

@@ -13,8 +13,19 @@ from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train.flops import SHARPNESS_PASSES, SHARPNESS_SUBSET, flops_per_image
 
-LONGEST_STEP = 4e10  # operations per timed step: half a second on one core
+LONGEST_STEP = 2e10  # operations per timed step: a quarter of a second on one core
 UPDATES = 3  # per timed epoch
+EVALUATIONS = 2  # of one batch, timed apart
+SPEED = (
+    "model",
+    "options",
+    "width",
+    "norm",
+    "optimizer",
+    "decay_on",
+    "augment",
+    "init_mode",
+)  # what it depends on
 FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
 QUIET = 1.25  # up to this ratio of elapsed time to processor time, the load of others does not matter
 
@@ -60,41 +71,48 @@ def timed(work: Callable[[], object]) -> Elapsed:
     return Elapsed.of(cpu, time.perf_counter() - wall, cpu)
 
 
+class Timed(NamedTuple):
+    """What a pack takes for one update, for evaluating one example, and for the rest of an epoch."""
+
+    update: Elapsed
+    example: Elapsed
+    epoch: Elapsed
+
+
 class Speedometer:
     """The time that one worker takes for a pack, from real steps of real packs; each kind is timed once."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
-        self._known: dict[tuple[object, ...], tuple[Elapsed, Elapsed]] = {}
+        self._known: dict[tuple[object, ...], Timed] = {}
 
     def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> Elapsed:
         """The time of a whole pack: all updates, validation after every epoch, one test."""
+        from initmem.train.pack import EVALUATION_PIXELS
         from initmem.train.packable import noise
 
         count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
         limit = max(1, int(LONGEST_STEP / count.training / pack))
         asked = min(recipe.batch_size, shape.n_train)
-        batch, n_val = min(asked, limit), max(1, min(shape.n_val, 10 * limit))
-        same = recipe.replace(
-            learning_rate=1e-3,
-            epochs=2,
-            patience=None,
-            train_size=None,
-            batch_size=batch,
-            sharpness_every=0,
-            train_eval=False,
-        )
-        key = (same, shape.shape, shape.classes, n_val, pack)
+        batch = min(asked, limit)
+        one_batch = max(1, EVALUATION_PIXELS["cpu"] // (shape.height * shape.width * pack))
+        evaluated = min(max(shape.n_val, shape.n_test), one_batch, 3 * limit)
+        same = _of_the_same_speed(recipe, batch)
+        key = (same, shape.shape, shape.classes, shape.vocabulary, shape.labels, evaluated, pack)
         if key not in self._known:
-            self._known[key] = self._time(same, noise(shape, n_train=UPDATES * batch, n_val=n_val), pack)
-        update, rest = self._known[key]
-        updates = recipe.epochs * updates_per_epoch(recipe, shape.n_train) * asked / batch
-        evaluations = _evaluated(recipe, shape) / n_val
-        quiet, busy = zip(update.times(updates), rest.times(evaluations), strict=True)
+            data = noise(shape, n_train=UPDATES * batch, n_val=1, n_test=evaluated)
+            self._known[key] = self._time(same, data, pack)
+        known = self._known[key]
+        parts = (
+            known.update.times(recipe.epochs * updates_per_epoch(recipe, shape.n_train) * asked / batch),
+            known.example.times(_evaluated(recipe, shape)),
+            known.epoch.times(recipe.epochs),
+        )
+        quiet, busy = zip(*parts, strict=True)
         return Elapsed(sum(quiet), sum(busy))
 
-    def _time(self, recipe: Recipe, data: Dataset, pack: int) -> tuple[Elapsed, Elapsed]:
-        """An update, and what an epoch takes beside its updates. The quickest of several counts."""
+    def _time(self, recipe: Recipe, data: Dataset, pack: int) -> Timed:
+        """The quickest of several trials counts."""
         import torch
 
         from initmem.train.pack import Pack
@@ -104,7 +122,7 @@ class Speedometer:
         trial.train_epoch()  # to warm up
         updates: list[float] = []
         epochs: list[float] = []
-        started = time.perf_counter()
+        started, begun_at = time.perf_counter(), time.thread_time()
         while len(epochs) < FEWEST_TRIALS or sum(epochs) < SECONDS_OF_TRIALS:
             stamps: list[float] = []
 
@@ -116,6 +134,25 @@ class Speedometer:
             trial.train_epoch(stamp)
             epochs.append(time.thread_time() - begun)
             updates += [after - before for before, after in pairwise(stamps)]
-        update, cpu, wall = min(updates), sum(epochs), time.perf_counter() - started
+        evaluation = min(timed(lambda: trial.evaluate(trial.test)).quiet for _ in range(EVALUATIONS))
+        cpu, wall = time.thread_time() - begun_at, time.perf_counter() - started
+        update = min(updates)
         rest = max(min(epochs) - UPDATES * update, 0.0)
-        return Elapsed.of(cpu, wall, update), Elapsed.of(cpu, wall, rest)
+        each = (update, evaluation / len(data.test), rest)
+        return Timed(*(Elapsed.of(cpu, wall, seconds) for seconds in each))
+
+
+def _of_the_same_speed(recipe: Recipe, batch: int) -> Recipe:
+    """One recipe for all that differ from it in nothing that a step takes time for."""
+    settings = {name: getattr(recipe, name) for name in SPEED if getattr(recipe, name) is not None}
+    switched = {name: 1e-4 if getattr(recipe, name) else 0.0 for name in ("weight_decay", "l2")}
+    return Recipe.parse(
+        {
+            **settings,
+            **switched,
+            "dataset": "synthetic",
+            "learning_rate": 1e-3,
+            "batch_size": batch,
+            "epochs": 2,
+        }
+    )

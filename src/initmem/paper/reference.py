@@ -10,10 +10,10 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from initmem.plots.model import SYMBOLS
-from initmem.recipe import AnyRecipe, Recipe
+from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe
 
 # What an effort may change: the size of the work, not the procedure. It is said wherever the two meet.
-SIZE = frozenset({"train_size", "width", "epochs", "data_sha256"})
+SIZE = frozenset({*SPLIT_SIZES, "width", "epochs", "data_sha256"})
 # What the paper leaves open, so that a value may have been published for either.
 OPEN = frozenset({"select_by", "train_eval"})
 

@@ -10,7 +10,7 @@ import numpy as np
 from initmem import register
 from initmem.data import load
 from initmem.pipeline.fingerprint import Fingerprint, fingerprint
-from initmem.recipe import Recipe
+from initmem.recipe import SPLIT_SIZES, Recipe
 
 
 def fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
@@ -18,8 +18,11 @@ def fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
     found: dict[str, Fingerprint] = {}
     for recipe in recipes:
         model, function = register.find_model(recipe.model), register.find_dataset(recipe.dataset)
+        optimizer = register.find_optimizer(recipe.optimizer)
         if model is not None and recipe.model not in found:
             found[recipe.model] = fingerprint(model.build)
+        if optimizer is not None and recipe.optimizer not in found:
+            found[recipe.optimizer] = fingerprint(optimizer.build)
         if function is not None and recipe.dataset not in found:
             content = {f"data {recipe.dataset}": f"#{_digest(recipe)}"}
             found[recipe.dataset] = fingerprint(function) | content
@@ -28,7 +31,7 @@ def fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
 
 def _digest(recipe: Recipe) -> str:
     """Of the arrays that a registered dataset returns: it may read a file or draw random numbers."""
-    data = load(recipe.replace(train_size=None))
+    data = load(recipe.replace(**dict.fromkeys(SPLIT_SIZES)))
     digest = hashlib.sha256()
     for part in (data.train, data.val, data.test):
         digest.update(np.ascontiguousarray(part.x).data)

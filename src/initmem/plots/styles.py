@@ -63,7 +63,7 @@ def adam_beside_sgd(i: int) -> Style:
 def optimizer_style(name: str) -> Style:
     """The style of an optimizer; those without one of their own repeat the palette in a fixed order."""
     others = [*RECIPE_OPTIMIZERS, *TORCH_OPTIMIZERS]
-    return OPTIMIZERS.get(name) or nth(others.index(name))
+    return OPTIMIZERS.get(name) or nth(others.index(name) if name in others else len(others))
 
 
 def nth(i: int) -> Style:

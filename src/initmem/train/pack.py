@@ -1,4 +1,7 @@
-"""A pack in training: R replicas (scale, seed) of one recipe, trained as one network."""
+"""A pack in training: R replicas (scale, seed) of one recipe, trained as one network.
+
+Replicas may have learning rates and penalties of their own, where the optimizer allows it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from torch import Tensor
 from initmem import __version__
 from initmem.clocks import CLOCKS, RateSums, epoch_rates, updates_per_epoch
 from initmem.data import Dataset
-from initmem.recipe import network_of
+from initmem.recipe import PER_REPLICA, network_of
 from initmem.seeds import generator
 from initmem.store.record import COLUMNS, SHARPNESS, RunRecord, Status, finite, summarize
 from initmem.study import Run
@@ -26,7 +29,7 @@ from initmem.train.batches import Images, flip_crop_draws
 from initmem.train.init import initialized
 from initmem.train.layers import BatchNorm, Norm, absorb_statistics, by_replica
 from initmem.train.models import ResNet9
-from initmem.train.optimizers import optimizer_for
+from initmem.train.optimizers import PerReplica, optimizer_for, times
 from initmem.train.requirements import Precision
 
 # Pixels (images x height x width, over all replicas) per evaluation batch. On a CPU the activations should
@@ -60,8 +63,9 @@ class Pack:
         precision: Precision = "float32",
     ) -> None:
         self.runs, self.recipe = list(runs), network_of(runs[0].recipe)
-        if any(run.recipe != self.recipe for run in runs):
-            raise ValueError("the replicas of a pack must share one recipe")
+        self.recipes = [network_of(run.recipe) for run in runs]
+        if any(recipe.pack_key != self.recipe.pack_key for recipe in self.recipes):
+            raise ValueError("the replicas of a pack must share one recipe, but for rates and penalties")
         self.replicas, self.classes = len(self.runs), data.classes
         self.device, self.precision = torch.device(device), precision
         self.train, self.val, self.test = (
@@ -80,6 +84,16 @@ class Pack:
         self.names, self.parameters = list(trained), list(trained.values())
         variables = [p.detach() for p in self.parameters]
         self.optimizer = optimizer_for(self.recipe, variables, self.replicas, self._decayed())
+        # What replicas have of their own, shape (replica,); plain numbers where all have the same.
+        self.ratio: float | Tensor = 1.0  # of the learning rate to that of the first replica
+        self.l2: float | Tensor = self.recipe.l2
+        if any(recipe != self.recipe for recipe in self.recipes):
+            of_each = {name: [getattr(r, name) for r in self.recipes] for name in PER_REPLICA}
+            each = {name: torch.tensor(v, device=self.device, dtype=dtype) for name, v in of_each.items()}
+            self.ratio, self.l2 = each["learning_rate"] / self.recipe.learning_rate, each["l2"]
+            rule = optimizer_for(self.recipe.replace(weight_decay=0.0), variables, self.replicas)
+            chosen = [variables[i] for i in self._decayed()]
+            self.optimizer = PerReplica(rule, variables, chosen, self.ratio, each["weight_decay"])
         self.best = {name: value.clone() for name, value in self._variables().items()}
         self.epoch = 0
         self.norm_init = self._kernel_squares().sqrt().tolist()
@@ -128,7 +142,7 @@ class Pack:
             )
             with torch.no_grad():
                 absorb_statistics(self.norms)
-                self.running["angular"] += rates[i] / self._kernel_squares()
+                self.running["angular"] += rates[i] * self.ratio / self._kernel_squares()
                 self._update(gradients, float(rates[i]), first_update + i)
                 self.running["loss"] += losses.sum(0)
                 self.running["correct"] += _correct(logits, y).sum(0)
@@ -152,8 +166,8 @@ class Pack:
         """Test the selected predictor of every replica, once, and return the records of the runs."""
         for name, value in self._variables().items():
             value.copy_(self.best[name])
-        loss, accuracy = self._evaluate(self.test)
-        objective = loss + self.recipe.l2 * self._kernel_squares()
+        loss, accuracy = self.evaluate(self.test)
+        objective = loss + self.l2 * self._kernel_squares()
         return [
             finite(
                 RunRecord(
@@ -213,7 +227,7 @@ class Pack:
         self.earlier = [list(meta["sessions"]) for meta in metas]
         from initmem.store.old_names import present_rows  # of checkpoints from before columns were renamed
 
-        histories = [present_rows(meta["history"], self.recipe.l2) for meta in metas]
+        histories = [present_rows(m["history"], r.l2) for m, r in zip(metas, self.recipes, strict=True)]
         self.history = [{name: list(rows[name]) for name in self.columns} for rows in histories]
         self.norm_init = [meta["norm_init"] for meta in metas]
         self.status = [meta["status"] for meta in metas]
@@ -274,10 +288,14 @@ class Pack:
         return draws
 
     def _update(self, gradients: list[Tensor], rate: float, k: int) -> None:
-        if self.recipe.l2:
+        if any(recipe.l2 for recipe in self.recipes):
             of = dict(zip(map(id, self.parameters), gradients, strict=True))
             kernel_gradients = [of[id(kernel)] for kernel in self.kernels]
-            torch._foreach_add_(kernel_gradients, list[Tensor](self.kernels), alpha=2 * self.recipe.l2)
+            if isinstance(self.l2, float):
+                torch._foreach_add_(kernel_gradients, list[Tensor](self.kernels), alpha=2 * self.l2)
+            else:
+                for gradient, kernel in zip(kernel_gradients, self.kernels, strict=True):
+                    gradient.add_(times(kernel, 2 * self.l2))
         self.optimizer.step(gradients, rate, k)
 
     def _decayed(self) -> list[int]:
@@ -331,15 +349,19 @@ class Pack:
     ) -> None:
         """Validate, then append a row to the history of every replica that is still training."""
         started, n = time.perf_counter(), len(self.train)
-        cross_entropy, accuracy = self._evaluate(self.val)
+        cross_entropy, accuracy = self.evaluate(self.val)
         fitted, correct = self.running["loss"] / n, self.running["correct"] / n
         if self.recipe.train_eval:
-            fitted, correct = self._evaluate(self.train)
+            fitted, correct = self.evaluate(self.train)
         squares = self._kernel_squares()
-        penalty = self.recipe.l2 * squares
+        penalty = self.l2 * squares
         recipe = self.recipe
-        sums = RateSums.of_recipe(recipe, float(rates.sum()), float((rates**2).sum()))
-        ticks = sums.clocks(recipe.batch_size)
+        ratios = [each.learning_rate / recipe.learning_rate for each in self.recipes]
+        eta, eta2 = float(rates.sum()), float((rates**2).sum())
+        ticks = [
+            RateSums.of_recipe(each, eta * ratio, eta2 * ratio**2).clocks(recipe.batch_size)
+            for each, ratio in zip(self.recipes, ratios, strict=True)
+        ]
         seconds = (self.seconds + time.perf_counter() - started) / self.replicas
         measured = {
             "train_cross_entropy": fitted.tolist(),
@@ -362,12 +384,12 @@ class Pack:
             loss = recipe.selecting_loss
             improved[r] = values[loss] < min(rows[loss], default=float("inf"))
             for name in CLOCKS:
-                tick = angles[r] if name == "angular" else ticks[name]
+                tick = angles[r] if name == "angular" else ticks[r][name]
                 column = rows[f"clock_{name}"]
                 column.append((column[-1] if column else 0.0) + tick)
             for name, value in values.items():
                 rows[name].append(value)
-            rows["learning_rate"].append(float(rates[-1]))
+            rows["learning_rate"].append(float(rates[-1]) * ratios[r])
             rows["seconds"].append(seconds)
             if recipe.sharpness_every:
                 _add_sharpness(rows, epoch, sharpness[r])
@@ -390,7 +412,7 @@ class Pack:
             best.index_copy_(0, which, now.index_select(0, which))
 
     @torch.no_grad()
-    def _evaluate(self, images: Images) -> tuple[Tensor, Tensor]:
+    def evaluate(self, images: Images) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy and accuracy of every replica, each of shape (replica,)."""
         self.network.eval()
         loss = torch.zeros(self.replicas, device=self.device)

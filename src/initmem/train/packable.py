@@ -1,4 +1,4 @@
-"""Whether replicas of a plain module can be trained as one pack: tried, not guessed."""
+"""Whether runs with code of a plugin can share a pack, and be resumed: tried, not guessed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from initmem import register
 from initmem.data import Dataset, Examples, Sizes
+from initmem.errors import ModelError
 from initmem.recipe import Recipe
 from initmem.register import in_a_line
 from initmem.store.record import COLUMNS
@@ -26,26 +28,59 @@ TOLERANCE = 1e-8  # relative, in float64: that of the tests of bundled networks
 def notes(recipe: Recipe, sizes: Sizes) -> list[str]:
     """What a user should know before training: why there are no packs, and what the scale leaves alone."""
     reason = obstacle(recipe, sizes)
-    left = [variable.name for variable in check_module(recipe, sizes) if variable.role == "other"]
+    variables = check_module(recipe, sizes) if recipe.is_module else []
+    left = [variable.name for variable in variables if variable.role == "other"]
     found = [f"trains alone: {reason}"] if reason else []
     return found + ([f"as the builder made them: {', '.join(left)}"] if left else [])
 
 
 def obstacle(recipe: Recipe, sizes: Sizes) -> str:
-    """Why runs of a recipe's module cannot share a pack; empty if they can.
+    """Why runs of a recipe cannot share a pack; empty if they can.
 
     A few updates are made in a pack and alone, in float64: every replica has to follow the trajectory that it
-    follows alone. The optimizers keep replicas apart by construction, so one trial speaks for all of them.
+    follows alone. The optimizers of initmem keep replicas apart by construction, so one trial speaks for all
+    of them; a registered one is tried itself.
     """
-    fields = {"model": recipe.model, "width": recipe.width, "learning_rate": 0.01, "batch_size": BATCH}
-    options = {"options": recipe.options} if recipe.options else {}
-    trial = Recipe.parse({**fields, **options, "dataset": "synthetic", "epochs": EPOCHS})
-    return _tried(trial, sizes._replace(n_train=0, n_val=0, n_test=0), builder(recipe))
+    trial, code = _trial(recipe)
+    return _tried(trial, sizes._replace(n_train=0, n_val=0, n_test=0), code)
+
+
+def _trial(recipe: Recipe) -> tuple[Recipe, tuple[Callable[..., Any], ...]]:
+    """A short recipe with the network and the registered optimizer of another, and the code of both."""
+    fields: dict[str, Any] = {"model": recipe.model, "width": recipe.width, "norm": recipe.norm}
+    fields |= {"options": recipe.options} if recipe.options else {}
+    code = (builder(recipe),) if recipe.is_module else ()
+    if (own := register.find_optimizer(recipe.optimizer)) is not None:
+        fields |= {"optimizer": recipe.optimizer, "decay_on": recipe.decay_on}
+        fields |= {name: getattr(recipe, name) for name in own.fields}
+        code = (*code, own.build)
+    rest = {"dataset": "synthetic", "epochs": EPOCHS, "learning_rate": 0.01, "batch_size": BATCH}
+    return Recipe.parse(fields | rest), code
+
+
+def check_optimizer(recipe: Recipe, sizes: Sizes) -> None:
+    """Make a few updates with a registered optimizer, and again with a resumption between them."""
+    trial, _ = _trial(recipe)
+    data, runs = noise(sizes, n_train=BATCH * BATCHES, n_val=BATCH), [Run(trial, 1.0, 0)]
+    told = f"optimizer = {recipe.optimizer!r}"
+    whole, resumed = Pack(runs, data), Pack(runs, data)
+    try:
+        whole.train_epoch()
+        resumed.restore(whole.checkpoint())
+        for pack in (whole, resumed):
+            pack.train_epoch()
+    except Exception as error:  # a plugin may raise anything
+        raise ModelError(f"{told}: an update raised {in_a_line(error)}") from None
+    if not _same(whole.history[0], resumed.history[0], tolerance=0.0):
+        raise ModelError(
+            f"{told}: a resumed run takes other steps (needed: all that changes is in its state or "
+            "param_groups, as tensors or numbers)"
+        )
 
 
 @lru_cache(maxsize=64)
-def _tried(recipe: Recipe, sizes: Sizes, build: Callable[..., Any]) -> str:
-    """The trial, remembered for as long as the name stands for the same builder."""
+def _tried(recipe: Recipe, sizes: Sizes, code: tuple[Callable[..., Any], ...]) -> str:
+    """The trial, remembered for as long as the names stand for the same code."""
     data = noise(sizes, n_train=BATCH * BATCHES, n_val=BATCH)
     runs = [Run(recipe, scale, seed) for seed, scale in enumerate(SCALES)]
     try:
@@ -68,12 +103,16 @@ def _history(runs: list[Run], data: Dataset) -> list[dict[str, list[float]]]:
     pack = Pack(runs, data, dtype=torch.float64)
     while not pack.finished:
         pack.train_epoch()
+    pack.checkpoint()  # which splits the state of the optimizer by replica
     return pack.history
 
 
-def _same(one: dict[str, list[float]], other: dict[str, list[float]]) -> bool:
+def _same(
+    one: dict[str, list[float]], other: dict[str, list[float]], *, tolerance: float = TOLERANCE
+) -> bool:
     return all(
-        len(one[name]) == len(other[name]) and np.allclose(one[name], other[name], rtol=TOLERANCE, atol=1e-12)
+        len(one[name]) == len(other[name])
+        and np.allclose(one[name], other[name], rtol=tolerance, atol=1e-4 * tolerance)
         for name in COLUMNS
         if name != "seconds"
     )
@@ -92,7 +131,7 @@ def _in_words(error: Exception) -> str:
     return f"torch.func raised {in_a_line(error)}"
 
 
-def noise(sizes: Sizes, *, n_train: int, n_val: int) -> Dataset:
+def noise(sizes: Sizes, *, n_train: int, n_val: int, n_test: int = 1) -> Dataset:
     """Random inputs and labels of the shape of a dataset."""
     rng = np.random.default_rng(0)
 
@@ -103,5 +142,5 @@ def noise(sizes: Sizes, *, n_train: int, n_val: int) -> Dataset:
         x: Any = rng.integers(0, sizes.vocabulary, shape) if tokens else rng.random(shape, dtype=np.float32)
         return Examples(x, rng.integers(0, sizes.classes, labels))
 
-    train, val, test = (examples(n) for n in (n_train, n_val, 1))
+    train, val, test = (examples(n) for n in (n_train, n_val, n_test))
     return Dataset("noise", train, val, test, sizes.classes, sizes.vocabulary)

@@ -56,11 +56,15 @@ def check(study: Study) -> None:
             check_module(recipe, shape)
         else:
             _check_scaled(recipe, shape)
+        if recipe.has_own_optimizer:
+            from initmem.train.packable import check_optimizer
+
+            check_optimizer(recipe, shape)
 
 
 def notes_of(recipe: Recipe, shape: Sizes) -> list[str]:
-    """What a user should know of a plain module before it is trained."""
-    if not recipe.is_module:
+    """What a user should know before a plugin's code, or a plain module, is trained."""
+    if not recipe.is_module and not recipe.has_own_optimizer:
         return []
     from initmem.train.packable import notes
 

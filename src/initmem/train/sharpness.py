@@ -50,22 +50,26 @@ def plain_copy(network: Network) -> Network:
 def hessian(network: Network, train: Images, l2: float) -> tuple[Product, int]:
     """The Hessian of the objective as a product with vectors, and the number of variables of a replica."""
     network.train()
-    parameters, replicas = list(network.parameters()), network.replicas
+    parameters, replicas = [p for p in network.parameters() if p.requires_grad], network.replicas
     count = min(len(train), SHARPNESS_SUBSET)  # evenly spaced: a split may be sorted
     index = torch.from_numpy(np.linspace(0, len(train) - 1, count).round().astype(np.int64))
     x, y = train.packed(index[:, None].to(train.y.device))
-    logits = network(x.double()).view(count, replicas, -1)
-    loss = F.cross_entropy(logits.flatten(0, 1), y.expand(-1, replicas).flatten(), reduction="sum") / count
+    labels = y.expand(-1, replicas, *y.shape[2:]).flatten()  # one per example, or one for each of its tokens
+    logits = network(x.double() if x.is_floating_point() else x).reshape(len(labels), -1)
+    loss = F.cross_entropy(logits, labels, reduction="sum") * replicas / len(labels)
     if l2:
         loss = loss + l2 * torch.stack([kernel.square().sum() for kernel in network.kernels()]).sum()
-    gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
     sizes = [parameter.numel() // replicas for parameter in parameters]
 
     def product(vectors: Tensor) -> Tensor:
         parts = vectors.split(sizes, 1)
         along = [part.reshape(p.shape) for part, p in zip(parts, parameters, strict=True)]
+        # A parameter that the network does not use has a gradient of zero, without a graph.
+        curved = [(g, v) for g, v in zip(gradients, along, strict=True) if g.requires_grad]
+        outputs, directions = zip(*curved, strict=True)
         products = torch.autograd.grad(
-            gradients, parameters, along, retain_graph=True, materialize_grads=True
+            outputs, parameters, directions, retain_graph=True, materialize_grads=True
         )
         return torch.cat([by_replica(part, replicas).flatten(1) for part in products], 1)
 

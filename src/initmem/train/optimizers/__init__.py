@@ -71,6 +71,44 @@ class Decoupled(Optimizer):
         return self.rule.state(names)
 
 
+class PerReplica(Optimizer):
+    """Another rule, with a learning rate and a decoupled decay of its own for every replica.
+
+    The rule must not look at the variables, its steps be proportional to the rate, and its state not depend
+    on the rate. `ratios`, of the rates to the one that is given, and `decays` have shape (replica,).
+    """
+
+    def __init__(
+        self,
+        rule: Optimizer,
+        variables: Sequence[Tensor],
+        decayed: Sequence[Tensor],
+        ratios: Tensor,
+        decays: Tensor,
+    ) -> None:
+        self.rule, self.variables, self.ratios, self.decays = rule, list(variables), ratios, decays
+        self.decayed = {id(variable) for variable in decayed}
+
+    def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        """Apply one update."""
+        before = torch._foreach_clone(self.variables)
+        torch._foreach_zero_(self.variables)  # from zero, a step is not rounded to the size of a weight
+        self.rule.step(gradients, rate, k)
+        for variable, old in zip(self.variables, before, strict=True):
+            kept = times(old, 1 - rate * self.ratios * self.decays) if id(variable) in self.decayed else old
+            torch.add(kept, times(variable, self.ratios), out=variable)
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """That of the rule, which is the one that a replica has alone."""
+        return self.rule.state(names)
+
+
+def times(tensor: Tensor, factors: Tensor) -> Tensor:
+    """Multiply each replica's part of a tensor (replica * n, ...) by its factor."""
+    parts = tensor.reshape(len(factors), -1)
+    return (parts * factors[:, None]).view(tensor.shape)
+
+
 class SGD(Rule):
     """w <- w - rate * g."""
 
@@ -215,7 +253,7 @@ def optimizer_for(
     if replicas > 1 and recipe.optimizer in ALONE:
         raise ValueError(f"optimizer = {recipe.optimizer!r} trains one replica at a time")
     chosen = list(range(len(variables))) if decayed is None else list(decayed)
-    if recipe.optimizer.startswith("torch:"):
+    if recipe.optimizer.startswith("torch:") or recipe.has_own_optimizer:
         from initmem.train.optimizers.from_torch import from_torch
 
         return from_torch(recipe, variables, chosen)

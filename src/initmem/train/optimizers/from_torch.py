@@ -1,22 +1,25 @@
-"""Any optimizer of torch.optim as an update rule."""
+"""Any `torch.optim.Optimizer` as an update rule: those of torch.optim, and those of plugins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from initmem.errors import InitmemError, ModelError
 from initmem.recipe import TORCH_OPTIMIZERS, Recipe
+from initmem.register import find_optimizer, in_a_line
 from initmem.train.optimizers import Optimizer
 
 
 class FromTorch(Optimizer):
-    """An optimizer of torch.optim. The learning rate of every update comes from the schedule.
+    """A `torch.optim.Optimizer`. The learning rate of every update comes from the schedule.
 
     Variables without an index in `decayed` get no weight decay. The optimizer must work elementwise, or the
-    pack have one replica: a variable holds those of all replicas.
+    pack have one replica: a variable holds those of all replicas. With `numbers`, plain numbers that it keeps
+    are part of its state; those of torch.optim are constants.
     """
 
     def __init__(
@@ -24,6 +27,8 @@ class FromTorch(Optimizer):
         build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
         variables: Sequence[Tensor],
         decayed: Sequence[int],
+        *,
+        numbers: bool,
     ) -> None:
         self.variables, chosen = list(variables), set(decayed)
         groups: list[dict[str, Any]] = [{"params": [self.variables[i] for i in sorted(chosen)]}]
@@ -31,19 +36,39 @@ class FromTorch(Optimizer):
         if spared:
             groups.append({"params": spared, "weight_decay": 0.0})
         self.optimizer = build([group for group in groups if group["params"]])
+        self.has_numbers = numbers
+        self.numbers: dict[str, Tensor] = {}  # copies of them: a checkpoint holds tensors only
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
         """Apply one update."""
+        for place, key, name in self._numbers():
+            if name in self.numbers:
+                place[key] = type(place[key])(self.numbers[name].item())
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         for variable, gradient in zip(self.variables, gradients, strict=True):
             variable.grad = gradient
         self.optimizer.step()
         self.optimizer.zero_grad()
+        for place, key, name in self._numbers():
+            self.numbers.setdefault(name, torch.zeros((), dtype=torch.float64)).fill_(place[key])
+
+    def _numbers(self) -> list[tuple[dict[str, Any], str, str]]:
+        """Plain numbers that updates may change: where each is, its key there, and a name of its own."""
+        if not self.has_numbers:
+            return []
+        places = {f"group{i}": group for i, group in enumerate(self.optimizer.param_groups)}
+        places |= {f"variable{i}": self.optimizer.state[v] for i, v in enumerate(self.variables)}
+        return [
+            (place, key, f"{key}/{where}")
+            for where, place in places.items()
+            for key, value in place.items()
+            if type(value) in (int, float) and key != "lr"
+        ]
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         """What the optimizer has allocated so far: most of them allocate in their first step."""
-        return {
+        return self.numbers | {
             f"{key}/{name}": value
             for name, variable in zip(names, self.variables, strict=True)
             for key, value in self.optimizer.state[variable].items()
@@ -52,13 +77,40 @@ class FromTorch(Optimizer):
 
 
 def from_torch(recipe: Recipe, variables: Sequence[Tensor], decayed: Sequence[int]) -> FromTorch:
-    """The optimizer that a recipe names as torch:NAME."""
-    kind = getattr(torch.optim, recipe.optimizer.removeprefix("torch:"))
-    fields = TORCH_OPTIMIZERS[recipe.optimizer]
+    """The optimizer that a recipe names as torch:NAME, or by the name under which it was registered."""
+    kind: Callable[..., Any]
+    fields: Mapping[str, Any]
+    if not recipe.has_own_optimizer:
+        kind = getattr(torch.optim, recipe.optimizer.removeprefix("torch:"))
+        fields = TORCH_OPTIMIZERS[recipe.optimizer]
+    elif (found := find_optimizer(recipe.optimizer)) is not None:
+        kind, fields = found.build, found.fields
+    else:
+        raise ModelError(
+            f"optimizer = {recipe.optimizer!r}: no plugin that registers it is loaded (--plugin MODULE)"
+        )
     options: dict[str, Any] = {"lr": recipe.learning_rate}
     options |= {name: getattr(recipe, name) for name in ("momentum", "weight_decay") if name in fields}
     if "beta1" in fields:
         options["betas"] = (recipe.beta1, recipe.beta2)
     if "epsilon" in fields:
         options["eps"] = recipe.epsilon
-    return FromTorch(lambda groups: kind(groups, **options), variables, decayed)
+
+    def build(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        try:
+            made = kind(groups, **options)
+        except InitmemError:
+            raise
+        except Exception as error:  # a plugin may raise anything
+            raise ModelError(f"optimizer = {recipe.optimizer!r}: it raised {in_a_line(error)}") from None
+        if not isinstance(made, torch.optim.Optimizer):
+            returned = type(made).__name__
+            raise ModelError(
+                f"optimizer = {recipe.optimizer!r}: its builder returned a {returned} "
+                "(needed: a torch.optim.Optimizer)"
+            )
+        if not all("lr" in group for group in made.param_groups):
+            raise ModelError(f"optimizer = {recipe.optimizer!r}: a parameter group of it has no lr")
+        return made
+
+    return FromTorch(build, variables, decayed, numbers=recipe.has_own_optimizer)
