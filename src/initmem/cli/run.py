@@ -148,7 +148,6 @@ def run(
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.looks import looks_of
     from initmem.measures.memory import Memories, memory_table
-    from initmem.measures.rows import memory_rows
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
     from initmem.store.paths import default_store
@@ -242,6 +241,8 @@ def run(
         metric = default_metric(records)
         memories = memory_table(records, metric, order=asked.recipes, looks=looks_of(opened.studies()))
     if as_json:
+        from initmem.measures.rows import memory_rows
+
         rows = memory_rows(memories, records)
         causes = [cause.to_json() for cause in failure_causes(records)]
         about = {"study": asked.name, "effort": asked.effort} | asdict(outcome)
