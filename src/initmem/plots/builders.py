@@ -161,7 +161,7 @@ def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
         raise ConfigError(
             f"figure clocks: too few recipes of one kind of optimizer (needed: {FEWEST} with two scales each)"
         )
-    kinds = sorted({_kind(one.recipe) for one in known})
+    kinds = dict.fromkeys(_kind(one.recipe) for one in sorted(known, key=lambda one: _size(one.recipe)))
     styles = {kind: nth(i)._replace(dash="none") for i, kind in enumerate(kinds)}
     families = dict.fromkeys(fit.family for fit in fits)
     rows = [[_clock_panel(fit, known, styles) for fit in fits if fit.family == name] for name in families]
@@ -184,6 +184,12 @@ def _kind(recipe: AnyRecipe) -> str:
     size = recipe.get("train_size")
     images = f" ({size:,} images)" if isinstance(size, int) else ""
     return f"{recipe.get('dataset') or 'own data'}{images}, width {recipe.get('width') or 'not declared'}"
+
+
+def _size(recipe: AnyRecipe) -> tuple[str, list[float]]:
+    """The order of the legend: by dataset, then by its size and the width."""
+    sizes = [recipe.get("train_size"), recipe.get("width")]  # user code may declare anything
+    return str(recipe.get("dataset")), [n if isinstance(n, int | float) else np.inf for n in sizes]
 
 
 def _clock_panel(fit: ClockFit, known: Sequence[Observed], styles: Mapping[str, Style]) -> Panel:
