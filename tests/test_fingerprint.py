@@ -65,6 +65,15 @@ class Net(Base, nn.Module):
     def forward(self, x):
         return torch.tanh(self.fc(self.prepare(x)))
 
+    @torch.no_grad()
+    def shrink(self, by=0.9):
+        self.fc.weight.mul_(by**2)
+
+
+@torch.no_grad()
+def reset(net):
+    net.fc.bias.fill_(0.5)
+
 
 @dataclass
 class Options:
@@ -94,6 +103,7 @@ def train(init, tracker, rate=helpers.RATE):
     # the data
     x = CACHE.setdefault("x", augmented(DATA))
     net, loss = Net(), LOSSES["own"]
+    reset(net), net.shrink()
     for epoch in range(EPOCHS):
         step = HALVE(CONFIG["lr"]) * scheduled(epoch) * rate * clip()
         if OPTIONS.dropout and ARGS.batch and LAYERS and NAMES:
@@ -189,6 +199,8 @@ CHANGES = [
     (TRAIN, "mine.py", "x: x / 2", "x: x / 3", "function mine.<lambda> was edited"),
     (TRAIN, "mine.py", "width = 8", "width = 16", "mine.Net.width 8 -> 16"),
     (TRAIN, "mine.py", "torch.tanh", "torch.relu", "function mine.Net.forward was edited"),
+    (TRAIN, "mine.py", "by**2", "by**3", "function mine.Net.shrink was edited"),
+    (TRAIN, "mine.py", "fill_(0.5)", "fill_(0.25)", "function mine.reset was edited"),
     (TRAIN, "mine.py", "depth=2", "depth=3", "default mine.Net.__init__(depth) 2 -> 3"),
     (TRAIN, "mine.py", "x + 1", "x + 2", "function mine.Base.prepare was edited"),
     (TRAIN, "mine.py", "dropout: float = 0.1", "dropout: float = 0.2", "mine.OPTIONS.dropout 0.1 -> 0.2"),

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from initmem.store.index import Found
 
 from conftest import fake_record
 from initmem.errors import StoreError
@@ -24,7 +23,7 @@ from initmem.store import checkpoints, encoding
 from initmem.store import claims as claims_module
 from initmem.store.encoding import decode, encode
 from initmem.store.record import RunRecord, failed
-from initmem.store.records import Records
+from initmem.store.records import Records, Scan
 from initmem.store.store import Store, encode_study
 from initmem.study import Run, Study
 
@@ -471,7 +470,7 @@ def test_a_record_made_anew_while_another_process_looks_is_not_moved(
     path.write_bytes(good[:-20])
     real = Records.scan
 
-    def slow(self: Records, **how: bool) -> Found:
+    def slow(self: Records, **how: bool) -> Scan:
         found = real(self, **how)
         path.write_bytes(good)  # moved aside and trained again by another process meanwhile
         return found

@@ -120,10 +120,16 @@ class _Walk:
         module = _module_of(thing)
         if not self._is_project(module):
             self._package(module)
+            if isinstance(thing, types.FunctionType):  # an installed decorator holds the project's function
+                for inner in map(content, thing.__closure__ or ()):
+                    if isinstance(inner, types.FunctionType | type) and self._is_project(_module_of(inner)):
+                        self.code(inner)
         elif isinstance(thing, type):
             self._class(thing)
         else:
             self._function(thing)
+        if isinstance(wrapped := vars(thing).get("__wrapped__"), types.FunctionType):
+            self.code(wrapped)
 
     def _function(self, function: types.FunctionType) -> None:
         node = function_node(function)
@@ -262,9 +268,9 @@ class _Walk:
         if isinstance(thing, types.MethodType):
             self.code(type(thing.__self__))
             thing = thing.__func__
-        inner = getattr(thing, "__wrapped__", thing) if not isinstance(thing, type) else thing
-        if isinstance(thing, types.FunctionType):  # what a decorator made of another
-            self.code(thing)
+        inner = (
+            thing if isinstance(thing, types.FunctionType | type) else getattr(thing, "__wrapped__", thing)
+        )
         if isinstance(inner, types.FunctionType | type):
             self.code(inner)
         else:

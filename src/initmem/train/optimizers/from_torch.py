@@ -83,8 +83,8 @@ def from_torch(recipe: Recipe, variables: Sequence[Tensor], decayed: Sequence[in
     if not recipe.has_own_optimizer:
         kind = getattr(torch.optim, recipe.optimizer.removeprefix("torch:"))
         fields = TORCH_OPTIMIZERS[recipe.optimizer]
-    elif (found := find_optimizer(recipe.optimizer)) is not None:
-        kind, fields = found.build, found.fields
+    elif (registered := find_optimizer(recipe.optimizer)) is not None:
+        kind, fields = registered.build, registered.fields
     else:
         raise ModelError(
             f"optimizer = {recipe.optimizer!r}: no plugin that registers it is loaded (--plugin MODULE)"
