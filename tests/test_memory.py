@@ -365,6 +365,15 @@ def test_a_run_at_chance_failed_to_train() -> None:
     assert memory(records(values, own.replace(classes=2))).verdict == "undetermined"  # nothing was trained
 
 
+def test_a_run_that_memorized_is_told_from_one_that_learned_nothing() -> None:
+    at_chance = records(np.array([[80.0, 10.0, 80.0], [80.0, 12.0, 80.0], [80.0, 80.0, 80.0]]))
+    fitted = [replace(r, summary=replace(r.summary, train_accuracy_last=1.0)) for r in at_chance]
+    nothing = [replace(r, summary=replace(r.summary, train_accuracy_last=0.1)) for r in at_chance]
+    assert (failures(fitted).memorized, failures(nothing).memorized) == (2, 0)
+    assert any("2 of 9 runs failed to train (2 of them memorized" in note for note in memory(fitted).notes)
+    assert not any("memorized" in note for note in memory(nothing).notes)
+
+
 def test_a_scale_that_was_never_used_has_no_verdict() -> None:
     unused = [replace(r, provenance={"scale_used": False}) for r in records(np.full((3, 3), 80.0))]
     found = memory(unused)

@@ -20,6 +20,7 @@ from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.store.record import RunRecord
 
 NEAR_CHANCE = 0.05  # of the way from chance to a perfect score
+MEMORIZED = 0.9  # accuracy on training examples from which on they count as fitted
 EQUAL_RATES = 0.1  # rates that differ by no more than this count as equal
 LARGEST_TABLE = 2_000_000  # of the exact test
 
@@ -43,6 +44,7 @@ class Failures(NamedTuple):
     p: float | None  # exact; None: no run failed, or all did
     largest_difference: float  # between two scales: an upper limit at 97.5%
     chance: float | None  # accuracies up to this one count as chance; None: not known, diverged runs only
+    memorized: int = 0  # of the failed: fitted their training examples, but are at chance on others
 
     def equal(self, tolerance: float | None = None) -> bool:
         """Whether rates are equal as far as one can tell: no failure was seen, or the rates differ by no more
@@ -66,6 +68,7 @@ def failures(records: Sequence[RunRecord]) -> Failures | None:
         counts[record.run.scale][1] += 1
     rates = [FailureRate(scale, f, m, *rate_limits(f, m)) for scale, (f, m) in sorted(counts.items())]
     failed, n = [rate.failed for rate in rates], [rate.n for rate in rates]
+    lost = [record.summary.train_accuracy_last for record in trained if failed_to_train(record, limit)]
     return Failures(
         rates=rates,
         failed=sum(failed),
@@ -73,6 +76,7 @@ def failures(records: Sequence[RunRecord]) -> Failures | None:
         p=exact_p(failed, n) if 0 < sum(failed) < sum(n) else None,
         largest_difference=max(r.high for r in rates) - min(r.low for r in rates),
         chance=limit,
+        memorized=sum(fit is not None and fit >= MEMORIZED for fit in lost),
     )
 
 

@@ -308,6 +308,8 @@ def _code_notes(records: Sequence[RunRecord]) -> list[str]:
 
 def _failure_note(trained: Failures) -> str:
     counts = f"{trained.failed} of {trained.n} runs failed to train"
+    if trained.memorized:
+        counts += f" ({trained.memorized} of them memorized the training examples: at chance on others)"
     if trained.p is None:
         return counts
     if trained.p <= ALPHA:
