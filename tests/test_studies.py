@@ -84,3 +84,31 @@ def test_the_papers_studies_are_as_reported() -> None:
         ("resnet110", 16, 30),
     }
     assert len(load_study("depth", "paper").all_runs()) == 3 * 5 * 2 * 5 * 10
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_the_sizes_that_a_run_announces_add_up(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from initmem.cli.run import introduce
+
+    introduce(load_study(name, effort="smoke"), tmp_path)
+    sizes_, _, rest = capsys.readouterr().err.splitlines()[1].partition(" = ")
+    grid, _, further = sizes_.partition(" + ")
+    numbers = [int(part.split()[0]) for part in grid.split(" x ")]
+    total = numbers[0] * numbers[1] * numbers[2] + int(further.split()[0] if further else 0)
+    assert total == int(rest.split()[0])
+
+
+def test_more_seeds_for_some_recipes_are_announced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from initmem.cli.run import introduce
+
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'name = "mine"\nscales = [0.1, 2.5]\nseeds = [0, 1]\n[[grid]]\nlearning_rate = 0.1\n'
+        "more_seeds = [2, 3]\n[[grid]]\nlearning_rate = 0.01\n"
+    )
+    introduce(load_study(str(file)), tmp_path)
+    assert "2 recipes x 2 scales x 2 seeds + 4 further runs (more seeds) = 12 runs" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -306,7 +307,20 @@ def introduce(study: Study, place: Path) -> None:
     say(f"{study.name}, effort {study.effort}{about}", err=True)
     grid = [(study.recipes, "recipe"), (study.scales, "scale"), (study.seeds, "seed")]
     sizes = " x ".join(count(len(values), noun) for values, noun in grid)
-    say(f"{sizes} = {count(len(study.all_runs()), 'run')}, store {place}", err=True)
+    runs = len(study.all_runs())
+    if further := runs - math.prod(len(values) for values, _ in grid):
+        sizes += f" + {further} further runs ({', '.join(_further(study))})"
+    say(f"{sizes} = {count(runs, 'run')}, store {place}", err=True)
+
+
+def _further(study: Study) -> list[str]:
+    """What a study trains beyond recipes x scales x seeds."""
+    kinds = {
+        "more seeds": study.more_seeds,
+        "perturbed replicates": study.perturbation != 1.0,
+        "seeds by role": study.split,
+    }
+    return [name for name, used in kinds.items() if used]
 
 
 @contextmanager
