@@ -13,7 +13,8 @@ from initmem.plots import captions
 from initmem.plots import matplotlib as renderer
 from initmem.plots.builders import scale_plot
 from initmem.plots.captions import caption
-from initmem.plots.model import Plot
+from initmem.plots.model import Panel, Plot, Series
+from initmem.plots.styles import nth
 from planted import recipe, without
 
 MAIN = planted.main_grid()
@@ -156,3 +157,14 @@ def test_published_values_are_well_formed() -> None:
     assert len(references()) == 38
     below = find("table 4", recipe(optimizer="sgd", learning_rate=0.01, l2=5e-3, batch_size=128), "spread")
     assert str(below) == "< 1.0"
+
+
+def test_panels_with_limits_of_their_own_name_their_axis() -> None:
+    lines = [Series("a", nth(0), [1.0, x], [0.1, 0.9]) for x in (100.0, 1000.0)]
+    shared = [Panel("", "clock", "elasticity", [line], log_x=True) for line in lines]
+    own = [panel._replace(x_limits=(1.0, panel.series[0].x[-1])) for panel in shared]
+    _, (above, below) = renderer.draw(Plot([[shared[0]], [shared[1]]]))
+    assert above.get_xlim() == below.get_xlim() and above.get_xlabel() == ""
+    _, (above, below) = renderer.draw(Plot([[own[0]], [own[1]]]))
+    assert (above.get_xlim(), below.get_xlim()) == ((1.0, 100.0), (1.0, 1000.0))
+    assert above.get_xlabel() == below.get_xlabel() == "clock"

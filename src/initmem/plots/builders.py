@@ -210,6 +210,7 @@ def _clock_panel(fit: ClockFit, known: Sequence[Observed], styles: Mapping[str, 
         guides=[line],
         log_x=True,
         levels=[0.0, 1.0],
+        x_limits=(grid[0], grid[-1]),  # families differ by orders of magnitude
     )
 
 

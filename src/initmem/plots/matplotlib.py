@@ -168,7 +168,10 @@ def _same_y(beside: AnyPanel, panel: AnyPanel) -> bool:
 def _same_x(below: Sequence[AnyPanel], row: Sequence[AnyPanel], j: int) -> bool:
     if len(below) != len(row) or isinstance(row[j], Heatmap):
         return False
-    return isinstance(row[j], Panel) and below[j].x_title == row[j].x_title
+    panel, other = row[j], below[j]
+    if not isinstance(panel, Panel) or not isinstance(other, Panel):
+        return isinstance(panel, Panel) and other.x_title == panel.x_title
+    return (other.x_title, other.x_limits) == (panel.x_title, panel.x_limits)
 
 
 def letter(i: int) -> str:
@@ -177,13 +180,14 @@ def letter(i: int) -> str:
 
 
 def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
-    """Panels of one quantity get the same limits, so that they compare at a glance."""
+    """Panels of one quantity get the same limits, so that they compare at a glance, unless they have some."""
     groups: dict[tuple[str, str], list[Axes]] = {}
     for axes, panel in drawn:
         if isinstance(panel, Intervals):
             groups.setdefault(("x", "intervals"), []).append(axes)
         elif isinstance(panel, Panel) and panel.has_values():
-            groups.setdefault(("x", panel.x_title + axes.get_xscale()), []).append(axes)
+            if panel.x_limits is None:
+                groups.setdefault(("x", panel.x_title + axes.get_xscale()), []).append(axes)
             groups.setdefault(("y", panel.y_title + axes.get_yscale()), []).append(axes)
     for (side, _), group in groups.items():
         limits = [axes.get_xlim() if side == "x" else axes.get_ylim() for axes in group]
