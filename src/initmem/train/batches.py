@@ -12,6 +12,7 @@ from initmem.data import Examples
 from initmem.seeds import generator
 
 PAD = 4
+TOKEN_PIXELS = 8  # pixels that a token counts as: so much more of a network's activations belong to it
 
 
 class Images:
@@ -28,7 +29,8 @@ class Images:
     @property
     def pixels(self) -> int:
         """Pixels per image; 1 for tabular data."""
-        return self.x.shape[1] * self.x.shape[2]
+        each = TOKEN_PIXELS if self.x.dtype == torch.int64 else 1
+        return self.x.shape[1] * self.x.shape[2] * each
 
     def packed(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Gather the examples at `index`, of shape (batch, replica).
