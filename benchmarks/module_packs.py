@@ -1,9 +1,10 @@
 """Packed against alone: how much faster plain modules train in a pack, and how far their trajectories differ.
 
-    python benchmarks/module_packs.py [--replicas 8] [--trials 3]
+    python benchmarks/module_packs.py [--replicas 8] [--trials 5]
 
-One core, float32. A trial is one epoch; the best counts. The difference is the largest relative one between
-the kernel norms of a replica in the pack and alone after an epoch, in float64.
+One core, float32, processor time. A trial is one epoch alone and one in the pack, in turn; medians count. The
+difference is the largest relative one between the kernel norms of a replica in the pack and alone after an
+epoch, in float64.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import platform
 import re
+import statistics
 import time
 from pathlib import Path
 
@@ -35,15 +37,18 @@ WORKLOADS = {
 }  # fmt: skip
 
 
-def seconds_per_run(recipe: Recipe, replicas: int, trials: int) -> float:
-    pack = Pack([Run(recipe, 1.0, seed) for seed in range(replicas)], load(recipe))
-    pack.train_epoch()
-    times = []
-    for _ in range(trials):
-        started = time.perf_counter()
-        pack.train_epoch()
-        times.append(time.perf_counter() - started)
-    return min(times) / replicas
+def seconds_per_run(recipe: Recipe, sizes: tuple[int, ...], trials: int) -> list[float]:
+    """Processor time of an epoch per run, in packs of these sizes."""
+    data = load(recipe)
+    packs = [Pack([Run(recipe, 1.0, seed) for seed in range(n)], data) for n in sizes]
+    times: list[list[float]] = [[] for _ in packs]
+    for trial in range(trials + 1):
+        for pack, mine in zip(packs, times, strict=True):
+            started = time.process_time()
+            pack.train_epoch()
+            if trial:  # the first epoch warms up
+                mine.append((time.process_time() - started) / pack.replicas)
+    return [statistics.median(mine) for mine in times]
 
 
 def difference(recipe: Recipe, replicas: int) -> float:
@@ -63,7 +68,7 @@ def difference(recipe: Recipe, replicas: int) -> float:
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--replicas", type=int, default=8)
-    asked.add_argument("--trials", type=int, default=3)
+    asked.add_argument("--trials", type=int, default=5)
     options = asked.parse_args()
     torch.set_num_threads(1)
     exec(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)[0], {})  # the plugin
@@ -71,7 +76,7 @@ def main() -> None:
     print(f"{'network':<40}{'alone':>10}{'in a pack':>11}{'faster':>8}{'difference':>12}")
     for name, values in WORKLOADS.items():
         recipe = Recipe.parse(BASE | values)
-        alone, packed = (seconds_per_run(recipe, n, options.trials) for n in (1, options.replicas))
+        alone, packed = seconds_per_run(recipe, (1, options.replicas), options.trials)
         gap = difference(recipe, min(3, options.replicas))
         print(f"{name:<40}{1e3 * alone:>7.0f} ms{1e3 * packed:>8.0f} ms{alone / packed:>8.2f}{gap:>12.1e}")
 
