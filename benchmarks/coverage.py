@@ -21,9 +21,9 @@ import numpy as np
 from initmem.measures import statistics
 from initmem.measures.beta import half_life, half_life_limits
 from initmem.measures.collapse import fading, regress
+from initmem.measures.design import levels, schedule
 from initmem.measures.difference import compared_ranges
 from initmem.measures.failures import exact_p, rate_limits
-from initmem.measures.looks import levels, schedule
 from initmem.measures.statistics import critical, spreads, student
 
 Array = np.ndarray

@@ -13,7 +13,7 @@ import initmem
 from conftest import fake_record
 from initmem.engines.engine import Settings
 from initmem.engines.execute import execute_until
-from initmem.measures.looks import Look, levels, look_of, looks_of, schedule
+from initmem.measures.design import Look, levels, look_of, looks_of, schedule
 from initmem.recipe import Recipe
 from initmem.store.store import Store, decode_study, encode_study
 from initmem.study import Study

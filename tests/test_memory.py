@@ -10,8 +10,8 @@ from scipy import stats
 
 from conftest import fake_record
 from initmem.errors import ConfigError
+from initmem.measures.design import Look
 from initmem.measures.failures import exact_p, failures
-from initmem.measures.looks import Look
 from initmem.measures.memory import adjust_memories, judge, memory, memory_table
 from initmem.measures.statistics import (
     adjusted,

@@ -76,8 +76,7 @@ def measure(
 
     `--what` chooses another measure. Several stores are measured as one.
     """
-    from initmem.measures.design import default_metric, metric_reason, present_name
-    from initmem.measures.looks import looks_of
+    from initmem.measures.design import default_metric, looks_of, metric_reason, present_name
     from initmem.measures.memory import NEVER_USED, memory_table
     from initmem.measures.rows import REMARKS, memory_rows, not_applicable, rows_of
     from initmem.pipeline.metric_names import metric_name

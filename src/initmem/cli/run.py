@@ -146,8 +146,7 @@ def run(
     from initmem.engines.engine import Trainer, engine_named
     from initmem.engines.execute import execute, execute_until
     from initmem.engines.progress import duration
-    from initmem.measures.design import default_metric, metric_reason
-    from initmem.measures.looks import looks_of
+    from initmem.measures.design import default_metric, looks_of, metric_reason
     from initmem.measures.memory import Memories, memory_table
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe

@@ -16,8 +16,7 @@ from pathlib import Path
 from initmem.data import Sizes, sizes
 from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside
 from initmem.errors import InitmemError, count
-from initmem.measures.design import default_metric
-from initmem.measures.looks import look_of, schedule
+from initmem.measures.design import default_metric, look_of, schedule
 from initmem.measures.memory import memory
 from initmem.recipe import ALONE, AnyRecipe, PipelineRecipe, Recipe, network_of
 from initmem.store.record import cause_line, same_cause

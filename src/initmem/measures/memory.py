@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, allowed
-from initmem.measures.design import METRICS, labelled, own_metrics, plain, present_name, unit_of
+from initmem.measures.design import METRICS, Look, labelled, own_metrics, plain, present_name, unit_of
 from initmem.measures.failures import Failures, failures
-from initmem.measures.looks import Look
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
 from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord

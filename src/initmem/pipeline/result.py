@@ -18,12 +18,12 @@ from initmem.measures.design import (
     METRICS,
     curve_metric,
     default_metric,
+    looks_of,
     metric_reason,
     own_metrics,
     present_name,
     scale_means,
 )
-from initmem.measures.looks import looks_of
 from initmem.measures.memory import Memories, Memory, Verdict, adjust_memories, memory
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name

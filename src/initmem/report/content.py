@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from initmem.measures.collapse import Collapse, families
-from initmem.measures.design import by_recipe
-from initmem.measures.looks import looks_of
+from initmem.measures.design import by_recipe, looks_of
 from initmem.measures.memory import Memory, adjust_memories
 from initmem.plots.captions import common, phrase
 from initmem.plots.model import Member, Style

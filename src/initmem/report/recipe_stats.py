@@ -13,6 +13,7 @@ from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse
 from initmem.measures.design import (
     DERIVED,
+    Look,
     by_scale,
     curve_metrics,
     curves,
@@ -22,7 +23,6 @@ from initmem.measures.design import (
     unit_of,
 )
 from initmem.measures.forecast import lived_clocks
-from initmem.measures.looks import Look
 from initmem.measures.memory import Memory, memory, profile
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
