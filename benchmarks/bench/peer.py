@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-Part = tuple[Any, Any]  # images (example, height, width, channel) as floats, labels
+Part = tuple[
+    Any, Any
+]  # images (example, height, width, channel) as floats, or tokens (example, token); labels
 
 
 def task() -> dict[str, Any]:
@@ -27,12 +29,15 @@ def task() -> dict[str, Any]:
     return found
 
 
-def images(sizes: dict[str, int]) -> tuple[Part, Part, Part]:
-    """Random images of the workload's size: training, validation and test."""
+def examples(sizes: dict[str, int]) -> tuple[Part, Part, Part]:
+    """Random images or tokens of the workload's size: training, validation and test."""
     rng = np.random.default_rng(0)
     shape = (sizes["height"], sizes["width"], sizes["channels"])
 
     def part(n: int) -> Part:
+        if sizes["vocabulary"]:  # every token has a label
+            tokens = rng.integers(0, sizes["vocabulary"], (n, sizes["width"]))
+            return tokens, rng.integers(0, sizes["classes"], (n, sizes["labels"]))
         return rng.random((n, *shape), dtype=np.float32), rng.integers(0, sizes["classes"], n)
 
     return part(sizes["n_train"]), part(sizes["n_val"]), part(sizes["n_test"])

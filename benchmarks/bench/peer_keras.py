@@ -6,7 +6,7 @@ import math
 import os
 from typing import Any
 
-from .peer import Laps, images, start, task
+from .peer import Laps, examples, start, task
 
 TASK = task()
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -15,8 +15,44 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras  # noqa: E402, after the threads and the backend are set
 
 
+class Positions(keras.layers.Layer):  # type: ignore[misc]
+    """Adds a learned vector to every position."""
+
+    def build(self, shape: Any) -> None:
+        """Make the vectors."""
+        self.vectors = self.add_weight(shape=shape[1:], initializer="random_normal")
+
+    def call(self, x: Any) -> Any:
+        """Map (batch, position, feature) to the same shape."""
+        return x + self.vectors
+
+
+def transformer(recipe: dict[str, Any], sizes: dict[str, int]) -> Any:
+    """A pre-norm transformer of patches, or a causal one of tokens."""
+    layers, w = keras.layers, recipe["width"]
+    causal, heads = recipe["model"] == "gpt", recipe["heads"]
+    if causal:
+        inputs = keras.Input((sizes["width"],), dtype="int64")
+        x = layers.Embedding(sizes["vocabulary"], w)(inputs)
+    else:
+        inputs = keras.Input((sizes["height"], sizes["width"], sizes["channels"]))
+        patch = recipe["patch"]
+        x = layers.Reshape((-1, w))(layers.Conv2D(w, patch, patch)(inputs))
+    x = Positions()(x)
+    for _ in range(recipe["depth"]):
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(heads, w // heads)(y, y, use_causal_mask=causal)])
+        y = layers.Dense(4 * w, "gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(w)(y)])
+    x = layers.LayerNormalization()(x)
+    x = x if causal else layers.GlobalAveragePooling1D()(x)
+    return keras.Model(inputs, layers.Dense(sizes["classes"], use_bias=not causal)(x))
+
+
 def network(recipe: dict[str, Any], sizes: dict[str, int]) -> Any:
     """The recipe's network, from Keras' own layers."""
+    if recipe["model"] in ("vit", "gpt"):
+        return transformer(recipe, sizes)
     layers = keras.layers
     w = recipe["width"]
     norm = layers.LayerNormalization if recipe["norm"] == "layer" else layers.BatchNormalization
@@ -77,7 +113,7 @@ class Best(keras.callbacks.Callback):  # type: ignore[misc]
 def main() -> None:
     """Train one run and tell the times of its epochs."""
     recipe, sizes = TASK["recipe"], TASK["sizes"]
-    train, val, test = images(sizes)
+    train, val, test = examples(sizes)
     start()
     laps = Laps()
     model = network(recipe, sizes)

@@ -6,7 +6,7 @@ import copy
 import math
 from typing import Any
 
-from .peer import Laps, images, start, task
+from .peer import Laps, examples, start, task
 
 TASK = task()
 
@@ -82,6 +82,64 @@ def resnet56(channels: int, w: int, classes: int) -> nn.Module:
     return nn.Sequential(block(channels, w), *blocks, *pool)
 
 
+class Transformer(nn.Module):
+    """PyTorch's own encoder, pre-norm, with learned positions: of patches, or causal, of tokens."""
+
+    def __init__(self, recipe: dict[str, Any], sizes: dict[str, int]) -> None:
+        super().__init__()
+        w, self.causal = recipe["width"], recipe["model"] == "gpt"
+        if self.causal:
+            length = sizes["width"]
+            self.embed: nn.Module = nn.Embedding(sizes["vocabulary"], w)
+        else:
+            patch = recipe["patch"]
+            length = (sizes["height"] // patch) * (sizes["width"] // patch)
+            self.embed = nn.Conv2d(sizes["channels"], w, patch, stride=patch)
+        self.positions = nn.Parameter(0.02 * torch.randn(length, w))
+        layer = nn.TransformerEncoderLayer(
+            w,
+            recipe["heads"],
+            4 * w,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        self.blocks = nn.TransformerEncoder(
+            layer, recipe["depth"], nn.LayerNorm(w), enable_nested_tensor=False
+        )
+        self.head = nn.Linear(w, sizes["classes"], bias=not self.causal)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to logits (batch, class), tokens to (batch, class, token)."""
+        if self.causal:
+            y = self.blocks(self.embed(x) + self.positions, mask=self.mask, is_causal=True)
+            return self.head(y).transpose(1, 2)
+        y = self.embed(x).flatten(2).transpose(1, 2) + self.positions
+        return self.head(self.blocks(y).mean(1))
+
+
+def network(recipe: dict[str, Any], sizes: dict[str, int]) -> nn.Module:
+    """The recipe's network."""
+    if recipe["model"] in ("vit", "gpt"):
+        return Transformer(recipe, sizes)
+    build = ResNet9 if recipe["model"] == "resnet9" else resnet56
+    return build(sizes["channels"], recipe["width"], sizes["classes"])
+
+
+def dataset(x: Any, y: Any) -> TensorDataset:
+    """Images with their channels first, or tokens."""
+    inputs = torch.from_numpy(x)
+    inputs = inputs.permute(0, 3, 1, 2).contiguous() if inputs.ndim == 4 else inputs
+    return TensorDataset(inputs, torch.from_numpy(y))
+
+
+def laid_out(x: Tensor, layout: torch.memory_format) -> Tensor:
+    """Images in a memory format; tokens have none."""
+    return x.to(memory_format=layout) if x.ndim == 4 else x
+
+
 def optimizer(model: nn.Module, recipe: dict[str, Any]) -> list[torch.optim.Optimizer]:
     """PyTorch's own rule of the recipe's name."""
     name, rate = recipe["optimizer"], recipe["learning_rate"]
@@ -101,10 +159,10 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], layout: torch.memory_for
     loss, correct, n = 0.0, 0, 0
     with torch.no_grad():
         for x, y in loader:
-            logits = model(x.to(memory_format=layout))
+            logits = model(laid_out(x, layout))
             loss += F.cross_entropy(logits, y, reduction="sum").item()
             correct += int((logits.argmax(1) == y).sum())
-            n += len(y)
+            n += y.numel()
     return loss / n, correct / n
 
 
@@ -114,14 +172,12 @@ def main() -> None:
     if TASK["threads"]:
         torch.set_num_threads(TASK["threads"])
     layout = torch.channels_last if TASK["channels_last"] else torch.contiguous_format
-    parts = [TensorDataset(torch.from_numpy(x).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(y))
-             for x, y in images(sizes)]  # fmt: skip
+    parts = [dataset(x, y) for x, y in examples(sizes)]
     train = DataLoader(parts[0], batch_size=recipe["batch_size"], shuffle=True)
     val, test = (DataLoader(part, batch_size=256) for part in parts[1:])
     start()
     laps = Laps()
-    build = ResNet9 if recipe["model"] == "resnet9" else resnet56
-    model = build(sizes["channels"], recipe["width"], sizes["classes"]).to(memory_format=layout)
+    model = network(recipe, sizes).to(memory_format=layout)
     rules = optimizer(model, recipe)
     updates = recipe["epochs"] * math.ceil(sizes["n_train"] / recipe["batch_size"])
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(rule, updates) for rule in rules]
@@ -131,7 +187,7 @@ def main() -> None:
         model.train()
         loss_sum, correct = 0.0, 0
         for x, y in train:
-            logits = called(x.to(memory_format=layout))
+            logits = called(laid_out(x, layout))
             loss = F.cross_entropy(logits, y)
             for rule in rules:
                 rule.zero_grad()

@@ -40,7 +40,7 @@ class Workload:
 
     def spec(self) -> dict[str, Any]:
         """What a peer must know, for its process."""
-        recipe = self.recipe.model_dump(mode="json")
+        recipe = self.recipe.settings()  # with the options of its network
         return {"recipe": recipe, "epochs": WARM_UP + self.timed, "sizes": self.sizes._asdict()}
 
 
@@ -67,6 +67,14 @@ def _quickstart(optimizer: str) -> Workload:
     )  # fmt: skip
 
 
+def _transformer(model: str, **fields: Any) -> Workload:
+    """The networks of the study `transformers` at its effort `mini`, on fewer examples."""
+    return _workload(
+        f"{model} w32 b32", runs=16, timed=4, epochs=15, model=model, width=32, depth=2, batch_size=32,
+        optimizer="adam", **fields,
+    )  # fmt: skip
+
+
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -84,6 +92,8 @@ WORKLOADS = {
         _cifar_size("resnet56", 16, 128, "sgd", 640),
         _cifar_size("resnet9", 8, 16, "sgd", 2400, norm="layer"),
         _cifar_size("resnet9", 64, 16, "sgd", 160),
+        _transformer("vit", dataset="synthetic:2000x1x28x28", patch=7),
+        _transformer("gpt", dataset="text:32", train_size=1200, val_size=400, test_size=400),
     )
 }
 CORE = tuple(WORKLOADS)[:3]  # what `initmem bench` times unless told otherwise
