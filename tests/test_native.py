@@ -12,7 +12,8 @@ from initmem.data import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import compiled, native
-from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv, LayerNorm, by_replica
+from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv, LayerNorm, MovingStatistics, by_replica
+from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
@@ -36,6 +37,20 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip("no vectors of this width")
     monkeypatch.setattr(compiled, "library", lambda: library._replace(widest=request.param))
     return request.param
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions in C, as they are called."""
+    called: list[str] = []
+
+    class Code:
+        def __getattr__(self, name: str) -> object:
+            called.append(name)
+            return getattr(compiled.library().code, name)
+
+    monkeypatch.setattr(native, "_code", Code)
+    return called
 
 
 def images(n: int, channels: int, side: int, seed: int = 0) -> Tensor:
@@ -408,6 +423,141 @@ def test_a_run_goes_the_same_way_with_and_without(model, norm, functions, monkey
         assert ours.history[0][name] == pytest.approx(theirs.history[0][name], rel=1e-4), name
 
 
+# -- between two batches ------------------------------------------------------------------------------------
+
+SHAPES = ((12, 8, 3, 3), (12, 5), (12,), (4, 3, 3, 3))  # replica-major, of four replicas
+RULES = [
+    ("sgd", 0.0), ("sgd", 0.1), ("momentum", 0.0), ("adam", 0.0), ("adamw", 0.1), ("muon", 0.0)
+]  # fmt: skip
+
+
+def updated(recipe: Recipe, steps: int, spoil: float | None) -> list[Tensor]:
+    """Variables and state after updates with fixed gradients, one of which is spoiled in replica 2."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(shape: tuple[int, ...], size: float) -> Tensor:
+        return size * torch.randn(shape, generator=generator)
+
+    variables = [draw(shape, 1.0) for shape in SHAPES]
+    variables[0] = variables[0].to(memory_format=torch.channels_last)
+    optimizer = optimizer_for(recipe, variables, 4, [0, 1, 3])
+    for k in range(1, steps + 1):
+        gradients = [draw(shape, 10.0 ** (k % 5 - 3)) for shape in SHAPES]  # the first in another layout
+        gradients[3] = gradients[3].to(memory_format=torch.channels_last)
+        if spoil is not None and k == steps // 2:
+            gradients[0][7, 3] = spoil
+        optimizer.step(gradients, 0.01 / k**0.5, k)
+    return [*variables, *optimizer.state([str(i) for i in range(len(SHAPES))]).values()]
+
+
+@pytest.mark.parametrize(("optimizer", "decay"), RULES)
+@pytest.mark.parametrize("spoil", [None, float("nan"), float("inf")])
+def test_updates_are_those_of_the_library(optimizer, decay, spoil, calls, monkeypatch):
+    """Over 300 steps, to rounding; what is not a number stays in its replica."""
+    recipe = Recipe(optimizer=optimizer, weight_decay=decay)
+    found = updated(recipe, 300, spoil)
+    rule = {"sgd": "add_scaled", "momentum": "momentum_step"}.get(optimizer, "adam_step")
+    assert set(calls) == ({rule, "scale"} if decay else {rule})
+    monkeypatch.setattr(native, "library", lambda: None)
+    expected = updated(recipe, 300, spoil)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.stride() == theirs.stride()
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
+        assert torch.allclose(ours, theirs, rtol=2e-5, atol=1e-6, equal_nan=True)
+        assert by_replica(ours, 4)[[0, 1, 3]].isfinite().all()
+    assert all(t.isfinite().all() for t in found) == (spoil is None)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_sums_of_squares_are_those_of_each_replica(replicas):
+    tensors = [torch.randn(shape) * 10**i for i, shape in enumerate((*SHAPES, (8, 3000)))]
+    tensors[0] = tensors[0].to(memory_format=torch.channels_last)
+    found = native.Together(tensors).sum_of_squares(replicas)
+    parts = [t.double().reshape(replicas, -1).square().sum(1) for t in tensors]
+    assert torch.allclose(found.double(), torch.stack(parts).sum(0), rtol=1e-6)
+    tensors[1][-1, 2] = float("nan")
+    assert native.Together(tensors).sum_of_squares(replicas).isnan().tolist() == [
+        r == replicas - 1 for r in range(replicas)
+    ]
+
+
+@pytest.mark.parametrize("rate", [None, 0.5, 1.0])
+def test_moving_statistics_are_those_of_the_library(rate, calls, monkeypatch):
+    def absorbed() -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        norms = [BatchNorm(1, 3), BatchNorm(2, 4), BatchNorm(1, 2)]
+        statistics = MovingStatistics(norms)
+        for step in range(5):
+            for norm, count in zip(norms, (7, 2, 1), strict=True):
+                norm.count = count
+                (
+                    norm.batch_mean.normal_(generator=generator),
+                    norm.batch_variance.uniform_(generator=generator),
+                )
+                if count == 1:
+                    norm.batch_variance.fill_(float("nan"))  # as undefined as it is
+            if step == 3:
+                norms[0].batch_mean[1] = float("inf")
+            statistics.absorb(rate)
+        return [tensor for norm in norms for tensor in (norm.moving_mean, norm.moving_variance)]
+
+    found = absorbed()
+    assert set(calls) == {"absorb"}
+    monkeypatch.setattr(native, "library", lambda: None)
+    for ours, theirs in zip(found, absorbed(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+def test_tensors_with_gaps_or_of_another_type_are_left_to_the_library():
+    whole = torch.zeros(4, 8, 3, 3)
+    assert native.Together([whole]).ready
+    assert native.Together([whole.to(memory_format=torch.channels_last), whole[0]]).ready
+    assert not native.Together([]).ready
+    assert not native.Together([whole, whole[:, ::2]]).ready
+    assert not native.Together([whole.mT]).ready
+    assert not native.Together([whole, whole.double()]).ready
+    assert not native.Together([whole], [whole.to(memory_format=torch.channels_last)]).ready
+    torch.set_num_threads(2)
+    assert not native.Together([whole]).ready
+
+
+BETWEEN = {"absorb", "sum_of_squares", "add_scaled", "scale", "adam_step"}
+
+
+@pytest.mark.parametrize(("replicas", "width"), [(1, 8), (4, 4), (3, 6)])
+def test_a_checkpoint_continues_with_and_without(replicas, width, calls, monkeypatch):
+    """Trained in C and continued by the library, or the other way round, a run goes the same way."""
+    fields = {"width": width, "optimizer": "adamw", "weight_decay": 0.1, "l2": 0.01, "learning_rate": 1e-3}
+
+    def begun() -> Pack:
+        packed = pack(replicas, **fields)
+        packed.train_epoch()
+        return packed
+
+    def continued(before: Pack) -> list[dict[str, list[float]]]:
+        packed = pack(replicas, **fields)
+        packed.restore(before.checkpoint())
+        packed.train_epoch()
+        return packed.history
+
+    ours = begun()
+    # On 2x2 pixels, the gradient of a channels-last kernel has another layout: the library adds its penalty.
+    assert set(calls) >= (BETWEEN - {"add_scaled"} if replicas == 1 else BETWEEN)
+    histories = [continued(ours)]
+    with monkeypatch.context() as changed:
+        changed.setattr(native, "library", lambda: None)
+        calls.clear()
+        theirs = begun()
+        histories += [continued(ours), continued(theirs)]
+        assert not calls
+    histories.append(continued(theirs))
+    for history in histories[1:]:
+        for one, other in zip(histories[0], history, strict=True):
+            for name in ("train_cross_entropy", "val_objective", "norm", "clock_angular"):
+                assert one[name] == pytest.approx(other[name], rel=2e-4), name
+
+
 def test_a_convolution_of_oblong_images_without_gradients():
     layer, x = Conv(1, 8, 8).to(memory_format=torch.channels_last), images(3, 8, 16)[:, :, :4]
     torch.nn.init.normal_(layer.kernel)
@@ -421,15 +571,7 @@ def test_a_convolution_of_oblong_images_without_gradients():
 @pytest.mark.parametrize(
     ("channels", "replicas", "wide"), [(16, 1, True), (24, 1, False), (4, 13, True), (4, 8, False)]
 )
-def test_the_widest_vectors_that_are_filled_are_used(vectors, channels, replicas, wide, monkeypatch):
-    called = []
-
-    class Code:
-        def __getattr__(self, name):
-            called.append(name)
-            return getattr(compiled.library().code, name)
-
-    monkeypatch.setattr(native, "_code", Code)
+def test_the_widest_vectors_that_are_filled_are_used(vectors, channels, replicas, wide, calls):
     if replicas == 1:
         layer = Conv(1, channels, channels).to(memory_format=torch.channels_last)
         native.convolve(images(1, channels, 4), layer.kernel, layer.bias)
@@ -437,7 +579,7 @@ def test_the_widest_vectors_that_are_filled_are_used(vectors, channels, replicas
         lanes, layer = native.lanes_for(replicas), Conv(replicas, channels, channels)
         x = in_lanes(torch.randn(1, replicas * channels, 4, 4), lanes)
         native.convolve(x, layer.kernel, layer.bias, lanes)
-    assert [name.endswith("_wide") for name in called] == [wide and vectors == 16]
+    assert [name.endswith("_wide") for name in calls] == [wide and vectors == 16]
 
 
 def test_large_kernels_on_few_pixels_are_left_to_the_library(vectors):

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from initmem.store.files import processor_lines, reason, write_atomic
 
 SOURCE = Path(__file__).parent / "native"
-SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c")
+SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c", "update.c")
 HEADER = "vectors.h"
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
 LARGEST = 1 << 24  # bytes of a compiled file; it has some 100,000
@@ -33,6 +33,7 @@ LOG = logging.getLogger(__name__)
 _POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _IMAGES = [_NUMBER] * 4  # images, height, width, channels
 _PACK = [_NUMBER] * 2  # replicas, lanes
+_LIST = [_NUMBER, _POINTER]  # length, sizes
 _ARGUMENTS = {
     "normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 3, _REAL, *[_POINTER] * 4],
     "normalize_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 3, _REAL, *[_POINTER] * 3],
@@ -43,6 +44,12 @@ _ARGUMENTS = {
     "convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
     "lanes_convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],
     "lanes_convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
+    "add_scaled": [*_LIST, *[_POINTER] * 2, _REAL],
+    "scale": [*_LIST, _POINTER, _REAL],
+    "momentum_step": [*_LIST, *[_POINTER] * 3, *[_REAL] * 2],
+    "adam_step": [*_LIST, *[_POINTER] * 4, *[_REAL] * 4],
+    "sum_of_squares": [*_LIST, _POINTER, _NUMBER, _POINTER],
+    "absorb": [*_LIST, *[_POINTER] * 5, _REAL],
 }
 
 

@@ -183,20 +183,33 @@ class BatchNorm(Norm):
         return native.normalize(x, batch, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
 
 
-@torch.no_grad()
-def absorb_statistics(norms: Sequence[BatchNorm], rate: float | None = None) -> None:
-    """Move the moving statistics of all layers towards those of the last batch."""
-    if not norms:
-        return
-    rate = 1 - MOVING_AVERAGE if rate is None else rate
-    variances = [norm.batch_variance for norm in norms]
-    for norm in norms:
-        if norm.count == 1:  # with one value per channel the unbiased variance is undefined, the biased zero
-            norm.batch_variance.zero_()
-    # PyTorch's batch variance is unbiased; Keras 3 uses the biased one.
-    torch._foreach_mul_(variances, [1 - 1 / max(norm.count, 2) for norm in norms])
-    torch._foreach_lerp_([n.moving_mean for n in norms], [n.batch_mean for n in norms], rate)
-    torch._foreach_lerp_([n.moving_variance for n in norms], variances, rate)
+class MovingStatistics:
+    """The moving statistics of several layers."""
+
+    def __init__(self, norms: Sequence[BatchNorm]) -> None:
+        self.norms = list(norms)
+        self.means, self.batch_means = [n.moving_mean for n in norms], [n.batch_mean for n in norms]
+        self.variances = [n.moving_variance for n in norms]
+        self.batch_variances = [n.batch_variance for n in norms]
+        self.together = native.Together(self.batch_means, self.batch_variances, self.means, self.variances)
+
+    @torch.no_grad()
+    def absorb(self, rate: float | None = None) -> None:
+        """Move them towards the statistics of the last batch."""
+        if not self.norms:
+            return
+        rate = 1 - MOVING_AVERAGE if rate is None else rate
+        # PyTorch's batch variance is unbiased; Keras 3 uses the biased one.
+        biased = [1 - 1 / max(norm.count, 1) for norm in self.norms]
+        if self.together.ready:
+            self.together.absorb(biased, rate)
+            return
+        for norm in self.norms:
+            if norm.count == 1:  # the unbiased variance of one value is undefined, the biased one zero
+                norm.batch_variance.zero_()
+        torch._foreach_mul_(self.batch_variances, biased)
+        torch._foreach_lerp_(self.means, self.batch_means, rate)
+        torch._foreach_lerp_(self.variances, self.batch_variances, rate)
 
 
 class LayerNorm(Norm):

@@ -7,6 +7,7 @@ a C compiler, or with INITMEM_NATIVE=0, PyTorch does all the work.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -297,6 +298,77 @@ def out_of_lanes(x: Tensor, lanes: Lanes) -> Tensor:
     """Rearrange (batch, channel * lane) back to (batch, replica * channel)."""
     y: Tensor = x.unflatten(1, (-1, lanes.lanes))[..., : lanes.replicas]
     return y.transpose(1, 2).flatten(1)
+
+
+class Together:
+    """Lists of tensors that C works on in one call, element by element: variables, perhaps with their state.
+
+    All lists are laid out like the first one. The memory of these tensors has to stay where it is; that of
+    others, such as gradients, is looked up for every call.
+    """
+
+    def __init__(self, *lists: Sequence[Tensor]) -> None:
+        self.lists = [list(tensors) for tensors in lists]
+        self.first = self.lists[0]
+        self.strides = [tensor.stride() for tensor in self.first]
+        self.sizes = (ctypes.c_long * len(self.first))(*(tensor.numel() for tensor in self.first))
+        self.pointers = [_pointers(tensors) for tensors in self.lists]
+        self.fits = bool(self.first) and all(
+            tensor.stride() == stride and _is_block(tensor) and tensor.dtype == torch.float32
+            for tensors in self.lists
+            for tensor, stride in zip(tensors, self.strides, strict=True)
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether these tensors are supported."""
+        return self.fits and ready(self.first[0].device, self.first[0].dtype)
+
+    def add_to(self, others: Sequence[Tensor], factor: float) -> bool:
+        """Add a multiple of the first list to others, unless they are laid out in another way."""
+        if not self.ready or [tensor.stride() for tensor in others] != self.strides:
+            return False
+        self._call("add_scaled", self.pointers[0], _pointers(others), factor)
+        return True
+
+    def step(self, rule: str, gradients: Sequence[Tensor], *numbers: float) -> None:
+        """Call an update rule with the gradients of the first list."""
+        alike = [
+            gradient if gradient.stride() == stride else torch.empty_like(variable).copy_(gradient)
+            for gradient, variable, stride in zip(gradients, self.first, self.strides, strict=True)
+        ]
+        self._call(rule, _pointers(alike), *self.pointers, *numbers)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the first list."""
+        self._call("scale", self.pointers[0], factor)
+
+    def sum_of_squares(self, replicas: int) -> Tensor:
+        """The sum of all squares of each replica's share, shape (replica,)."""
+        sums = self.first[0].new_empty(replicas)
+        self._call("sum_of_squares", self.pointers[0], replicas, sums.data_ptr())
+        return sums
+
+    def absorb(self, factors: Sequence[float], share: float) -> None:
+        """Move the last two lists, moving means and variances, towards the first two, those of a batch.
+
+        Each batch variance is multiplied by a factor first; one that is multiplied by zero counts as zero.
+        """
+        self._call("absorb", *self.pointers, (ctypes.c_double * len(factors))(*factors), share)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        getattr(_code(), name)(len(self.first), self.sizes, *arguments)
+
+
+def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def _is_block(tensor: Tensor) -> bool:
+    """Whether the elements fill a block of memory, replica by replica."""
+    return tensor.is_contiguous() or (
+        tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
 
 
 def _output(x: Tensor, *, pool: bool) -> Tensor:
