@@ -12,9 +12,19 @@ from initmem.data import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import compiled, native
-from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv, LayerNorm, MovingStatistics, by_replica
+from initmem.train.layers import (
+    NORM_EPSILON,
+    BatchNorm,
+    Conv,
+    ConvNormRelu,
+    LayerNorm,
+    MovingStatistics,
+    by_replica,
+)
+from initmem.train.models import ResNet9
 from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
+from initmem.train.sharpness import plain_copy
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
 
@@ -395,6 +405,99 @@ def pack(replicas: int = 1, **fields: object) -> Pack:
         [Run(recipe, 1.0, seed) for seed in range(replicas)],
         Dataset("noise", part(36), part(12), part(12), 10),
     )
+
+
+# -- several layers in one call -----------------------------------------------------------------------------
+
+
+def features(norm: str, replicas: int, width: int, side: int) -> tuple[ResNet9, Tensor]:
+    """A network with random variables and, in lanes or channels last, a batch for it."""
+    network = ResNet9(replicas, (3, side, side), 10, width, norm, pool="max")
+    for name, parameter in network.named_parameters():
+        size = 0.3 if "kernel" in name else 1.0  # also negative factors
+        torch.nn.init.normal_(parameter, 1.0 if "gamma" in name else 0.0, size)
+    n = 33 if width == 16 else 5  # on fewer pixels, kernels of 128 channels are left to the library
+    x = torch.randn(n, replicas * 3, side, side)
+    if replicas > 1:
+        network.use_lanes(native.lanes_for(replicas))
+        return network, x
+    return network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+
+
+def block_by_block(network: ResNet9, x: Tensor) -> Tensor:
+    """The same layers, each in C with two calls."""
+    lanes = network.lanes or native.SINGLE
+
+    def block(layer: ConvNormRelu, x: Tensor) -> Tensor:
+        y = native.convolve(x, layer.conv.kernel, layer.conv.bias, lanes)
+        return layer.norm.in_lanes(y, lanes, pool=layer.pool)
+
+    x = network.stem(x) if network.lanes is None else block(network.stem, in_lanes(x, lanes))
+    x = block(network.down1, x)
+    x = x + block(network.residual1[1], block(network.residual1[0], x))
+    x = block(network.down3, block(network.down2, x))
+    return x + block(network.residual2[1], block(network.residual2[0], x))
+
+
+CHAINS = [(1, 8, 32), (4, 4, 8), (10, 4, 16), (16, 4, 8)]
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize(("replicas", "width", "side"), [*CHAINS, (1, 16, 32)])
+def test_a_network_in_one_call_is_its_blocks_one_by_one(norm, replicas, width, side, calls):
+    network, x = features(norm, replicas, width, side)
+    variables = [p for name, p in network.named_parameters() if "head" not in name]
+    statistics = [b for name, b in network.named_buffers() if "batch" in name]
+    found = network._features(x)
+    assert "chain" in calls
+    grad_output = torch.randn_like(found)
+    ours = [*torch.autograd.grad(found, variables, grad_output), *(b.clone() for b in statistics)]
+    expected = block_by_block(network, x)
+    theirs = [*torch.autograd.grad(expected, variables, grad_output), *statistics]
+    assert torch.equal(found, expected)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    for name, buffer in network.named_buffers():
+        buffer.uniform_(0.5, 2) if "moving" in name else None
+    network.eval()
+    with torch.no_grad():
+        assert torch.equal(network._features(x), block_by_block(network, x))
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize(("replicas", "width", "side"), CHAINS)
+def test_a_network_in_one_call_has_the_gradients_of_float64(norm, replicas, width, side):
+    network, x = features(norm, replicas, width, side)
+    plain = plain_copy(network)
+    found = network._features(x)
+    expected = plain._features(x.double())
+    if network.lanes is not None:
+        found = out_of_lanes(found, network.lanes)
+    assert off(found, expected) < 1e-5
+    grad_output = torch.randn_like(expected)
+    ours = torch.autograd.grad(found, list(network.parameters())[:-2], grad_output.float())
+    exact = torch.autograd.grad(expected, list(plain.parameters())[:-2], grad_output)
+    for (name, _), a, b in zip(network.named_parameters(), ours, exact, strict=False):
+        if norm == "layer" or "bias" not in name:  # batch normalization takes a bias away: its gradient is 0
+            assert off(a, b) < 1e-4, name
+
+
+def test_a_network_in_one_call_leaves_replicas_to_themselves():
+    network, x = features("batch", 4, 4, 8)
+    x[1, 3:6] = float("nan")  # the second replica
+    found = network._features(x)
+    gradients = torch.autograd.grad(found.sum(), [*network.parameters()][:-2])
+    assert out_of_lanes(found, network.lanes).isnan().any((0, 2, 3)).view(4, -1).any(1).tolist() == [
+        r == 1 for r in range(4)
+    ]
+    for gradient in gradients:
+        assert by_replica(gradient, 4)[[0, 2, 3]].isfinite().all()
+
+
+def test_networks_that_are_not_all_in_c_are_left_to_their_layers(calls):
+    for width, side, norm in ((8, 16, "batch"), (6, 32, "batch"), (8, 24, "layer")):
+        network, x = features(norm, 1, width, side)
+        assert off(network._features(x), plain_copy(network)._features(x.double())) < 1e-4
+        assert "chain" not in calls
 
 
 BATCH, LAYER = {"normalize", "normalize_fixed", "convolve"}, {"layer_normalize", "convolve"}

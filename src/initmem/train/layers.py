@@ -130,6 +130,13 @@ class Norm(nn.Module):
         """The same as `then_relu` in C, for images in lanes."""
         raise NotImplementedError
 
+    def statistics(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """Mean and variance for a batch with this many values per channel: to write in training, else to use.
+
+        None if they do not outlast the batch.
+        """
+        return None
+
 
 class BatchNorm(Norm):
     """Batch normalization whose moving variance averages the biased batch variance, as in Keras 3."""
@@ -175,12 +182,16 @@ class BatchNorm(Norm):
 
     def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool, skip: Tensor | None = None) -> Tensor:
         """The same as `then_relu`, or `then_add_relu`, in C, for images in lanes."""
+        variables = native.NormVariables(self.gamma, self.beta, *self.statistics(x.numel() // x.shape[1]))
+        normalize = native.normalize if self.training else native.normalize_fixed
+        return normalize(x, variables, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
+
+    def statistics(self, count: int) -> tuple[Tensor, Tensor]:
+        """Those of the batch in training, else the moving ones."""
         if not self.training:
-            moving = native.NormVariables(self.gamma, self.beta, self.moving_mean, self.moving_variance)
-            return native.normalize_fixed(x, moving, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
-        self.count = x.numel() // x.shape[1]
-        batch = native.NormVariables(self.gamma, self.beta, self.batch_mean, self.batch_variance)
-        return native.normalize(x, batch, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
+            return self.moving_mean, self.moving_variance
+        self.count = count
+        return self.batch_mean, self.batch_variance
 
 
 class MovingStatistics:
@@ -250,11 +261,26 @@ class ConvNormRelu(nn.Module):
         self.conv = Conv(replicas, inputs, outputs)
         self.norm = norm_layer(norm, replicas, outputs)
         self.pool = pool
-        self.lanes: native.Lanes | None = None  # set if images are in lanes
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
-        if self.lanes is not None:
-            y = native.convolve(x, self.conv.kernel, self.conv.bias, self.lanes)
-            return self.norm.in_lanes(y, self.lanes, pool=self.pool)
         return self.norm.then_relu(self.conv(x), pool=self.pool)
+
+
+def in_one_call(
+    x: Tensor, layers: Sequence[nn.Module], residual: Sequence[nn.Module], lanes: native.Lanes | None
+) -> Tensor | None:
+    """Layers `ConvNormRelu` one after another, in C; None for images not in lanes that it does not support.
+
+    To the output of those in `residual`, the input of the layer before is added.
+    """
+    blocks, count = [], x.numel() // x.shape[1]
+    for layer in layers:
+        assert isinstance(layer, ConvNormRelu)
+        conv, norm = layer.conv, layer.norm
+        variables = conv.kernel, conv.bias, norm.gamma, norm.beta
+        blocks.append(native.Block(*variables, norm.statistics(count), layer.pool, layer in residual))
+        count = count // 4 if layer.pool else count
+    if lanes is None and not native.can_chain(x, blocks):
+        return None
+    return native.chain(x, blocks, NORM_EPSILON, lanes or native.SINGLE, training=layers[0].training)

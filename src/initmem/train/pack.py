@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,7 +267,9 @@ class Pack:
 
         Losses and updates are always in full precision.
         """
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "amp"):
+        # Entering a context that changes nothing takes 20 microseconds.
+        amp = self.precision == "amp"
+        with torch.autocast(self.device.type, torch.bfloat16) if amp else nullcontext():
             logits: Tensor = self.network(x)
         return logits.to(self.parameters[0].dtype).view(
             len(x), self.replicas, *self.train.y.shape[1:], self.classes
