@@ -17,6 +17,7 @@ from initmem.train.layers import (
     BatchNorm,
     Conv,
     ConvNormRelu,
+    Dense,
     LayerNorm,
     MovingStatistics,
     by_replica,
@@ -228,10 +229,9 @@ def in_lanes(x: Tensor, lanes: native.Lanes) -> Tensor:
 
 
 def out_of_lanes(y: Tensor, lanes: native.Lanes) -> Tensor:
-    n, channels, height, width = y.shape
-    pixels = y.permute(0, 2, 3, 1).reshape(-1, channels)
-    found = native.out_of_lanes(pixels, lanes)
-    return found.view(n, height, width, -1).permute(0, 3, 1, 2)
+    """Rearrange (batch, channel * lane, h, w) back to (batch, replica * channel, h, w)."""
+    channels = y.unflatten(1, (-1, lanes.lanes))[:, :, : lanes.replicas]
+    return channels.transpose(1, 2).flatten(1, 2)
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -493,6 +493,43 @@ def test_a_network_in_one_call_leaves_replicas_to_themselves():
         assert by_replica(gradient, 4)[[0, 2, 3]].isfinite().all()
 
 
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("lanes", [native.SINGLE, *LANES])
+@pytest.mark.parametrize("side", [1, 2, 4])
+def test_the_head_is_pooling_and_a_dense_layer(lanes, side, largest):
+    x = torch.randn(3, lanes.replicas * 16, side, side)
+    x[1] = x[1].round()  # equal maxima share the gradient
+    layer = Dense(lanes.replicas, 16, 7)
+    torch.nn.init.normal_(layer.kernel), torch.nn.init.normal_(layer.bias)
+    given = x.requires_grad_(), layer.kernel, layer.bias
+    single = lanes == native.SINGLE
+    arranged = x.contiguous(memory_format=torch.channels_last) if single else in_lanes(x, lanes)
+    found = native.head(arranged, layer.kernel, layer.bias, lanes, largest=largest)
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    features = exact[0].amax((2, 3)) if largest else exact[0].mean((2, 3))
+    kernels, biases = by_replica(exact[1], lanes.replicas), by_replica(exact[2], lanes.replicas)
+    products = torch.einsum("nrc,roc->nro", features.unflatten(1, (lanes.replicas, -1)), kernels)
+    expected = (products + biases).flatten(1)
+    assert off(found, expected) < 1e-6
+    assert_gradients(found, given, expected, exact, torch.randn(found.shape), 1e-6)
+
+
+def test_a_maximum_that_is_not_a_number_has_no_gradient_either():
+    x = images(2, 8, 2)
+    x[1, 3, 1, 0] = float("nan")
+    x.requires_grad_()
+    layer = Dense(1, 8, 4)
+    torch.nn.init.normal_(layer.kernel)
+    found = native.head(x, layer.kernel, layer.bias, native.SINGLE, largest=True)
+    expected = layer(x.amax((2, 3)))
+    assert torch.equal(found.isnan(), expected.isnan())
+    ours, theirs = (
+        torch.autograd.grad(y, (x, layer.kernel, layer.bias), torch.ones(2, 4)) for y in (found, expected)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 def test_networks_that_are_not_all_in_c_are_left_to_their_layers(calls):
     for width, side, norm in ((8, 16, "batch"), (6, 32, "batch"), (8, 24, "layer")):
         network, x = features(norm, 1, width, side)
@@ -700,6 +737,10 @@ def test_left_to_the_library_where_it_was_not_written_for_it():
     assert not native.can_normalize(images(2, 12, 8), pool=True)
     assert not native.can_normalize(images(2, 16, 7), pool=True)
     assert not native.can_convolve(images(2, 32, 8), kernel)  # replicas
+    assert native.can_head(x, torch.zeros(10, 16))
+    assert not native.can_head(images(2, 32, 8), torch.zeros(20, 16))
+    assert not native.can_head(images(2, 12, 8), torch.zeros(10, 12))
+    assert not native.can_head(x.double(), torch.zeros(10, 16))
     assert not native.can_convolve(x, kernel.contiguous())
     assert not native.can_convolve(images(2, 16, 6), kernel)  # no whole tiles
     with torch.autocast("cpu", torch.bfloat16):

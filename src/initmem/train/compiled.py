@@ -24,7 +24,7 @@ from typing import NamedTuple
 from initmem.store.files import processor_lines, reason, write_atomic
 
 SOURCE = Path(__file__).parent / "native"
-SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c", "chain.c", "update.c")
+SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c", "chain.c", "head.c", "update.c")
 HEADER = "vectors.h"
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
 LARGEST = 1 << 24  # bytes of a compiled file; it has some 100,000
@@ -54,6 +54,8 @@ _ARGUMENTS = {
     "chain_floats": [*_CHAIN, _FLAG],
     "chain": [*_CHAIN, _FLAG, _POINTER, _REAL, *[_POINTER] * 2],
     "chain_backward": [*_CHAIN, *[_POINTER] * 6],
+    "head": [_POINTER, *[_NUMBER] * 6, _FLAG, *[_POINTER] * 4],
+    "head_backward": [*[_POINTER] * 3, *[_NUMBER] * 6, _FLAG, *[_POINTER] * 4],
     "add_scaled": [*_LIST, *[_POINTER] * 2, _REAL],
     "scale": [*_LIST, _POINTER, _REAL],
     "momentum_step": [*_LIST, *[_POINTER] * 3, *[_REAL] * 2],

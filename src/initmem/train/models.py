@@ -87,10 +87,10 @@ class ResNet9(Grouped):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
         x = self._features(x)
-        x = x.amax((2, 3)) if self.pool == "max" else x.mean((2, 3))
-        if self.lanes is not None:
-            x = native.out_of_lanes(x, self.lanes)
-        logits: Tensor = self.head(x)
+        kernel, bias, largest = self.head.kernel, self.head.bias, self.pool == "max"
+        if self.lanes is not None or native.can_head(x, kernel):
+            return native.head(x, kernel, bias, self.lanes or native.SINGLE, largest=largest)
+        logits: Tensor = self.head(x.amax((2, 3)) if largest else x.mean((2, 3)))
         return logits
 
     def _features(self, x: Tensor) -> Tensor:

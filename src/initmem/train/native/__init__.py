@@ -423,6 +423,39 @@ class _Plan:
         return x.new_empty(_code().chain_floats(*self.arguments, keep))
 
 
+def can_head(x: Tensor, kernel: Tensor) -> bool:
+    """Whether `head` supports this batch, which is not in lanes: one of a single network."""
+    return x.shape[1] == kernel.shape[1] and x.shape[1] % LANES == 0 and _suits(x)
+
+
+def head(x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes, *, largest: bool) -> Tensor:
+    """A dense layer of the maximum over all pixels if `largest`, else of the mean."""
+    logits: Tensor = _Head.apply(x, kernel, bias, lanes, largest)
+    return logits
+
+
+class _Head(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes, largest: bool) -> Tensor:
+        n, channels = len(x), kernel.shape[1]
+        ctx.sizes = n, x.shape[2] * x.shape[3], channels, *lanes, len(kernel) // lanes.replicas, largest
+        features, logits = x.new_empty(n, lanes.replicas * channels), x.new_empty(n, len(kernel))
+        variables = kernel.data_ptr(), bias.data_ptr()
+        _code().head(x.data_ptr(), *ctx.sizes, *variables, features.data_ptr(), logits.data_ptr())
+        ctx.save_for_backward(x, features, kernel)
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, features, kernel = ctx.saved_tensors
+        grad_output = grad_output.contiguous()
+        gradients = torch.empty_like(x), torch.empty_like(kernel), x.new_empty(len(kernel))
+        given = x.data_ptr(), features.data_ptr(), grad_output.data_ptr()
+        found = (gradient.data_ptr() for gradient in gradients)
+        _code().head_backward(*given, *ctx.sizes, kernel.data_ptr(), *found)
+        return *gradients, None, None
+
+
 def lanes_for(replicas: int) -> Lanes:
     """The smallest number of lanes that holds this many replicas."""
     return Lanes(replicas, -(-replicas // LANES) * LANES)
@@ -436,12 +469,6 @@ def into_lanes(x: Tensor, channels: int, lanes: Lanes) -> Tensor:
         y = x.unflatten(1, (lanes.replicas, channels)).permute(0, 3, 4, 2, 1)
         y = F.pad(y, (0, lanes.lanes - lanes.replicas))
     return y.contiguous().flatten(3).permute(0, 3, 1, 2)
-
-
-def out_of_lanes(x: Tensor, lanes: Lanes) -> Tensor:
-    """Rearrange (batch, channel * lane) back to (batch, replica * channel)."""
-    y: Tensor = x.unflatten(1, (-1, lanes.lanes))[..., : lanes.replicas]
-    return y.transpose(1, 2).flatten(1)
 
 
 class Together:
