@@ -21,10 +21,12 @@ from initmem.study import Run
 from initmem.train.pack import Pack
 
 KINDS = {
+    "gradients of blocks": ("_ChainBackward",),  # convolution, normalization, pooling and ReLU in one call
+    "blocks": ("_Chain",),
     "gradients of convolutions": ("convolution_backward", "ConvolutionBackward"),  # first: part of the name
     "convolutions": ("mkldnn_convolution", "_Convolution"),
-    "matrix products": ("aten::mm", "aten::bmm", "aten::addmm"),
-    "normalization": ("batch_norm", "layer_norm", "_Normalise"),  # in C: with pooling and ReLU
+    "matrix products": ("aten::mm", "aten::bmm", "aten::addmm", "_Head"),
+    "normalization": ("batch_norm", "layer_norm", "Normalize"),  # in C: with pooling and ReLU
     "ReLU": ("clamp_min", "threshold_backward", "relu"),
     "pooling": ("max_pool2d", "mean"),
     "copies and fills": ("aten::copy_", "aten::fill_", "aten::index", "aten::empty"),

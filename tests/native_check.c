@@ -12,6 +12,9 @@ void normalize(const float *, num, num, num, num, num, num, int, const float *, 
                float *, float *, float *, float *);
 void layer_normalize(const float *, num, num, num, num, num, num, int, const float *, const float *, double, float *,
                      float *);
+void adam_step(num, const num *, float *const *, float *const *, float *const *, float *const *, double, double, double,
+               double);
+void sum_of_squares(num, const num *, float *const *, num, float *);
 int widest(void);
 
 enum { N = 3, SIDE = 8, IN = 16, OUT = 24, R = 5, LANES = 8, MOST = N * SIDE * SIDE * 64 };
@@ -109,10 +112,33 @@ static void norms(void)
     check("layer normalization", y, pixels * IN);
 }
 
+/* Two variables of uneven sizes, two replicas. */
+static void between_batches(void)
+{
+    const num sizes[] = {602, 26}, begin[] = {0, 602};
+    float *w[2], *g[2], *m[2], *v[2], squares[2];
+    for (int i = 0; i < 2; i++)
+        w[i] = x + begin[i], g[i] = grad + begin[i], m[i] = y + begin[i], v[i] = saved + begin[i];
+    fill(y, 628);
+    for (num i = 0; i < 628; i++) {
+        saved[i] = y[i] * y[i];
+        const double mean = 0.9 * y[i] + 0.1 * grad[i], square = 0.99 * saved[i] + 0.01 * grad[i] * grad[i];
+        exact[i] = x[i] - 0.01 * mean / (sqrt(square) + 1e-3);
+    }
+    adam_step(2, sizes, g, w, m, v, 0.9, 0.99, 1e-3, 0.01);
+    check("adam", x, 628);
+    double totals[2] = {0};
+    for (num i = 0; i < 628; i++)
+        totals[i < 301 || (i >= 602 && i < 615) ? 0 : 1] += pow(x[i], 2);
+    exact[0] = totals[0], exact[1] = totals[1];
+    sum_of_squares(2, sizes, w, 2, squares);
+    check("sum of squares", squares, 2);
+}
+
 int main(void)
 {
     fill(x, MOST), fill(grad, MOST), fill(kernel, OUT * IN * 9), fill(bias, OUT * R), fill(gamma_, 64), fill(beta_, 64);
-    one_network(), in_lanes(), norms();
+    one_network(), in_lanes(), norms(), between_batches();
     printf("vectors of %d\n", widest());
     return failed;
 }

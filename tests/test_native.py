@@ -12,8 +12,20 @@ from initmem.data import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import compiled, native
-from initmem.train.layers import NORM_EPSILON, BatchNorm, Conv, LayerNorm, by_replica
+from initmem.train.layers import (
+    NORM_EPSILON,
+    BatchNorm,
+    Conv,
+    ConvNormRelu,
+    Dense,
+    LayerNorm,
+    MovingStatistics,
+    by_replica,
+)
+from initmem.train.models import ResNet9
+from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
+from initmem.train.sharpness import plain_copy
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
 
@@ -36,6 +48,20 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip("no vectors of this width")
     monkeypatch.setattr(compiled, "library", lambda: library._replace(widest=request.param))
     return request.param
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions in C, as they are called."""
+    called: list[str] = []
+
+    class Code:
+        def __getattr__(self, name: str) -> object:
+            called.append(name)
+            return getattr(compiled.library().code, name)
+
+    monkeypatch.setattr(native, "_code", Code)
+    return called
 
 
 def images(n: int, channels: int, side: int, seed: int = 0) -> Tensor:
@@ -203,10 +229,9 @@ def in_lanes(x: Tensor, lanes: native.Lanes) -> Tensor:
 
 
 def out_of_lanes(y: Tensor, lanes: native.Lanes) -> Tensor:
-    n, channels, height, width = y.shape
-    pixels = y.permute(0, 2, 3, 1).reshape(-1, channels)
-    found = native.out_of_lanes(pixels, lanes)
-    return found.view(n, height, width, -1).permute(0, 3, 1, 2)
+    """Rearrange (batch, channel * lane, h, w) back to (batch, replica * channel, h, w)."""
+    channels = y.unflatten(1, (-1, lanes.lanes))[:, :, : lanes.replicas]
+    return channels.transpose(1, 2).flatten(1, 2)
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -382,6 +407,136 @@ def pack(replicas: int = 1, **fields: object) -> Pack:
     )
 
 
+# -- several layers in one call -----------------------------------------------------------------------------
+
+
+def features(norm: str, replicas: int, width: int, side: int) -> tuple[ResNet9, Tensor]:
+    """A network with random variables and, in lanes or channels last, a batch for it."""
+    network = ResNet9(replicas, (3, side, side), 10, width, norm, pool="max")
+    for name, parameter in network.named_parameters():
+        size = 0.3 if "kernel" in name else 1.0  # also negative factors
+        torch.nn.init.normal_(parameter, 1.0 if "gamma" in name else 0.0, size)
+    n = 33 if width == 16 else 5  # on fewer pixels, kernels of 128 channels are left to the library
+    x = torch.randn(n, replicas * 3, side, side)
+    if replicas > 1:
+        network.use_lanes(native.lanes_for(replicas))
+        return network, x
+    return network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+
+
+def block_by_block(network: ResNet9, x: Tensor) -> Tensor:
+    """The same layers, each in C with two calls."""
+    lanes = network.lanes or native.SINGLE
+
+    def block(layer: ConvNormRelu, x: Tensor) -> Tensor:
+        y = native.convolve(x, layer.conv.kernel, layer.conv.bias, lanes)
+        return layer.norm.in_lanes(y, lanes, pool=layer.pool)
+
+    x = network.stem(x) if network.lanes is None else block(network.stem, in_lanes(x, lanes))
+    x = block(network.down1, x)
+    x = x + block(network.residual1[1], block(network.residual1[0], x))
+    x = block(network.down3, block(network.down2, x))
+    return x + block(network.residual2[1], block(network.residual2[0], x))
+
+
+CHAINS = [(1, 8, 32), (4, 4, 8), (10, 4, 16), (16, 4, 8)]
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize(("replicas", "width", "side"), [*CHAINS, (1, 16, 32)])
+def test_a_network_in_one_call_is_its_blocks_one_by_one(norm, replicas, width, side, calls):
+    network, x = features(norm, replicas, width, side)
+    variables = [p for name, p in network.named_parameters() if "head" not in name]
+    statistics = [b for name, b in network.named_buffers() if "batch" in name]
+    found = network._features(x)
+    assert "chain" in calls
+    grad_output = torch.randn_like(found)
+    ours = [*torch.autograd.grad(found, variables, grad_output), *(b.clone() for b in statistics)]
+    expected = block_by_block(network, x)
+    theirs = [*torch.autograd.grad(expected, variables, grad_output), *statistics]
+    assert torch.equal(found, expected)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    for name, buffer in network.named_buffers():
+        buffer.uniform_(0.5, 2) if "moving" in name else None
+    network.eval()
+    with torch.no_grad():
+        assert torch.equal(network._features(x), block_by_block(network, x))
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+@pytest.mark.parametrize(("replicas", "width", "side"), CHAINS)
+def test_a_network_in_one_call_has_the_gradients_of_float64(norm, replicas, width, side):
+    network, x = features(norm, replicas, width, side)
+    plain = plain_copy(network)
+    found = network._features(x)
+    expected = plain._features(x.double())
+    if network.lanes is not None:
+        found = out_of_lanes(found, network.lanes)
+    assert off(found, expected) < 1e-5
+    grad_output = torch.randn_like(expected)
+    ours = torch.autograd.grad(found, list(network.parameters())[:-2], grad_output.float())
+    exact = torch.autograd.grad(expected, list(plain.parameters())[:-2], grad_output)
+    for (name, _), a, b in zip(network.named_parameters(), ours, exact, strict=False):
+        if norm == "layer" or "bias" not in name:  # batch normalization takes a bias away: its gradient is 0
+            assert off(a, b) < 1e-4, name
+
+
+def test_a_network_in_one_call_leaves_replicas_to_themselves():
+    network, x = features("batch", 4, 4, 8)
+    x[1, 3:6] = float("nan")  # the second replica
+    found = network._features(x)
+    gradients = torch.autograd.grad(found.sum(), [*network.parameters()][:-2])
+    assert out_of_lanes(found, network.lanes).isnan().any((0, 2, 3)).view(4, -1).any(1).tolist() == [
+        r == 1 for r in range(4)
+    ]
+    for gradient in gradients:
+        assert by_replica(gradient, 4)[[0, 2, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("lanes", [native.SINGLE, *LANES])
+@pytest.mark.parametrize("side", [1, 2, 4])
+def test_the_head_is_pooling_and_a_dense_layer(lanes, side, largest):
+    x = torch.randn(3, lanes.replicas * 16, side, side)
+    x[1] = x[1].round()  # equal maxima share the gradient
+    layer = Dense(lanes.replicas, 16, 7)
+    torch.nn.init.normal_(layer.kernel), torch.nn.init.normal_(layer.bias)
+    given = x.requires_grad_(), layer.kernel, layer.bias
+    single = lanes == native.SINGLE
+    arranged = x.contiguous(memory_format=torch.channels_last) if single else in_lanes(x, lanes)
+    found = native.head(arranged, layer.kernel, layer.bias, lanes, largest=largest)
+    exact = tuple(t.detach().double().requires_grad_() for t in given)
+    features = exact[0].amax((2, 3)) if largest else exact[0].mean((2, 3))
+    kernels, biases = by_replica(exact[1], lanes.replicas), by_replica(exact[2], lanes.replicas)
+    products = torch.einsum("nrc,roc->nro", features.unflatten(1, (lanes.replicas, -1)), kernels)
+    expected = (products + biases).flatten(1)
+    assert off(found, expected) < 1e-6
+    assert_gradients(found, given, expected, exact, torch.randn(found.shape), 1e-6)
+
+
+def test_a_maximum_that_is_not_a_number_has_no_gradient_either():
+    x = images(2, 8, 2)
+    x[1, 3, 1, 0] = float("nan")
+    x.requires_grad_()
+    layer = Dense(1, 8, 4)
+    torch.nn.init.normal_(layer.kernel)
+    found = native.head(x, layer.kernel, layer.bias, native.SINGLE, largest=True)
+    expected = layer(x.amax((2, 3)))
+    assert torch.equal(found.isnan(), expected.isnan())
+    ours, theirs = (
+        torch.autograd.grad(y, (x, layer.kernel, layer.bias), torch.ones(2, 4)) for y in (found, expected)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_networks_that_are_not_all_in_c_are_left_to_their_layers(calls):
+    for width, side, norm in ((8, 16, "batch"), (6, 32, "batch"), (8, 24, "layer")):
+        network, x = features(norm, 1, width, side)
+        assert off(network._features(x), plain_copy(network)._features(x.double())) < 1e-4
+        assert "chain" not in calls
+
+
 BATCH, LAYER = {"normalize", "normalize_fixed", "convolve"}, {"layer_normalize", "convolve"}
 
 
@@ -408,6 +563,141 @@ def test_a_run_goes_the_same_way_with_and_without(model, norm, functions, monkey
         assert ours.history[0][name] == pytest.approx(theirs.history[0][name], rel=1e-4), name
 
 
+# -- between two batches ------------------------------------------------------------------------------------
+
+SHAPES = ((12, 8, 3, 3), (12, 5), (12,), (4, 3, 3, 3))  # replica-major, of four replicas
+RULES = [
+    ("sgd", 0.0), ("sgd", 0.1), ("momentum", 0.0), ("adam", 0.0), ("adamw", 0.1), ("muon", 0.0)
+]  # fmt: skip
+
+
+def updated(recipe: Recipe, steps: int, spoil: float | None) -> list[Tensor]:
+    """Variables and state after updates with fixed gradients, one of which is spoiled in replica 2."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(shape: tuple[int, ...], size: float) -> Tensor:
+        return size * torch.randn(shape, generator=generator)
+
+    variables = [draw(shape, 1.0) for shape in SHAPES]
+    variables[0] = variables[0].to(memory_format=torch.channels_last)
+    optimizer = optimizer_for(recipe, variables, 4, [0, 1, 3])
+    for k in range(1, steps + 1):
+        gradients = [draw(shape, 10.0 ** (k % 5 - 3)) for shape in SHAPES]  # the first in another layout
+        gradients[3] = gradients[3].to(memory_format=torch.channels_last)
+        if spoil is not None and k == steps // 2:
+            gradients[0][7, 3] = spoil
+        optimizer.step(gradients, 0.01 / k**0.5, k)
+    return [*variables, *optimizer.state([str(i) for i in range(len(SHAPES))]).values()]
+
+
+@pytest.mark.parametrize(("optimizer", "decay"), RULES)
+@pytest.mark.parametrize("spoil", [None, float("nan"), float("inf")])
+def test_updates_are_those_of_the_library(optimizer, decay, spoil, calls, monkeypatch):
+    """Over 300 steps, to rounding; what is not a number stays in its replica."""
+    recipe = Recipe(optimizer=optimizer, weight_decay=decay)
+    found = updated(recipe, 300, spoil)
+    rule = {"sgd": "add_scaled", "momentum": "momentum_step"}.get(optimizer, "adam_step")
+    assert set(calls) == ({rule, "scale"} if decay else {rule})
+    monkeypatch.setattr(native, "library", lambda: None)
+    expected = updated(recipe, 300, spoil)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.stride() == theirs.stride()
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
+        assert torch.allclose(ours, theirs, rtol=2e-5, atol=1e-6, equal_nan=True)
+        assert by_replica(ours, 4)[[0, 1, 3]].isfinite().all()
+    assert all(t.isfinite().all() for t in found) == (spoil is None)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_sums_of_squares_are_those_of_each_replica(replicas):
+    tensors = [torch.randn(shape) * 10**i for i, shape in enumerate((*SHAPES, (8, 3000)))]
+    tensors[0] = tensors[0].to(memory_format=torch.channels_last)
+    found = native.Together(tensors).sum_of_squares(replicas)
+    parts = [t.double().reshape(replicas, -1).square().sum(1) for t in tensors]
+    assert torch.allclose(found.double(), torch.stack(parts).sum(0), rtol=1e-6)
+    tensors[1][-1, 2] = float("nan")
+    assert native.Together(tensors).sum_of_squares(replicas).isnan().tolist() == [
+        r == replicas - 1 for r in range(replicas)
+    ]
+
+
+@pytest.mark.parametrize("rate", [None, 0.5, 1.0])
+def test_moving_statistics_are_those_of_the_library(rate, calls, monkeypatch):
+    def absorbed() -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        norms = [BatchNorm(1, 3), BatchNorm(2, 4), BatchNorm(1, 2)]
+        statistics = MovingStatistics(norms)
+        for step in range(5):
+            for norm, count in zip(norms, (7, 2, 1), strict=True):
+                norm.count = count
+                (
+                    norm.batch_mean.normal_(generator=generator),
+                    norm.batch_variance.uniform_(generator=generator),
+                )
+                if count == 1:
+                    norm.batch_variance.fill_(float("nan"))  # as undefined as it is
+            if step == 3:
+                norms[0].batch_mean[1] = float("inf")
+            statistics.absorb(rate)
+        return [tensor for norm in norms for tensor in (norm.moving_mean, norm.moving_variance)]
+
+    found = absorbed()
+    assert set(calls) == {"absorb"}
+    monkeypatch.setattr(native, "library", lambda: None)
+    for ours, theirs in zip(found, absorbed(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+def test_tensors_with_gaps_or_of_another_type_are_left_to_the_library():
+    whole = torch.zeros(4, 8, 3, 3)
+    assert native.Together([whole]).ready
+    assert native.Together([whole.to(memory_format=torch.channels_last), whole[0]]).ready
+    assert not native.Together([]).ready
+    assert not native.Together([whole, whole[:, ::2]]).ready
+    assert not native.Together([whole.mT]).ready
+    assert not native.Together([whole, whole.double()]).ready
+    assert not native.Together([whole], [whole.to(memory_format=torch.channels_last)]).ready
+    torch.set_num_threads(2)
+    assert not native.Together([whole]).ready
+
+
+BETWEEN = {"absorb", "sum_of_squares", "add_scaled", "scale", "adam_step"}
+
+
+@pytest.mark.parametrize(("replicas", "width"), [(1, 8), (4, 4), (3, 6)])
+def test_a_checkpoint_continues_with_and_without(replicas, width, calls, monkeypatch):
+    """Trained in C and continued by the library, or the other way round, a run goes the same way."""
+    fields = {"width": width, "optimizer": "adamw", "weight_decay": 0.1, "l2": 0.01, "learning_rate": 1e-3}
+
+    def begun() -> Pack:
+        packed = pack(replicas, **fields)
+        packed.train_epoch()
+        return packed
+
+    def continued(before: Pack) -> list[dict[str, list[float]]]:
+        packed = pack(replicas, **fields)
+        packed.restore(before.checkpoint())
+        packed.train_epoch()
+        return packed.history
+
+    ours = begun()
+    # On 2x2 pixels, the gradient of a channels-last kernel has another layout: the library adds its penalty.
+    assert set(calls) >= (BETWEEN - {"add_scaled"} if replicas == 1 else BETWEEN)
+    histories = [continued(ours)]
+    with monkeypatch.context() as changed:
+        changed.setattr(native, "library", lambda: None)
+        calls.clear()
+        theirs = begun()
+        histories += [continued(ours), continued(theirs)]
+        assert not calls
+    histories.append(continued(theirs))
+    for history in histories[1:]:
+        for one, other in zip(histories[0], history, strict=True):
+            for name in ("train_cross_entropy", "val_objective", "norm", "clock_angular"):
+                assert one[name] == pytest.approx(other[name], rel=2e-4), name
+
+
 def test_a_convolution_of_oblong_images_without_gradients():
     layer, x = Conv(1, 8, 8).to(memory_format=torch.channels_last), images(3, 8, 16)[:, :, :4]
     torch.nn.init.normal_(layer.kernel)
@@ -421,15 +711,7 @@ def test_a_convolution_of_oblong_images_without_gradients():
 @pytest.mark.parametrize(
     ("channels", "replicas", "wide"), [(16, 1, True), (24, 1, False), (4, 13, True), (4, 8, False)]
 )
-def test_the_widest_vectors_that_are_filled_are_used(vectors, channels, replicas, wide, monkeypatch):
-    called = []
-
-    class Code:
-        def __getattr__(self, name):
-            called.append(name)
-            return getattr(compiled.library().code, name)
-
-    monkeypatch.setattr(native, "_code", Code)
+def test_the_widest_vectors_that_are_filled_are_used(vectors, channels, replicas, wide, calls):
     if replicas == 1:
         layer = Conv(1, channels, channels).to(memory_format=torch.channels_last)
         native.convolve(images(1, channels, 4), layer.kernel, layer.bias)
@@ -437,7 +719,7 @@ def test_the_widest_vectors_that_are_filled_are_used(vectors, channels, replicas
         lanes, layer = native.lanes_for(replicas), Conv(replicas, channels, channels)
         x = in_lanes(torch.randn(1, replicas * channels, 4, 4), lanes)
         native.convolve(x, layer.kernel, layer.bias, lanes)
-    assert [name.endswith("_wide") for name in called] == [wide and vectors == 16]
+    assert [name.endswith("_wide") for name in calls] == [wide and vectors == 16]
 
 
 def test_large_kernels_on_few_pixels_are_left_to_the_library(vectors):
@@ -455,6 +737,10 @@ def test_left_to_the_library_where_it_was_not_written_for_it():
     assert not native.can_normalize(images(2, 12, 8), pool=True)
     assert not native.can_normalize(images(2, 16, 7), pool=True)
     assert not native.can_convolve(images(2, 32, 8), kernel)  # replicas
+    assert native.can_head(x, torch.zeros(10, 16))
+    assert not native.can_head(images(2, 32, 8), torch.zeros(20, 16))
+    assert not native.can_head(images(2, 12, 8), torch.zeros(10, 12))
+    assert not native.can_head(x.double(), torch.zeros(10, 16))
     assert not native.can_convolve(x, kernel.contiguous())
     assert not native.can_convolve(images(2, 16, 6), kernel)  # no whole tiles
     with torch.autocast("cpu", torch.bfloat16):

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from initmem.store.files import processor_lines, reason, write_atomic
 
 SOURCE = Path(__file__).parent / "native"
-SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c")
+SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c", "chain.c", "head.c", "update.c")
 HEADER = "vectors.h"
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
 LARGEST = 1 << 24  # bytes of a compiled file; it has some 100,000
@@ -33,6 +33,14 @@ LOG = logging.getLogger(__name__)
 _POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _IMAGES = [_NUMBER] * 4  # images, height, width, channels
 _PACK = [_NUMBER] * 2  # replicas, lanes
+_LIST = [_NUMBER, _POINTER]  # length, sizes
+_CHAIN = [
+    *_LIST,
+    _POINTER,
+    *[_NUMBER] * 3,
+    *_PACK,
+    _NUMBER,
+]  # variables; images, height, width; widest vectors
 _ARGUMENTS = {
     "normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 3, _REAL, *[_POINTER] * 4],
     "normalize_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 3, _REAL, *[_POINTER] * 3],
@@ -43,7 +51,21 @@ _ARGUMENTS = {
     "convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
     "lanes_convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],
     "lanes_convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
+    "chain_floats": [*_CHAIN, _FLAG],
+    "chain": [*_CHAIN, _FLAG, _POINTER, _REAL, *[_POINTER] * 2],
+    "chain_backward": [*_CHAIN, *[_POINTER] * 6],
+    "head": [_POINTER, *[_NUMBER] * 6, _FLAG, *[_POINTER] * 4],
+    "head_backward": [*[_POINTER] * 3, *[_NUMBER] * 6, _FLAG, *[_POINTER] * 4],
+    "add_scaled": [*_LIST, *[_POINTER] * 2, _REAL],
+    "scale": [*_LIST, _POINTER, _REAL],
+    "momentum_step": [*_LIST, *[_POINTER] * 3, *[_REAL] * 2],
+    "adam_step": [*_LIST, *[_POINTER] * 4, *[_REAL] * 4],
+    "sum_of_squares": [*_LIST, _POINTER, _NUMBER, _POINTER],
+    "absorb": [*_LIST, *[_POINTER] * 5, _REAL],
 }
+_RESULTS: dict[str, type[ctypes._SimpleCData[int]]] = {
+    name: _FLAG for name in _ARGUMENTS if "convolve" in name or name.startswith("chain")
+} | {"chain_floats": _NUMBER}  # a flag: whether there was enough memory
 
 
 class Library(NamedTuple):
@@ -80,7 +102,7 @@ def library() -> Library:
     widest = int(code.widest())
     for name, arguments in (_ARGUMENTS | (wide if widest > 8 else {})).items():
         function = getattr(code, name)
-        function.argtypes, function.restype = arguments, _FLAG if "convolve" in name else None
+        function.argtypes, function.restype = arguments, _RESULTS.get(name.removesuffix("_wide"))
     return Library(code, build, widest)
 
 

@@ -130,6 +130,13 @@ class Norm(nn.Module):
         """The same as `then_relu` in C, for images in lanes."""
         raise NotImplementedError
 
+    def statistics(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """Mean and variance for a batch with this many values per channel: to write in training, else to use.
+
+        None if they do not outlast the batch.
+        """
+        return None
+
 
 class BatchNorm(Norm):
     """Batch normalization whose moving variance averages the biased batch variance, as in Keras 3."""
@@ -175,28 +182,45 @@ class BatchNorm(Norm):
 
     def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool, skip: Tensor | None = None) -> Tensor:
         """The same as `then_relu`, or `then_add_relu`, in C, for images in lanes."""
+        variables = native.NormVariables(self.gamma, self.beta, *self.statistics(x.numel() // x.shape[1]))
+        normalize = native.normalize if self.training else native.normalize_fixed
+        return normalize(x, variables, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
+
+    def statistics(self, count: int) -> tuple[Tensor, Tensor]:
+        """Those of the batch in training, else the moving ones."""
         if not self.training:
-            moving = native.NormVariables(self.gamma, self.beta, self.moving_mean, self.moving_variance)
-            return native.normalize_fixed(x, moving, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
-        self.count = x.numel() // x.shape[1]
-        batch = native.NormVariables(self.gamma, self.beta, self.batch_mean, self.batch_variance)
-        return native.normalize(x, batch, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
+            return self.moving_mean, self.moving_variance
+        self.count = count
+        return self.batch_mean, self.batch_variance
 
 
-@torch.no_grad()
-def absorb_statistics(norms: Sequence[BatchNorm], rate: float | None = None) -> None:
-    """Move the moving statistics of all layers towards those of the last batch."""
-    if not norms:
-        return
-    rate = 1 - MOVING_AVERAGE if rate is None else rate
-    variances = [norm.batch_variance for norm in norms]
-    for norm in norms:
-        if norm.count == 1:  # with one value per channel the unbiased variance is undefined, the biased zero
-            norm.batch_variance.zero_()
-    # PyTorch's batch variance is unbiased; Keras 3 uses the biased one.
-    torch._foreach_mul_(variances, [1 - 1 / max(norm.count, 2) for norm in norms])
-    torch._foreach_lerp_([n.moving_mean for n in norms], [n.batch_mean for n in norms], rate)
-    torch._foreach_lerp_([n.moving_variance for n in norms], variances, rate)
+class MovingStatistics:
+    """The moving statistics of several layers."""
+
+    def __init__(self, norms: Sequence[BatchNorm]) -> None:
+        self.norms = list(norms)
+        self.means, self.batch_means = [n.moving_mean for n in norms], [n.batch_mean for n in norms]
+        self.variances = [n.moving_variance for n in norms]
+        self.batch_variances = [n.batch_variance for n in norms]
+        self.together = native.Together(self.batch_means, self.batch_variances, self.means, self.variances)
+
+    @torch.no_grad()
+    def absorb(self, rate: float | None = None) -> None:
+        """Move them towards the statistics of the last batch."""
+        if not self.norms:
+            return
+        rate = 1 - MOVING_AVERAGE if rate is None else rate
+        # PyTorch's batch variance is unbiased; Keras 3 uses the biased one.
+        biased = [1 - 1 / max(norm.count, 1) for norm in self.norms]
+        if self.together.ready:
+            self.together.absorb(biased, rate)
+            return
+        for norm in self.norms:
+            if norm.count == 1:  # the unbiased variance of one value is undefined, the biased one zero
+                norm.batch_variance.zero_()
+        torch._foreach_mul_(self.batch_variances, biased)
+        torch._foreach_lerp_(self.means, self.batch_means, rate)
+        torch._foreach_lerp_(self.variances, self.batch_variances, rate)
 
 
 class LayerNorm(Norm):
@@ -237,11 +261,26 @@ class ConvNormRelu(nn.Module):
         self.conv = Conv(replicas, inputs, outputs)
         self.norm = norm_layer(norm, replicas, outputs)
         self.pool = pool
-        self.lanes: native.Lanes | None = None  # set if images are in lanes
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
-        if self.lanes is not None:
-            y = native.convolve(x, self.conv.kernel, self.conv.bias, self.lanes)
-            return self.norm.in_lanes(y, self.lanes, pool=self.pool)
         return self.norm.then_relu(self.conv(x), pool=self.pool)
+
+
+def in_one_call(
+    x: Tensor, layers: Sequence[nn.Module], residual: Sequence[nn.Module], lanes: native.Lanes | None
+) -> Tensor | None:
+    """Layers `ConvNormRelu` one after another, in C; None for images not in lanes that it does not support.
+
+    To the output of those in `residual`, the input of the layer before is added.
+    """
+    blocks, count = [], x.numel() // x.shape[1]
+    for layer in layers:
+        assert isinstance(layer, ConvNormRelu)
+        conv, norm = layer.conv, layer.norm
+        variables = conv.kernel, conv.bias, norm.gamma, norm.beta
+        blocks.append(native.Block(*variables, norm.statistics(count), layer.pool, layer in residual))
+        count = count // 4 if layer.pool else count
+    if lanes is None and not native.can_chain(x, blocks):
+        return None
+    return native.chain(x, blocks, NORM_EPSILON, lanes or native.SINGLE, training=layers[0].training)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from initmem.errors import ModelError, allowed
 from initmem.recipe import DEFAULT_WIDTH, Norm
 from initmem.train import native
-from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, norm_layer
+from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, in_one_call, norm_layer
 from initmem.train.requirements import check_input
 
 Shape = tuple[int, int, int]  # (channel, height, width)
@@ -83,23 +83,33 @@ class ResNet9(Grouped):
     def use_lanes(self, lanes: native.Lanes | None) -> None:
         """Let replicas occupy SIMD lanes in the C layers, for float32 on one core; None: no longer."""
         self.lanes = lanes
-        for block in self.modules():
-            if isinstance(block, ConvNormRelu):
-                block.lanes = lanes
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
+        x = self._features(x)
+        kernel, bias, largest = self.head.kernel, self.head.bias, self.pool == "max"
+        if self.lanes is not None or native.can_head(x, kernel):
+            return native.head(x, kernel, bias, self.lanes or native.SINGLE, largest=largest)
+        logits: Tensor = self.head(x.amax((2, 3)) if largest else x.mean((2, 3)))
+        return logits
+
+    def _features(self, x: Tensor) -> Tensor:
+        """The output of the last convolution block, in lanes if the network is."""
+        residual1, residual2 = list(self.residual1), list(self.residual2)
+        blocks = [self.down1, *residual1, self.down2, self.down3, *residual2]
         if self.lanes is not None:
             x = native.into_lanes(x, self.stem.conv.inputs, self.lanes)
-        x = self.down1(self.stem(x))
+            blocks.insert(0, self.stem)
+        else:
+            x = self.stem(x)  # its input has too few channels for the code in C
+        y = in_one_call(x, blocks, (residual1[1], residual2[1]), self.lanes)
+        if y is not None:
+            return y
+        x = self.down1(x)
         x = x + self.residual1(x)
         x = self.down3(self.down2(x))
-        x = x + self.residual2(x)
-        x = x.amax((2, 3)) if self.pool == "max" else x.mean((2, 3))
-        if self.lanes is not None:
-            x = native.out_of_lanes(x, self.lanes)
-        logits: Tensor = self.head(x)
-        return logits
+        last: Tensor = x + self.residual2(x)
+        return last
 
 
 class ResidualBlock(nn.Module):

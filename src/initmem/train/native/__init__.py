@@ -7,6 +7,7 @@ a C compiler, or with INITMEM_NATIVE=0, PyTorch does all the work.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -135,12 +136,8 @@ class _Normalize(torch.autograd.Function):
         pool: bool,
         lanes: Lanes,
     ) -> Tensor:
-        n, channels, height, width = x.shape
-        y, saved = _output(x, pool=pool), x.new_empty(4, channels)
-        _code().normalize(
-            x.data_ptr(), n, height, width, channels, *lanes, pool, _pointer(skip), gamma.data_ptr(),
-            beta.data_ptr(), epsilon, mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
-        )  # fmt: skip
+        variables = NormVariables(gamma, beta, mean, variance)
+        y, saved = _normalized(x, variables, skip, epsilon, pool, lanes)
         ctx.save_for_backward(x, saved, None if skip is None else y)
         ctx.pool, ctx.lanes = pool, lanes
         return y
@@ -148,17 +145,38 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         x, saved, y = ctx.saved_tensors
-        n, channels, height, width = x.shape
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        total = channels // ctx.lanes.lanes * ctx.lanes.replicas  # without the empty lanes
-        grad_x, grad_gamma, grad_beta = torch.empty_like(x), x.new_empty(total), x.new_empty(total)
-        grad_skip = None if y is None else torch.empty_like(x)
-        _code().normalize_backward(
-            x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
-            _pointer(y), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(),
-            _pointer(grad_skip),
-        )  # fmt: skip
-        return grad_x, grad_gamma, grad_beta, None, None, grad_skip, None, None, None
+        *gradients, grad_skip = _normalization_gradients(x, saved, grad_output, y, ctx.pool, ctx.lanes)
+        return *gradients, None, None, grad_skip, None, None, None
+
+
+def _normalized(
+    x: Tensor, variables: NormVariables, skip: Tensor | None, epsilon: float, pool: bool, lanes: Lanes
+) -> tuple[Tensor, Tensor]:
+    """The output, and what its gradients are made of."""
+    n, channels, height, width = x.shape
+    y, saved = _output(x, pool=pool), x.new_empty(4, channels)
+    gamma, beta, mean, variance = (tensor.data_ptr() for tensor in variables)
+    _code().normalize(
+        x.data_ptr(), n, height, width, channels, *lanes, pool, _pointer(skip), gamma, beta, epsilon, mean,
+        variance, saved.data_ptr(), y.data_ptr(),
+    )  # fmt: skip
+    return y, saved
+
+
+def _normalization_gradients(
+    x: Tensor, saved: Tensor, grad_output: Tensor, y: Tensor | None, pool: bool, lanes: Lanes
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of x, gamma, beta, and the skip connection if the output y is given."""
+    n, channels, height, width = x.shape
+    total = channels // lanes.lanes * lanes.replicas  # without the empty lanes
+    grad_x, grad_gamma, grad_beta = torch.empty_like(x), x.new_empty(total), x.new_empty(total)
+    grad_skip = None if y is None else torch.empty_like(x)
+    _code().normalize_backward(
+        x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *lanes, pool, _pointer(y),
+        saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(), _pointer(grad_skip),
+    )  # fmt: skip
+    return grad_x, grad_gamma, grad_beta, grad_skip
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
@@ -178,12 +196,7 @@ class _LayerNormalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, pool: bool, lanes: Lanes
     ) -> Tensor:
-        n, channels, height, width = x.shape
-        y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2, lanes.lanes)
-        _code().layer_normalize(
-            x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(),
-            epsilon, saved.data_ptr(), y.data_ptr(),
-        )  # fmt: skip
+        y, saved = _layer_normalized(x, gamma, beta, epsilon, pool, lanes)
         ctx.save_for_backward(x, gamma, beta, saved)
         ctx.pool, ctx.lanes = pool, lanes
         return y
@@ -191,15 +204,35 @@ class _LayerNormalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, beta, saved = ctx.saved_tensors
-        n, channels, height, width = x.shape
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        grad_x, grad_gamma, grad_beta = map(torch.empty_like, (x, gamma, beta))
-        _code().layer_normalize_backward(
-            x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
-            gamma.data_ptr(), beta.data_ptr(), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(),
-            grad_beta.data_ptr(),
-        )  # fmt: skip
-        return grad_x, grad_gamma, grad_beta, None, None, None
+        gradients = _layer_normalization_gradients(x, gamma, beta, saved, grad_output, ctx.pool, ctx.lanes)
+        return *gradients, None, None, None
+
+
+def _layer_normalized(
+    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, pool: bool, lanes: Lanes
+) -> tuple[Tensor, Tensor]:
+    """The output, and what its gradients are made of."""
+    n, channels, height, width = x.shape
+    y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2, lanes.lanes)
+    _code().layer_normalize(
+        x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(), epsilon,
+        saved.data_ptr(), y.data_ptr(),
+    )  # fmt: skip
+    return y, saved
+
+
+def _layer_normalization_gradients(
+    x: Tensor, gamma: Tensor, beta: Tensor, saved: Tensor, grad_output: Tensor, pool: bool, lanes: Lanes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, gamma and beta."""
+    n, channels, height, width = x.shape
+    grad_x, grad_gamma, grad_beta = map(torch.empty_like, (x, gamma, beta))
+    _code().layer_normalize_backward(
+        x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(),
+        beta.data_ptr(), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(),
+    )  # fmt: skip
+    return grad_x, grad_gamma, grad_beta
 
 
 def can_convolve(x: Tensor, kernel: Tensor) -> bool:
@@ -208,15 +241,18 @@ def can_convolve(x: Tensor, kernel: Tensor) -> bool:
     It was wherever it was measured, but for large kernels on few pixels with AVX-512, where transforming the
     kernel takes longer than the convolution: 0.7 to 0.8 times PyTorch's speed on 16 images of 4x4 pixels.
     """
+    n, channels, height, width = x.shape
+    return channels == kernel.shape[1] and _is_faster(kernel, n, height, width) and _suits(x)
+
+
+def _is_faster(kernel: Tensor, n: int, height: int, width: int) -> bool:
     outputs, inputs = kernel.shape[:2]
     large = inputs * outputs >= LARGE_KERNEL and compiled.library().widest > LANES
     return (
-        not (large and x.shape[0] * x.shape[2] * x.shape[3] < ENOUGH_PIXELS)
-        and inputs == x.shape[1]  # one replica
+        not (large and n * height * width < ENOUGH_PIXELS)
         and inputs % LANES == outputs % LANES == 0
-        and x.shape[2] % 4 == x.shape[3] % 4 == 0
+        and height % 4 == width % 4 == 0
         and kernel.is_contiguous(memory_format=torch.channels_last)
-        and _suits(x)
     )
 
 
@@ -239,17 +275,22 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         x, kernel = ctx.saved_tensors
-        lanes = ctx.lanes
-        inputs, outputs = kernel.shape[1], len(kernel) // lanes.replicas
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_x = _convolved(grad_output, kernel, None, inputs, lanes, transposed=True)
-        grad_kernel, grad_bias = torch.empty_like(kernel), x.new_empty(len(kernel))
-        n, _, height, width = x.shape
-        before = x.data_ptr(), grad_output.data_ptr(), n, height, width, inputs, outputs
-        _call("convolve_backward", lanes, before, (grad_kernel.data_ptr(), grad_bias.data_ptr()))
-        return grad_x, grad_kernel, grad_bias, None
+        needed = ctx.needs_input_grad[0]
+        return *_convolution_gradients(x, kernel, grad_output, ctx.lanes, of_x=needed), None
+
+
+def _convolution_gradients(
+    x: Tensor, kernel: Tensor, grad_output: Tensor, lanes: Lanes, *, of_x: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The gradients of x if it is needed, kernel and bias."""
+    inputs, outputs = kernel.shape[1], len(kernel) // lanes.replicas
+    grad_x = _convolved(grad_output, kernel, None, inputs, lanes, transposed=True) if of_x else None
+    grad_kernel, grad_bias = torch.empty_like(kernel), x.new_empty(len(kernel))
+    n, _, height, width = x.shape
+    before = x.data_ptr(), grad_output.data_ptr(), n, height, width, inputs, outputs
+    _call("convolve_backward", lanes, before, (grad_kernel.data_ptr(), grad_bias.data_ptr()))
+    return grad_x, grad_kernel, grad_bias
 
 
 def _convolved(
@@ -278,6 +319,143 @@ def _call(name: str, lanes: Lanes, before: tuple[Any, ...], after: tuple[Any, ..
         raise MemoryError
 
 
+class Block(NamedTuple):
+    """A convolution, batch or layer normalization, 2x2 max pooling if `pool`, and ReLU.
+
+    The input of the block before is added to the output if `residual`.
+    """
+
+    kernel: Tensor
+    bias: Tensor
+    gamma: Tensor
+    beta: Tensor
+    statistics: tuple[Tensor, Tensor] | None  # as in `NormVariables`; None: layer normalization
+    pool: bool
+    residual: bool
+
+
+def can_chain(x: Tensor, blocks: Sequence[Block]) -> bool:
+    """Whether `chain` supports these blocks of a single network and is faster than PyTorch for each."""
+    n, channels, height, width = x.shape
+    for block in blocks:
+        if channels != block.kernel.shape[1] or not _is_faster(block.kernel, n, height, width):
+            return False
+        channels = len(block.kernel)
+        if block.pool:
+            height, width = height // 2, width // 2
+    return _suits(x)
+
+
+def chain(x: Tensor, blocks: Sequence[Block], epsilon: float, lanes: Lanes, *, training: bool) -> Tensor:
+    """Blocks one after another, in one call. Only differentiable in training."""
+    if not training:
+        fixed, _ = _Plan(x, blocks, lanes).forward(x, epsilon, training=False)
+        return fixed
+    variables = [variable for block in blocks for variable in block[:4]]
+    y: Tensor = _Chain.apply(x, blocks, epsilon, lanes, *variables)
+    return y
+
+
+class _Chain(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, blocks: Sequence[Block], epsilon: float, lanes: Lanes, *variables: Tensor
+    ) -> Tensor:
+        plan = _Plan(x, blocks, lanes)
+        y, buffer = plan.forward(x, epsilon, training=True)
+        ctx.save_for_backward(x, buffer, *variables)
+        ctx.plan = plan
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, buffer, *variables = ctx.saved_tensors
+        grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        gradients = [torch.empty_like(variable) for variable in variables]
+        ctx.plan.backward(x, buffer, grad_output, gradients, grad_x)
+        return grad_x, None, None, None, *gradients
+
+
+class _Plan:
+    """What C must know of a chain of blocks. Their tensors have to be kept while it is used."""
+
+    def __init__(self, x: Tensor, blocks: Sequence[Block], lanes: Lanes) -> None:
+        n, _, height, width = x.shape
+        pools = sum(block.pool for block in blocks)
+        self.shape = (
+            n,
+            height >> pools,
+            width >> pools,
+            len(blocks[-1].kernel) // lanes.replicas * lanes.lanes,
+        )
+        sizes: list[int] = []
+        pointers: list[int | None] = []
+        for block in blocks:
+            outputs, inputs = block.kernel.shape[:2]
+            sizes += inputs, outputs // lanes.replicas, block.pool, block.residual
+            pointers += [variable.data_ptr() for variable in block[:4]]
+            pointers += map(_pointer, block.statistics or (None, None))
+        self.arguments = (
+            len(blocks), (ctypes.c_long * len(sizes))(*sizes), (ctypes.c_void_p * len(pointers))(*pointers),
+            n, height, width, *lanes, compiled.library().widest,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, epsilon: float, *, training: bool) -> tuple[Tensor, Tensor]:
+        """The output, and, in training, what the backward pass needs."""
+        buffer, y = self._buffer(x, keep=training), x.new_empty(self.shape)
+        pointers = buffer.data_ptr(), y.data_ptr()
+        if not _code().chain(*self.arguments, training, x.data_ptr(), epsilon, *pointers):
+            raise MemoryError
+        return y.permute(0, 3, 1, 2), buffer
+
+    def backward(
+        self, x: Tensor, buffer: Tensor, grad_output: Tensor, gradients: list[Tensor], grad_x: Tensor | None
+    ) -> None:
+        """Write the gradients of kernel, bias, gamma and beta of each block, and of x."""
+        work = self._buffer(x, keep=False)
+        given = x.data_ptr(), buffer.data_ptr(), grad_output.data_ptr()
+        found = _pointers(gradients), work.data_ptr(), _pointer(grad_x)
+        if not _code().chain_backward(*self.arguments, *given, *found):
+            raise MemoryError
+
+    def _buffer(self, x: Tensor, *, keep: bool) -> Tensor:
+        return x.new_empty(_code().chain_floats(*self.arguments, keep))
+
+
+def can_head(x: Tensor, kernel: Tensor) -> bool:
+    """Whether `head` supports this batch, which is not in lanes: one of a single network."""
+    return x.shape[1] == kernel.shape[1] and x.shape[1] % LANES == 0 and _suits(x)
+
+
+def head(x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes, *, largest: bool) -> Tensor:
+    """A dense layer of the maximum over all pixels if `largest`, else of the mean."""
+    logits: Tensor = _Head.apply(x, kernel, bias, lanes, largest)
+    return logits
+
+
+class _Head(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes, largest: bool) -> Tensor:
+        n, channels = len(x), kernel.shape[1]
+        ctx.sizes = n, x.shape[2] * x.shape[3], channels, *lanes, len(kernel) // lanes.replicas, largest
+        features, logits = x.new_empty(n, lanes.replicas * channels), x.new_empty(n, len(kernel))
+        variables = kernel.data_ptr(), bias.data_ptr()
+        _code().head(x.data_ptr(), *ctx.sizes, *variables, features.data_ptr(), logits.data_ptr())
+        ctx.save_for_backward(x, features, kernel)
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, features, kernel = ctx.saved_tensors
+        grad_output = grad_output.contiguous()
+        gradients = torch.empty_like(x), torch.empty_like(kernel), x.new_empty(len(kernel))
+        given = x.data_ptr(), features.data_ptr(), grad_output.data_ptr()
+        found = (gradient.data_ptr() for gradient in gradients)
+        _code().head_backward(*given, *ctx.sizes, kernel.data_ptr(), *found)
+        return *gradients, None, None
+
+
 def lanes_for(replicas: int) -> Lanes:
     """The smallest number of lanes that holds this many replicas."""
     return Lanes(replicas, -(-replicas // LANES) * LANES)
@@ -293,10 +471,75 @@ def into_lanes(x: Tensor, channels: int, lanes: Lanes) -> Tensor:
     return y.contiguous().flatten(3).permute(0, 3, 1, 2)
 
 
-def out_of_lanes(x: Tensor, lanes: Lanes) -> Tensor:
-    """Rearrange (batch, channel * lane) back to (batch, replica * channel)."""
-    y: Tensor = x.unflatten(1, (-1, lanes.lanes))[..., : lanes.replicas]
-    return y.transpose(1, 2).flatten(1)
+class Together:
+    """Lists of tensors that C works on in one call, element by element: variables, perhaps with their state.
+
+    All lists are laid out like the first one. The memory of these tensors has to stay where it is; that of
+    others, such as gradients, is looked up for every call.
+    """
+
+    def __init__(self, *lists: Sequence[Tensor]) -> None:
+        self.lists = [list(tensors) for tensors in lists]
+        self.first = self.lists[0]
+        self.strides = [tensor.stride() for tensor in self.first]
+        self.sizes = (ctypes.c_long * len(self.first))(*(tensor.numel() for tensor in self.first))
+        self.pointers = [_pointers(tensors) for tensors in self.lists]
+        self.fits = bool(self.first) and all(
+            tensor.stride() == stride and _is_block(tensor) and tensor.dtype == torch.float32
+            for tensors in self.lists
+            for tensor, stride in zip(tensors, self.strides, strict=True)
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether these tensors are supported."""
+        return self.fits and ready(self.first[0].device, self.first[0].dtype)
+
+    def add_to(self, others: Sequence[Tensor], factor: float) -> bool:
+        """Add a multiple of the first list to others, unless they are laid out in another way."""
+        if not self.ready or [tensor.stride() for tensor in others] != self.strides:
+            return False
+        self._call("add_scaled", self.pointers[0], _pointers(others), factor)
+        return True
+
+    def step(self, rule: str, gradients: Sequence[Tensor], *numbers: float) -> None:
+        """Call an update rule with the gradients of the first list."""
+        alike = [
+            gradient if gradient.stride() == stride else torch.empty_like(variable).copy_(gradient)
+            for gradient, variable, stride in zip(gradients, self.first, self.strides, strict=True)
+        ]
+        self._call(rule, _pointers(alike), *self.pointers, *numbers)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the first list."""
+        self._call("scale", self.pointers[0], factor)
+
+    def sum_of_squares(self, replicas: int) -> Tensor:
+        """The sum of all squares of each replica's share, shape (replica,)."""
+        sums = self.first[0].new_empty(replicas)
+        self._call("sum_of_squares", self.pointers[0], replicas, sums.data_ptr())
+        return sums
+
+    def absorb(self, factors: Sequence[float], share: float) -> None:
+        """Move the last two lists, moving means and variances, towards the first two, those of a batch.
+
+        Each batch variance is multiplied by a factor first; one that is multiplied by zero counts as zero.
+        """
+        self._call("absorb", *self.pointers, (ctypes.c_double * len(factors))(*factors), share)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        getattr(_code(), name)(len(self.first), self.sizes, *arguments)
+
+
+def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def _is_block(tensor: Tensor) -> bool:
+    """Whether the elements fill a block of memory, replica by replica."""
+    return tensor.is_contiguous() or (
+        tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
 
 
 def _output(x: Tensor, *, pool: bool) -> Tensor:

@@ -1,6 +1,7 @@
 """Optimizers: their update rules, and the one that a recipe names.
 
-The rules of the paper are as Keras 3 defines them. All operate on lists of tensors at once.
+The rules of the paper are as Keras 3 defines them. All operate on lists of tensors at once; sgd, momentum and
+adam do so in C where it is available.
 
 Every state tensor is replica-major, (replica * n, ...), so that a checkpoint splits states by replica exactly
 as it splits variables. A state tensor without axes is common to all replicas.
@@ -11,11 +12,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from initmem.recipe import ALONE, Recipe
+from initmem.train import native
 
 ROW_EPSILON = 1e-10  # as published for NorMuon
 
@@ -45,6 +48,11 @@ class Rule(Optimizer):
         self.slots = {name: [torch.zeros_like(v) for v in self.variables] for name in slots}
         self.scalars: dict[str, Tensor] = {}
 
+    @cached_property
+    def together(self) -> native.Together:
+        """Variables and slots, for an update in C."""
+        return native.Together(self.variables, *self.slots.values())
+
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The slots, each named after its variable, and the scalars."""
         slots = {
@@ -60,10 +68,15 @@ class Decoupled(Optimizer):
 
     def __init__(self, rule: Optimizer, decayed: Sequence[Tensor], decay: float) -> None:
         self.rule, self.decayed, self.decay = rule, list(decayed), decay
+        self.together = native.Together(self.decayed)
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
         """Apply one update."""
-        torch._foreach_mul_(self.decayed, 1 - rate * self.decay)
+        factor = 1 - rate * self.decay
+        if self.together.ready:
+            self.together.scale(factor)
+        else:
+            torch._foreach_mul_(self.decayed, factor)
         self.rule.step(gradients, rate, k)
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
@@ -117,7 +130,10 @@ class SGD(Rule):
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
         """Apply one update."""
-        torch._foreach_add_(self.variables, gradients, alpha=-rate)
+        if self.together.ready:
+            self.together.step("add_scaled", gradients, -rate)
+        else:
+            torch._foreach_add_(self.variables, gradients, alpha=-rate)
 
 
 class Momentum(Rule):
@@ -129,6 +145,9 @@ class Momentum(Rule):
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
         """Apply one update."""
+        if self.together.ready:
+            self.together.step("momentum_step", gradients, self.momentum, rate)
+            return
         velocity = self.slots["velocity"]
         torch._foreach_mul_(velocity, self.momentum)
         torch._foreach_add_(velocity, gradients, alpha=-rate)
@@ -144,11 +163,14 @@ class Adam(Rule):
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
         """Apply one update."""
+        size = rate * math.sqrt(1 - self.beta2**k) / (1 - self.beta1**k)
+        if self.together.ready:
+            self.together.step("adam_step", gradients, self.beta1, self.beta2, self.epsilon, size)
+            return
         mean, square = self.slots["mean"], self.slots["square"]
         torch._foreach_lerp_(mean, gradients, 1 - self.beta1)
         torch._foreach_mul_(square, self.beta2)
         torch._foreach_addcmul_(square, gradients, gradients, 1 - self.beta2)
-        size = rate * math.sqrt(1 - self.beta2**k) / (1 - self.beta1**k)
         # Unlike in torch.optim, epsilon is added to the square root without bias correction.
         root = torch._foreach_sqrt(square)
         torch._foreach_add_(root, self.epsilon)

@@ -1,0 +1,192 @@
+/* Blocks one after another: a forward pass in one call, and its backward pass in another.
+
+   A block is a 3x3 convolution, batch or layer normalization, optional 2x2 max pooling, and ReLU. A residual block adds
+   the input of the block before to its output. */
+#include "vectors.h"
+
+typedef int convolution(const float *, const float *, const float *, num, num, num, num, num, int, float *);
+typedef int in_lanes(const float *, const float *, const float *, num, num, num, num, num, num, num, int, float *);
+typedef int gradients(const float *, const float *, num, num, num, num, num, float *, float *);
+typedef int gradients_in_lanes(const float *, const float *, num, num, num, num, num, num, num, float *, float *);
+convolution convolve, convolve_wide;
+in_lanes lanes_convolve, lanes_convolve_wide;
+gradients convolve_backward, convolve_backward_wide;
+gradients_in_lanes lanes_convolve_backward, lanes_convolve_backward_wide;
+void normalize(const float *, num, num, num, num, num, num, int, const float *, const float *, const float *, double,
+               float *, float *, float *, float *);
+void normalize_fixed(const float *, num, num, num, num, num, num, int, const float *, const float *, const float *,
+                     double, const float *, const float *, float *);
+void normalize_backward(const float *, const float *, num, num, num, num, num, num, int, const float *, const float *,
+                        float *, float *, float *, float *);
+void layer_normalize(const float *, num, num, num, num, num, num, int, const float *, const float *, double, float *,
+                     float *);
+void layer_normalize_backward(const float *, const float *, num, num, num, num, num, num, int, const float *,
+                              const float *, const float *, float *, float *, float *);
+
+/* As callers describe blocks: 4 numbers and 6 pointers each. Without a mean, it is layer normalization. */
+struct sizes {
+    num inputs, outputs, pool, residual;
+};
+struct variables {
+    float *kernel, *bias, *gamma, *beta, *mean, *variance;
+};
+struct gradients_of {
+    float *kernel, *bias, *gamma, *beta;
+};
+
+struct network {
+    num count, images, height, width, replicas, lanes, widest;
+    const struct sizes *sizes;
+    const struct variables *variables;
+};
+
+/* A block: the size of its input, and where its tensors are in a buffer. */
+struct place {
+    num height, width, middle, saved, output;
+};
+
+static num larger_of(num a, num b) { return a > b ? a : b; }
+static num aligned(num floats) { return (floats + 15) / 16 * 16; }
+
+/* Find the places and return the size of the buffer. With `keep`, each block has its own; without, all share one for the
+   output of the convolution and one for what normalization saves, and take turns with three for their outputs. */
+static num arrange(const struct network *net, int keep, struct place *places)
+{
+    num height = net->height, width = net->width, total = 0, middle = 0, saved = 0, output = 0;
+    for (num i = 0; i < net->count; i++) {
+        const struct sizes size = net->sizes[i];
+        const num pixels = net->images * height * width, channels = size.outputs * net->lanes;
+        const num of_middle = aligned(pixels * channels);
+        const num of_saved = aligned(net->variables[i].mean ? 4 * channels : 2 * pixels * net->lanes);
+        const num of_output = aligned(pixels * channels / (size.pool ? 4 : 1));
+        places[i] = (struct place){height, width, total, total + of_middle, total + of_middle + of_saved};
+        total += of_middle + of_saved + of_output;
+        middle = larger_of(middle, of_middle), saved = larger_of(saved, of_saved);
+        output = larger_of(output, of_output);
+        if (size.pool)
+            height /= 2, width /= 2;
+    }
+    if (keep)
+        return total;
+    for (num i = 0; i < net->count; i++)
+        places[i].middle = 0, places[i].saved = middle, places[i].output = middle + saved + i % 3 * output;
+    return middle + saved + 3 * output;
+}
+
+/* Whether channels, or lanes, fill the widest vectors. */
+static int is_wide(const struct network *net, num inputs, num outputs)
+{
+    const num widest = net->widest;
+    return widest > 8 && (net->lanes > 1 ? net->lanes % widest == 0 : inputs % widest == 0 && outputs % widest == 0);
+}
+
+static int convolved(const struct network *net, struct place at, const float *x, const float *kernel,
+                     const float *bias, num inputs, num outputs, int transposed, float *y)
+{
+    const num n = net->images, h = at.height, w = at.width, r = net->replicas, lanes = net->lanes;
+#ifdef __AVX512F__
+    if (is_wide(net, inputs, outputs))
+        return lanes > 1 ? lanes_convolve_wide(x, kernel, bias, n, h, w, inputs, outputs, r, lanes, transposed, y)
+                         : convolve_wide(x, kernel, bias, n, h, w, inputs, outputs, transposed, y);
+#endif
+    return lanes > 1 ? lanes_convolve(x, kernel, bias, n, h, w, inputs, outputs, r, lanes, transposed, y)
+                     : convolve(x, kernel, bias, n, h, w, inputs, outputs, transposed, y);
+}
+
+static int convolved_backward(const struct network *net, struct place at, const float *x, const float *grad,
+                              num inputs, num outputs, float *grad_kernel, float *grad_bias)
+{
+    const num n = net->images, h = at.height, w = at.width, r = net->replicas, lanes = net->lanes;
+#ifdef __AVX512F__
+    if (is_wide(net, inputs, outputs))
+        return lanes > 1
+                   ? lanes_convolve_backward_wide(x, grad, n, h, w, inputs, outputs, r, lanes, grad_kernel, grad_bias)
+                   : convolve_backward_wide(x, grad, n, h, w, inputs, outputs, grad_kernel, grad_bias);
+#endif
+    return lanes > 1 ? lanes_convolve_backward(x, grad, n, h, w, inputs, outputs, r, lanes, grad_kernel, grad_bias)
+                     : convolve_backward(x, grad, n, h, w, inputs, outputs, grad_kernel, grad_bias);
+}
+
+static void accumulate(float *restrict to, const float *restrict from, num floats)
+{
+    for (num i = 0; i < floats; i++)
+        to[i] += from[i];
+}
+
+/* The number of floats that a buffer must have: `keep` for the forward pass of training, not for the others. */
+num chain_floats(num count, const struct sizes *sizes, const struct variables *variables, num images, num height,
+                 num width, num replicas, num lanes, num widest, int keep)
+{
+    const struct network net = {count, images, height, width, replicas, lanes, widest, sizes, variables};
+    struct place places[count];
+    return arrange(&net, keep, places);
+}
+
+/* In training, `buffer` is what `chain_backward` needs. */
+int chain(num count, const struct sizes *sizes, const struct variables *variables, num images, num height, num width,
+          num replicas, num lanes, num widest, int training, const float *x, double epsilon, float *buffer, float *y)
+{
+    const struct network net = {count, images, height, width, replicas, lanes, widest, sizes, variables};
+    const float *before = x;
+    struct place places[count];
+    arrange(&net, training, places);
+    for (num i = 0; i < count; i++) {
+        const struct sizes size = sizes[i];
+        const struct variables v = variables[i];
+        const struct place at = places[i];
+        const num channels = size.outputs * lanes, h = at.height, w = at.width;
+        float *middle = buffer + at.middle, *saved = buffer + at.saved;
+        float *output = i + 1 < count ? buffer + at.output : y;
+        if (!convolved(&net, at, x, v.kernel, v.bias, size.inputs, size.outputs, 0, middle))
+            return 0;
+        if (!v.mean)
+            layer_normalize(middle, images, h, w, channels, replicas, lanes, size.pool, v.gamma, v.beta, epsilon, saved,
+                            output);
+        else if (training)
+            normalize(middle, images, h, w, channels, replicas, lanes, size.pool, NULL, v.gamma, v.beta, epsilon,
+                      v.mean, v.variance, saved, output);
+        else
+            normalize_fixed(middle, images, h, w, channels, replicas, lanes, size.pool, NULL, v.gamma, v.beta, epsilon,
+                            v.mean, v.variance, output);
+        if (size.residual)
+            accumulate(output, before, images * h * w * channels);
+        before = x, x = output;
+    }
+    return 1;
+}
+
+/* The gradients of all variables, and of x unless grad_x is NULL. */
+int chain_backward(num count, const struct sizes *sizes, const struct variables *variables, num images, num height,
+                   num width, num replicas, num lanes, num widest, const float *x, const float *buffer,
+                   const float *grad_output, const struct gradients_of *gradients, float *work, float *grad_x)
+{
+    const struct network net = {count, images, height, width, replicas, lanes, widest, sizes, variables};
+    struct place kept[count], places[count];
+    const float *grad = grad_output, *skip = NULL; /* what the sum of a residual block passes on */
+    arrange(&net, 1, kept), arrange(&net, 0, places);
+    for (num i = count - 1; i >= 0; i--) {
+        const struct sizes size = sizes[i];
+        const struct variables v = variables[i];
+        const struct gradients_of g = gradients[i];
+        const num channels = size.outputs * lanes, h = kept[i].height, w = kept[i].width;
+        const float *input = i ? buffer + kept[i - 1].output : x;
+        const float *middle = buffer + kept[i].middle, *saved = buffer + kept[i].saved;
+        float *grad_middle = work + places[i].middle, *grad_input = i ? work + places[i].output : grad_x;
+        if (v.mean)
+            normalize_backward(middle, grad, images, h, w, channels, replicas, lanes, size.pool, NULL, saved,
+                               grad_middle, g.gamma, g.beta, NULL);
+        else
+            layer_normalize_backward(middle, grad, images, h, w, channels, replicas, lanes, size.pool, v.gamma, v.beta,
+                                     saved, grad_middle, g.gamma, g.beta);
+        if (grad_input
+            && !convolved(&net, kept[i], grad_middle, v.kernel, NULL, size.outputs, size.inputs, 1, grad_input))
+            return 0;
+        if (!convolved_backward(&net, kept[i], input, grad_middle, size.inputs, size.outputs, g.kernel, g.bias))
+            return 0;
+        if (skip && grad_input)
+            accumulate(grad_input, skip, images * h * w * size.inputs * lanes);
+        skip = size.residual ? grad : NULL;
+        grad = grad_input;
+    }
+    return 1;
+}
