@@ -127,7 +127,8 @@ def test_studies() -> None:
         assert {"smoke", "mini", "lab", "paper"} <= {effort for study, effort in rows if study == name}
 
 
-def test_plan() -> None:
+def test_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("initmem.engines.speed.SECONDS_OF_TRIALS", 0.0)  # whatever the times are
     found = told("plan", "quickstart", "--effort", "smoke", "--gpus", "2", "--json")
     assert (found["summary"]["runs"], found["summary"]["recipes"]) == (16, 4)
     assert found["summary"]["schedule"]["gpus"] == 2
@@ -210,6 +211,7 @@ epochs = 2
 """
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
     study, store = tmp_path / "tiny.toml", tmp_path / "store"
     study.write_text(TINY)
@@ -238,6 +240,7 @@ def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
     assert roles == {"all", "init", "order"}
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_advise_and_check(tmp_path: Path) -> None:
     rows = said("advise", "main-grid", "--effort", "paper", "--json")
     published = {row["recipe"]: row["published"] for row in rows}

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from initmem.errors import ConfigError, InitmemError
+from initmem.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Graphed(Generic[T]):
         try:
             graph = CudaGraph(self._device)
             self._output = graph.capture(lambda: function(self._x, self._y))
-        except (InitmemError, torch.OutOfMemoryError):  # a smaller pack may fit
+        except torch.OutOfMemoryError:  # a smaller pack may fit
             raise
         except RuntimeError as error:
             said = str(error).strip().partition("\n")[0]
