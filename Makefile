@@ -12,7 +12,7 @@ demo: .venv/base.stamp  ## train the quickstart, print the verdicts, write the r
 	$(BIN)/initmem report $(DEMO_STORE)
 
 test: .venv/dev.stamp lint  ## all checks
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -69,6 +69,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord
 
 
 @pytest.fixture
+def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The local engine trains in this process: a worker of its own takes seconds to begin."""
+    from initmem.engines.local import LocalEngine
+    from initmem.engines.worker import Worker
+
+    def run_here(engine, store, packs, listen) -> bool:
+        Worker(store, engine.settings, listen=listen).work(packs)
+        return True
+
+    monkeypatch.setattr(LocalEngine, "run", run_here)
+
+
+@pytest.fixture
 def command(monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     """The command line in this process: exit code, what it printed, what it complained of."""
 

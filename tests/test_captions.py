@@ -51,6 +51,11 @@ def records_of(store: str) -> tuple[list[RunRecord], list[Study]]:
     return records, studies
 
 
+@cache
+def plot_of(name: str, store: str = "planted", *, reference: bool = True) -> Plot:
+    return figures.plot_of(name, *records_of(store), reference)
+
+
 def signs(figure: Figure, text: str) -> dict[str, bool]:
     """What a caption can name, and whether it is in the figure."""
     lines = [line for line in figure.findobj(Line2D) if len(line.get_xdata())]
@@ -154,8 +159,7 @@ def test_labels_that_stand_on_each_other_are_seen() -> None:
 
 @pytest.mark.parametrize(("store", "name", "reference"), FIGURES)
 def test_a_caption_names_what_is_drawn_and_nothing_else(store: str, name: str, reference: bool) -> None:
-    records, studies = records_of(store)
-    plot = figures.plot_of(name, records, studies, reference)
+    plot = plot_of(name, store, reference=reference)
     figure, _ = renderer.draw(plot)
     text = caption(plot)
     if reference and store in LOOKED_AT:
@@ -185,8 +189,8 @@ PUBLISHED = {  # which published quantities a figure can show
 )  # no seed has a spread there
 def test_no_published_values_are_missed(store: str, name: str) -> None:
     """By looking up every recipe behind what is drawn, whatever place its values were published in."""
-    records, studies = records_of(store)
-    plot = figures.plot_of(name, records, studies, True)
+    records, _ = records_of(store)
+    plot = plot_of(name, store, reference=True)
     maps = [row for panel in plot.all_panels if isinstance(panel, Heatmap) for row in panel.rows]
     series = [*(one for panel in plot.panels for one in panel.series), *maps]
     drawn_runs = {run for one in series for runs in one.runs for run in runs}
@@ -197,10 +201,6 @@ def test_no_published_values_are_missed(store: str, name: str) -> None:
 
 
 # -- what overlapped or misled ----------------------------------------------------------------------------
-
-
-def plot_of(name: str, store: str = "planted", *, reference: bool = True) -> Plot:
-    return figures.plot_of(name, *records_of(store), reference)
 
 
 def drawn(name: str, store: str = "planted", *, reference: bool = True) -> tuple[Figure, list[Axes]]:

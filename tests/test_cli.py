@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +14,25 @@ import numpy as np
 import pytest
 
 from conftest import fake_record
+from initmem.cli import main
 from initmem.store.store import Store
 from initmem.study import Study
 
 
 def initmem(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line in this process: a new one takes a second to begin."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr("sys.argv", ["initmem", *map(str, arguments)])
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as stop:
+            main()
+    return subprocess.CompletedProcess(arguments, int(stop.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def spawned(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own, as a user starts it."""
     return subprocess.run(
         [sys.executable, "-m", "initmem", *map(str, arguments)],
         capture_output=True,
@@ -62,7 +78,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 def test_mistakes_are_one_line_and_code_2(tmp_path: Path) -> None:
-    assert_refused(initmem("run", "nosuch"), "nosuch", "quickstart")
+    assert_refused(spawned("run", "nosuch"), "nosuch", "quickstart")
     bad = tmp_path / "bad.toml"
     bad.write_text('[recipe]\noptimizer = "sgdd"\nbatch_size = 0\n')
     assert_refused(initmem("run", bad), "optimizer = 'sgdd'", "batch_size = 0", "'adam'")
@@ -111,7 +127,8 @@ def test_studies() -> None:
         assert {"smoke", "mini", "lab", "paper"} <= {effort for study, effort in rows if study == name}
 
 
-def test_plan() -> None:
+def test_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("initmem.engines.speed.SECONDS_OF_TRIALS", 0.0)  # whatever the times are
     found = told("plan", "quickstart", "--effort", "smoke", "--gpus", "2", "--json")
     assert (found["summary"]["runs"], found["summary"]["recipes"]) == (16, 4)
     assert found["summary"]["schedule"]["gpus"] == 2
@@ -143,7 +160,7 @@ def test_status_and_measure(filled: Path) -> None:
 def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: Path) -> None:
     store = tmp_path / "store"
     options = ["run", "quickstart", "--effort", "smoke", "--set", "epochs=1", "--store", store]
-    first = initmem(*options)
+    first = spawned(*options)
     assert first.returncode == 0, first.stderr
     assert "16 runs trained" in first.stdout
     assert "undetermined" in first.stdout
@@ -194,6 +211,7 @@ epochs = 2
 """
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
     study, store = tmp_path / "tiny.toml", tmp_path / "store"
     study.write_text(TINY)
@@ -222,6 +240,7 @@ def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
     assert roles == {"all", "init", "order"}
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_advise_and_check(tmp_path: Path) -> None:
     rows = said("advise", "main-grid", "--effort", "paper", "--json")
     published = {row["recipe"]: row["published"] for row in rows}
@@ -386,7 +405,7 @@ def test_times_are_told_in_words(hours: float, text: str) -> None:
 
 
 def test_help_names_every_option_and_cuts_nothing() -> None:
-    shown = initmem("run", "--help", COLUMNS="80", TERM="dumb").stdout
+    shown = spawned("run", "--help", COLUMNS="80", TERM="dumb").stdout
     for name in (
         "--records-travel",
         "--checkpoint-every",
@@ -467,7 +486,7 @@ def test_bench_needs_a_checkout_and_says_so(tmp_path: Path) -> None:
 
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "initmem").symlink_to(Path(package.__file__).parent)
-    done = initmem("bench", PYTHONPATH=str(tmp_path / "site"))
+    done = spawned("bench", PYTHONPATH=str(tmp_path / "site"))
     assert_refused(done, "checkout", "pip install -e .")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import json
 import os
 import re
@@ -253,6 +254,7 @@ def test_the_wrapped_script_is_asked_with_its_clocks(tmp_path: Path, capsys, mon
     (said,) = re.findall(r'--command "python (examples/wrapped_script\.py .*?)"', page)
     said += " --max_iters=6 --eval_interval=2 --eval_iters=1"
     options = ["--set", "scales=[0.5, 2.0]", "--set", "seeds=[3]", "--store", str(tmp_path), "--json"]
+    options += ["--workers", "1"]  # each takes seconds to begin
     with contextlib.suppress(SystemExit):
         app(["run", "--command", f"{PYTHON} {said}", *options])
     assert json.loads(capsys.readouterr().out)["summary"]["completed"] == 2
@@ -271,42 +273,33 @@ def test_the_wrapped_script_is_asked_with_its_clocks(tmp_path: Path, capsys, mon
     assert large.summary.norm_init == pytest.approx(4 * small.summary.norm_init, rel=1e-5)
 
 
-def ran(tmp_path: Path, *more: str) -> tuple[int, str, str]:
-    command = f"{PYTHON} train.py {{scale}} {{seed}} {{history}} --config=run.toml"
+def test_a_changed_program_is_refused_and_failures_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = f"{PYTHON} train.py {{scale}} {{seed}} {{history}} --config=run.toml"
     options = ["--store", "store", "--workers", "1", "--set", "scales=[1.0, 2.0]", "--set", "seeds=[0, 1]"]
-    done = subprocess.run(
-        [PYTHON, "-m", "initmem", "run", "--command", command, *options, *more],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(initmem.__file__).parents[1])},
-        timeout=300,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_a_changed_program_is_refused_and_failures_are_explained(tmp_path: Path) -> None:
+    ran = functools.partial(command, "run", "--command", asked, *options)
     script = HEAD + "RATE = 0.1\nsay(val_loss=scale * RATE + 0.01 * seed)\n"
     (tmp_path / "train.py").write_text(script.replace("say(val", "say(test_acc=97, val"))
     (tmp_path / "run.toml").write_text("epochs = 3\n")
-    code, out, err = ran(tmp_path)
+    code, out, err = ran()
     assert code == 2
     words = "stopped: the first 3 of 4 runs all failed with initmem.pipeline.command.ProgramError: "
     assert f"{words}line 1 of the history: metric test_acc = 97 (allowed: a fraction from 0 to 1)" in err
     (tmp_path / "train.py").write_text(script)  # fixed: they are tried again without being asked to
-    code, out, err = ran(tmp_path)
+    code, out, err = ran()
     assert code == 0, err
     assert "4 runs trained" in out
     assert "metric: val_loss (no accuracy was recorded)" in out
     assert "forgets" in out or "remembers" in out or "undetermined" in out
     (tmp_path / "train.py").write_text(script.replace("RATE = 0.1", "RATE = 0.2  # more"))
-    code, out, err = ran(tmp_path)
+    code, out, err = ran()
     assert code == 2 and "were trained before this changed: train.RATE 0.1 -> 0.2 (keep_old=True" in err
-    code, out, err = ran(tmp_path, "--keep-old")
+    code, out, err = ran("--keep-old")
     assert code == 0 and "4 of 4 runs were trained before this changed: train.RATE 0.1 -> 0.2" in err
-    code, out, err = ran(tmp_path, "--name", "second")
+    code, out, err = ran("--name", "second")
     assert code == 0 and "4 runs trained" in out
     (tmp_path / "run.toml").write_text("epochs = 4\n")
-    code, _, err = ran(tmp_path, "--name", "second", "--watch", "run.toml")
+    code, _, err = ran("--name", "second", "--watch", "run.toml")
     assert code == 2 and "run.toml: epochs 3 -> 4" in err

@@ -121,6 +121,7 @@ def test_a_cluster_has_no_apple_gpu(engine: str) -> None:
         engine_named(engine, settings=Settings(device="mps"))
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_the_precision_asked_for_is_recorded(tmp_path: Path, command) -> None:
     grid = 'name = "exact"\nscales = [1.0]\nseeds = [0]\n'
     recipe = (

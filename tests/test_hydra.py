@@ -54,7 +54,7 @@ def test_a_study_file_with_a_command_is_a_grid_of_overrides(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(initmem.__file__).parents[1]))
     with pytest.raises(SystemExit) as ended:
-        app(["run", "study.toml", "--store", "grid", "--command", command])
+        app(["run", "study.toml", "--store", "grid", "--workers", "1", "--command", command])
     assert not ended.value.code
     records = Store(tmp_path / "grid").records()
     assert {record.status for record in records} == {"completed"}

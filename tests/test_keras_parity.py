@@ -133,9 +133,7 @@ def _torch_adam(self, gradients, rate, k):
 
 
 def _unbiased(self):
-    for norm in self.norms:
-        norm.count = 10**12
-    ABSORB(self)
+    return [1.0 for _ in self.norms]
 
 
 def _layer_norm_over_everything(self, x):
@@ -170,11 +168,11 @@ def _symmetric_padding(self, side):
     return (self.size // 2, self.size // 2)
 
 
-MUON_INIT, ABSORB = Muon.__init__, MovingStatistics.absorb
+MUON_INIT = Muon.__init__
 DIFFERENCES = {
     "batch norm momentum": (layers, "MOVING_AVERAGE", 0.9, {}),
     "norm epsilon": (layers, "NORM_EPSILON", 1e-5, {}),
-    "moving variance": (MovingStatistics, "absorb", _unbiased, {}),
+    "moving variance": (MovingStatistics, "_biased", _unbiased, {}),
     "layer norm axes": (LayerNorm, "forward", _layer_norm_over_everything, {"norm": "layer"}),
     "momentum": (Momentum, "step", _torch_momentum, {"optimizer": "momentum"}),
     "adam epsilon": (Adam, "step", _torch_adam, {"optimizer": "adam", "epsilon": 1e-4}),

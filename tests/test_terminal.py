@@ -230,13 +230,11 @@ def test_a_legend_explains_every_column_that_is_shown(screens: list[Screen]) -> 
                     assert f": {column.about}" in text, f"{column.title} of {named(screen)}"
 
 
-def test_memory_and_verdict_stand_in_one_line_at_80_columns(screens: list[Screen]) -> None:
+def test_memory_and_verdict_stand_in_one_line_at_80_columns(screens: list[Screen], command) -> None:
     """As the JSON has them."""
     (screen,) = [s for s in screens if s.width == 80 and s.words == ["measure", GRID]]
-    told = subprocess.run(
-        [sys.executable, "-m", "initmem", "measure", GRID, "--json"], capture_output=True, text=True
-    )
-    for row in json.loads(told.stdout)["rows"]:
+    _, told, _ = command("measure", GRID, "--json")
+    for row in json.loads(told)["rows"]:
         (line,) = [line for line in screen.lines if line.startswith(f"{row['recipe']} ")]
         interval = f"{row['low']:.1f} to {row['high']:.1f}"
         for piece in (row["verdict"], f"{row['memory']:.1f}", interval):
@@ -253,11 +251,9 @@ def test_studies_begin_with_quickstart_and_take_one_line_each(screens: list[Scre
             assert len(rows) == 13
 
 
-def test_wide_and_a_pipe_show_every_column() -> None:
+def test_wide_and_a_pipe_show_every_column(command) -> None:
     wide = in_terminal([sys.executable, "-m", "initmem", "measure", GRID, "--wide"])
-    piped = subprocess.run(
-        [sys.executable, "-m", "initmem", "measure", GRID], capture_output=True, text=True
-    ).stdout
+    _, piped, _ = command("measure", GRID)
     for text in (wide, piped):
         head = next(line for line in text.splitlines() if line.startswith("recipe"))
         assert re.sub(" +", " ", head).strip() == (

@@ -13,11 +13,6 @@ import numpy as np
 import pytest
 
 from initmem.cli import main
-from initmem.engines.engine import Listener
-from initmem.engines.local import LocalEngine
-from initmem.engines.worker import Worker
-from initmem.store.store import Store
-from initmem.study import Run
 from initmem.study_file import load_study
 from initmem.theory import diagonal, figure9, resetting
 from initmem.theory.lab import train_linear
@@ -100,13 +95,12 @@ def test_pictures_are_there_and_shown() -> None:
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slow parts on a smaller scale, and no process but this one."""
+    """The slow parts on a smaller scale."""
     reach = diagonal.reach
     monkeypatch.setattr(
         diagonal, "reach", lambda problem, *, seed: reach(problem, (0.1, 1.0), seed=seed, steps=200)
     )
     monkeypatch.setattr(figure9, "figure9_data", lambda *, seed: short_figure9())
-    monkeypatch.setattr(LocalEngine, "run", run_here)
 
 
 def short_figure9() -> figure9.Figure9:
@@ -114,12 +108,7 @@ def short_figure9() -> figure9.Figure9:
     return figure9.Figure9(tuple(figure9.Experiment(letter, "short", lines) for letter in "abcd"))
 
 
-def run_here(engine: LocalEngine, store: Store, packs: list[list[Run]], listen: Listener) -> bool:
-    Worker(store, engine.settings, listen=listen).work(packs)
-    return True
-
-
-@pytest.mark.usefixtures("light")
+@pytest.mark.usefixtures("light", "no_workers")
 def test_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

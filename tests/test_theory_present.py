@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -103,12 +102,11 @@ def test_a_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch,
         show("resetting", output=tmp_path / "nowhere" / "x.png")
 
 
-def test_the_command_refuses_in_one_line() -> None:
-    words = [sys.executable, "-m", "initmem", "theory", "fig10"]
-    refused = subprocess.run(words, capture_output=True, text=True)
-    assert refused.returncode == 2
-    assert refused.stderr.count("\n") == 1
-    assert "propositions" in refused.stderr
+def test_the_command_refuses_in_one_line(command) -> None:
+    code, _, refused = command("theory", "fig10")
+    assert code == 2
+    assert refused.count("\n") == 1
+    assert "propositions" in refused
 
 
 def test_a_seed_draws_anew_and_repeats() -> None:

@@ -29,7 +29,7 @@ from initmem.cli.base import (
     show,
 )
 from initmem.errors import ConfigError, count
-from initmem.train.requirements import Precision
+from initmem.train.requirements import Compile, Precision
 
 if TYPE_CHECKING:
     from initmem.engines.engine import Listener
@@ -97,6 +97,10 @@ def run(
         Precision,
         typer.Option(metavar="NAME", help="float32, tf32 or amp (bfloat16 layers); recorded with each run."),
     ] = "float32",
+    compile: Annotated[
+        Compile,
+        typer.Option(metavar="NAME", help="none or graphs (CUDA graphs of updates); recorded with each run."),
+    ] = "none",
     checkpoint_every: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints.")
     ] = 60.0,
@@ -175,7 +179,7 @@ def run(
             bundled = bundled_pipeline(asked)
             trainer, pack = bundled.trainer, pack or bundled.pack
         else:
-            check(asked)
+            check(asked, compile)
             code = plugin_code(asked)
     chosen = engine_named(
         engine,
@@ -184,6 +188,7 @@ def run(
             device=device,
             slots=slots,
             precision=precision,
+            compile=compile,
             checkpoint_every=checkpoint_every,
             timeout=limit,
             trainer=trainer,

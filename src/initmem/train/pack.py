@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,10 @@ from initmem.train.init import initialized
 from initmem.train.layers import BatchNorm, MovingStatistics, Norm, by_replica
 from initmem.train.models import ResNet9
 from initmem.train.optimizers import PerReplica, optimizer_for, times
-from initmem.train.requirements import Precision
+from initmem.train.requirements import Compile, Precision, check_compile
+
+if TYPE_CHECKING:
+    from initmem.train.graphs import Graphed
 
 # Pixels (images x height x width, over all replicas) per evaluation batch. On a CPU the activations should
 # stay in the cache: with 1000 images of 32x32 per batch, an image takes twice as long as with 100.
@@ -40,6 +43,14 @@ STATISTICS_BATCHES = 50  # training batches that the statistics of an averaged p
 Rows = dict[str, list[float]]
 Session = dict[str, Any]  # the conditions under which a run was trained, and until which update
 RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
+
+
+class Step(NamedTuple):
+    """What an update needs of a batch."""
+
+    logits: Tensor  # (batch, replica, class), or (batch, replica, token, class)
+    losses: Tensor  # (batch, replica)
+    gradients: list[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +72,15 @@ class Pack:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         precision: Precision = "float32",
+        compile: Compile = "none",
     ) -> None:
         self.runs, self.recipe = list(runs), network_of(runs[0].recipe)
         self.recipes = [network_of(run.recipe) for run in runs]
         if any(recipe.pack_key != self.recipe.pack_key for recipe in self.recipes):
             raise ValueError("the replicas of a pack must share one recipe, but for rates and penalties")
         self.replicas, self.classes = len(self.runs), data.classes
-        self.device, self.precision = torch.device(device), precision
+        check_compile(compile, self.recipe)
+        self.device, self.precision, self.compile = torch.device(device), precision, compile
         self.train, self.val, self.test = (
             Images(split, device=self.device, dtype=dtype) for split in (data.train, data.val, data.test)
         )
@@ -95,6 +108,19 @@ class Pack:
             rule = optimizer_for(self.recipe.replace(weight_decay=0.0), variables, self.replicas)
             chosen = [variables[i] for i in self._decayed()]
             self.optimizer = PerReplica(rule, variables, chosen, self.ratio, each["weight_decay"])
+        self.convolutions: dict[str, str] = {}  # how they are computed, where there was a choice
+        if self.replicas > 1 and self.device.type != "cpu" and not self.recipe.is_module:
+            from initmem.train.convolutions import choose
+
+            shape = (min(self.recipe.batch_size, len(self.train)), self.replicas)
+            index = torch.zeros(shape, dtype=torch.int64, device=self.device)
+            with self._autocast():
+                self.convolutions = choose(self.network, self.train.packed(index)[0])
+        self.graphed: Graphed[Step] | None = None
+        if compile == "graphs":
+            from initmem.train.graphs import Graphed
+
+            self.graphed = Graphed(self.recipe.batch_size, self.device)
         self.best = {name: value.clone() for name, value in self._variables().items()}
         self.epoch = 0
         self.norm_init = self._kernel_squares().sqrt().tolist()
@@ -132,21 +158,13 @@ class Pack:
         for i in range(self.position, len(batches)):
             x, y = self.train.packed(batches[i], draws[i])
             self.network.begin_update(first_update + i)
-            logits = self._logits(x)
-            # (batch, replica): the mean is over the batch only, so gradients do not depend on R.
-            losses = _cross_entropy(logits, y)
-            # A plain module may have parameters that it does not use: their gradient is zero.
-            gradients = list(
-                torch.autograd.grad(
-                    losses.sum() / len(batches[i]), self.parameters, materialize_grads=self.recipe.is_module
-                )
-            )
+            step = self._step(x, y) if self.graphed is None else self.graphed(self._step, x, y)
             with torch.no_grad():
                 self.statistics.absorb()
                 self.running["angular"] += rates[i] * self.ratio / self._kernel_squares()
-                self._update(gradients, float(rates[i]), first_update + i)
-                self.running["loss"] += losses.sum(0)
-                self.running["correct"] += _correct(logits, y).sum(0)
+                self._update(step.gradients, float(rates[i]), first_update + i)
+                self.running["loss"] += step.losses.sum(0)
+                self.running["correct"] += _correct(step.logits, y).sum(0)
             self.position = i + 1
             if self.position < len(batches) and pause():
                 self.seconds += time.perf_counter() - started
@@ -157,6 +175,18 @@ class Pack:
             self.seconds += time.perf_counter() - started
             self._end_epoch(epoch, rates, sharpness)
         return True
+
+    def _step(self, x: Tensor, y: Tensor) -> Step:
+        """What the network makes of a batch. A CUDA graph may hold it, so it draws and counts nothing."""
+        logits = self._logits(x)
+        # (batch, replica): the mean is over the batch only, so gradients do not depend on R.
+        losses = _cross_entropy(logits, y)
+        # A plain module may have parameters that it does not use: their gradient is zero.
+        gradients = torch.autograd.grad(
+            losses.sum() / len(x), self.parameters, materialize_grads=self.recipe.is_module
+        )
+        self.statistics.correct()
+        return Step(logits.detach(), losses.detach(), list(gradients))
 
     def _begin_epoch(self) -> None:
         """Reset the sums over the batches of an epoch, each of shape (replica,)."""
@@ -241,11 +271,14 @@ class Pack:
             "torch": torch.__version__,
             "device": str(self.device),
             "precision": self.precision,
+            "compile": self.compile,
             "native": compiled.library().build if ready else "",
             "pack": self.replicas,
         }
+        now |= {"convolutions": self.convolutions} if self.convolutions else {}
         before = self.earlier[replica]
-        if before and {**before[-1], "updates": 0} == {**now, "updates": 0}:
+        default = {"compile": "none"}  # of checkpoints from before there were graphs
+        if before and {**default, **before[-1], "updates": 0} == {**now, "updates": 0}:
             before = before[:-1]
         return [*before, {"updates": self.updates, **now}]
 
@@ -267,13 +300,17 @@ class Pack:
 
         Losses and updates are always in full precision.
         """
-        # Entering a context that changes nothing takes 20 microseconds.
-        amp = self.precision == "amp"
-        with torch.autocast(self.device.type, torch.bfloat16) if amp else nullcontext():
+        with self._autocast():
             logits: Tensor = self.network(x)
         return logits.to(self.parameters[0].dtype).view(
             len(x), self.replicas, *self.train.y.shape[1:], self.classes
         )
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """The context in which layers compute in the precision that was asked for."""
+        if self.precision != "amp":
+            return nullcontext()  # entering a context that changes nothing takes 20 microseconds
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def _order(self, epoch: int) -> Tensor:
         """The order of the examples in one epoch, shape (example, replica)."""
@@ -336,6 +373,7 @@ class Pack:
         self.network.train()
         for i, batch in enumerate(batches[:STATISTICS_BATCHES]):
             self._logits(self.train.packed(batch, draws[i])[0])
+            self.statistics.correct()
             self.statistics.absorb(1 / (i + 1))
 
     def _sharpness(self, epoch: int) -> list[float]:
