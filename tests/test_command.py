@@ -248,13 +248,13 @@ def test_a_script_is_wrapped_in_a_few_lines() -> None:
     assert set(kept) <= {line.strip() for line in before}
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_the_wrapped_script_is_asked_with_its_clocks(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "wrap-a-script.md").read_text()
     (said,) = re.findall(r'--command "python (examples/wrapped_script\.py .*?)"', page)
     said += " --max_iters=6 --eval_interval=2 --eval_iters=1"
     options = ["--set", "scales=[0.5, 2.0]", "--set", "seeds=[3]", "--store", str(tmp_path), "--json"]
-    options += ["--workers", "1"]  # each takes seconds to begin
     with contextlib.suppress(SystemExit):
         app(["run", "--command", f"{PYTHON} {said}", *options])
     assert json.loads(capsys.readouterr().out)["summary"]["completed"] == 2
@@ -273,12 +273,13 @@ def test_the_wrapped_script_is_asked_with_its_clocks(tmp_path: Path, capsys, mon
     assert large.summary.norm_init == pytest.approx(4 * small.summary.norm_init, rel=1e-5)
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_a_changed_program_is_refused_and_failures_are_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked = f"{PYTHON} train.py {{scale}} {{seed}} {{history}} --config=run.toml"
-    options = ["--store", "store", "--workers", "1", "--set", "scales=[1.0, 2.0]", "--set", "seeds=[0, 1]"]
+    options = ["--store", "store", "--set", "scales=[1.0, 2.0]", "--set", "seeds=[0, 1]"]
     ran = functools.partial(command, "run", "--command", asked, *options)
     script = HEAD + "RATE = 0.1\nsay(val_loss=scale * RATE + 0.01 * seed)\n"
     (tmp_path / "train.py").write_text(script.replace("say(val", "say(test_acc=97, val"))

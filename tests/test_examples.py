@@ -75,12 +75,12 @@ def change(records: list[initmem.RunRecord], column: str) -> float:
     return sum(record.history[column][-1] - record.history[column][0] for record in records) / len(records)
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_a_program_that_never_heard_of_initmem(tmp_path, capsys) -> None:
     page = (FOLDER / "plain_program.py").read_text()
     said = re.search(r"--command \\+\n +\"python examples/(.*?)\"", page)[1]
     said = said.replace("--epochs 30", "--epochs 4")
     options = ["--set", "scales=[0.1, 2.5]", "--set", "seeds=[0, 1]", "--store", str(tmp_path), "--json"]
-    options += ["--workers", "1"]  # each takes seconds to begin
     with pytest.raises(SystemExit) as ended:
         app(["run", "--command", f"{sys.executable} {FOLDER}/{said}", *options])
     assert ended.value.code in (0, None)

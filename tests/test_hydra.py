@@ -46,6 +46,7 @@ def test_inside_hydra_main_a_sweep_adds_recipes_to_one_store(tmp_path: Path) -> 
     ]  # no directories of outputs
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_a_study_file_with_a_command_is_a_grid_of_overrides(tmp_path: Path, monkeypatch) -> None:
     (study,) = re.findall(r"^```toml\n(.*?)^```", PAGE, flags=re.M | re.S)
     (said,) = re.findall(r'^initmem run study\.toml .*?--command "(.*?)"$', PAGE, flags=re.M | re.S)
@@ -54,7 +55,7 @@ def test_a_study_file_with_a_command_is_a_grid_of_overrides(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(initmem.__file__).parents[1]))
     with pytest.raises(SystemExit) as ended:
-        app(["run", "study.toml", "--store", "grid", "--workers", "1", "--command", command])
+        app(["run", "study.toml", "--store", "grid", "--command", command])
     assert not ended.value.code
     records = Store(tmp_path / "grid").records()
     assert {record.status for record in records} == {"completed"}
