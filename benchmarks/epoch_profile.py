@@ -14,7 +14,7 @@ from bench.command import asked_workloads
 from bench.workloads import Workload
 from torch.profiler import ProfilerActivity, profile
 
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.engines.execute import pack_size
 from initmem.engines.worker import make_ready
 from initmem.study import Run

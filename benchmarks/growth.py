@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from bench.compare import gemm_limit
 
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.engines.engine import Claimed, EpochEnded, Event, cores
 from initmem.engines.execute import packs
 from initmem.engines.local import LocalEngine

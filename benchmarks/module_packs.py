@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train.pack import Pack

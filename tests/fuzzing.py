@@ -38,7 +38,7 @@ import test_cifar10 as cifar
 from conftest import fake_record
 from faultlab import memory_folder
 from initmem.data import cifar10_sources as sources
-from initmem.data import load, sizes
+from initmem.data.sources import load, sizes
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
 from initmem.store import checkpoints

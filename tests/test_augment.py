@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train.batches import flip_crop, flip_crop_draws

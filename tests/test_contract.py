@@ -16,7 +16,7 @@ from clusters import (
     put_through_contract,
 )
 from faultlab import residue
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.engines.engine import engine_named
 from initmem.errors import ConfigError
 from initmem.store.record import RunRecord

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import convolutions

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from initmem import study_file
-from initmem.data import load, sizes
 from initmem.data.dataset import hold_out
-from initmem.data.sources import cache_dir
+from initmem.data.sources import cache_dir, load, sizes
 from initmem.errors import DataError
 from initmem.recipe import Recipe
 

@@ -14,7 +14,7 @@ import pytest
 
 import trainers
 from clusters import assert_same, wait_for
-from initmem.data import load, sizes
+from initmem.data.sources import load, sizes
 from initmem.engines import training
 from initmem.engines.engine import Event, Finished, Settings, WorkerLost, ignore
 from initmem.engines.execute import pack_size, packs
@@ -175,7 +175,7 @@ if __name__ == "__main__":
     from initmem.store.store import Store
     from initmem.study import Run
     from initmem.study_file import load_study
-    from initmem.data import sizes
+    from initmem.data.sources import sizes
     study = load_study(sys.argv[1])
     store = Store.create(sys.argv[2])
     cut = packs(study, [sizes(r) for r in study.recipes], size=1, workers=1)

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from initmem import study_file as study_module
-from initmem.data import load, sources
+from initmem.data import sources
+from initmem.data.sources import load
 from initmem.errors import ConfigError, DataError, StoreError
 from initmem.recipe import Recipe
 from initmem.store.files import read_bounded

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.engines.engine import Settings
 from initmem.errors import ConfigError, ModelError
 from initmem.recipe import Recipe

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import layers, optimizers

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from initmem.clocks import clocks
-from initmem.data import load, sizes
+from initmem.data.sources import load, sizes
 from initmem.engines.engine import EpochEnded, Event, Settings
 from initmem.engines.execute import pipeline_packs
 from initmem.engines.worker import Worker

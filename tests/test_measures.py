@@ -11,7 +11,7 @@ from scipy import stats
 import planted
 from conftest import fake_record
 from initmem.clocks import horizon_sums
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.errors import ConfigError
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.design import curves, plain

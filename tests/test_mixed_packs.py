@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from initmem.data import load, sizes
+from initmem.data.sources import load, sizes
 from initmem.engines.execute import packs
 from initmem.engines.plan import plan
 from initmem.recipe import RATE_FREE, Recipe

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from initmem import register
-from initmem.data import load, sizes
+from initmem.data.sources import load, sizes
 from initmem.engines.execute import pack_size
 from initmem.errors import ConfigError, ModelError
 from initmem.pipeline.init import Init

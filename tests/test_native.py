@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from initmem.data import Dataset, Examples
+from initmem.data.dataset import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import compiled, native

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from initmem.cli import app
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.measures.design import present_name
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.store.archive import Archive, pack, restore

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from initmem.clocks import epoch_rates, horizon_sums, is_adaptive, step_momentum
-from initmem.data import load, sizes
+from initmem.data.sources import load, sizes
 from initmem.engines.execute import packs
 from initmem.errors import ConfigError
 from initmem.measures.forecast import effective_clocks

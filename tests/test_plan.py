@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import fake_record
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.engines.plan import (
     Pipeline,
     _makespan,
@@ -72,7 +72,7 @@ def test_real_steps_tell_the_time(tiny_study: Study) -> None:
 
 def test_a_planned_pack_takes_about_as_long_as_a_trained_one() -> None:
     """In processor time, which the load of others changes least."""
-    from initmem.data import load
+    from initmem.data.sources import load
     from initmem.train.loop import train_pack
 
     recipe = Recipe.parse({"dataset": "digits", "width": 4, "batch_size": 32, "epochs": 3})

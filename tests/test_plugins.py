@@ -19,7 +19,7 @@ from torch import nn
 
 import initmem
 from initmem import register
-from initmem.data import load, sizes
+from initmem.data.sources import load, sizes
 from initmem.engines.execute import packs
 from initmem.engines.plan import plan
 from initmem.errors import ConfigError, InitmemError, ModelError

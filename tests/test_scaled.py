@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.errors import ConfigError
 from initmem.pipeline.init import Init
 from initmem.recipe import Recipe

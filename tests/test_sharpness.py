@@ -13,7 +13,7 @@ from torch import nn
 
 from initmem import register
 from initmem.clocks import stability_limit
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.errors import ConfigError
 from initmem.measures.rows import rows_of
 from initmem.measures.sharpness import sharpness, sharpness_curve

@@ -14,7 +14,7 @@ from benchmarks.bench.command import asked_peers, asked_workloads, ratio_table
 from benchmarks.bench.compare import AS_IS, Setting, time_initmem, time_peer, whole
 from benchmarks.bench.workloads import CORE, WORKLOADS, Workload
 
-from initmem.data import load, sizes
+from initmem.data.sources import load, sizes
 from initmem.engines.execute import pack_size
 from initmem.engines.speed import run_flops
 from initmem.errors import ConfigError

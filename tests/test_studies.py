@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.engines.engine import Settings
 from initmem.engines.execute import packs, pipeline_packs
 from initmem.engines.worker import Worker

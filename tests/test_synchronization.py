@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from initmem.data import Dataset, Examples
+from initmem.data.dataset import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import native

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from initmem.data import load, packages, sizes
+from initmem.data import packages
 from initmem.data.packages import Package, checksum
+from initmem.data.sources import load, sizes
 from initmem.data.tokens import characters
 from initmem.errors import ConfigError, DataError
 from initmem.recipe import Recipe

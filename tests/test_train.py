@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from initmem.clocks import clocks, epoch_rates, updates_per_epoch
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
 from initmem.store.encoding import decode, encode

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from initmem.data import Sizes, sizes
-from initmem.data.dataset import split_three
+from initmem.data.dataset import Sizes, split_three
+from initmem.data.sources import sizes
 from initmem.recipe import Recipe
 from initmem.study import Study
 

@@ -27,9 +27,9 @@ def list_data(
 ) -> None:
     """List the datasets, their sizes and where they are."""
     from initmem import register
-    from initmem.data import packages, sizes
+    from initmem.data import packages
     from initmem.data.cifar10 import is_cached
-    from initmem.data.sources import cache_dir
+    from initmem.data.sources import cache_dir, sizes
     from initmem.plots.columns import DATASETS
     from initmem.plots.table import table_of
     from initmem.recipe import NAMED_DATASETS, Recipe

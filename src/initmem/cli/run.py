@@ -268,7 +268,7 @@ def run(
 
 def module_notes(study: Study) -> list[str]:
     """What to know of the plain modules of a study, each thing once."""
-    from initmem.data import sizes
+    from initmem.data.sources import sizes
     from initmem.recipe import Recipe
     from initmem.train.requirements import notes_of
 

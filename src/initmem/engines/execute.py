@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from initmem.data import Sizes, sizes
+from initmem.data.dataset import Sizes
+from initmem.data.sources import sizes
 from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside
 from initmem.errors import InitmemError, count
 from initmem.measures.design import default_metric, look_of, schedule

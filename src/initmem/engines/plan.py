@@ -12,7 +12,7 @@ import numpy as np
 
 from initmem.clocks import Schedule as RateSchedule
 from initmem.clocks import clocks, updates_per_epoch
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.engines.engine import Trainer, cores
 from initmem.engines.execute import pack_size, packs, pipeline_packs
 from initmem.engines.speed import Elapsed, Speedometer, run_flops, timed

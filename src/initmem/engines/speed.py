@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from initmem.clocks import updates_per_epoch
-from initmem.data import Dataset, Sizes
+from initmem.data.dataset import Dataset, Sizes
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train.flops import SHARPNESS_PASSES, SHARPNESS_SUBSET, flops_per_image

@@ -27,7 +27,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from initmem.data import Dataset, load
+from initmem.data.dataset import Dataset
+from initmem.data.sources import load
 from initmem.engines.engine import EpochEnded, Faulted, Listener, Settings, operations_of
 from initmem.engines.provenance import environment, history, with_provenance
 from initmem.errors import FullDisk, InitmemError, StoreError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.measures.design import by_recipe
 from initmem.measures.forecast import Advice, advise, forecast
 from initmem.measures.memory import memory

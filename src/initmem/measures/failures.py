@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.measures.design import plain
 from initmem.recipe import AnyRecipe, PipelineRecipe

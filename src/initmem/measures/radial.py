@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.measures.design import plain
 from initmem.measures.statistics import student

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from initmem.clocks import Schedule
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.engines.engine import Trainer
 from initmem.errors import ConfigError
 from initmem.recipe import AnyRecipe, PipelineRecipe, network_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from initmem import register
-from initmem.data import load
+from initmem.data.sources import load
 from initmem.pipeline.fingerprint import Fingerprint, fingerprint
 from initmem.recipe import SPLIT_SIZES, Recipe
 

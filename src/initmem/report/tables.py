@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from initmem.clocks import CLOCKS
 from initmem.clocks import clocks as clocks_of
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.measures.advice import Row, advice_row
 from initmem.measures.beta import HalfLife

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from initmem.data import Examples
+from initmem.data.dataset import Examples
 from initmem.seeds import generator
 
 PAD = 4

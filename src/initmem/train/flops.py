@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from initmem.data import Sizes
+from initmem.data.dataset import Sizes
 from initmem.recipe import Recipe
 from initmem.register import BUNDLED
 from initmem.shapes import Shape, kernels

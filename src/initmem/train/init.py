@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from initmem.data import Sizes
+from initmem.data.dataset import Sizes
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import Distribution, Recipe, network_of, selectors
 from initmem.seeds import generator

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from initmem.data import Dataset
+from initmem.data.dataset import Dataset
 from initmem.store.record import RunRecord
 from initmem.study import Run
 from initmem.train import native

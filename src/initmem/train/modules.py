@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 from initmem import register
-from initmem.data import Sizes
+from initmem.data.dataset import Sizes
 from initmem.errors import ModelError
 from initmem.recipe import Recipe, network_of
 from initmem.seeds import generator

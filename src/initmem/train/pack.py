@@ -19,7 +19,7 @@ from torch import Tensor
 
 from initmem import __version__
 from initmem.clocks import CLOCKS, RateSums, epoch_rates, updates_per_epoch
-from initmem.data import Dataset
+from initmem.data.dataset import Dataset
 from initmem.recipe import PER_REPLICA, network_of
 from initmem.seeds import generator
 from initmem.store.record import COLUMNS, SHARPNESS, RunRecord, Status, finite, summarize

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from initmem import register
-from initmem.data import Dataset, Examples, Sizes
+from initmem.data.dataset import Dataset, Examples, Sizes
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
 from initmem.register import in_a_line

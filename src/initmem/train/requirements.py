@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from initmem.errors import ModelError
 
 if TYPE_CHECKING:
-    from initmem.data import Sizes
+    from initmem.data.dataset import Sizes
     from initmem.recipe import Recipe
     from initmem.study import Study
 
@@ -57,8 +57,8 @@ def check_compile(compile: Compile, recipe: Recipe) -> None:
 
 def check(study: Study, compile: Compile = "none") -> None:
     """Find a user's mistake before anything is written or started."""
-    from initmem.data import check as check_data
-    from initmem.data import sizes
+    from initmem.data.sources import check as check_data
+    from initmem.data.sources import sizes
     from initmem.recipe import network_of
 
     for recipe in map(network_of, study.recipes):

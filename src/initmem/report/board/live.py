@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from initmem.data import sizes
+from initmem.data.sources import sizes
 from initmem.engines.execute import cost
 from initmem.engines.progress import duration
 from initmem.errors import InitmemError, count
