@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -29,6 +30,7 @@ HEADER = "vectors.h"
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
 LARGEST = 1 << 24  # bytes of a compiled file; it has some 100,000
 LOG = logging.getLogger(__name__)
+_LOADS = itertools.count()
 
 _POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _IMAGES = [_NUMBER] * 4  # images, height, width, channels
@@ -176,8 +178,10 @@ def _verified(path: Path) -> ctypes.CDLL:
             raise Unusable("other users can write to it")
         if hashlib.sha256(stream.read()).hexdigest() != path.name.split(".")[1]:
             raise Unusable("it is damaged")
-        # Through the descriptor: the file that was read, whatever has the name by now.
-        return ctypes.CDLL(f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else str(path))
+        # Through the descriptor: the file that was read, whatever has the name by now. The loader goes by names,
+        # and would return an earlier library of the same descriptor, so each has a name of its own.
+        new = f"/proc/self/fd/{'./' * next(_LOADS)}{descriptor}"
+        return ctypes.CDLL(new if sys.platform == "linux" else str(path))
 
 
 def _compiled(compiler: str, build: str, place: Path | None) -> ctypes.CDLL:

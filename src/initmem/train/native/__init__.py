@@ -415,8 +415,8 @@ class _Plan:
         """Write the gradients of kernel, bias, gamma and beta of each block, and of x."""
         work = self._buffer(x, keep=False)
         given = x.data_ptr(), buffer.data_ptr(), grad_output.data_ptr()
-        found = _pointers(gradients), work.data_ptr(), _pointer(grad_x)
-        if not _code().chain_backward(*self.arguments, *given, *found):
+        outputs = _pointers(gradients), work.data_ptr(), _pointer(grad_x)
+        if not _code().chain_backward(*self.arguments, *given, *outputs):
             raise MemoryError
 
     def _buffer(self, x: Tensor, *, keep: bool) -> Tensor:
@@ -451,8 +451,8 @@ class _Head(torch.autograd.Function):
         grad_output = grad_output.contiguous()
         gradients = torch.empty_like(x), torch.empty_like(kernel), x.new_empty(len(kernel))
         given = x.data_ptr(), features.data_ptr(), grad_output.data_ptr()
-        found = (gradient.data_ptr() for gradient in gradients)
-        _code().head_backward(*given, *ctx.sizes, kernel.data_ptr(), *found)
+        outputs = (gradient.data_ptr() for gradient in gradients)
+        _code().head_backward(*given, *ctx.sizes, kernel.data_ptr(), *outputs)
         return *gradients, None, None
 
 
