@@ -178,8 +178,8 @@ def _verified(path: Path) -> ctypes.CDLL:
             raise Unusable("other users can write to it")
         if hashlib.sha256(stream.read()).hexdigest() != path.name.split(".")[1]:
             raise Unusable("it is damaged")
-        # Through the descriptor: the file that was read, whatever has the name by now. The loader goes by names,
-        # and would return an earlier library of the same descriptor, so each has a name of its own.
+        # Through the descriptor: the file that was read, whatever has the name by now. The loader goes by
+        # names, and would return an earlier library of the same descriptor, so each has a name of its own.
         new = f"/proc/self/fd/{'./' * next(_LOADS)}{descriptor}"
         return ctypes.CDLL(new if sys.platform == "linux" else str(path))
 

@@ -14,6 +14,7 @@ from initmem.errors import ModelError, allowed
 from initmem.recipe import DEFAULT_WIDTH, Norm
 from initmem.train import native
 from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, in_one_call, norm_layer
+from initmem.train.native.blocks import can_head, head
 from initmem.train.requirements import check_input
 
 Shape = tuple[int, int, int]  # (channel, height, width)
@@ -88,8 +89,8 @@ class ResNet9(Grouped):
         """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
         x = self._features(x)
         kernel, bias, largest = self.head.kernel, self.head.bias, self.pool == "max"
-        if self.lanes is not None or native.can_head(x, kernel):
-            return native.head(x, kernel, bias, self.lanes or native.SINGLE, largest=largest)
+        if self.lanes is not None or can_head(x, kernel):
+            return head(x, kernel, bias, self.lanes or native.SINGLE, largest=largest)
         logits: Tensor = self.head(x.amax((2, 3)) if largest else x.mean((2, 3)))
         return logits
 

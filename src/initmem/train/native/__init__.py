@@ -58,7 +58,7 @@ def ready(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-def _suits(x: Tensor) -> bool:
+def suits(x: Tensor) -> bool:
     """Whether a batch is in the supported layout: (batch, channel, h, w), channels last."""
     return (
         x.is_contiguous(memory_format=torch.channels_last)
@@ -71,8 +71,8 @@ def can_normalize(x: Tensor, *, pool: bool, skip: Tensor | None = None) -> bool:
     """Whether `normalize` supports this batch, and the skip connection that is added to it."""
     _, channels, height, width = x.shape
     even = height % 2 == width % 2 == 0
-    fits = skip is None or (skip.shape == x.shape and not pool and _suits(skip))
-    return channels % LANES == 0 and (even or not pool) and fits and _suits(x)
+    fits = skip is None or (skip.shape == x.shape and not pool and suits(skip))
+    return channels % LANES == 0 and (even or not pool) and fits and suits(x)
 
 
 class NormVariables(NamedTuple):
@@ -115,8 +115,8 @@ def normalize_fixed(
     n, channels, height, width = x.shape
     gamma, beta, mean, variance = (tensor.data_ptr() for tensor in variables)
     y = _output(x, pool=pool)
-    _code().normalize_fixed(
-        x.data_ptr(), n, height, width, channels, *lanes, pool, _pointer(skip), gamma, beta, epsilon, mean,
+    code().normalize_fixed(
+        x.data_ptr(), n, height, width, channels, *lanes, pool, pointer(skip), gamma, beta, epsilon, mean,
         variance, y.data_ptr(),
     )  # fmt: skip
     return y
@@ -157,8 +157,8 @@ def _normalized(
     n, channels, height, width = x.shape
     y, saved = _output(x, pool=pool), x.new_empty(4, channels)
     gamma, beta, mean, variance = (tensor.data_ptr() for tensor in variables)
-    _code().normalize(
-        x.data_ptr(), n, height, width, channels, *lanes, pool, _pointer(skip), gamma, beta, epsilon, mean,
+    code().normalize(
+        x.data_ptr(), n, height, width, channels, *lanes, pool, pointer(skip), gamma, beta, epsilon, mean,
         variance, saved.data_ptr(), y.data_ptr(),
     )  # fmt: skip
     return y, saved
@@ -172,14 +172,15 @@ def _normalization_gradients(
     total = channels // lanes.lanes * lanes.replicas  # without the empty lanes
     grad_x, grad_gamma, grad_beta = torch.empty_like(x), x.new_empty(total), x.new_empty(total)
     grad_skip = None if y is None else torch.empty_like(x)
-    _code().normalize_backward(
-        x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *lanes, pool, _pointer(y),
-        saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(), _pointer(grad_skip),
+    code().normalize_backward(
+        x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *lanes, pool, pointer(y),
+        saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(), pointer(grad_skip),
     )  # fmt: skip
     return grad_x, grad_gamma, grad_beta, grad_skip
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
+def pointer(tensor: Tensor | None) -> int | None:
+    """Where a tensor is, for C."""
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -215,7 +216,7 @@ def _layer_normalized(
     """The output, and what its gradients are made of."""
     n, channels, height, width = x.shape
     y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2, lanes.lanes)
-    _code().layer_normalize(
+    code().layer_normalize(
         x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(), epsilon,
         saved.data_ptr(), y.data_ptr(),
     )  # fmt: skip
@@ -228,7 +229,7 @@ def _layer_normalization_gradients(
     """The gradients of x, gamma and beta."""
     n, channels, height, width = x.shape
     grad_x, grad_gamma, grad_beta = map(torch.empty_like, (x, gamma, beta))
-    _code().layer_normalize_backward(
+    code().layer_normalize_backward(
         x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(),
         beta.data_ptr(), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(),
     )  # fmt: skip
@@ -242,10 +243,11 @@ def can_convolve(x: Tensor, kernel: Tensor) -> bool:
     kernel takes longer than the convolution: 0.7 to 0.8 times PyTorch's speed on 16 images of 4x4 pixels.
     """
     n, channels, height, width = x.shape
-    return channels == kernel.shape[1] and _is_faster(kernel, n, height, width) and _suits(x)
+    return channels == kernel.shape[1] and is_faster(kernel, n, height, width) and suits(x)
 
 
-def _is_faster(kernel: Tensor, n: int, height: int, width: int) -> bool:
+def is_faster(kernel: Tensor, n: int, height: int, width: int) -> bool:
+    """Whether a convolution of n images is faster in C than in PyTorch."""
     outputs, inputs = kernel.shape[:2]
     large = inputs * outputs >= LARGE_KERNEL and compiled.library().widest > LANES
     return (
@@ -298,7 +300,7 @@ def _convolved(
 ) -> Tensor:
     n, channels, height, width = x.shape
     y = x.new_empty(n, height, width, outputs * lanes.lanes).permute(0, 3, 1, 2)
-    pointers = x.data_ptr(), kernel.data_ptr(), _pointer(bias)
+    pointers = x.data_ptr(), kernel.data_ptr(), pointer(bias)
     sizes = n, height, width, channels // lanes.lanes, outputs
     _call("convolve", lanes, (*pointers, *sizes), (transposed, y.data_ptr()))
     return y
@@ -315,145 +317,8 @@ def _call(name: str, lanes: Lanes, before: tuple[Any, ...], after: tuple[Any, ..
     wide = widest > LANES and all(size % widest == 0 for size in across)
     variant = f"{'' if lanes == SINGLE else 'lanes_'}{name}{'_wide' if wide else ''}"
     pack = () if lanes == SINGLE else lanes
-    if not getattr(_code(), variant)(*before, *pack, *after):
+    if not getattr(code(), variant)(*before, *pack, *after):
         raise MemoryError
-
-
-class Block(NamedTuple):
-    """A convolution, batch or layer normalization, 2x2 max pooling if `pool`, and ReLU.
-
-    The input of the block before is added to the output if `residual`.
-    """
-
-    kernel: Tensor
-    bias: Tensor
-    gamma: Tensor
-    beta: Tensor
-    statistics: tuple[Tensor, Tensor] | None  # as in `NormVariables`; None: layer normalization
-    pool: bool
-    residual: bool
-
-
-def can_chain(x: Tensor, blocks: Sequence[Block]) -> bool:
-    """Whether `chain` supports these blocks of a single network and is faster than PyTorch for each."""
-    n, channels, height, width = x.shape
-    for block in blocks:
-        if channels != block.kernel.shape[1] or not _is_faster(block.kernel, n, height, width):
-            return False
-        channels = len(block.kernel)
-        if block.pool:
-            height, width = height // 2, width // 2
-    return _suits(x)
-
-
-def chain(x: Tensor, blocks: Sequence[Block], epsilon: float, lanes: Lanes, *, training: bool) -> Tensor:
-    """Blocks one after another, in one call. Only differentiable in training."""
-    if not training:
-        fixed, _ = _Plan(x, blocks, lanes).forward(x, epsilon, training=False)
-        return fixed
-    variables = [variable for block in blocks for variable in block[:4]]
-    y: Tensor = _Chain.apply(x, blocks, epsilon, lanes, *variables)
-    return y
-
-
-class _Chain(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, blocks: Sequence[Block], epsilon: float, lanes: Lanes, *variables: Tensor
-    ) -> Tensor:
-        plan = _Plan(x, blocks, lanes)
-        y, buffer = plan.forward(x, epsilon, training=True)
-        ctx.save_for_backward(x, buffer, *variables)
-        ctx.plan = plan
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        x, buffer, *variables = ctx.saved_tensors
-        grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        gradients = [torch.empty_like(variable) for variable in variables]
-        ctx.plan.backward(x, buffer, grad_output, gradients, grad_x)
-        return grad_x, None, None, None, *gradients
-
-
-class _Plan:
-    """What C must know of a chain of blocks. Their tensors have to be kept while it is used."""
-
-    def __init__(self, x: Tensor, blocks: Sequence[Block], lanes: Lanes) -> None:
-        n, _, height, width = x.shape
-        pools = sum(block.pool for block in blocks)
-        self.shape = (
-            n,
-            height >> pools,
-            width >> pools,
-            len(blocks[-1].kernel) // lanes.replicas * lanes.lanes,
-        )
-        sizes: list[int] = []
-        pointers: list[int | None] = []
-        for block in blocks:
-            outputs, inputs = block.kernel.shape[:2]
-            sizes += inputs, outputs // lanes.replicas, block.pool, block.residual
-            pointers += [variable.data_ptr() for variable in block[:4]]
-            pointers += map(_pointer, block.statistics or (None, None))
-        self.arguments = (
-            len(blocks), (ctypes.c_long * len(sizes))(*sizes), (ctypes.c_void_p * len(pointers))(*pointers),
-            n, height, width, *lanes, compiled.library().widest,
-        )  # fmt: skip
-
-    def forward(self, x: Tensor, epsilon: float, *, training: bool) -> tuple[Tensor, Tensor]:
-        """The output, and, in training, what the backward pass needs."""
-        buffer, y = self._buffer(x, keep=training), x.new_empty(self.shape)
-        pointers = buffer.data_ptr(), y.data_ptr()
-        if not _code().chain(*self.arguments, training, x.data_ptr(), epsilon, *pointers):
-            raise MemoryError
-        return y.permute(0, 3, 1, 2), buffer
-
-    def backward(
-        self, x: Tensor, buffer: Tensor, grad_output: Tensor, gradients: list[Tensor], grad_x: Tensor | None
-    ) -> None:
-        """Write the gradients of kernel, bias, gamma and beta of each block, and of x."""
-        work = self._buffer(x, keep=False)
-        given = x.data_ptr(), buffer.data_ptr(), grad_output.data_ptr()
-        outputs = _pointers(gradients), work.data_ptr(), _pointer(grad_x)
-        if not _code().chain_backward(*self.arguments, *given, *outputs):
-            raise MemoryError
-
-    def _buffer(self, x: Tensor, *, keep: bool) -> Tensor:
-        return x.new_empty(_code().chain_floats(*self.arguments, keep))
-
-
-def can_head(x: Tensor, kernel: Tensor) -> bool:
-    """Whether `head` supports this batch, which is not in lanes: one of a single network."""
-    return x.shape[1] == kernel.shape[1] and x.shape[1] % LANES == 0 and _suits(x)
-
-
-def head(x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes, *, largest: bool) -> Tensor:
-    """A dense layer of the maximum over all pixels if `largest`, else of the mean."""
-    logits: Tensor = _Head.apply(x, kernel, bias, lanes, largest)
-    return logits
-
-
-class _Head(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes, largest: bool) -> Tensor:
-        n, channels = len(x), kernel.shape[1]
-        ctx.sizes = n, x.shape[2] * x.shape[3], channels, *lanes, len(kernel) // lanes.replicas, largest
-        features, logits = x.new_empty(n, lanes.replicas * channels), x.new_empty(n, len(kernel))
-        variables = kernel.data_ptr(), bias.data_ptr()
-        _code().head(x.data_ptr(), *ctx.sizes, *variables, features.data_ptr(), logits.data_ptr())
-        ctx.save_for_backward(x, features, kernel)
-        return logits
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        x, features, kernel = ctx.saved_tensors
-        grad_output = grad_output.contiguous()
-        gradients = torch.empty_like(x), torch.empty_like(kernel), x.new_empty(len(kernel))
-        given = x.data_ptr(), features.data_ptr(), grad_output.data_ptr()
-        outputs = (gradient.data_ptr() for gradient in gradients)
-        _code().head_backward(*given, *ctx.sizes, kernel.data_ptr(), *outputs)
-        return *gradients, None, None
 
 
 def lanes_for(replicas: int) -> Lanes:
@@ -483,7 +348,7 @@ class Together:
         self.first = self.lists[0]
         self.strides = [tensor.stride() for tensor in self.first]
         self.sizes = (ctypes.c_long * len(self.first))(*(tensor.numel() for tensor in self.first))
-        self.pointers = [_pointers(tensors) for tensors in self.lists]
+        self.pointers = [pointers(tensors) for tensors in self.lists]
         self.fits = bool(self.first) and all(
             tensor.stride() == stride and _is_block(tensor) and tensor.dtype == torch.float32
             for tensors in self.lists
@@ -499,7 +364,7 @@ class Together:
         """Add a multiple of the first list to others, unless they are laid out in another way."""
         if not self.ready or [tensor.stride() for tensor in others] != self.strides:
             return False
-        self._call("add_scaled", self.pointers[0], _pointers(others), factor)
+        self._call("add_scaled", self.pointers[0], pointers(others), factor)
         return True
 
     def step(self, rule: str, gradients: Sequence[Tensor], *numbers: float) -> None:
@@ -508,7 +373,7 @@ class Together:
             gradient if gradient.stride() == stride else torch.empty_like(variable).copy_(gradient)
             for gradient, variable, stride in zip(gradients, self.first, self.strides, strict=True)
         ]
-        self._call(rule, _pointers(alike), *self.pointers, *numbers)
+        self._call(rule, pointers(alike), *self.pointers, *numbers)
 
     def scale(self, factor: float) -> None:
         """Multiply the first list."""
@@ -528,10 +393,11 @@ class Together:
         self._call("absorb", *self.pointers, (ctypes.c_double * len(factors))(*factors), share)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        getattr(_code(), name)(len(self.first), self.sizes, *arguments)
+        getattr(code(), name)(len(self.first), self.sizes, *arguments)
 
 
-def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+def pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """Where tensors are, as an array for C."""
     return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
 
 
@@ -548,7 +414,8 @@ def _output(x: Tensor, *, pool: bool) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
 
 
-def _code() -> ctypes.CDLL:
-    code = library()
-    assert code is not None, "callers check that the code is available"
-    return code
+def code() -> ctypes.CDLL:
+    """The compiled code, where it is known to be available."""
+    known = library()
+    assert known is not None, "callers check that the code is available"
+    return known
