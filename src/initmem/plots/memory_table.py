@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from initmem.errors import count
 from initmem.measures.memory import NEVER_USED, Memory
 from initmem.plots.table import Cell, Column, Table, cell, interval
 
@@ -52,7 +53,7 @@ def shared_notes(rows: Sequence[Memory]) -> list[str]:
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         lines.append(note if len(names) == len(rows) else f"{', '.join(names[:2])}{more}: {note}")
     left = len(lines) - MOST_NOTES
-    return [*lines[:MOST_NOTES], *([f"{left} more notes (--json has them all)"] if left > 0 else [])]
+    return [*lines[:MOST_NOTES], *([f"{count(left, 'more note')} (--json has them all)"] if left > 0 else [])]
 
 
 def memory_cells(row: Memory) -> dict[str, Cell]:
