@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord
     from clusters import expected
 
     return expected(tmp_path_factory.mktemp("undisturbed") / "store")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """However pytest was started: a program in the background is often told to ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

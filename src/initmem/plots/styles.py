@@ -38,6 +38,8 @@ MODELS = {
     "resnet56": Style(ORANGE, "^", "-."),
     "resnet110": Style(VERMILLION, "D", ":"),
     "mlp": Style(PURPLE, "P", "-"),
+    "vit": Style(GREEN, "v", "-"),
+    "gpt": Style(BLACK, "X", "--"),
 }
 NORMS = {
     ("batch", "flip-crop"): Style(BLUE, "o", "-"),
@@ -64,6 +66,11 @@ def optimizer_style(name: str) -> Style:
     """The style of an optimizer; those without one of their own repeat the palette in a fixed order."""
     others = [*RECIPE_OPTIMIZERS, *TORCH_OPTIMIZERS]
     return OPTIMIZERS.get(name) or nth(others.index(name) if name in others else len(others))
+
+
+def model_style(name: str) -> Style:
+    """The style of a network; those of plugins share one."""
+    return MODELS.get(name, Style(GREY, "*", ":"))
 
 
 def nth(i: int) -> Style:

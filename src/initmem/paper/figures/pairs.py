@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from initmem.paper.figures.select import Key, also, batch_sizes, left_out, name_of, select
@@ -24,15 +24,15 @@ class Family(NamedTuple):
 
     fields: tuple[str, ...]
     wanted: tuple[Key, ...]
-    style: Mapping[Key, Style]
-    short: Mapping[Key, str]
+    style: Callable[[Key], Style]
+    short: Mapping[Key, str]  # others are called by their names
     ignore: tuple[str, ...] = ()
 
 
 DEPTHS = Family(
     fields=("model",),
     wanted=(("resnet9",), ("resnet9-avgpool",), ("resnet56",), ("resnet110",)),
-    style={(model,): style for model, style in styles.MODELS.items()},
+    style=lambda key: styles.model_style(str(key[0])),
     short={
         ("resnet9",): "R9",
         ("resnet9-avgpool",): "R9-avgpool",
@@ -45,7 +45,7 @@ DEPTHS = Family(
 NORMS = Family(
     fields=("norm", "augment"),
     wanted=(("batch", "flip-crop"), ("layer", "flip-crop"), ("batch", "none")),
-    style=styles.NORMS,
+    style=lambda key: styles.NORMS[key],
     short={
         ("batch", "flip-crop"): "BN + aug.",
         ("layer", "flip-crop"): "LN + aug.",
@@ -68,7 +68,7 @@ class Pairs(NamedTuple):
         """The lines of one panel."""
         keys = [(*kind, optimizer, b) for kind in self.kinds]
         keys = [key for key in keys if key[:-2] in self.family.wanted or self.view.cell(key)]
-        return [Member(key, label_of(self.family, key[:-2]), self.family.style[key[:-2]]) for key in keys]
+        return [Member(key, label_of(self.family, key[:-2]), self.family.style(key[:-2])) for key in keys]
 
     @property
     def optimizers(self) -> list[str]:
@@ -154,7 +154,7 @@ def _panel(shown: Pairs, where: str, name: str, b: int, metric: str, *, referenc
 
 def _spreads(shown: Pairs, where: str, b: int) -> Intervals:
     members = [
-        member._replace(label=f"{name}, {shown.family.short[member.key[:-2]]}")
+        member._replace(label=f"{name}, {shown.family.short.get(member.key[:-2], member.label)}")
         for name in OPTIMIZERS
         for member in shown.members(name, b)
     ]
