@@ -372,6 +372,8 @@ def test_a_run_that_memorized_is_told_from_one_that_learned_nothing() -> None:
     assert (failures(fitted).memorized, failures(nothing).memorized) == (2, 0)
     assert any("2 of 9 runs failed to train (2 of them memorized" in note for note in memory(fitted).notes)
     assert not any("memorized" in note for note in memory(nothing).notes)
+    later = [replace(r, status="diverged") for r in fitted]  # its predictor may be better than chance
+    assert (failures(later).failed, failures(later).memorized) == (9, 0)
 
 
 def test_a_scale_that_was_never_used_has_no_verdict() -> None:

@@ -27,9 +27,10 @@ from initmem.store.encoding import encode
 from initmem.study import Run, Study
 from initmem.study_file import load_study
 from initmem.train import native
+from initmem.train.batches import EVALUATION_PIXELS
 from initmem.train.flops import flops_per_image
 from initmem.train.models import build
-from initmem.train.pack import EVALUATION_PIXELS, Pack
+from initmem.train.pack import Pack
 
 
 @pytest.mark.parametrize("side", [8, 32])

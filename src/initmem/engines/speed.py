@@ -88,17 +88,14 @@ class Speedometer:
 
     def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> Elapsed:
         """The time of a whole pack: all updates, validation after every epoch, one test."""
-        from initmem.train.batches import TOKEN_PIXELS
-        from initmem.train.pack import EVALUATION_PIXELS
+        from initmem.train.batches import evaluation_batch
         from initmem.train.packable import noise
 
         count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
         limit = max(1, int(LONGEST_STEP / count.training / pack))
         asked = min(recipe.batch_size, shape.n_train)
         batch = min(asked, limit)
-        pixels = shape.height * shape.width * (TOKEN_PIXELS if shape.vocabulary else 1)
-        one_batch = max(1, EVALUATION_PIXELS["cpu"] // (pixels * pack))
-        evaluated = min(max(shape.n_val, shape.n_test), one_batch, 3 * limit)
+        evaluated = min(max(shape.n_val, shape.n_test), evaluation_batch(shape, pack, "cpu"), 3 * limit)
         same = _of_the_same_speed(recipe, batch)
         key = (same, shape.shape, shape.classes, shape.vocabulary, shape.labels, evaluated, pack)
         if key not in self._known:

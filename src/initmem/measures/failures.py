@@ -63,12 +63,14 @@ def failures(records: Sequence[RunRecord]) -> Failures | None:
         return None
     limit = chance_limit(trained[0].run.recipe)
     counts: dict[float, list[int]] = defaultdict(lambda: [0, 0])
+    lost = [record for record in trained if failed_to_train(record, limit)]
+    for record in lost:
+        counts[record.run.scale][0] += 1
     for record in trained:
-        counts[record.run.scale][0] += failed_to_train(record, limit)
         counts[record.run.scale][1] += 1
     rates = [FailureRate(scale, f, m, *rate_limits(f, m)) for scale, (f, m) in sorted(counts.items())]
     failed, n = [rate.failed for rate in rates], [rate.n for rate in rates]
-    lost = [record.summary.train_accuracy_last for record in trained if failed_to_train(record, limit)]
+    fits = [record.summary.train_accuracy_last for record in lost if record.status != "diverged"]
     return Failures(
         rates=rates,
         failed=sum(failed),
@@ -76,7 +78,7 @@ def failures(records: Sequence[RunRecord]) -> Failures | None:
         p=exact_p(failed, n) if 0 < sum(failed) < sum(n) else None,
         largest_difference=max(r.high for r in rates) - min(r.low for r in rates),
         chance=limit,
-        memorized=sum(fit is not None and fit >= MEMORIZED for fit in lost),
+        memorized=sum(fit is not None and fit >= MEMORIZED for fit in fits),
     )
 
 

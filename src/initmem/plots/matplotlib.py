@@ -169,9 +169,9 @@ def _same_x(below: Sequence[AnyPanel], row: Sequence[AnyPanel], j: int) -> bool:
     if len(below) != len(row) or isinstance(row[j], Heatmap):
         return False
     panel, other = row[j], below[j]
-    if not isinstance(panel, Panel) or not isinstance(other, Panel):
-        return isinstance(panel, Panel) and other.x_title == panel.x_title
-    return (other.x_title, other.x_limits) == (panel.x_title, panel.x_limits)
+    if not isinstance(panel, Panel) or other.x_title != panel.x_title:
+        return False
+    return not isinstance(other, Panel) or other.x_limits == panel.x_limits
 
 
 def letter(i: int) -> str:

@@ -8,11 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from initmem.data.dataset import Examples
+from initmem.data.dataset import Examples, Sizes
 from initmem.seeds import generator
 
 PAD = 4
+# Pixels (images x height x width, over all replicas) per evaluation batch. On a CPU the activations should
+# stay in the cache: with 1000 images of 32x32 per batch, an image takes twice as long as with 100.
+EVALUATION_PIXELS = {"cpu": 100_000, "cuda": 4_000_000}
 TOKEN_PIXELS = 8  # pixels that a token counts as: so much more of a network's activations belong to it
+
+
+def evaluation_batch(sizes: Sizes, replicas: int, device: str) -> int:
+    """How many examples to evaluate at a time."""
+    pixels = sizes.height * sizes.width * (TOKEN_PIXELS if sizes.vocabulary else 1)
+    at_once = EVALUATION_PIXELS.get(device, EVALUATION_PIXELS["cuda"])
+    return max(1, at_once // (pixels * replicas))
 
 
 class Images:
@@ -25,12 +35,6 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.y)
-
-    @property
-    def pixels(self) -> int:
-        """Pixels per image; 1 for tabular data."""
-        each = TOKEN_PIXELS if self.x.dtype == torch.int64 else 1
-        return self.x.shape[1] * self.x.shape[2] * each
 
     def packed(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Gather the examples at `index`, of shape (batch, replica).

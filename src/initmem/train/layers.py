@@ -11,6 +11,7 @@ recognizes it by its number of channels and shares it among the replicas instead
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -123,7 +124,7 @@ class Dense(Layer):
         return grouped_product(x, self.kernel, self.replicas) + self.bias
 
 
-class Norm(nn.Module):
+class Norm(nn.Module, ABC):
     """A normalization layer with a learned scale (gamma) and shift (beta) per channel."""
 
     def __init__(self, replicas: int, channels: int) -> None:
@@ -145,13 +146,13 @@ class Norm(nn.Module):
         """Normalize (batch, replica * channel, h, w), add a skip connection of the same shape, then ReLU."""
         return F.relu(self(x) + skip)
 
+    @abstractmethod
     def is_fused(self, x: Tensor, *, pool: bool) -> bool:
         """Whether normalization, pooling and ReLU are one call in C for images that are not in lanes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool) -> Tensor:
         """The same as `then_relu` in C, for images in lanes."""
-        raise NotImplementedError
 
     def statistics(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Mean and variance for a batch with this many values per channel: to write in training, else to use.

@@ -25,7 +25,7 @@ from initmem.seeds import generator
 from initmem.store.record import COLUMNS, SHARPNESS, RunRecord, Status, finite, summarize
 from initmem.study import Run
 from initmem.train import compiled, native
-from initmem.train.batches import Images, flip_crop_draws
+from initmem.train.batches import Images, evaluation_batch, flip_crop_draws
 from initmem.train.init import initialized
 from initmem.train.layers import BatchNorm, MovingStatistics, Norm, by_replica
 from initmem.train.models import ResNet9
@@ -35,9 +35,6 @@ from initmem.train.requirements import Compile, Precision, check_compile
 if TYPE_CHECKING:
     from initmem.train.graphs import Graphed
 
-# Pixels (images x height x width, over all replicas) per evaluation batch. On a CPU the activations should
-# stay in the cache: with 1000 images of 32x32 per batch, an image takes twice as long as with 100.
-EVALUATION_PIXELS = {"cpu": 100_000, "cuda": 4_000_000}
 STATISTICS_BATCHES = 50  # training batches that the statistics of an averaged predictor are made of
 
 Rows = dict[str, list[float]]
@@ -84,6 +81,7 @@ class Pack:
         self.train, self.val, self.test = (
             Images(split, device=self.device, dtype=dtype) for split in (data.train, data.val, data.test)
         )
+        self.evaluated = evaluation_batch(data.sizes, self.replicas, self.device.type)  # examples at a time
         self.network = initialized(self.runs, data.sizes, device=self.device, dtype=dtype)
         if self.recipe.is_module:
             pass  # what suits the convolutions of a plugin only its author knows
@@ -459,8 +457,7 @@ class Pack:
         self.network.eval()
         loss = torch.zeros(self.replicas, device=self.device)
         correct = torch.zeros(self.replicas, device=self.device)
-        pixels = EVALUATION_PIXELS.get(self.device.type, EVALUATION_PIXELS["cuda"])
-        for x, y in images.shared(max(1, pixels // (images.pixels * self.replicas))):
+        for x, y in images.shared(self.evaluated):
             logits = self._logits(x)
             labels = y[:, None].expand(-1, self.replicas, *y.shape[1:])
             loss += _cross_entropy(logits, labels).sum(0)

@@ -136,8 +136,12 @@ class _Normalize(torch.autograd.Function):
         pool: bool,
         lanes: Lanes,
     ) -> Tensor:
-        variables = NormVariables(gamma, beta, mean, variance)
-        y, saved = _normalized(x, variables, skip, epsilon, pool, lanes)
+        n, channels, height, width = x.shape
+        y, saved = _output(x, pool=pool), x.new_empty(4, channels)
+        code().normalize(
+            x.data_ptr(), n, height, width, channels, *lanes, pool, pointer(skip), gamma.data_ptr(),
+            beta.data_ptr(), epsilon, mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
+        )  # fmt: skip
         ctx.save_for_backward(x, saved, None if skip is None else y)
         ctx.pool, ctx.lanes = pool, lanes
         return y
@@ -145,38 +149,17 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         x, saved, y = ctx.saved_tensors
+        n, channels, height, width = x.shape
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        *gradients, grad_skip = _normalization_gradients(x, saved, grad_output, y, ctx.pool, ctx.lanes)
-        return *gradients, None, None, grad_skip, None, None, None
-
-
-def _normalized(
-    x: Tensor, variables: NormVariables, skip: Tensor | None, epsilon: float, pool: bool, lanes: Lanes
-) -> tuple[Tensor, Tensor]:
-    """The output, and what its gradients are made of."""
-    n, channels, height, width = x.shape
-    y, saved = _output(x, pool=pool), x.new_empty(4, channels)
-    gamma, beta, mean, variance = (tensor.data_ptr() for tensor in variables)
-    code().normalize(
-        x.data_ptr(), n, height, width, channels, *lanes, pool, pointer(skip), gamma, beta, epsilon, mean,
-        variance, saved.data_ptr(), y.data_ptr(),
-    )  # fmt: skip
-    return y, saved
-
-
-def _normalization_gradients(
-    x: Tensor, saved: Tensor, grad_output: Tensor, y: Tensor | None, pool: bool, lanes: Lanes
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of x, gamma, beta, and the skip connection if the output y is given."""
-    n, channels, height, width = x.shape
-    total = channels // lanes.lanes * lanes.replicas  # without the empty lanes
-    grad_x, grad_gamma, grad_beta = torch.empty_like(x), x.new_empty(total), x.new_empty(total)
-    grad_skip = None if y is None else torch.empty_like(x)
-    code().normalize_backward(
-        x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *lanes, pool, pointer(y),
-        saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(), pointer(grad_skip),
-    )  # fmt: skip
-    return grad_x, grad_gamma, grad_beta, grad_skip
+        total = channels // ctx.lanes.lanes * ctx.lanes.replicas  # without the empty lanes
+        grad_x, grad_gamma, grad_beta = torch.empty_like(x), x.new_empty(total), x.new_empty(total)
+        grad_skip = None if y is None else torch.empty_like(x)
+        code().normalize_backward(
+            x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
+            pointer(y), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(),
+            pointer(grad_skip),
+        )  # fmt: skip
+        return grad_x, grad_gamma, grad_beta, None, None, grad_skip, None, None, None
 
 
 def pointer(tensor: Tensor | None) -> int | None:
@@ -197,7 +180,12 @@ class _LayerNormalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, pool: bool, lanes: Lanes
     ) -> Tensor:
-        y, saved = _layer_normalized(x, gamma, beta, epsilon, pool, lanes)
+        n, channels, height, width = x.shape
+        y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2, lanes.lanes)
+        code().layer_normalize(
+            x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(),
+            epsilon, saved.data_ptr(), y.data_ptr(),
+        )  # fmt: skip
         ctx.save_for_backward(x, gamma, beta, saved)
         ctx.pool, ctx.lanes = pool, lanes
         return y
@@ -205,35 +193,15 @@ class _LayerNormalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, beta, saved = ctx.saved_tensors
+        n, channels, height, width = x.shape
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        gradients = _layer_normalization_gradients(x, gamma, beta, saved, grad_output, ctx.pool, ctx.lanes)
-        return *gradients, None, None, None
-
-
-def _layer_normalized(
-    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, pool: bool, lanes: Lanes
-) -> tuple[Tensor, Tensor]:
-    """The output, and what its gradients are made of."""
-    n, channels, height, width = x.shape
-    y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2, lanes.lanes)
-    code().layer_normalize(
-        x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(), epsilon,
-        saved.data_ptr(), y.data_ptr(),
-    )  # fmt: skip
-    return y, saved
-
-
-def _layer_normalization_gradients(
-    x: Tensor, gamma: Tensor, beta: Tensor, saved: Tensor, grad_output: Tensor, pool: bool, lanes: Lanes
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, gamma and beta."""
-    n, channels, height, width = x.shape
-    grad_x, grad_gamma, grad_beta = map(torch.empty_like, (x, gamma, beta))
-    code().layer_normalize_backward(
-        x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(),
-        beta.data_ptr(), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(),
-    )  # fmt: skip
-    return grad_x, grad_gamma, grad_beta
+        grad_x, grad_gamma, grad_beta = map(torch.empty_like, (x, gamma, beta))
+        code().layer_normalize_backward(
+            x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
+            gamma.data_ptr(), beta.data_ptr(), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(),
+            grad_beta.data_ptr(),
+        )  # fmt: skip
+        return grad_x, grad_gamma, grad_beta, None, None, None
 
 
 def can_convolve(x: Tensor, kernel: Tensor) -> bool:
@@ -277,22 +245,17 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         x, kernel = ctx.saved_tensors
+        lanes = ctx.lanes
+        inputs, outputs = kernel.shape[1], len(kernel) // lanes.replicas
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        needed = ctx.needs_input_grad[0]
-        return *_convolution_gradients(x, kernel, grad_output, ctx.lanes, of_x=needed), None
-
-
-def _convolution_gradients(
-    x: Tensor, kernel: Tensor, grad_output: Tensor, lanes: Lanes, *, of_x: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The gradients of x if it is needed, kernel and bias."""
-    inputs, outputs = kernel.shape[1], len(kernel) // lanes.replicas
-    grad_x = _convolved(grad_output, kernel, None, inputs, lanes, transposed=True) if of_x else None
-    grad_kernel, grad_bias = torch.empty_like(kernel), x.new_empty(len(kernel))
-    n, _, height, width = x.shape
-    before = x.data_ptr(), grad_output.data_ptr(), n, height, width, inputs, outputs
-    _call("convolve_backward", lanes, before, (grad_kernel.data_ptr(), grad_bias.data_ptr()))
-    return grad_x, grad_kernel, grad_bias
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _convolved(grad_output, kernel, None, inputs, lanes, transposed=True)
+        grad_kernel, grad_bias = torch.empty_like(kernel), x.new_empty(len(kernel))
+        n, _, height, width = x.shape
+        before = x.data_ptr(), grad_output.data_ptr(), n, height, width, inputs, outputs
+        _call("convolve_backward", lanes, before, (grad_kernel.data_ptr(), grad_bias.data_ptr()))
+        return grad_x, grad_kernel, grad_bias, None
 
 
 def _convolved(
