@@ -24,6 +24,7 @@ from initmem.measures.statistics import (
     spreads,
 )
 from initmem.plots import memory_table as tables
+from initmem.plots.memory_table import columns_of
 from initmem.plots.table import interval
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.study import Run
@@ -304,6 +305,8 @@ def test_the_interval_of_a_look_has_its_level() -> None:
     assert (twice.low > 0) == (twice.p <= 0.001)
     assert (twice.look, twice.alpha, twice.alpha_spent) == (2, 0.001, 0.0075)
     assert any("look 2" in note for note in twice.notes)
+    titles = [columns_of(rows)["interval"].title for rows in ([once], [twice], [once, twice])]
+    assert titles == ["95% interval", "99.9% interval", "interval"]
 
 
 # -- failures to train ---------------------------------------------------------------------------------------

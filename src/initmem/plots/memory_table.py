@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from initmem.errors import count
 from initmem.measures.memory import NEVER_USED, Memory
+from initmem.measures.statistics import ALPHA
 from initmem.plots.table import Cell, Column, Table, cell, interval
 
-COLUMNS = {
+_COLUMNS = {
     "recipe": Column("recipe", "text", "the settings in which the recipes differ"),
     "verdict": Column("verdict", "text", "whether the trained predictor still depends on the scale"),
     "memory": Column("memory", about="range over scales (max - min) of the mean over seeds"),
-    "interval": Column("95% interval", about="of the memory: it holds 0 exactly when p is above 0.05"),
+    "interval": Column("interval"),  # columns_of knows its level
     "floor": Column("floor", about="what noise alone would show if the scale did not matter", priority=7),
     "corrected": Column("corrected", about="the memory minus its upward bias", priority=8),
     "p": Column("p", about="p-value of the hypothesis that the scale does not matter", priority=9),
@@ -30,16 +31,28 @@ STARRED = (
 )
 
 
+def columns_of(rows: Sequence[Memory]) -> dict[str, Column]:
+    """The columns of these memories: after several looks, intervals are wider than 95%."""
+    levels = {row.alpha for row in rows if row.low is not None} or {ALPHA}
+    if len(levels) > 1:
+        title, about = "interval", "of the memory: of 95%, or as a note says where there were several looks"
+    else:
+        (alpha,) = levels
+        title = f"{100 * (1 - alpha):.3g}% interval"
+        about = f"of the memory: it holds 0 exactly when p is above {alpha:.3g}"
+    return _COLUMNS | {"interval": Column(title, about=about)}
+
+
 def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
     """A row per recipe; `until` is the interval width that was asked for."""
     metric, unit = (rows[0].metric, rows[0].unit) if rows else ("nothing", "")
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
     body = [memory_cells(row) | {"remarks": cell(memory_remark(row, until))} for row in rows]
-    shown = [key for key in COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
+    shown = [key for key in _COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
     notes = [f"* {STARRED}"] if any(row.survives is False for row in rows) else []
     notes += shared_notes(rows)
-    columns, cells = [COLUMNS[key] for key in shown], [[row[key] for key in shown] for row in body]
-    return Table(title, columns, cells, notes=notes)
+    columns, cells = columns_of(rows), [[row[key] for key in shown] for row in body]
+    return Table(title, [columns[key] for key in shown], cells, notes=notes)
 
 
 def shared_notes(rows: Sequence[Memory]) -> list[str]:

@@ -10,7 +10,7 @@ from initmem.measures.design import by_recipe, plain
 from initmem.measures.memory import Memory
 from initmem.plots.builders import memory_interval
 from initmem.plots.html import glyph, interval_bar, nice_limit, sparkline
-from initmem.plots.memory_table import COLUMNS, memory_cells, memory_remark
+from initmem.plots.memory_table import columns_of, memory_cells, memory_remark
 from initmem.plots.series import profile_series
 from initmem.plots.table import Cell, Column, Table, cell
 from initmem.report.page import environment, static
@@ -31,7 +31,7 @@ def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
     pictures = {"curve": "by scale", "bar": "memory against its floor"}
     units = {row.unit for row in rows}
     unit = f" ({''.join(units)})" if len(units) == 1 and units != {""} else ""
-    columns = COLUMNS | {key: Column(title, "picture") for key, title in pictures.items()}
+    columns = columns_of(rows) | {key: Column(title, "picture") for key, title in pictures.items()}
     columns["memory"] = columns["memory"]._replace(title=f"memory{unit}")
     cells = [
         memory_cells(row)

@@ -14,7 +14,7 @@ from initmem.measures.design import AtScale, scale_means
 from initmem.measures.memory import NEVER_USED, Memory, Verdict
 from initmem.plots.builders import memory_interval, metric_title
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
-from initmem.plots.memory_table import COLUMNS, STARRED, memory_cells, memory_form
+from initmem.plots.memory_table import STARRED, columns_of, memory_cells, memory_form
 from initmem.plots.model import decimals_between
 from initmem.plots.table import Cell, Column, Mean, Table, cell, interval
 from initmem.recipe import AnyRecipe
@@ -199,9 +199,9 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
     unit = f" ({rows[0].unit})" if alike and rows and rows[0].unit else ""
     bar = f"memory against its floor{unit}"
     columns = {
-        **COLUMNS,
+        **columns_of(rows),
         "bar": Column(
-            bar, "picture", "with its 95% interval", picture=bar_axis(limits[metrics[0]]) if alike else ""
+            bar, "picture", "with its interval", picture=bar_axis(limits[metrics[0]]) if alike else ""
         ),
         "metric": Column("metric", "text"),
     }
