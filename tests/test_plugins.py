@@ -203,7 +203,7 @@ def _raise(*_: object) -> None:
     ("build", "text"),
     [
         (_raise, "its builder raised RuntimeError: the builder's own words"),
-        (lambda: 3, "its builder returned a int (needed: a torch.nn.Module)"),
+        (lambda: 3, "its builder returned an object of type int (needed: a torch.nn.Module)"),
         (lambda: Wrong(lambda x: x), "its output for 2 examples has shape (2, 1, 8, 8) (needed: (2, 10))"),
         (lambda: Wrong(lambda x: (x, x)), "its output is tuple"),
         (lambda: Wrong(lambda x: x.argmax(-1)), "its output is torch.int64"),
@@ -500,7 +500,7 @@ class NeedsClosure(Plain):
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        (_no_optimizer, "its builder returned a str (needed: a torch.optim.Optimizer)"),
+        (_no_optimizer, "its builder returned an object of type str (needed: a torch.optim.Optimizer)"),
         (_raises, "it raised RuntimeError: its own words"),
         (NeedsClosure, "an update raised TypeError"),
         (Hidden, "a resumed run takes other steps"),

@@ -166,7 +166,10 @@ def build_module(recipe: Recipe, sizes: Sizes, *, seed: int = 0) -> nn.Module:
             raise ModelError(f"{_told(recipe, sizes)}: its builder raised {_line(error)}") from None
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
-        raise ModelError(f"{_told(recipe, sizes)}: its builder returned a {kind} (needed: a torch.nn.Module)")
+        raise ModelError(
+            f"{_told(recipe, sizes)}: its builder returned an object of type {kind} "
+            "(needed: a torch.nn.Module)"
+        )
     if any(parametrize.is_parametrized(part) for part in module.modules()):
         raise ModelError(f"model = {recipe.model!r}: parametrized weights (allowed: through initmem.run)")
     return module

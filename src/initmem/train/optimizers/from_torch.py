@@ -106,7 +106,7 @@ def from_torch(recipe: Recipe, variables: Sequence[Tensor], decayed: Sequence[in
         if not isinstance(made, torch.optim.Optimizer):
             returned = type(made).__name__
             raise ModelError(
-                f"optimizer = {recipe.optimizer!r}: its builder returned a {returned} "
+                f"optimizer = {recipe.optimizer!r}: its builder returned an object of type {returned} "
                 "(needed: a torch.optim.Optimizer)"
             )
         if not all("lr" in group for group in made.param_groups):
