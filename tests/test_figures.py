@@ -264,7 +264,7 @@ def test_networks_trained_on_other_data_are_not_put_beside_each_other() -> None:
     depth = planted.study("depth", small)
     plot = figures.plot_of("5", planted.records(MAIN, depth), [MAIN, depth])
     assert "resnet9 sgd b16: no runs" in plot.missing
-    assert plot.notes == ["Not shown: 60 runs with all images"]
+    assert plot.notes == ["Not shown: 60 runs with all training examples"]
 
 
 def test_figure_8_compares_norms_and_augmentation() -> None:

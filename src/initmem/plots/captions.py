@@ -235,7 +235,7 @@ def phrase(recipe: AnyRecipe, name: str) -> str:
         case "epochs":
             return f"{value:,} epoch{'s' if value != 1 else ''}"
         case "train_size":
-            return f"{value:,} images" if value else "all images"
+            return f"{value:,} training examples" if value else "all training examples"
         case "width":
             return f"width {value}"
         case _:
