@@ -5,19 +5,26 @@ DEMO_STORE := demo-store
 
 EXTRAS := bench,docs,jax,keras,lightning,mlflow,pandas,ray,slurm,tensorboard,transformers,wandb,test,lint
 
-.PHONY: demo test lint docs extras clean
+.PHONY: demo test lint style types tests docs extras clean
 
 demo: .venv/base.stamp  ## train the quickstart, print the verdicts, write the report
 	$(BIN)/initmem run quickstart --store $(DEMO_STORE)
 	$(BIN)/initmem report $(DEMO_STORE)
 
-test: .venv/dev.stamp lint  ## all checks
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+test: style  ## all checks; mypy, which keeps one core busy for half a minute, runs beside the tests
+	$(MAKE) --no-print-directory -j 2 types tests
 
-lint: .venv/dev.stamp
+lint: style types
+
+style: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: .venv/dev.stamp
 	$(BIN)/mypy
+
+tests: .venv/dev.stamp
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 docs: .venv/dev.stamp  ## the documentation site, in site/; opens from the disk without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

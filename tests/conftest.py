@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import tempfile
@@ -21,6 +22,17 @@ from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 
 torch.set_num_threads(1)
+
+
+class Deferred:
+    """A module that is imported when it is first used: every process of the tests collects them all, and some
+    libraries take seconds to import."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> object:
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 @pytest.fixture(autouse=True)

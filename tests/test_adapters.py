@@ -7,21 +7,21 @@ import os
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
-import keras
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from conftest import Deferred
 from initmem.errors import ConfigError, ModelError
 from initmem.pipeline.init import Init, UntouchedWarning
-from initmem.pipeline.keras import KerasTracker
 from initmem.pipeline.metric_names import metric_names
 from initmem.pipeline.tracker import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other
 
+keras, adapter = Deferred("keras"), Deferred("initmem.pipeline.keras")
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 EPOCHS, BATCH = 3, 8
@@ -225,7 +225,7 @@ def keras_fitted(optimizer, **attach) -> tuple[Tracker, keras.Model]:
     model = Init(1.5, 2).apply(keras_model())
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
-    x, y, watch = X.numpy(), Y.numpy(), KerasTracker(tracker, BATCH, **attach)
+    x, y, watch = X.numpy(), Y.numpy(), adapter.KerasTracker(tracker, BATCH, **attach)
     model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, validation_data=(x, y), callbacks=[watch])
     return tracker, model
 
@@ -249,7 +249,7 @@ def test_keras_when_a_hook_comes_after_several_updates() -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, decay_steps=1, decay_rate=0.9)
     tracker, model = Tracker(), keras_model()
     model.compile(keras.optimizers.SGD(schedule), "mse")
-    callback = KerasTracker(tracker, BATCH)
+    callback = adapter.KerasTracker(tracker, BATCH)
     callback.set_model(model)
     callback.on_train_begin()
     for now in (3, 5):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import Deferred
 from initmem.data.sources import load
 from initmem.recipe import Recipe
 from initmem.study import Run
@@ -15,7 +16,8 @@ from initmem.train import layers, optimizers
 from initmem.train.layers import Conv, LayerNorm, MovingStatistics
 from initmem.train.optimizers import Adam, Decoupled, Momentum, Muon, orthogonalize
 from initmem.train.pack import Pack
-from keras_peer import Peer, keras, pack_variables
+
+keras_peer = Deferred("keras_peer")
 
 # Keras has not yet learnt numpy's newest copy keyword.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
@@ -34,14 +36,16 @@ def recipe_of(**fields) -> Recipe:
     return Recipe.parse(common | fields)
 
 
-def train_both(recipe: Recipe, dtype: torch.dtype = torch.float64) -> tuple[Pack, Peer, list[float]]:
+def train_both(
+    recipe: Recipe, dtype: torch.dtype = torch.float64
+) -> tuple[Pack, keras_peer.Peer, list[float]]:
     """Train a pack of one and its Keras peer on the same batches; the peer's mean loss per epoch."""
     data = load(recipe)
     pack = Pack([Run(recipe, 1.3, 5)], data, dtype=dtype)
     name = "float64" if dtype == torch.float64 else "float32"
     n, size = len(data.train), recipe.batch_size
     updates = recipe.epochs * math.ceil(n / size)
-    peer = Peer(recipe, data.shape, updates, name)
+    peer = keras_peer.Peer(recipe, data.shape, updates, name)
     peer.take_weights(pack)
     losses = []
     while not pack.finished:
@@ -57,9 +61,9 @@ def train_both(recipe: Recipe, dtype: torch.dtype = torch.float64) -> tuple[Pack
     return pack, peer, losses
 
 
-def largest_difference(pack: Pack, peer: Peer) -> float:
+def largest_difference(pack: Pack, peer: keras_peer.Peer) -> float:
     """Of every variable, relative to the size of that variable."""
-    pairs = zip(pack_variables(pack), peer.variables(), strict=True)
+    pairs = zip(keras_peer.pack_variables(pack), peer.variables(), strict=True)
     return max(float(np.abs(ours - theirs).max() / np.abs(theirs).max()) for ours, (_, theirs) in pairs)
 
 
@@ -206,6 +210,7 @@ def test_the_validation_loss_holds_the_penalty_and_the_plain_one_does_not() -> N
     data = load(recipe)
     loss, _ = peer.model.evaluate(data.val.x, data.val.y, verbose=0)
     logits = peer.model.predict(data.val.x, verbose=0)
+    keras = keras_peer.keras
     plain = float(
         keras.ops.mean(keras.losses.sparse_categorical_crossentropy(data.val.y, logits, from_logits=True))
     )
@@ -216,6 +221,7 @@ def test_the_validation_loss_holds_the_penalty_and_the_plain_one_does_not() -> N
 
 def test_muon_conv_flattens_a_kernel_to_out_by_everything_else() -> None:
     """A conv kernel takes the step that Keras' Muon takes on the same numbers as a matrix."""
+    keras = keras_peer.keras
     keras.config.set_floatx("float64")
     rng = np.random.default_rng(0)
     kernel = rng.normal(size=(6, 4, 3, 3))
