@@ -32,6 +32,8 @@ class Deferred:
         self._name = name
 
     def __getattr__(self, attribute: str) -> object:
+        if attribute.startswith("_"):  # pytest asks every object of a module what it is
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 
 
