@@ -17,9 +17,9 @@ void adam_step(num, const num *, float *const *, float *const *, float *const *,
 void sum_of_squares(num, const num *, float *const *, num, float *);
 int widest(void);
 
-enum { N = 3, SIDE = 8, IN = 16, OUT = 24, R = 5, LANES = 8, MOST = N * SIDE * SIDE * 64 };
-static float x[MOST], y[MOST], grad[MOST], kernel[OUT * IN * 9], grad_kernel[OUT * IN * 9], bias[OUT * R];
-static float gamma_[64], beta_[64], mean[64], variance[64], saved[MOST], grad_bias[OUT];
+enum { N = 3, SIDE = 8, IN = 16, OUT = 24, R = 5, LANES = 8, LARGE = 128, MOST = LARGE * LARGE * 9 };
+static float x[MOST], y[MOST], grad[MOST], kernel[MOST], grad_kernel[MOST], bias[LARGE];
+static float gamma_[64], beta_[64], mean[64], variance[64], saved[MOST], grad_bias[LARGE];
 static double exact[MOST];
 static int failed;
 
@@ -50,25 +50,25 @@ static double at(const float *from, num n, num row, num column, num channels, nu
 #define EVERYWHERE for (num n = 0; n < N; n++) for (num row = 0; row < SIDE; row++) for (num col = 0; col < SIDE; col++)
 #define TAPS for (num i = 0; i < 3; i++) for (num j = 0; j < 3; j++)
 
-static void one_network(void)
+static void one_network(num inputs, num outputs)
 {
-    EVERYWHERE for (num o = 0; o < OUT; o++) {
+    EVERYWHERE for (num o = 0; o < outputs; o++) {
         double sum = bias[o];
-        for (num k = 0; k < IN; k++)
-            TAPS sum += at(x, n, row + i - 1, col + j - 1, IN, 1, k, 0) * kernel[((o * 3 + i) * 3 + j) * IN + k];
-        exact[((n * SIDE + row) * SIDE + col) * OUT + o] = sum;
+        for (num k = 0; k < inputs; k++)
+            TAPS sum += at(x, n, row + i - 1, col + j - 1, inputs, 1, k, 0) * kernel[((o * 3 + i) * 3 + j) * inputs + k];
+        exact[((n * SIDE + row) * SIDE + col) * outputs + o] = sum;
     }
-    failed |= !convolve(x, kernel, bias, N, SIDE, SIDE, IN, OUT, 0, y);
-    check("convolution", y, N * SIDE * SIDE * OUT);
-    for (num o = 0; o < OUT; o++)
-        for (num k = 0; k < IN; k++)
+    failed |= !convolve(x, kernel, bias, N, SIDE, SIDE, inputs, outputs, 0, y);
+    check("convolution", y, N * SIDE * SIDE * outputs);
+    for (num o = 0; o < outputs; o++)
+        for (num k = 0; k < inputs; k++)
             TAPS {
                 double sum = 0;
-                EVERYWHERE sum += at(x, n, row + i - 1, col + j - 1, IN, 1, k, 0) * at(grad, n, row, col, OUT, 1, o, 0);
-                exact[((o * 3 + i) * 3 + j) * IN + k] = sum;
+                EVERYWHERE sum += at(x, n, row + i - 1, col + j - 1, inputs, 1, k, 0) * at(grad, n, row, col, outputs, 1, o, 0);
+                exact[((o * 3 + i) * 3 + j) * inputs + k] = sum;
             }
-    failed |= !convolve_backward(x, grad, N, SIDE, SIDE, IN, OUT, grad_kernel, grad_bias);
-    check("kernel gradient", grad_kernel, OUT * IN * 9);
+    failed |= !convolve_backward(x, grad, N, SIDE, SIDE, inputs, outputs, grad_kernel, grad_bias);
+    check("kernel gradient", grad_kernel, outputs * inputs * 9);
 }
 
 static void in_lanes(void)
@@ -137,8 +137,8 @@ static void between_batches(void)
 
 int main(void)
 {
-    fill(x, MOST), fill(grad, MOST), fill(kernel, OUT * IN * 9), fill(bias, OUT * R), fill(gamma_, 64), fill(beta_, 64);
-    one_network(), in_lanes(), norms(), between_batches();
+    fill(x, MOST), fill(grad, MOST), fill(kernel, MOST), fill(bias, LARGE), fill(gamma_, 64), fill(beta_, 64);
+    one_network(IN, OUT), one_network(LARGE, LARGE), in_lanes(), norms(), between_batches();
     printf("vectors of %d\n", widest());
     return failed;
 }

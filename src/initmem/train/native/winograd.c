@@ -14,6 +14,8 @@ enum { POINTS = 36 }; /* per tile in the Winograd domain */
 static num tiles_at_once(num inputs, num outputs) { return inputs * outputs > 16384 ? 64 : 16; }
 
 /* The transforms of images, kernels and outputs along one axis. */
+#define SIXTH (1 / 6.f) /* dividing would take longer than all else */
+
 static inline void image_axis(const vec d[6], vec t[6])
 {
     const vec p = d[4] - 4 * d[2], q = d[3] - 4 * d[1], r = d[4] - d[2], s = 2 * (d[3] - d[1]);
@@ -23,7 +25,7 @@ static inline void image_axis(const vec d[6], vec t[6])
 
 static inline void kernel_axis(const vec g[3], vec t[6])
 {
-    const vec p = (g[0] + g[2]) / -6, q = g[1] / 6, r = g[0] / 24 + g[2] / 6, s = g[1] / 12;
+    const vec p = (g[0] + g[2]) * -SIXTH, q = g[1] * SIXTH, r = g[0] * (SIXTH / 4) + g[2] * SIXTH, s = g[1] * (SIXTH / 2);
     t[0] = g[0] / 4, t[1] = p - q, t[2] = p + q, t[3] = r + s, t[4] = r - s, t[5] = g[2];
 }
 
@@ -36,8 +38,8 @@ static inline void output_axis(const vec m[6], vec t[4])
 /* The transposes of the last two, for the gradients. */
 static inline void kernel_axis_transposed(const vec m[6], vec t[3])
 {
-    const vec p = (m[1] + m[2]) / 6, q = (m[2] - m[1]) / 6, r = m[3] + m[4], s = m[3] - m[4];
-    t[0] = m[0] / 4 - p + r / 24, t[1] = q + s / 12, t[2] = r / 6 - p + m[5];
+    const vec p = (m[1] + m[2]) * SIXTH, q = (m[2] - m[1]) * SIXTH, r = (m[3] + m[4]) * SIXTH, s = (m[3] - m[4]) * SIXTH;
+    t[0] = m[0] / 4 - p + r / 4, t[1] = q + s / 2, t[2] = r - p + m[5];
 }
 
 static inline void output_axis_transposed(const vec s[4], vec t[6])
@@ -147,16 +149,17 @@ static inline num corner(const struct tiles *t, num tile)
     return tile / each * t->image + within / t->columns * 4 * t->edge + within % t->columns * 4 * t->channels;
 }
 
-/* Transform tiles to (36, count, channels): 6x6 pixels of padded images, or grad_output at 4x4 pixels. */
-static void transform_tiles(const float *x, const struct tiles *t, int grads, num first, num count, float *to)
+/* Transform tiles to (36, count, channels): 6x6 pixels of padded images, or grad_output at 4x4 pixels. With `panel` fewer
+   than all channels, these are one after another: (channels / panel, 36, count, panel). */
+static void transform_tiles(const float *x, const struct tiles *t, int grads, num first, num count, num panel, float *to)
 {
     const num edge = t->edge, channels = t->channels;
     for (num n = 0; n < count; n++)
         for (num c = 0; c < channels; c += LANES) {
             const float *at = x + corner(t, first + n) + c;
-            float *dst = to + n * channels + c;
+            float *dst = to + (c / panel * POINTS * count + n) * panel + c % panel;
 #define GET(i, j) load(at + i * edge + j * channels)
-#define PUT(i, j, v) store(dst + (6 * i + j) * count * channels, v)
+#define PUT(i, j, v) store(dst + (6 * i + j) * count * panel, v)
             if (grads)
                 BOTH_AXES(output_axis_transposed, 4, 6, GET, PUT);
             else
@@ -186,23 +189,31 @@ static void inverse_transform_outputs(const float *from, const struct tiles *t, 
 
 enum { ROWS = 4 }; /* of a block of sums: with two vectors across, the sums and operands fit 16 registers */
 
+/* sum (rows, across vectors) += left (rows, depth) times right (depth, across vectors), with the given distances between
+   rows of left, and between what is multiplied one after another in left and right. */
+static inline __attribute__((always_inline)) void multiply(const float *left, num row, num next, const float *right,
+                                                           num line, num depth, const int rows, const int across,
+                                                           vec sum[][2])
+{
+    for (num k = 0; k < depth; k++, left += next, right += line) {
+        vec factor[2];
+        for (int j = 0; j < across; j++)
+            factor[j] = load(right + LANES * j);
+        for (int i = 0; i < rows; i++) {
+            const vec value = left[i * row] - (vec){0};
+            for (int j = 0; j < across; j++)
+                MULTIPLY_ADD(sum[i][j], value, factor[j]);
+        }
+    }
+}
+
 /* to (count, outputs) = rows (count, inputs) times matrix (inputs, outputs), for a multiple of 4 rows. */
 static inline __attribute__((always_inline)) void product(const float *rows, const float *matrix, num count,
                                                           num inputs, num outputs, const int across, float *to)
 {
     for (num n = 0; n < count; n += ROWS, rows += ROWS * inputs, to += ROWS * outputs) {
         vec sum[ROWS][2] = {{{0}}};
-        const float *from = matrix;
-        for (num k = 0; k < inputs; k++, from += outputs) {
-            vec right[2];
-            for (int j = 0; j < across; j++)
-                right[j] = load(from + LANES * j);
-            for (int i = 0; i < ROWS; i++) {
-                const vec left = rows[i * inputs + k] - (vec){0};
-                for (int j = 0; j < across; j++)
-                    MULTIPLY_ADD(sum[i][j], left, right[j]);
-            }
-        }
+        multiply(rows, inputs, 1, matrix, outputs, inputs, ROWS, across, sum);
         for (int i = 0; i < ROWS; i++)
             for (int j = 0; j < across; j++)
                 store(to + i * outputs + LANES * j, sum[i][j]);
@@ -216,17 +227,7 @@ static inline __attribute__((always_inline)) void product_transposed(const float
 {
     for (num k = 0; k < inputs; k += ROWS, to += ROWS * outputs) {
         vec sum[ROWS][2] = {{{0}}};
-        const float *a = left + k, *b = right;
-        for (num n = 0; n < count; n++, a += inputs, b += outputs) {
-            vec grad[2];
-            for (int j = 0; j < across; j++)
-                grad[j] = load(b + LANES * j);
-            for (int i = 0; i < ROWS; i++) {
-                const vec input = a[i] - (vec){0};
-                for (int j = 0; j < across; j++)
-                    MULTIPLY_ADD(sum[i][j], input, grad[j]);
-            }
-        }
+        multiply(left + k, 1, inputs, right, outputs, count, ROWS, across, sum);
         for (int i = 0; i < ROWS; i++)
             for (int j = 0; j < across; j++)
                 store(to + i * outputs + LANES * j, load(to + i * outputs + LANES * j) + sum[i][j]);
@@ -241,6 +242,29 @@ static inline __attribute__((always_inline)) void product_transposed(const float
         else                                                                                                          \
             call(1);                                                                                                  \
     }
+
+/* All 36 products have functions of their own: in longer ones, GCC does not keep the sums in registers. */
+#define ALONE static __attribute__((noinline)) void
+
+/* `count` rows of each product, of which a multiple of 4 is computed. */
+ALONE products(const float *rows, const float *kernel, num count, num inputs, num outputs, float *to)
+{
+    const num whole = (count + ROWS - 1) / ROWS * ROWS;
+    for (num p = 0; p < POINTS; p++, rows += count * inputs, kernel += inputs * outputs, to += count * outputs) {
+#define CALL(across) product(rows, kernel + o, whole, inputs, outputs, across, to + o)
+        IN_PAIRS(outputs, o, CALL)
+#undef CALL
+    }
+}
+
+ALONE products_transposed(const float *left, const float *right, num count, num inputs, num outputs, float *to)
+{
+    for (num p = 0; p < POINTS; p++, left += count * inputs, right += count * outputs, to += inputs * outputs) {
+#define CALL(across) product_transposed(left, right + o, count, inputs, outputs, across, to + o)
+        IN_PAIRS(outputs, o, CALL)
+#undef CALL
+    }
+}
 
 /* Buffers for transformed kernels, inputs and outputs, and for padded images. */
 struct buffers {
@@ -259,12 +283,176 @@ static int get_buffers(num height, num width, num inputs, num outputs, num group
     return start != NULL;
 }
 
+/* Large kernels on few tiles. Once transformed, such a kernel is four times as large and fits no cache, so that writing and
+   reading it takes longer than the products. It is therefore transformed block by block, and each block is used while it
+   is in the cache. The vectors hold tiles, so that a kernel is read and written along its inputs, as it lies in memory. */
+enum { LARGE = 128 * 128, FEW = 128, AT_ONCE = 64 }; /* inputs x outputs; tiles; tiles at a time */
+enum { BLOCK = 32, DEPTH = 64 };                     /* of a block: outputs and inputs of the convolution */
+enum { PLANE = BLOCK * DEPTH + 16 }; /* not a power of two, or the 36 planes of a block would evict each other */
+
+static int is_large(num images, num height, num width, num inputs, num outputs)
+{
+    const num tiles = images * height * width / 16, size = inputs * outputs;
+    return size >= LARGE && tiles <= FEW && 256 * tiles <= size && inputs % BLOCK == 0 && outputs % BLOCK == 0;
+}
+
+/* From (36, count, channels) to (36, channels, wide), with zeros beyond the count. */
+static void tiles_last(const float *from, num count, num channels, num wide, float *to)
+{
+    for (num p = 0; p < POINTS; p++, from += count * channels, to += channels * wide)
+        for (num c = 0; c < channels; c += LANES)
+            for (num n = 0; n < wide; n++) {
+                const vec v = n < count ? load(from + n * channels + c) : (vec){0};
+                for (int lane = 0; lane < LANES; lane++)
+                    to[(c + lane) * wide + n] = v[lane];
+            }
+}
+
+/* From (36, channels, wide) to (36, count, channels). */
+static void channels_last(const float *from, num count, num channels, num wide, float *to)
+{
+    for (num p = 0; p < POINTS; p++, from += channels * wide, to += count * channels)
+        for (num c = 0; c < channels; c += LANES)
+            for (num n = 0; n < count; n++)
+                store(to + n * channels + c, gather(from + c * wide + n, wide));
+}
+
+/* Transform a block of a kernel that is stored as (rows, 3, 3, channels): `columns` of its channels, to 36 planes of
+   (rows, columns). For the gradient of the input, rotate it by 180 degrees. */
+static void transform_block(const float *kernel, num channels, num rows, num columns, int rotated, float *to)
+{
+    enum { ROWS_AHEAD = 4 };
+    for (num o = 0; o < rows; o++)
+        for (num k = 0; k < columns; k += LANES) {
+            const float *at = kernel + o * 9 * channels + k;
+            float *dst = to + o * columns + k;
+            for (int i = 0; i < 9; i++) /* hardware does not prefetch lines that lie so far apart */
+                __builtin_prefetch(at + (9 * ROWS_AHEAD + i) * channels);
+#define GET(i, j) load(at + (rotated ? 8 - 3 * i - j : 3 * i + j) * channels)
+#define PUT(i, j, v) store(dst + (6 * i + j) * PLANE, v)
+            BOTH_AXES(kernel_axis, 3, 6, GET, PUT);
+#undef GET
+#undef PUT
+        }
+}
+
+/* sums (BLOCK, wide) = a plane (BLOCK, depth), or (depth, BLOCK) if transposed, times tiles (depth, wide); with `add`, it
+   is added. */
+static inline __attribute__((always_inline)) void plane_product(const float *plane, const float *tiles, num depth,
+                                                                num wide, const int transposed, const int across,
+                                                                int add, float *sums)
+{
+    enum { HIGH = LANES / 2 }; /* with two vectors across, the sums fill half of the registers */
+    const num row = transposed ? 1 : depth, next = transposed ? BLOCK : 1;
+    for (num o = 0; o < BLOCK; o += HIGH)
+        for (num n = 0; n < wide; n += across * LANES) {
+            vec sum[HIGH][2] = {{{0}}};
+            float *to = sums + o * wide + n;
+            multiply(plane + o * row, row, next, tiles + n, wide, depth, HIGH, across, sum);
+            for (int i = 0; i < HIGH; i++)
+                for (int j = 0; j < across; j++)
+                    store(to + i * wide + LANES * j, (add ? load(to + i * wide + LANES * j) : (vec){0}) + sum[i][j]);
+        }
+}
+
+/* The same for all planes. */
+ALONE block_product(const float *block, const float *tiles, num inputs, num outputs, num depth, num wide, int transposed,
+                    int add, float *sums)
+{
+    for (num p = 0; p < POINTS; p++, block += PLANE, tiles += inputs * wide, sums += outputs * wide) {
+#define CALL(transposed, across) plane_product(block, tiles, depth, wide, transposed, across, add, sums)
+        if (wide % (2 * LANES))
+            transposed ? CALL(1, 1) : CALL(0, 1);
+        else
+            transposed ? CALL(1, 2) : CALL(0, 2);
+#undef CALL
+    }
+}
+
+static int convolve_large(const float *x, const float *kernel, const float *bias, num images, num height, num width,
+                          num inputs, num outputs, int transposed, float *y)
+{
+    const struct tiles from = tiling(height, width, inputs, 1), into = tiling(height, width, outputs, 0);
+    const num each = from.rows * from.columns, group = minimum(images, (AT_ONCE + each - 1) / each);
+    const num most = (group * each + LANES - 1) / LANES * LANES, larger_side = inputs > outputs ? inputs : outputs;
+    const num padded_size = group * (height + 2) * (width + 2) * inputs;
+    float *tiles = scratch(POINTS * (PLANE + most * (larger_side + inputs + outputs)) + padded_size);
+    if (!tiles)
+        return 0;
+    float *turned = tiles + POINTS * most * larger_side, *sums = turned + POINTS * most * inputs;
+    float *block = sums + POINTS * most * outputs, *padded = block + POINTS * PLANE;
+    for (num i = 0; i < images; i += group) {
+        const num here = minimum(group, images - i), count = here * each, wide = (count + LANES - 1) / LANES * LANES;
+        pad(x + i * height * width * inputs, here, height, width, inputs, padded);
+        transform_tiles(padded, &from, 0, 0, count, inputs, tiles);
+        tiles_last(tiles, count, inputs, wide, turned);
+        for (num o = 0; o < outputs; o += BLOCK)
+            for (num k = 0; k < inputs; k += DEPTH) {
+                const num depth = minimum(DEPTH, inputs - k);
+                if (transposed)
+                    transform_block(kernel + k * 9 * outputs + o, outputs, depth, BLOCK, 1, block);
+                else
+                    transform_block(kernel + o * 9 * inputs + k, inputs, BLOCK, depth, 0, block);
+                block_product(block, turned + k * wide, inputs, outputs, depth, wide, transposed, k > 0, sums + o * wide);
+            }
+        channels_last(sums, count, outputs, wide, tiles);
+        inverse_transform_outputs(tiles, &into, 0, count, bias, y + i * height * width * outputs);
+    }
+    return 1;
+}
+
+/* to (36, 4, 2 vectors) = sums over tiles of 4 of the outputs (36, count, BLOCK) times inputs (36, count, 2 vectors). */
+ALONE tile_sums(const float *outputs, const float *inputs, num count, float *to)
+{
+    for (num p = 0; p < POINTS; p++, outputs += count * BLOCK, inputs += count * 2 * LANES) {
+        vec sum[ROWS][2] = {{{0}}};
+        multiply(outputs, 1, BLOCK, inputs, 2 * LANES, count, ROWS, 2, sum);
+        for (int i = 0; i < ROWS; i++)
+            for (int j = 0; j < 2; j++, to += LANES)
+                store(to, sum[i][j]);
+    }
+}
+
+/* The gradient of a large kernel on few tiles: a few outputs and two vectors of inputs at a time, transformed back at once. */
+static int large_kernel_grad(const float *x, const float *grads, num images, num height, num width, num inputs,
+                             num outputs, float *to)
+{
+    const struct tiles from = tiling(height, width, inputs, 1), at = tiling(height, width, outputs, 0);
+    const num count = images * from.rows * from.columns, padded_size = images * (height + 2) * (width + 2) * inputs;
+    float *rows = scratch(POINTS * (count * (inputs + outputs) + ROWS * 2 * LANES) + padded_size);
+    if (!rows)
+        return 0;
+    float *right = rows + POINTS * count * outputs, *block = right + POINTS * count * inputs;
+    float *padded = block + POINTS * ROWS * 2 * LANES;
+    pad(x, images, height, width, inputs, padded);
+    transform_tiles(padded, &from, 0, 0, count, 2 * LANES, right);
+    transform_tiles(grads, &at, 1, 0, count, BLOCK, rows);
+    for (num first = 0; first < outputs; first += BLOCK)
+        for (num k = 0; k < inputs; k += 2 * LANES)
+            for (num o = first; o < first + BLOCK; o += ROWS) {
+                tile_sums(rows + first * POINTS * count + o - first, right + k * POINTS * count, count, block);
+                for (int i = 0; i < ROWS; i++)
+                    for (int j = 0; j < 2; j++) {
+                        const float *source = block + (i * 2 + j) * LANES;
+                        float *dst = to + (o + i) * 9 * inputs + k + j * LANES;
+#define GET(a, b) load(source + (6 * a + b) * ROWS * 2 * LANES)
+#define PUT(a, b, v) store(dst + (3 * a + b) * inputs, v)
+                        BOTH_AXES(kernel_axis_transposed, 6, 3, GET, PUT);
+#undef GET
+#undef PUT
+                    }
+            }
+    return 1;
+}
+
 /* y (images, height, width, outputs) from x (..., inputs) and the layer's kernel. With `transposed`, x is grad_output
    and y the gradient of the layer's input; `inputs` and `outputs` are then those of this transposed convolution.
    Returns 0 if out of memory. */
 int NAME(convolve)(const float *x, const float *kernel, const float *bias, num images, num height, num width, num inputs,
              num outputs, int transposed, float *y)
 {
+    if (is_large(images, height, width, inputs, outputs))
+        return convolve_large(x, kernel, bias, images, height, width, inputs, outputs, transposed, y);
     const struct tiles from = tiling(height, width, inputs, 1), into = tiling(height, width, outputs, 0);
     const num each = from.rows * from.columns, most = tiles_at_once(inputs, outputs), group = (most + each - 1) / each;
     struct buffers buffers;
@@ -278,61 +466,56 @@ int NAME(convolve)(const float *x, const float *kernel, const float *bias, num i
         const num here = minimum(group, images - i), tiles = here * each;
         pad(x + i * height * width * inputs, here, height, width, inputs, buffers.padded);
         for (num first = 0; first < tiles; first += most) {
+            const num count = minimum(most, tiles - first);
+            transform_tiles(buffers.padded, &from, 0, first, count, inputs, buffers.inputs);
             /* Rows beyond the last tile hold arbitrary values and are never read. */
-            const num count = minimum(most, tiles - first), whole = (count + ROWS - 1) / ROWS * ROWS;
-            transform_tiles(buffers.padded, &from, 0, first, count, buffers.inputs);
-            for (num p = 0; p < POINTS; p++) {
-#define CALL(across)                                                                                                  \
-    product(buffers.inputs + p * count * inputs, buffers.kernel + p * inputs * outputs + o, whole, inputs, outputs,   \
-            across, buffers.outputs + p * count * outputs + o)
-                IN_PAIRS(outputs, o, CALL)
-#undef CALL
-            }
+            products(buffers.inputs, buffers.kernel, count, inputs, outputs, buffers.outputs);
             inverse_transform_outputs(buffers.outputs, &into, first, count, bias, y + i * height * width * outputs);
         }
     }
     return 1;
 }
 
+static void bias_grad(const float *grad_output, num pixels, num outputs, float *to)
+{
+    double totals[outputs];
+    for (num o = 0; o < outputs; o++)
+        totals[o] = 0;
+    for (num first = 0; first < pixels; first += CHUNK, grad_output += CHUNK * outputs)
+        for (num o = 0; o < outputs; o += LANES) {
+            vec sum = {0};
+            for (num n = 0; n < minimum(CHUNK, pixels - first); n++)
+                sum += load(grad_output + n * outputs + o);
+            add(totals + o, sum);
+        }
+    for (num o = 0; o < outputs; o++)
+        to[o] = totals[o];
+}
+
 /* The gradients of the kernel, (outputs, 3, 3, inputs), and of the bias. Returns 0 if out of memory. */
 int NAME(convolve_backward)(const float *x, const float *grad_output, num images, num height, num width, num inputs,
                       num outputs, float *grad_kernel, float *grad_bias)
 {
+    const num pixels = height * width;
+    bias_grad(grad_output, images * pixels, outputs, grad_bias);
+    if (is_large(images, height, width, inputs, outputs))
+        return large_kernel_grad(x, grad_output, images, height, width, inputs, outputs, grad_kernel);
     const struct tiles from = tiling(height, width, inputs, 1), at = tiling(height, width, outputs, 0);
     const num each = from.rows * from.columns, most = tiles_at_once(inputs, outputs), group = (most + each - 1) / each;
-    const num pixels = height * width;
     struct buffers buffers;
     if (!get_buffers(height, width, inputs, outputs, group, &buffers))
         return 0;
-    double totals[outputs];
-    for (num o = 0; o < outputs; o++)
-        totals[o] = 0;
     memset(buffers.kernel, 0, POINTS * inputs * outputs * sizeof *buffers.kernel);
     for (num i = 0; i < images; i += group) {
         const num here = minimum(group, images - i), tiles = here * each;
-        const float *grads = grad_output + i * pixels * outputs;
         pad(x + i * pixels * inputs, here, height, width, inputs, buffers.padded);
-        for (num o = 0; o < outputs; o += LANES) {
-            vec sum = {0};
-            for (num n = 0; n < here * pixels; n++)
-                sum += load(grads + n * outputs + o);
-            add(totals + o, sum);
-        }
         for (num first = 0; first < tiles; first += most) {
             const num count = minimum(most, tiles - first);
-            transform_tiles(buffers.padded, &from, 0, first, count, buffers.inputs);
-            transform_tiles(grads, &at, 1, first, count, buffers.outputs);
-            for (num p = 0; p < POINTS; p++) {
-#define CALL(across)                                                                                                  \
-    product_transposed(buffers.inputs + p * count * inputs, buffers.outputs + p * count * outputs + o, count, inputs, \
-                       outputs, across, buffers.kernel + p * inputs * outputs + o)
-                IN_PAIRS(outputs, o, CALL)
-#undef CALL
-            }
+            transform_tiles(buffers.padded, &from, 0, first, count, inputs, buffers.inputs);
+            transform_tiles(grad_output + i * pixels * outputs, &at, 1, first, count, outputs, buffers.outputs);
+            products_transposed(buffers.inputs, buffers.outputs, count, inputs, outputs, buffers.kernel);
         }
     }
     kernel_grad(buffers.kernel, inputs, outputs, grad_kernel);
-    for (num o = 0; o < outputs; o++)
-        grad_bias[o] = totals[o];
     return 1;
 }
