@@ -219,6 +219,26 @@ def test_a_pack_saved_inside_an_epoch_continues_bit_by_bit(
     assert all(a.same_result(b) for a, b in zip(whole, pack.records({}), strict=True))
 
 
+def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny: Recipe) -> None:
+    data, runs = load(tiny), runs_of(tiny)
+    pack = Pack(runs, data)
+    pack.train_epoch()
+    assert not pack.train_epoch(lambda: True)
+    saved = pack.checkpoint()
+    for checkpoint in saved:  # as if it had been slow
+        checkpoint.meta["seconds"] = 100.0
+        checkpoint.meta["history"]["seconds"] = [10.0]
+    before = 110.0 * len(runs)
+    for record in train_pack(runs, data, resume=saved):
+        first, second, third = record.history["seconds"]
+        assert first == 10.0
+        assert 100.0 < second < 110.0
+        assert 0 < third < 10.0
+        assert before < record.provenance["seconds"] < before + 60.0
+    for record in train_pack(runs, data):
+        assert record.provenance["seconds"] < 60.0
+
+
 def test_initialization_is_paired_and_has_the_right_size() -> None:
     recipe = Recipe(dataset="synthetic", bias_std=0.2)
     runs = [Run(recipe, 0.5, 7), Run(recipe, 2.0, 7), Run(recipe, 2.0, 8)]

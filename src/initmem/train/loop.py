@@ -41,6 +41,7 @@ def train_pack(
     pack = Pack(runs, data, device=device, dtype=dtype, precision=precision, compile=compile)
     if resume is not None:
         pack.restore(resume)
+    started -= pack.spent  # in earlier sessions
     while not pack.finished:
         completed = pack.train_epoch(pause)
         callback = on_epoch if completed else on_pause

@@ -140,6 +140,11 @@ class Pack:
         """The number of updates so far."""
         return self.epoch * updates_per_epoch(self.recipe, len(self.train)) + self.position
 
+    @property
+    def spent(self) -> float:
+        """Seconds that the runs have taken so far, in all sessions."""
+        return self.seconds + sum(sum(rows["seconds"]) for rows in self.history)
+
     def train_epoch(self, pause: Callable[[], bool] = lambda: False) -> bool:
         """One pass over the training split, one validation, one row of history per replica.
 
@@ -226,6 +231,7 @@ class Pack:
                 {
                     "epoch": self.epoch,
                     "position": self.position,
+                    "seconds": self.seconds / self.replicas,
                     "history": self.history[r],
                     "norm_init": self.norm_init[r],
                     "status": self.status[r],
@@ -260,6 +266,7 @@ class Pack:
         self.history = [{name: list(rows[name]) for name in self.columns} for rows in histories]
         self.norm_init = [meta["norm_init"] for meta in metas]
         self.status = [meta["status"] for meta in metas]
+        self.seconds = sum(meta.get("seconds", 0.0) for meta in metas)  # older checkpoints do not say
 
     def _sessions(self, replica: int) -> list[Session]:
         """Under which conditions a run was trained, and until which update; like sessions count as one."""
