@@ -388,6 +388,20 @@ def test_a_scale_that_was_never_used_has_no_verdict() -> None:
     assert "never used" in found.meaning
 
 
+def test_runs_that_stopped_early_are_said_to_have_done_so() -> None:
+    recipe = Recipe(dataset="digits", epochs=300, patience=5)
+    runs = [Run(recipe, scale, seed) for scale in (0.1, 2.5) for seed in (0, 1)]
+    lengths = [10, 12, 11, 300]
+    known = [fake_record(run, 0.8, epochs=n) for run, n in zip(runs, lengths, strict=True)]
+    (note,) = [note for note in memory(known).notes if "stopped" in note]
+    assert note.startswith(
+        "3 runs stopped after 10 to 12 of 300 epochs: the validation loss had not fallen for 5"
+    )
+    whole = [fake_record(run, 0.8, epochs=300) for run in runs]
+    diverged = [replace(record, status="diverged") for record in known]  # says so elsewhere
+    assert not [note for each in (whole, diverged) for note in memory(each).notes if "stopped" in note]
+
+
 def test_runs_of_different_code_are_named_wherever_a_memory_is() -> None:
     known = records(np.full((3, 3), 80.0) + np.arange(9).reshape(3, 3))
     same = [replace(r, provenance={"fingerprint": {"EPOCHS": "20", "lr": "1"}}) for r in known]

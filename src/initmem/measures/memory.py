@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.errors import ConfigError, allowed
+from initmem.errors import ConfigError, allowed, count
 from initmem.measures.design import METRICS, Look, labelled, own_metrics, plain, present_name, unit_of
 from initmem.measures.failures import Failures, failures
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
-from initmem.recipe import AnyRecipe
+from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
 
 Verdict = Literal["remembers", "forgets", "undetermined", "not applicable"]
@@ -236,7 +236,7 @@ def memory(
         failure_p=trained.p if trained else None,
         failure_limit=trained.largest_difference if trained else None,
         dropped_seeds=arranged.dropped,
-        notes=tuple(_notes(arranged, known, look, trained)) + tuple(_code_notes(records)),
+        notes=(*_notes(arranged, known, look, trained), *_early_notes(records), *_code_notes(records)),
     )
 
 
@@ -293,6 +293,23 @@ def _notes(arranged: Profile, known: Spread, look: Look, trained: Failures | Non
     if trained and trained.failed:
         notes.append(_failure_note(trained))
     return notes
+
+
+def _early_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether runs were stopped before the last epoch of their schedule."""
+    recipe = records[0].run.recipe
+    if not isinstance(recipe, Recipe):
+        return []
+    trained = [record.summary.epochs for record in records if record.status == "completed"]
+    early = [epochs for epochs in trained if epochs < recipe.epochs]
+    if not early:
+        return []
+    least, most = min(early), max(early)
+    span = f"{least} to {most}" if most > least else f"{most}"
+    return [
+        f"{count(len(early), 'run')} stopped after {span} of {recipe.epochs} epochs: "
+        f"the validation loss had not fallen for {recipe.patience} (patience)"
+    ]
 
 
 def _code_notes(records: Sequence[RunRecord]) -> list[str]:
