@@ -25,6 +25,8 @@ KINDS = (
     {"dataset": CIFAR, "width": 16, "batch_size": 128},
     {"dataset": CIFAR, "width": 64, "batch_size": 16},
     {"dataset": CIFAR, "width": 16, "batch_size": 128, "model": "resnet56"},
+    {"dataset": "synthetic:4000x1x28x28", "width": 32, "batch_size": 32, "model": "vit"},
+    {"dataset": "text:32", "width": 32, "batch_size": 32, "model": "gpt"},
 )
 
 
@@ -38,7 +40,7 @@ def main() -> None:
         pack = pack_size(recipe, shape)
         seconds = speed.measure(recipe, shape, pack).quiet
         measured = pack * run_flops(recipe, shape) / seconds / rate
-        forward = flops_per_image(recipe, shape.shape, shape.classes).forward
+        forward = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary).forward
         words = (
             f"{recipe.model} w{recipe.width} b{recipe.batch_size} {recipe.norm} {recipe.dataset} pack {pack}"
         )

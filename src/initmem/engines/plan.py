@@ -26,12 +26,10 @@ from initmem.train.requirements import notes_of
 
 # Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
 ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}
-HALF_SPEED = (
-    2e6  # operations per image, layer and pack at which a CPU core is half as fast as in a matrix product
-)
+# The share of a matrix product's rate that training reaches: of plain modules, and the largest with layers in
+# C, which need fewer operations than are counted; half of it at so many operations per image, layer and pack.
+SHARE_OF_MODULES, LARGEST_SHARE, HALF_SPEED = 0.2, 2.0, 2.2e6
 UTILIZATION = 0.2  # small images keep a large accelerator waiting; said with every number
-
-
 START = 3.0  # seconds until a worker trains: it starts Python and imports PyTorch
 TIMED_EPOCHS = 10  # a pipeline is timed for this part of its epochs
 
@@ -247,26 +245,30 @@ def rough_hours(studies: Sequence[Study], workers: int) -> list[float]:
     """Hours on this machine from counted operations alone: a rough guide, without any training step."""
     rate = workers * matmul_rate()
     return [
-        (
-            START
-            + sum(len(study.runs(r)) * run_flops(r, sizes(r)) / efficiency(r) for r in _networks(study))
-            / rate
-        )
-        / 3600
+        (START + sum(_work(recipe, len(study.runs(recipe))) for recipe in _networks(study)) / rate) / 3600
         for study in studies
     ]
+
+
+def _work(recipe: Recipe, runs: int) -> float:
+    """Operations of a matrix product that takes as long as these runs; packs take as long when not full."""
+    shape = sizes(recipe)
+    pack = pack_size(recipe, shape)
+    return -(-runs // pack) * pack * run_flops(recipe, shape) / efficiency(recipe)
 
 
 def efficiency(recipe: Recipe) -> float:
     """The share of a matrix product's rate that training reaches: small layers wait for memory and Python.
 
-    It grows with the operations of a layer. Fitted to the nine networks of benchmarks/efficiency.py, of which
-    none is off by more than a factor of 1.4.
+    It grows with the operations of a layer. Fitted to the networks of benchmarks/efficiency.py, of which none
+    is off by more than a factor of 1.5.
     """
+    if recipe.is_module:
+        return SHARE_OF_MODULES
     shape = sizes(recipe)
     count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
     each = pack_size(recipe, shape) * count.forward / count.layers
-    return each / (each + HALF_SPEED)
+    return LARGEST_SHARE * each / (each + HALF_SPEED)
 
 
 def study_flops(study: Study) -> float:
