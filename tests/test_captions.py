@@ -68,11 +68,11 @@ def signs(figure: Figure, text: str) -> dict[str, bool]:
         "Hatched": any(patch.get_hatch() for patch in patches),
         "open diamonds": any(line.get_marker() == "D" and _hollow(line) for line in drawn),
         "open triangles": any(line.get_marker() in ("<", "v") and _hollow(line) for line in drawn),
-        "stars": any(line.get_marker() == "*" and line.get_markersize() == 9 for line in drawn),
+        "stars": any(_is_star(line) for line in drawn),
         "dotted line": any(line.get_linestyle() == ":" and _level(line) for line in lines),
         "Dashed: at initialization": any(line.get_label() == "at initialization" for line in lines),
         "open markers": any(
-            _face(line) == "white" and line.get_marker() != "*" and _in_range(line) for line in drawn
+            _face(line) == "white" and not _is_star(line) and _in_range(line) for line in drawn
         ),
         "band": bool(bands),
         "Crosses": "×" in words,
@@ -81,6 +81,11 @@ def signs(figure: Figure, text: str) -> dict[str, bool]:
         "(the paper)": any("(" in word for word in right),
         "Bars": any(axes.patches for axes in figure.findobj(Axes) if _is_inset(axes)),
     }
+
+
+def _is_star(line: Line2D) -> bool:
+    """Of a published value; the smaller ones belong to a series."""
+    return line.get_marker() == "*" and line.get_markersize() == 9
 
 
 def _is_band(one: object) -> bool:
