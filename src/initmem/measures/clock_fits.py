@@ -4,7 +4,11 @@ The radial elasticity d log ||W_end|| / d log ||W_init|| of a recipe is 1 where 
 the initialization chose, and 0 where it forgets it. If a clock t governs forgetting, recipes that differ in
 width, learning rate, batch size or dataset fall on one curve, here 1 / (1 + (t / t_half)^steepness).
 A preconditioned step moves every weight by about eta, whatever its size, so what should count for adaptive
-methods is the sum of eta relative to the root mean square of the initial weights.
+methods is the sum of eta relative to the root mean square of the initial weights. In a normalized network a
+Euclidean step turns the weights by an angle proportional to eta / ||W||^2. A penalty acts there by making
+||W|| smaller, so one clock, `angular`, could serve SGD with and without it: the family `euclidean`.
+
+With heavy-ball momentum all clocks count the rate eta / (1 - momentum), as the clock `momentum` always does.
 
 Every candidate is rated by its error on recipes that were left out of the fit, beside that of their mean.
 """
@@ -18,9 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.measures.design import plain
-from initmem.measures.prediction import family_of
-from initmem.measures.radial import geometric_mean, radial_memory, relative_clock
+from initmem.measures.prediction import families_of
+from initmem.measures.radial import effective_clock, radial_memory, relative_clock
 from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord
 
@@ -31,8 +34,9 @@ STEEPEST = 8.0
 # The clocks that could govern the forgetting of a family of optimizers.
 CANDIDATES = {
     "adaptive": ("adaptive", "relative"),
-    "l2": ("l2", "adaptive"),
+    "l2": ("l2", "adaptive", "angular"),
     "sgd": ("momentum", "adaptive", "angular"),
+    "euclidean": ("momentum", "adaptive", "angular"),
 }
 
 
@@ -40,7 +44,7 @@ class Observed(NamedTuple):
     """One recipe: its elasticity, and its clocks at the selected epoch."""
 
     label: str
-    family: str
+    families: tuple[str, ...]  # the narrowest first
     recipe: AnyRecipe
     elasticity: float
     clocks: Mapping[str, float]  # geometric means over runs
@@ -67,26 +71,30 @@ class ClockFit(NamedTuple):
 def observed(label: str, records: Sequence[RunRecord]) -> Observed | None:
     """The elasticity and the clocks of one recipe; None where either was not recorded."""
     recipe, radial = records[0].run.recipe, radial_memory(records)
-    family = family_of(recipe)
-    if radial is None or family is None:
+    families = families_of(recipe)
+    if radial is None or not families:
         return None
     names = dict.fromkeys(name for names in CANDIDATES.values() for name in names)
-    means = {name: _lived(name, records) for name in names}
+    means = {
+        name: relative_clock(records) if name == "relative" else effective_clock(name, records)
+        for name in names
+    }
     clocks = {name: mean for name, mean in means.items() if mean is not None}
-    return Observed(label, family, recipe, radial.elasticity, clocks, radial.n_runs)
-
-
-def _lived(name: str, records: Sequence[RunRecord]) -> float | None:
-    if name == "relative":
-        return relative_clock(records)
-    return geometric_mean(record.metric(f"clock_{name}") for record in plain(records))
+    return Observed(label, families, recipe, radial.elasticity, clocks, radial.n_runs)
 
 
 def clock_fits(recipes: Sequence[Observed]) -> list[ClockFit]:
-    """Fit every candidate clock of every family that has recipes enough, the best of a family first."""
-    fits = []
+    """Fit every candidate clock of every family that has recipes enough, the best of a family first.
+
+    A family that has the same members as one before it is not fitted again.
+    """
+    fits: list[ClockFit] = []
+    fitted: list[list[Observed]] = []
     for family, names in CANDIDATES.items():
-        members = [one for one in recipes if one.family == family]
+        members = [one for one in recipes if family in one.families]
+        if members in fitted:
+            continue
+        fitted.append(members)
         of_family = []
         for name in names:
             if len(members) >= FEWEST and all(name in one.clocks for one in members):

@@ -1,9 +1,10 @@
 """Predict the memory of a recipe from its clock at the selected epoch, by regression on other recipes.
 
 Within a family of optimizers a quantity (the corrected memory, or the radial elasticity) is regressed on
-log10 of the family's clock at the selected epoch. Every recipe is predicted from the others, never from
-itself, by Student's predictive distribution; its logarithmic score is compared with that of the mean of the
-others alone. A clock that does not beat the mean has not predicted anything.
+log10 of the family's clock at the selected epoch. For the elasticity, SGD with and without a penalty is one
+family with the angular clock, which describes both (`clock_fits`). Every recipe is predicted from the
+others, never from itself, by Student's predictive distribution; its logarithmic score is compared with that
+of the mean of the others alone. A clock that does not beat the mean has not predicted anything.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from initmem.clocks import is_adaptive
 from initmem.measures.design import plain
 from initmem.measures.forecast import lived_clocks
 from initmem.measures.memory import Memory
-from initmem.measures.radial import radial_memory
+from initmem.measures.radial import effective_clock, radial_memory
 from initmem.measures.statistics import student
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
@@ -52,7 +53,7 @@ class Predictive(NamedTuple):
 class Lived(NamedTuple):
     """One recipe: the observed quantity, and the clock at the selected epoch (median over runs)."""
 
-    family: str  # of optimizers, and at the same time the name of its clock
+    family: str  # of optimizers, and at the same time the name of its clock; euclidean: the angular clock
     clock: float
     observed: float
 
@@ -85,6 +86,14 @@ def family_of(recipe: AnyRecipe) -> str | None:
     return "l2" if recipe.get("l2") else "adaptive" if is_adaptive(str(optimizer)) else "sgd"
 
 
+def families_of(recipe: AnyRecipe) -> tuple[str, ...]:
+    """All families of a recipe: that of its clock, and for SGD with or without a penalty `euclidean`."""
+    family, optimizer = family_of(recipe), recipe.get("optimizer")
+    if family is None:
+        return ()
+    return (family,) if is_adaptive(str(optimizer)) else (family, "euclidean")
+
+
 def lived_clock(records: Sequence[RunRecord]) -> tuple[str, float] | None:
     """The family of a recipe and its clock when predictors were selected; None where it was not recorded."""
     recipe = records[0].run.recipe
@@ -106,8 +115,13 @@ def lived_memory(records: Sequence[RunRecord], measured: Memory) -> Lived | None
 
 
 def lived_elasticity(records: Sequence[RunRecord]) -> Lived | None:
-    """The radial elasticity of a recipe beside its clock."""
-    clock, radial = lived_clock(records), radial_memory(records)
+    """The radial elasticity of a recipe beside its clock: for Euclidean steps, the angular clock.
+
+    SGD follows it with and without a penalty, so all of its recipes are one family here.
+    """
+    radial, angular = radial_memory(records), effective_clock("angular", records)
+    euclidean = angular is not None and "euclidean" in families_of(records[0].run.recipe)
+    clock = ("euclidean", angular) if euclidean else lived_clock(records)
     return None if clock is None or radial is None else Lived(*clock, radial.elasticity)
 
 

@@ -77,6 +77,23 @@ def relative_clock(records: Sequence[RunRecord]) -> float | None:
     return geometric_mean(eta * root / norm if eta is not None and norm else None for eta, norm in runs)
 
 
+def effective_clock(name: str, records: Sequence[RunRecord]) -> float | None:
+    """A recorded clock at the selected epoch, at the effective rate eta / (1 - momentum) of heavy ball.
+
+    Geometric mean over runs; None where the clock, or the momentum, was not recorded.
+    """
+    return geometric_mean(_effective(name, record) for record in plain(records))
+
+
+def _effective(name: str, record: RunRecord) -> float | None:
+    clock, plain_rate, effective_rate = (record.metric(f"clock_{n}") for n in (name, "sgd", "momentum"))
+    if name == "momentum":
+        return clock
+    if clock is None or effective_rate is None or not plain_rate:
+        return None
+    return clock * math.sqrt(effective_rate / plain_rate)  # these two are sums of squared rates
+
+
 def geometric_mean(values: Iterable[float | None]) -> float | None:
     """Over the values that are there; None where there is none, or one that is not positive."""
     known = [value for value in values if value is not None]

@@ -166,13 +166,13 @@ def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
     families = dict.fromkeys(fit.family for fit in fits)
     rows = [[_clock_panel(fit, known, styles) for fit in fits if fit.family == name] for name in families]
     legend = [Entry(kind, style) for kind, style in styles.items()]
-    about = "A point: a recipe, its radial elasticity, and the clock at the selected epoch"
     return Plot(
         rows,
         [legend[i : i + 4] for i in range(0, len(legend), 4)],
         head="Radial elasticity of recipes against their clocks, by family of optimizers",
         about=[
-            about,
+            "A point: a recipe, its radial elasticity, and the clock at the selected epoch",
+            "With momentum μ, η is the effective rate η/(1-μ)",
             "Error: root mean square, for a recipe left out of the fit; in brackets, of the mean alone",
         ],
         row_height=2.2,
@@ -193,7 +193,7 @@ def _size(recipe: AnyRecipe) -> tuple[str, list[float]]:
 
 
 def _clock_panel(fit: ClockFit, known: Sequence[Observed], styles: Mapping[str, Style]) -> Panel:
-    members = [one for one in known if one.family == fit.family]
+    members = [one for one in known if fit.family in one.families]
     series = []
     for kind, style in styles.items():
         own = [one for one in members if _kind(one.recipe) == kind]

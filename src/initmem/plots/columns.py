@@ -130,7 +130,9 @@ MEASURES: dict[str, tuple[str, Columns]] = {
         {
             "recipe": RECIPE,
             "quantity": Column("quantity", "text", "what is predicted"),
-            "family": Column("family", "text", "of optimizers, named after its clock", priority=4),
+            "family": Column(
+                "family", "text", "of optimizers; euclidean: SGD with and without l2", priority=4
+            ),
             "clock": Column("clock", about="when the predictor was selected", form=".3g", priority=3),
             "observed": Column("observed", about="the measured value", form=".3g"),
             "predicted": Column("predicted", about="from all other recipes of the family", form=".3g"),
@@ -146,8 +148,12 @@ MEASURES: dict[str, tuple[str, Columns]] = {
     "clocks": (
         "Radial elasticity of recipes against their clocks: 1 / (1 + (clock / half)^steepness)",
         {
-            "family": Column("family", "text", "of optimizers, named after the clock that should act"),
-            "clock": Column("clock", "text", "relative: sum of eta over the rms of the initial weights"),
+            "family": Column("family", "text", "of optimizers; euclidean: SGD with and without l2"),
+            "clock": Column(
+                "clock",
+                "text",
+                "relative: sum of eta over the rms of the initial weights; rates: eta / (1 - momentum)",
+            ),
             "error": Column("error", about="root mean square, for a recipe left out of the fit", form=".3f"),
             "error_of_mean": Column("of the mean", about="error of the other recipes' mean", form=".3f"),
             "residual": Column("residual", about="root mean square of the fit", form=".3f", priority=3),
