@@ -27,7 +27,7 @@ from initmem.study import Study
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 GRID, RATES, CHAOS = (str(RESULTS / f"{name}-mini.initmem") for name in ("main-grid", "lr-l2", "chaos"))
-QUICKSTART = str(RESULTS / "quickstart.initmem")  # with a verdict that more seeds would settle
+QUICKSTART = str(RESULTS / "quickstart.initmem")  # with a verdict that carries a star
 WIDTHS = (80, 100, 160)
 LONG = """
 name = "a study with a long name"

@@ -138,5 +138,5 @@ def test_what_the_first_page_says_it_prints_is_what_the_published_archive_says(c
         (record.provenance["hardware"], record.provenance["initmem"])
         for record in initmem.open_results(published).records()
     }
-    assert made == {("Intel(R) Xeon(R) Processor", "0.1.0")}
-    assert "(two cores of an Intel Xeon, version 0.1.0) it prints:" in page
+    assert made == {("AMD EPYC", "0.2.0")}
+    assert "(two cores of an AMD EPYC, version 0.2.0) it prints:" in page
