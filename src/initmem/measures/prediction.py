@@ -120,8 +120,9 @@ def lived_elasticity(records: Sequence[RunRecord]) -> Lived | None:
     SGD follows it with and without a penalty, so all of its recipes are one family here.
     """
     radial, angular = radial_memory(records), effective_clock("angular", records)
-    euclidean = angular is not None and "euclidean" in families_of(records[0].run.recipe)
-    clock = ("euclidean", angular) if euclidean else lived_clock(records)
+    clock = lived_clock(records)
+    if angular is not None and "euclidean" in families_of(records[0].run.recipe):
+        clock = ("euclidean", angular)
     return None if clock is None or radial is None else Lived(*clock, radial.elasticity)
 
 
