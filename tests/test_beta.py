@@ -68,14 +68,34 @@ def test_the_interval_is_students_over_seeds() -> None:
         assert curve.high[epoch] == pytest.approx(expected.high, rel=1e-9)
 
 
-def test_runs_that_stop_early_leave_the_later_epochs_to_the_others() -> None:
+def shortened(record: RunRecord, status: str, epochs: int) -> RunRecord:
+    history = {name: column[:epochs] for name, column in record.history.items()}
+    return replace(record, status=status, history=history)
+
+
+def test_a_run_that_diverges_leaves_the_later_epochs_to_the_others() -> None:
     records = planted(recipe_of(16), np.full(60, 0.1))
-    short = records[0]
-    history = {name: column[:10] for name, column in short.history.items()}
-    cut = RunRecord(short.run, "diverged", short.summary, history)
-    curve = beta_curve([cut, *records[1:]])
+    curve = beta_curve([shortened(records[0], "diverged", 10), *records[1:]])
     assert np.allclose(curve.beta, -0.1)
     assert len(curve.beta) == 60
+
+
+def test_beta_ends_where_the_first_run_was_stopped_early() -> None:
+    """Where patience stops the runs from one scale first, the rest would have the slope of other scales."""
+    bent = np.array([0.0, 0.0, 0.0, 0.0, 0.5])  # accuracy that only the largest scale loses
+    records = [
+        replace(r, history={**r.history, "val_accuracy": r.history["val_accuracy"] - lost})
+        for r, lost in zip(planted(recipe_of(16), np.full(60, 0.1)), [*bent] * 3, strict=True)
+    ]
+    whole = beta_curve(records)
+    stopped = [shortened(r, "completed", 10 if r.run.scale == 2.5 else 20) for r in records]
+    curve = beta_curve(stopped)
+    assert len(curve.beta) == len(curve.low) == len(curve.clocks["adaptive"]) == 10
+    assert np.allclose(curve.beta, whole.beta[:10])
+    (row,) = rows_of("beta", stopped)
+    assert row["last_epoch"] == 10
+    assert row["last"] == pytest.approx(whole.beta[9])
+    assert {life.unit for life in half_lives(stopped)} >= {"epochs", "adaptive"}
 
 
 def test_half_life_of_an_exponential_is_known() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS
-from initmem.measures.design import curves
+from initmem.measures.design import curves, plain
 from initmem.measures.statistics import critical, student
 from initmem.store.record import RunRecord
 
@@ -39,8 +39,11 @@ class HalfLife(NamedTuple):
 
 
 def beta_curve(records: Sequence[RunRecord], metric: str = "val_accuracy") -> BetaCurve:
-    """The slope over all (seed, scale) at every epoch, with limits from the seeds' own slopes."""
-    values, scales, _ = curves(records, metric)
+    """The slope over all (seed, scale) at every epoch, with limits from the seeds' own slopes.
+
+    It ends where the first run was stopped early: later slopes would be those of fewer scales and seeds.
+    """
+    values, scales, _ = _common(records, metric)
     sums = _sums(values, scales)  # (5, seed, epoch)
     beta, own = _slope(sums.sum(axis=1)), _seed_slopes(sums)
     n, epochs = own.shape
@@ -62,8 +65,16 @@ def beta_curve(records: Sequence[RunRecord], metric: str = "val_accuracy") -> Be
 
 def seed_slopes(records: Sequence[RunRecord], metric: str = "val_accuracy") -> tuple[Array, Array]:
     """The slope of every seed at every epoch, shape (seed, epoch), and the numbers of the seeds."""
-    values, scales, seeds = curves(records, metric)
+    values, scales, seeds = _common(records, metric)
     return _seed_slopes(_sums(values, scales)), seeds
+
+
+def _common(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Array]:
+    """The curves up to the last epoch of the shortest run that was completed; a diverged run leaves a gap."""
+    values, scales, seeds = curves(records, column)
+    completed = (record for record in plain(records) if record.status == "completed")
+    ends = [len(record.history[column]) for record in completed if column in record.history]
+    return values[..., : min(ends, default=values.shape[2])], scales, seeds
 
 
 def _seed_slopes(sums: Array) -> Array:
@@ -186,7 +197,7 @@ def _slope(sums: Array) -> Array:
 
 
 def _mean_clock(records: Sequence[RunRecord], name: str) -> Array:
-    values, _, _ = curves(records, f"clock_{name}")
+    values, _, _ = _common(records, f"clock_{name}")
     if not values.size:
         return np.empty(0)  # training code that no tracker watched
     return np.asarray(np.nanmean(values.reshape(-1, values.shape[2]), axis=0))

@@ -28,7 +28,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "peak_epoch": Column("peak epoch", about="when it was reached", priority=4),
             "last": Column("last", about="slope at the last epoch", form=".3g"),
             ("low", "high"): Column("95% interval", about="of the slope at the last epoch", form=".3g"),
-            "last_epoch": Column("epochs", about="length of training", priority=6),
+            "last_epoch": Column("epochs", about="until the first run ended", priority=6),
             "n_runs": N_RUNS,
         },
     ),
