@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import planted
+from initmem.errors import ConfigError
 from initmem.paper import figures
 from initmem.paper.figures import select
 from initmem.plots.captions import caption
@@ -349,3 +350,21 @@ def test_a_diverged_run_without_an_epoch_has_no_gap_but_an_accuracy() -> None:
     gap, test, _ = figures.plot_of("1", [broken, *FULL[1:]], [MAIN]).rows[0]
     assert line_of(gap, "sgd").n[0] == 2
     assert line_of(test, "sgd").n[0] == 3
+
+
+# -- beta of any records ----------------------------------------------------------------------------------
+
+
+def test_figure_beta_draws_the_size_of_the_slope_of_every_recipe() -> None:
+    records = [record for record in FULL if record.run.recipe.batch_size == 16]
+    (panel,) = figures.plot_of("beta", records, [MAIN]).panels
+    assert len(panel.series) == 5
+    for series in panel.series:
+        # planted: accuracy falls by 0.05 / epoch per unit of scale
+        assert np.allclose(series.y, [0.05 / epoch for epoch in range(1, planted.EPOCHS + 1)])
+
+
+def test_figure_beta_needs_a_curve_and_two_scales() -> None:
+    one_scale = [record for record in FULL if record.run.scale == 1.0]
+    with pytest.raises(ConfigError, match="no slope of val_accuracy: too few scales, or not recorded"):
+        figures.plot_of("beta", one_scale, [MAIN])

@@ -22,7 +22,7 @@ from initmem.cli.base import (
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="1 to 8, scale, clocks, sharpness, or all.")],
+    name: Annotated[str, typer.Argument(help="1 to 8, scale, beta, clocks, sharpness, or all.")],
     stores: StoresArgument,
     output: Output = None,
     ending: Annotated[

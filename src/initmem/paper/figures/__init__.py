@@ -13,7 +13,7 @@ from typing import NamedTuple
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.design import bundled
 from initmem.paper.figures import by_optimizer, pairs, sensitivity, sweep
-from initmem.plots.builders import clocks_plot, scale_plot, sharpness_plot
+from initmem.plots.builders import beta_plot, clocks_plot, scale_plot, sharpness_plot
 from initmem.plots.model import Plot
 from initmem.store.record import RunRecord
 from initmem.study import Study, recipes_of
@@ -39,7 +39,7 @@ _FIGURES = {
 NAMES = tuple(_FIGURES)
 SCALE = "scale"
 # These need to know nothing about a recipe.
-ANY = {SCALE: scale_plot, "clocks": clocks_plot, "sharpness": sharpness_plot}
+ANY = {SCALE: scale_plot, "beta": beta_plot, "clocks": clocks_plot, "sharpness": sharpness_plot}
 ABOUT = {name: figure.about for name, figure in _FIGURES.items()}
 
 
