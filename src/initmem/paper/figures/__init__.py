@@ -39,7 +39,12 @@ _FIGURES = {
 NAMES = tuple(_FIGURES)
 SCALE = "scale"
 # These need to know nothing about a recipe.
-ANY = {SCALE: scale_plot, "beta": beta_plot, "clocks": clocks_plot, "sharpness": sharpness_plot}
+ANY: dict[str, Callable[..., Plot]] = {
+    SCALE: scale_plot,
+    "beta": beta_plot,
+    "clocks": clocks_plot,
+    "sharpness": sharpness_plot,
+}
 ABOUT = {name: figure.about for name, figure in _FIGURES.items()}
 
 
