@@ -368,3 +368,17 @@ def test_figure_beta_needs_a_curve_and_two_scales() -> None:
     one_scale = [record for record in FULL if record.run.scale == 1.0]
     with pytest.raises(ConfigError, match="no slope of val_accuracy: too few scales, or not recorded"):
         figures.plot_of("beta", one_scale, [MAIN])
+
+
+def test_figure_beta_names_the_recipes_that_it_cannot_draw() -> None:
+    adam = recipe(optimizer="adam", batch_size=16)
+    records = [
+        record
+        for record in FULL
+        if record.run.recipe.batch_size == 16 and (record.run.recipe != adam or record.run.scale == 1.0)
+    ]
+    plot = figures.plot_of("beta", records, [MAIN])
+    assert len(plot.panels[0].series) == 4
+    (missing,) = plot.missing
+    assert missing.startswith("adam")
+    assert missing.endswith("no slope of val_accuracy: too few scales, or not recorded epoch by epoch")
