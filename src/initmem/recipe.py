@@ -58,6 +58,8 @@ SYNONYMS = {  # what other libraries call a field
 }
 NAMED_DATASETS = register.DATASETS
 SPLIT_SIZES = ("train_size", "val_size", "test_size")  # None: all of the split
+# What may differ between a published result and a smaller repetition of it, besides the dataset.
+SIZE_FIELDS = frozenset({*SPLIT_SIZES, "test_unused", "batch_statistics", "width", "epochs", "data_sha256"})
 
 DEFAULT_WIDTH: dict[str, int] = {
     "resnet9": 64,
@@ -106,7 +108,13 @@ RATE_FREE = ("sgd", "adam", "adamw", "muon", "muon-conv", "normuon", "lion")
 PER_REPLICA = ("learning_rate", "l2", "weight_decay")
 
 # How a field reads in a short label; fields not listed read as "name=value", these bare ones as the value.
-SHORT = {"learning_rate": "lr", "batch_size": "b", "weight_decay": "wd", "width": "w"}
+SHORT = {
+    "learning_rate": "lr",
+    "batch_size": "b",
+    "weight_decay": "wd",
+    "width": "w",
+    "batch_statistics": "statistics",
+}
 BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augment", "distribution")
 
 # Worth their place in a label even if dataset and network determine them; sizes and options are not.
@@ -139,12 +147,20 @@ class Recipe(BaseModel):
     train_size: int | None = Field(None, ge=1, description="use only the first n training examples")
     val_size: int | None = Field(None, ge=1, description="validate on the first n of the split only")
     test_size: int | None = Field(None, ge=1, description="test on the first n of the split only")
+    test_unused: bool = Field(
+        False, description="test also on the training examples that train_size leaves unused"
+    )
     model: str = Field("resnet9", description="a network of `initmem models`")
     options: tuple[tuple[str, Scalar], ...] = Field(
         (), description="options of the network that differ from their defaults, set as fields of their own"
     )
     width: int = Field(64, ge=1, description="channels of the first layer, or hidden units; default by model")
     norm: Norm = Field("batch", description="normalization layer")
+    batch_statistics: Literal["moving", "re-estimated"] = Field(
+        "moving",
+        description="batch norm is evaluated with moving averages (as Keras does), or with statistics "
+        "re-estimated from training batches after every epoch",
+    )
     optimizer: str = Field(
         "sgd", description="update rule; torch:NAME for those of torch.optim, or a registered one"
     )
@@ -206,6 +222,8 @@ class Recipe(BaseModel):
             return values
         given = {key: value for key, value in values.items() if value is not None}
         given = _with_options(given, cls.model_fields)
+        if given.get("norm") == "layer":  # nothing to re-estimate: the same run, so the same id
+            given.pop("batch_statistics", None)
         # The defaults of a registered optimizer are part of the id: a store is read without the plugin.
         found = (
             None if info.context == STORED else register.find_optimizer(str(given.get("optimizer", "sgd")))
@@ -246,8 +264,9 @@ class Recipe(BaseModel):
     def _fields_that_apply(self) -> Recipe:
         """Refuse settings that would do nothing."""
         module = self.is_module
-        if module and self.norm != "batch":
-            raise ValueError(f"norm = {self.norm!r} with model = {self.model!r} (it brings its own layers)")
+        for name, usual in (("norm", "batch"), ("batch_statistics", "moving")):
+            if module and (value := getattr(self, name)) != usual:
+                raise ValueError(f"{name} = {value!r} with model = {self.model!r} (it brings its own layers)")
         if self.init_mode == "rescale":
             if not module:
                 raise ValueError(f"init_mode = 'rescale' with model = {self.model!r} (allowed: redraw)")
@@ -371,7 +390,7 @@ class Recipe(BaseModel):
             for name in ("l2", "patience", "sharpness_every", *SPLIT_SIZES, "warmup")
             if not getattr(self, name)
         }
-        plain = {"augment": "none", "decay_on": "all"}
+        plain = {"augment": "none", "decay_on": "all", "test_unused": False}
         silent |= {name for name, value in plain.items() if getattr(self, name) == value}
         return [name for name in fields if name not in silent and name in self.settings()]
 

@@ -72,12 +72,20 @@ class Dataset:
             labels,
         )
 
-    def limited(self, train_size: int | None, val_size: int | None, test_size: int | None) -> Dataset:
-        """The same dataset with only the first so many examples of each split; None: all of them."""
+    def limited(
+        self, train_size: int | None, val_size: int | None, test_size: int | None, test_unused: bool = False
+    ) -> Dataset:
+        """The same dataset with only the first so many examples of each split; None: all of them.
+
+        With `test_unused` the training examples that are left over join the test examples.
+        """
         train, val, test = (
             split.take(slice(0, size))
             for split, size in ((self.train, train_size), (self.val, val_size), (self.test, test_size))
         )
+        if test_unused:
+            unused = self.train.take(slice(len(train), None))
+            test = Examples(np.concatenate([test.x, unused.x]), np.concatenate([test.y, unused.y]))
         return replace(self, train=train, val=val, test=test)
 
 

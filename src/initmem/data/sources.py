@@ -47,7 +47,7 @@ def load(recipe: AnyRecipe) -> Dataset:
     recipe = network_of(recipe)
     dataset = _named(recipe.dataset, recipe.data_sha256)
     _limited(dataset.sizes, recipe)
-    return dataset.limited(recipe.train_size, recipe.val_size, recipe.test_size)
+    return dataset.limited(recipe.train_size, recipe.val_size, recipe.test_size, recipe.test_unused)
 
 
 def _limited(known: Sizes, recipe: Recipe) -> Sizes:
@@ -60,7 +60,8 @@ def _limited(known: Sizes, recipe: Recipe) -> Sizes:
     ]
     if wrong:
         raise DataError("; ".join(wrong))
-    return Sizes(*asked.values(), *known[len(asked) :])
+    unused = known.n_train - asked["train_size"] if recipe.test_unused else 0
+    return Sizes(asked["train_size"], asked["val_size"], asked["test_size"] + unused, *known[len(asked) :])
 
 
 def _named(name: str, sha256: str | None) -> Dataset:

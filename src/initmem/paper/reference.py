@@ -10,10 +10,9 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from initmem.plots.model import SYMBOLS
-from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe
+from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe
 
 # What an effort may change: the size of the work, not the procedure. It is said wherever the two meet.
-SIZE = frozenset({*SPLIT_SIZES, "width", "epochs", "data_sha256"})
 # What the paper leaves open, so that a value may have been published for either.
 OPEN = frozenset({"select_by", "train_eval"})
 
@@ -43,7 +42,7 @@ class Reference(NamedTuple):
 
 
 def _procedure(recipe: Recipe) -> dict[str, Any]:
-    return {name: value for name, value in recipe.settings().items() if name not in SIZE | OPEN}
+    return {name: value for name, value in recipe.settings().items() if name not in SIZE_FIELDS | OPEN}
 
 
 @cache

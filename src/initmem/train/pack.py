@@ -35,7 +35,7 @@ from initmem.train.requirements import Compile, Precision, check_compile
 if TYPE_CHECKING:
     from initmem.train.graphs import Graphed
 
-STATISTICS_BATCHES = 50  # training batches that the statistics of an averaged predictor are made of
+STATISTICS_BATCHES = 50  # training batches from which the statistics of batch norm are re-estimated
 
 Rows = dict[str, list[float]]
 Session = dict[str, Any]  # the conditions under which a run was trained, and until which update
@@ -163,7 +163,8 @@ class Pack:
             self.network.begin_update(first_update + i)
             step = self._step(x, y) if self.graphed is None else self.graphed(self._step, x, y)
             with torch.no_grad():
-                self.statistics.absorb()
+                if recipe.batch_statistics == "moving":
+                    self.statistics.absorb()
                 self.running["angular"] += rates[i] * self.ratio / self._kernel_squares()
                 self._update(step.gradients, float(rates[i]), first_update + i)
                 self.running["loss"] += step.losses.sum(0)
@@ -354,32 +355,35 @@ class Pack:
 
     @contextmanager
     def _predictor(self, epoch: int) -> Iterator[None]:
-        """A context in which the network is the predictor to evaluate: the average, if the optimizer has one.
-
-        The statistics of batch normalization are then plain means over the first training batches of the
-        epoch. They stay in place: the next predictor has its own.
-        """
-        if not self.optimizer.average:
-            yield
-            return
-        iterates = [p.detach().clone() for p in self.parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(list[Tensor](self.parameters), list(self.optimizer.average))
-            if self.statistics.norms:
-                self._recompute_statistics(epoch)
+        """A context in which the network is the model to evaluate: the average, if the optimizer has one."""
+        averaged = bool(self.optimizer.average)
+        if averaged:
+            iterates = [p.detach().clone() for p in self.parameters]
+            torch._foreach_copy_([p.detach() for p in self.parameters], list(self.optimizer.average))
+        if averaged or self.recipe.batch_statistics == "re-estimated":
+            self._estimate_statistics(epoch)
         try:
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(list[Tensor](self.parameters), iterates)
+            if averaged:
+                torch._foreach_copy_([p.detach() for p in self.parameters], iterates)
 
-    def _recompute_statistics(self, epoch: int) -> None:
+    @torch.no_grad()
+    def _estimate_statistics(self, epoch: int) -> None:
+        """Set the statistics of batch norm to means over the first training batches of the epoch.
+
+        They take the place of the moving averages, which training itself never reads.
+        """
+        if not self.statistics.norms:
+            return
         batches, draws = self._order(epoch).split(self.recipe.batch_size), self._draws(epoch)
         self.network.train()
-        for i, batch in enumerate(batches[:STATISTICS_BATCHES]):
-            self._logits(self.train.packed(batch, draws[i])[0])
+        seen = 0
+        for batch, draw in zip(batches[:STATISTICS_BATCHES], draws, strict=False):
+            self._logits(self.train.packed(batch, draw)[0])
+            seen += len(batch)
             self.statistics.correct()
-            self.statistics.absorb(1 / (i + 1))
+            self.statistics.absorb(len(batch) / seen)
 
     def _sharpness(self, epoch: int) -> list[float]:
         """The sharpness of every replica where gradients are taken; NaN: not after this epoch."""

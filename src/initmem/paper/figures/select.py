@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from initmem.measures.design import by_recipe, plain
 from initmem.plots.captions import phrase
-from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe, network_of
+from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe, network_of
 from initmem.store.record import RunRecord
 from initmem.study import Study
 
@@ -23,7 +23,7 @@ Settings = dict[Setting, dict[Key, list[list[RunRecord]]]]  # per cell, a group 
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "muon")
 # What an effort changes; the remaining fields are the procedure that a figure is about.
-SIZE = frozenset({"dataset", "data_sha256", *SPLIT_SIZES, "width", "epochs"})
+SIZE = SIZE_FIELDS | {"dataset"}
 RATES = ("learning_rate", "l2")  # what an optimizer may have of its own
 SILENT = (("l2", 0.0), ("augment", "none"))
 DIGITS = 3  # significant digits of a scale in words
