@@ -1,0 +1,325 @@
+"""Fit next to memory: is a difference in test accuracy a difference in how well the data were fitted?
+
+A range of test accuracy over scales has two possible sources. Networks may fit the training data equally well
+and generalize differently, or some of them may simply not have fitted the data yet. Three quantities tell the
+two apart, all from the histories of the runs:
+
+- the train accuracy of the selected model at every scale, and the exact split of the change in test accuracy
+  from the smallest to the largest scale, d(test) = d(train) - d(gap) with gap = train - test;
+- memory at matched fit: the range over scales of validation accuracy when each run first reaches a common
+  level of train accuracy, the highest that all of them reach; and the same for train loss;
+- time to fit: how many times as long the slowest scale takes to reach that level as the fastest.
+
+Crossings are interpolated between epochs. A train accuracy that is averaged while the network trains belongs
+to the middle of its epoch. Validation with moving averages of batch norm that still contain their starting
+values (`cold_epochs`) is not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.clocks import epoch_rates
+from initmem.measures.design import plain, unit_of
+from initmem.measures.memory import Profile, profile
+from initmem.measures.statistics import Spread, spread, student
+from initmem.recipe import Recipe
+from initmem.store.record import RunRecord
+
+Array = NDArray[np.float64]
+
+ACCURACY_LEVELS = (0.995, 0.99, *(round(0.05 * i, 2) for i in range(19, 1, -1)))  # the highest first
+LOSS_LEVELS = tuple(digit * 10.0**power for power in range(-6, 3) for digit in (1, 2, 5))  # the lowest first
+TRAIN_LOSSES = ("train_cross_entropy", "train_loss")
+HELD_OUT = ("val_accuracy", "val_cross_entropy", "val_loss", "test_accuracy", "test_loss")  # over epochs
+FITTED, LATE = 0.95, 0.2  # a rise of validation accuracy by LATE after train accuracy FITTED: grokking
+MOVING_AVERAGE = 0.99  # of batch norm in Keras 3
+STARTING_SHARE = 0.02  # of a moving variance: more than this left of its starting value is cold
+
+
+class Change(NamedTuple):
+    """The mean change from the smallest to the largest scale, with its paired 95% interval over seeds."""
+
+    value: float
+    low: float | None  # None: from a single seed
+    high: float | None
+
+
+class Matched(NamedTuple):
+    """The range over scales of a validation metric when each run first reaches a common level of fit."""
+
+    by: str  # the train metric
+    level: float
+    metric: str  # the validation metric
+    memory: float
+    low: float | None
+    high: float | None
+    p: float | None
+    scales: tuple[float, ...]  # that were compared
+    means: tuple[float, ...]  # of the validation metric at these scales
+    n_seeds: int
+    early: int  # runs that reached the level before their first validation: theirs is that of epoch 1
+
+    def agrees(self, higher: float, lower: float) -> bool:
+        """Whether the validation metric, too, is better at the scale `higher` than at `lower`."""
+        if not {higher, lower} <= set(self.scales):
+            return False
+        gain = self.means[self.scales.index(higher)] - self.means[self.scales.index(lower)]
+        return gain > 0 if unit_of(self.metric)[1] == "pp" else gain < 0
+
+
+class TimeToFit(NamedTuple):
+    """Epochs until the level is reached: the slowest scale over the fastest, geometric means over seeds."""
+
+    level: float
+    ratio: float
+    low: float | None  # 95% interval
+    high: float | None
+    p: float | None
+    epochs: tuple[float, ...]  # by scale
+
+
+class Fit(NamedTuple):
+    """How well the selected models fit the training data at every scale, and the memory at equal fit."""
+
+    metric: str  # the train metric
+    unit: str
+    scales: tuple[float, ...]
+    train: tuple[float, ...]  # mean over seeds at every scale
+    last: tuple[float, ...]  # the same in the last epoch; empty if it was not recorded
+    range: Spread
+    test_change: Change | None  # None: the metric and the train metric are of different kinds
+    train_change: Change
+    gap_change: Change | None
+    matched: Matched | str  # else the reason why there is none
+    matched_by_loss: Matched | str
+    time: TimeToFit | None
+    late: bool  # validation accuracy rose long after the data were fitted: equal fit in the last epoch counts
+
+
+class _Crossings(NamedTuple):
+    """When the runs first reach the best level of a train metric that all of them reach."""
+
+    by: str
+    level: float
+    seeds: list[int]  # with a run at every scale
+    scales: list[float]
+    times: dict[tuple[int, float], float]  # in epochs, by seed and scale
+    runs: dict[tuple[int, float], RunRecord]
+
+
+def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | None:
+    """The fit of one recipe next to the memory of `metric`; None where no train metric was recorded."""
+    name = train_metric(records, metric)
+    if name is None:
+        return None
+    train = profile(records, name)
+    if not train.seeds or len(train.scales) < 2:
+        return None
+    _, unit = unit_of(name)
+    test_change = gap_change = None
+    if unit_of(metric)[1] == unit:
+        test_change, gap_change = _split(train, profile(records, metric))
+    crossings = _crossings(records, "train_accuracy" if unit == "pp" else name)
+    losses = [_matched(_crossings(records, loss)) for loss in TRAIN_LOSSES]
+    return Fit(
+        metric=name,
+        unit=unit,
+        scales=train.scales,
+        train=tuple(train.values.mean(axis=0).tolist()),
+        last=_in_last_epoch(train, records, name),
+        range=spread(train.values, bound=100.0 if unit == "pp" else math.inf),
+        test_change=test_change,
+        train_change=_change(train.values),
+        gap_change=gap_change,
+        matched=_matched(crossings),
+        matched_by_loss=next((found for found in losses if isinstance(found, Matched)), losses[0]),
+        time=None if isinstance(crossings, str) else _time_to_fit(crossings),
+        late=not isinstance(crossings, str) and _rises_late(crossings),
+    )
+
+
+def train_metric(records: Sequence[RunRecord], metric: str) -> str | None:
+    """The train metric to set next to a test metric: its counterpart if there is one, else any."""
+    own = "train_" + metric.removeprefix("test_").removeprefix("val_").removesuffix("_best")
+    names = dict.fromkeys([own, "train_accuracy", *TRAIN_LOSSES])
+    return next((name for name in names if any(r.metric(name) is not None for r in records)), None)
+
+
+def _crossings(records: Sequence[RunRecord], by: str) -> _Crossings | str:
+    """When each run first reaches the common level; else why there is none."""
+    runs = {(r.run.seed, r.run.scale): r for r in plain(records) if r.status == "completed"}
+    if not runs or not all(by in r.history for r in runs.values()):
+        return f"no {by} was recorded epoch by epoch"
+    scales = sorted({scale for _, scale in runs})
+    seeds = [s for s in sorted({seed for seed, _ in runs}) if all((s, scale) in runs for scale in scales)]
+    chosen = {(seed, scale): runs[seed, scale] for seed in seeds for scale in scales}
+    columns = [r.history[by] for r in chosen.values()]
+    if not columns:
+        return "no seed has all scales"
+    sign = 1.0 if by == "train_accuracy" else -1.0
+    levels = ACCURACY_LEVELS if by == "train_accuracy" else LOSS_LEVELS
+    reached = min(float((sign * column).max()) for column in columns)
+    level = next((level for level in levels if sign * level <= reached), None)
+    if level is None:
+        return f"the runs reach no common level of {by}"
+    times = {key: _first_crossing(r, by, level, sign) for key, r in chosen.items()}
+    return _Crossings(by, level, seeds, scales, times, chosen)
+
+
+def _matched(crossings: _Crossings | str) -> Matched | str:
+    """The range of the validation metric at the crossings; else why there is none."""
+    if isinstance(crossings, str):
+        return crossings
+    runs, times = crossings.runs, crossings.times
+    metric = next((name for name in HELD_OUT if all(name in r.history for r in runs.values())), None)
+    if metric is None:
+        return "no validation metric was recorded epoch by epoch"
+    values = {key: _at(r, metric, times[key]) for key, r in runs.items()}
+    scales = [x for x in crossings.scales if all(math.isfinite(values[seed, x]) for seed in crossings.seeds)]
+    if len(scales) < 2:
+        at = f"{100 * crossings.level:g}%" if crossings.by == "train_accuracy" else f"{crossings.level:g}"
+        return f"{crossings.by} {at}, the common level, is reached before validation can be used"
+    factor, unit = unit_of(metric)
+    table = factor * np.array([[values[seed, scale] for scale in scales] for seed in crossings.seeds])
+    found = spread(table, bound=100.0 if unit == "pp" else math.inf)
+    return Matched(
+        by=crossings.by,
+        level=crossings.level,
+        metric=metric,
+        memory=float(np.ptp(table.mean(axis=0))),
+        low=found.low,
+        high=found.high,
+        p=found.p,
+        scales=tuple(scales),
+        means=tuple(table.mean(axis=0).tolist()),
+        n_seeds=len(crossings.seeds),
+        early=sum(times[seed, scale] < 1 for seed in crossings.seeds for scale in scales),
+    )
+
+
+def cold_epochs(record: RunRecord) -> int:
+    """How many epochs a run was validated with moving averages that still contain their starting values.
+
+    The moving variance starts at 1, and after k updates that value has the weight 0.99^k. The variance that
+    it should show is about the square of the scale. An epoch is cold while the rest of the starting value is
+    more than 2% of that.
+    """
+    recipe = record.run.recipe
+    if (
+        not isinstance(recipe, Recipe)
+        or recipe.is_module
+        or recipe.norm != "batch"
+        or recipe.batch_statistics != "moving"
+        or recipe.optimizer.startswith(("schedule-free", "sf-"))  # their statistics are always re-estimated
+    ):
+        return 0
+    needed = math.log(STARTING_SHARE * min(1.0, record.run.scale) ** 2) / math.log(MOVING_AVERAGE)
+    return math.ceil(needed / _updates_per_epoch(record, recipe)) - 1
+
+
+def _updates_per_epoch(record: RunRecord, recipe: Recipe) -> float:
+    """From the sum of learning rates over the first epoch, so that the dataset need not be here."""
+    clock = record.history.get("clock_adaptive")
+    if clock is None or not len(clock):
+        return 1.0
+    total = float(clock[0])
+    count = max(total / recipe.learning_rate, 1.0)
+    for _ in range(20):  # the mean rate of the first epoch depends a little on its number of updates
+        rates = epoch_rates(recipe, max(round(count), 1) * recipe.batch_size, 1)
+        count = max(total / float(rates.mean()), 1.0)
+    return count
+
+
+def _split(train: Profile, test: Profile) -> tuple[Change | None, Change | None]:
+    """The changes of the test metric and of the generalization gap, over the seeds that have both."""
+    seeds = [seed for seed in train.seeds if seed in test.seeds]
+    if not seeds or train.scales != test.scales:
+        return None, None
+    fitted, tested = (side.values[[side.seeds.index(seed) for seed in seeds]] for side in (train, test))
+    return _change(tested), _change(fitted - tested)
+
+
+def _change(values: Array) -> Change:
+    """Values have shape (seed, scale)."""
+    changes = values[:, -1] - values[:, 0]
+    mean, n = float(changes.mean()), len(changes)
+    if n < 2:
+        return Change(mean, None, None)
+    half = student(n - 1) * float(changes.std(ddof=1)) / math.sqrt(n)
+    return Change(mean, mean - half, mean + half)
+
+
+def _positions(record: RunRecord) -> Array:
+    """When the values of a train metric were taken, in epochs; shape (epoch,)."""
+    recipe = record.run.recipe
+    end = isinstance(recipe, Recipe) and recipe.train_eval
+    return np.arange(1.0, record.summary.epochs + 1) - (0.0 if end else 0.5)
+
+
+def _first_crossing(record: RunRecord, by: str, level: float, sign: float) -> float:
+    """When a run first reaches a level, in epochs; 0: before the first measurement."""
+    column, positions = sign * record.history[by], _positions(record)
+    first = int((column >= sign * level).argmax())
+    return (
+        float(np.interp(sign * level, column[first - 1 : first + 1], positions[first - 1 : first + 1]))
+        if first
+        else 0.0
+    )
+
+
+def _at(record: RunRecord, name: str, time: float) -> float:
+    """A validation metric at some time; NaN: not known, or it would rest on a cold epoch.
+
+    It is measured at the ends of epochs, so that before the first end it is that of the first epoch.
+    """
+    column = record.history[name]
+    if time == 0.0 or max(math.floor(time), 1) <= cold_epochs(record):
+        return math.nan
+    return float(np.interp(time, np.arange(1.0, len(column) + 1), column))
+
+
+def _time_to_fit(crossings: _Crossings) -> TimeToFit:
+    """A crossing before the first measurement counts as one at that time."""
+    first = {key: float(_positions(r)[0]) for key, r in crossings.runs.items()}
+    times = {key: max(time, first[key]) for key, time in crossings.times.items()}
+    logs = np.log([[times[seed, scale] for scale in crossings.scales] for seed in crossings.seeds])
+    found = spread(logs)
+    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    means = np.exp(logs.mean(axis=0))
+    return TimeToFit(
+        crossings.level, float(means.max() / means.min()), low, high, found.p, tuple(means.tolist())
+    )
+
+
+def _rises_late(crossings: _Crossings) -> bool:
+    """Whether validation accuracy rose by far after the data had been fitted, as in grokking."""
+    if crossings.by != "train_accuracy" or crossings.level < FITTED:
+        return False
+    rises = []
+    for key, record in crossings.runs.items():
+        best = record.summary.val_accuracy_best
+        value = (
+            _at(record, "val_accuracy", crossings.times[key])
+            if "val_accuracy" in record.history
+            else math.nan
+        )
+        if best is not None and math.isfinite(value):
+            rises.append(best - value)
+    return bool(rises) and float(np.mean(rises)) > LATE
+
+
+def _in_last_epoch(train: Profile, records: Sequence[RunRecord], name: str) -> tuple[float, ...]:
+    factor, _ = unit_of(name)
+    runs = {
+        (r.run.seed, r.run.scale): r for r in plain(records) if name in r.history and len(r.history[name])
+    }
+    pairs = [[(seed, scale) for seed in train.seeds] for scale in train.scales]
+    if not all(pair in runs for column in pairs for pair in column):
+        return ()
+    return tuple(factor * float(np.mean([runs[p].history[name][-1] for p in column])) for column in pairs)
