@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from initmem.measures.design import by_scale
+from initmem.measures.fit import fit
 from initmem.paper.figures.select import OPTIMIZERS, also, batch_sizes, left_out, numbers, select
 from initmem.paper.figures.view import Member, View
 from initmem.paper.reference import find
@@ -71,7 +72,28 @@ def plot_scales(records: Sequence[RunRecord], studies: Sequence[Study], *, refer
         about=["Kernel norm: Frobenius"],
         reference=reference,
     )
-    return plot._replace(notes=[*plot.notes, *left_out(shown.view.selection, shown.batches)])
+    others = left_out(shown.view.selection, shown.batches)
+    return plot._replace(notes=[*plot.notes, *others, *_unlike_published(shown)])
+
+
+def _unlike_published(shown: ByOptimizer) -> list[str]:
+    """Where SGD differs from the published figure, in which it interpolates and its gap grows with scale."""
+    notes = []
+    for member in shown.everyone():
+        found = fit(shown.view.cell(member.key)) if member.label == "sgd" else None
+        if found is None or found.gap_change is None:
+            continue
+        gap, name = found.gap_change, f"{member.label} b{member.key[1]}"
+        small, large = found.train[0], found.train[-1]
+        fitted = f"train accuracy {small:.1f}% at the smallest scale, {large:.1f}% at the largest"
+        if gap.high is not None and gap.high < 0:
+            notes.append(
+                f"Unlike the published figure, the accuracy gap of {name} falls with the scale, by "
+                f"{-gap.value:.1f} pp; {fitted}"
+            )
+        elif min(found.train) < 100 * INTERPOLATION:
+            notes.append(f"Unlike in the published figure, {name} does not interpolate: {fitted}")
+    return notes
 
 
 def _scale_row(shown: ByOptimizer, b: int, *, reference: bool) -> list[AnyPanel]:
