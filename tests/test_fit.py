@@ -1,0 +1,233 @@
+"""Fit next to memory, on planted histories: delay, generalization, both, neither; and on the archives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import initmem
+from initmem.measures.design import labelled
+from initmem.measures.fit import Fit, Matched, cold_epochs, fit
+from initmem.measures.memory import memory
+from initmem.recipe import PipelineRecipe, Recipe
+from initmem.store.record import COLUMNS, RunRecord, summarize
+from initmem.study import Run
+
+SCALES, EPOCHS = (0.1, 0.5, 1.0, 1.8, 2.5), 40
+ARCHIVES = Path(__file__).parents[1] / "docs/results"
+
+Delay = Callable[[float], float]  # the time constant of learning, in epochs, by scale
+Effect = Callable[[float], float]  # the loss of accuracy on new data of a network that fits, by scale
+
+
+def learned(time: np.ndarray, constant: float) -> np.ndarray:
+    """Train accuracy at some times: from chance towards 1."""
+    return 1 - 0.9 * np.exp(-time / constant)
+
+
+def record(
+    scale: float, seed: int, rng: np.random.Generator, delay: Delay, effect: Effect, noise: float = 0.005
+) -> RunRecord:
+    """Validation accuracy is a function of train accuracy and of the planted effect, plus noise of the run."""
+    ends = np.arange(1.0, EPOCHS + 1)
+    level = noise * rng.standard_normal()
+    fitted = learned(ends, delay(scale))
+    history = dict.fromkeys(COLUMNS, 0.001 * ends)
+    history["train_accuracy"] = learned(ends - 0.5, delay(scale))
+    history["train_cross_entropy"] = 2.5 * (1.001 - history["train_accuracy"])
+    history["val_accuracy"] = 0.1 + (0.8 - effect(scale)) * (fitted - 0.1) / 0.9 + level
+    history["val_accuracy"] += 0.1 * noise * rng.standard_normal(EPOCHS)
+    history["val_objective"] = EPOCHS - ends  # the last epoch is selected
+    test = history["val_accuracy"][-1] + 0.3 * noise * rng.standard_normal()
+    recipe = Recipe.parse({"dataset": "digits", "epochs": EPOCHS, "batch_statistics": "re-estimated"})
+    summary = summarize(history, norm_init=scale, test_accuracy=float(test))
+    return RunRecord(Run(recipe, scale, seed), "completed", summary, history)
+
+
+def study(number: int, delay: Delay, effect: Effect, seeds: int = 5) -> list[RunRecord]:
+    rng = np.random.default_rng(number)
+    return [record(scale, seed, rng, delay, effect) for seed in range(seeds) for scale in SCALES]
+
+
+def same(scale: float) -> float:
+    return 5.0
+
+
+def slower(scale: float) -> float:
+    return 8.0 + 6 * scale
+
+
+def none(scale: float) -> float:
+    return 0.0
+
+
+def some(scale: float) -> float:
+    return 0.03 * scale
+
+
+def modes(delay: Delay, effect: Effect, studies: int = 200) -> list[str | None]:
+    return [memory(study(i, delay, effect)).mode for i in range(studies)]
+
+
+def test_pure_delay_is_trainability() -> None:
+    found = modes(slower, none)
+    assert found.count("trainability") >= 0.95 * len(found)
+
+
+def test_an_effect_at_equal_fit_is_generalization() -> None:
+    assert set(modes(same, some, 50)) == {"generalization"}
+
+
+def test_an_effect_at_unequal_fit_is_found_by_matching() -> None:
+    found = modes(slower, some, 50)
+    assert found.count("generalization") >= 0.95 * len(found)
+    measured = fit(study(0, slower, some))
+    assert measured is not None
+    assert isinstance(measured.matched, Matched)
+    # At a train accuracy L the validation accuracy is lower by the effect times (L - 0.1) / 0.9.
+    expected = 100 * (some(2.5) - some(0.1)) * (measured.matched.level - 0.1) / 0.9
+    assert measured.matched.memory == pytest.approx(expected, abs=1.0)
+
+
+def test_no_memory_gives_few_false_alarms() -> None:
+    verdicts = [memory(study(i, same, none)).verdict for i in range(200)]
+    assert verdicts.count("remembers") <= 0.06 * len(verdicts)
+
+
+def test_the_split_recovers_both_parts_to_rounding() -> None:
+    records = study(3, slower, some)
+    found = fit(records)
+    assert found is not None
+    assert found.test_change is not None
+    assert found.gap_change is not None
+
+    def mean(scale: float, name: str) -> float:
+        return 100 * float(np.mean([r.metric(name) for r in records if r.run.scale == scale]))
+
+    train = mean(2.5, "train_accuracy") - mean(0.1, "train_accuracy")
+    test = mean(2.5, "test_accuracy") - mean(0.1, "test_accuracy")
+    assert found.train_change.value == pytest.approx(train, abs=1e-9)
+    assert found.test_change.value == pytest.approx(test, abs=1e-9)
+    assert found.test_change.value == pytest.approx(
+        found.train_change.value - found.gap_change.value, abs=1e-9
+    )
+
+
+def test_the_paired_interval_of_a_change_is_scipys() -> None:
+    from scipy.stats import ttest_1samp
+
+    records = study(4, same, some)
+    found = fit(records)
+    assert found is not None
+    assert found.test_change is not None
+    values = {(r.run.seed, r.run.scale): r.summary.test_accuracy for r in records}
+    changes = [100 * (values[seed, 2.5] - values[seed, 0.1]) for seed in range(5)]
+    interval = ttest_1samp(changes, 0.0).confidence_interval(0.95)
+    assert found.test_change[1:] == pytest.approx((interval.low, interval.high))
+
+
+def test_crossings_are_interpolated_at_the_middle_of_epochs() -> None:
+    found = fit([record(s, k, np.random.default_rng(0), slower, none, 0.0) for s in SCALES for k in range(2)])
+    assert found is not None
+    assert found.time is not None
+    # 1 - 0.9 exp(-t / constant) passes the level at -constant log((1 - level) / 0.9).
+    exact = [-slower(scale) * math.log((1 - found.time.level) / 0.9) for scale in SCALES]
+    assert found.time.epochs == pytest.approx(exact, rel=0.01)
+    assert found.time.ratio == pytest.approx(slower(2.5) / slower(0.1), rel=0.01)
+    assert isinstance(found.matched, Matched)
+    assert found.matched.memory < 0.2  # the same curve, slower
+    assert isinstance(found.matched_by_loss, Matched)
+    assert found.matched_by_loss.memory < 0.2
+
+
+def moving(scale: float, seed: int, **fields: object) -> RunRecord:
+    """A run of 40 epochs with 68 updates each whose batch norm is evaluated with moving averages."""
+    recipe = Recipe.parse({"dataset": "digits", "epochs": EPOCHS, "batch_size": 16, **fields})
+    one = record(scale, seed, np.random.default_rng(seed), same, none)
+    history = dict(one.history) | {"clock_adaptive": 68 * recipe.learning_rate * np.arange(1.0, EPOCHS + 1)}
+    return RunRecord(Run(recipe, scale, seed), "completed", one.summary, history)
+
+
+@pytest.mark.parametrize(("scale", "updates"), [(2.5, 390), (1.0, 390), (0.5, 527), (0.1, 848)])
+def test_epochs_are_cold_until_the_starting_value_is_two_percent_of_the_variance(
+    scale: float, updates: int
+) -> None:
+    cold = cold_epochs(moving(scale, 0))
+    assert 68 * cold < updates <= 68 * (cold + 1)
+    assert 0.99 ** (68 * (cold + 1)) <= 0.02 * min(1.0, scale) ** 2 < 0.99 ** (68 * cold)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"batch_statistics": "re-estimated"},
+        {"norm": "layer"},
+        {"optimizer": "schedule-free-sgd"},
+    ],
+)
+def test_other_statistics_are_never_cold(fields: dict[str, object]) -> None:
+    assert cold_epochs(moving(0.1, 0, **fields)) == 0
+
+
+def test_scales_that_cross_in_cold_epochs_are_not_compared() -> None:
+    # All reach 99.5% after about 26 epochs; with a tenth of the updates per epoch all of them are cold.
+    runs = [moving(scale, seed) for seed in range(3) for scale in SCALES]
+    found = fit(runs)
+    assert found is not None
+    assert isinstance(found.matched, Matched)
+    assert found.matched.scales == SCALES
+    slow = [
+        RunRecord(
+            r.run,
+            r.status,
+            r.summary,
+            dict(r.history) | {"clock_adaptive": 0.1 * r.history["clock_adaptive"]},
+        )
+        for r in runs
+    ]
+    refused = fit(slow)
+    assert refused is not None
+    assert isinstance(refused.matched, str)
+    assert "before validation can be used" in refused.matched
+
+
+def test_late_generalization_counts_equal_fit_in_the_last_epoch() -> None:
+    """Grokking: all networks fit at once, and generalize long afterwards, at a time that depends on the scale."""
+    runs = []
+    for seed in range(5):
+        for scale in SCALES:
+            one = record(scale, seed, np.random.default_rng(seed), lambda _: 0.5, none)
+            ends = np.arange(1.0, EPOCHS + 1)
+            rise = 1 / (1 + np.exp(-(ends - 10 - 10 * scale)))
+            history = dict(one.history) | {"val_accuracy": 0.1 + 0.8 * rise + 0.002 * seed}
+            summary = summarize(history, norm_init=scale, test_accuracy=float(history["val_accuracy"][-1]))
+            runs.append(RunRecord(one.run, "completed", summary, history))
+    found = fit(runs)
+    assert found is not None
+    assert found.late
+    assert memory(runs).mode == "generalization"
+
+
+def test_user_code_without_a_train_metric_is_told() -> None:
+    records = []
+    for seed in range(5):
+        for scale in SCALES:
+            rng = np.random.default_rng(100 * seed + int(10 * scale))
+            accuracy = 0.9 - 0.1 * scale + 0.002 * rng.standard_normal(3)
+            history = {"val_loss": np.array([3.0, 2.0, 1.0]), "test_accuracy": accuracy}
+            summary = summarize(history, norm_init=None, test_accuracy=float(accuracy[-1]))
+            run = Run(PipelineRecipe.parse({"pipeline": "mine"}), scale, seed)
+            records.append(RunRecord(run, "completed", summary, history))
+    found = memory(records)
+    assert found.verdict_text.startswith("remembers: fit unknown")
+    assert any("train_accuracy" in note for note in found.notes)
+
+
+def of_archive(name: str, label: str) -> Fit:
+    found = fit(labelled(initmem.open_results(ARCHIVES / f"{name}.initmem").records())[label])
+    assert found is not None
+    return found
