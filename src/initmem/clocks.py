@@ -1,10 +1,11 @@
 """Learning-rate schedules and optimizer clocks, defined here and nowhere else.
 
-A clock is a sum over updates k with learning rate eta_k, batch size b, penalty l2 and momentum mu:
+A clock is a sum over updates k with learning rate eta_k, batch size b, L2 coefficient l2, weight decay wd and
+momentum mu:
 
     sgd        (1/b) sum eta_k^2               minibatch noise of finite steps
-    l2         l2 sum eta_k                    explicit norm control
-    adaptive   sum eta_k                       movement of preconditioned steps
+    l2         (l2 + wd / 2) sum eta_k         explicit norm control: see `decay_rate`
+    adaptive   sum eta_k                       the sum of learning rates: movement of preconditioned steps
     momentum   (1/b) sum (eta_k / (1 - mu))^2  the sgd clock at the effective learning rate of momentum
     angular    sum eta_k / ||W_k||^2           measured during training, since it depends on the kernels
 
@@ -47,6 +48,8 @@ class Schedule(Protocol):
     @property
     def l2(self) -> float: ...  # noqa: D102
     @property
+    def weight_decay(self) -> float: ...  # noqa: D102
+    @property
     def batch_size(self) -> int: ...  # noqa: D102
     @property
     def epochs(self) -> int: ...  # noqa: D102
@@ -61,17 +64,13 @@ class RateSums(Generic[T]):
         self.eta: T = eta  # sum of eta
         self.eta2: T = eta2  # sum of eta^2
         self.corrected: T = corrected  # sum of (eta / (1 - momentum))^2
-        self.decay: T = decay  # sum of l2 * eta
-
-    @classmethod
-    def of(cls, eta: T, eta2: T, *, momentum: float, l2: float) -> RateSums[T]:
-        """The sums of updates that share momentum and penalty."""
-        return cls(eta, eta2, eta2 / (1 - momentum) ** 2, l2 * eta)
+        self.decay: T = decay  # sum of (l2 + weight decay / 2) * eta
 
     @classmethod
     def of_recipe(cls, recipe: Schedule, eta: T, eta2: T) -> RateSums[T]:
         """The sums of a recipe's updates."""
-        return cls.of(eta, eta2, momentum=step_momentum(recipe), l2=recipe.l2)
+        decay = decay_rate(recipe.l2, recipe.weight_decay)
+        return cls(eta, eta2, eta2 / (1 - step_momentum(recipe)) ** 2, decay * eta)
 
     def clocks(self, batch_size: int) -> dict[str, T]:
         """The clocks by name."""
@@ -81,6 +80,15 @@ class RateSums(Generic[T]):
             "adaptive": self.eta,
             "momentum": self.corrected / batch_size,
         }
+
+
+def decay_rate(l2: float, weight_decay: float) -> float:
+    """How fast the weights shrink per unit of learning rate, in the unit of L2.
+
+    The gradient of l2 * sum(W^2) is 2 * l2 * W, that of a coupled weight decay is weight_decay * W, and a
+    decoupled one subtracts eta * weight_decay * W: a weight decay counts as an L2 of half its size.
+    """
+    return l2 + weight_decay / 2
 
 
 class Clocks(NamedTuple):
