@@ -16,16 +16,30 @@ kernels at which the gradient was taken.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:  # NumPy is imported lazily: commands that only need the names must start fast
     import numpy as np
     from numpy.typing import NDArray
 
+    from initmem.recipe import AnyRecipe
+
 CLOCKS = ("sgd", "l2", "adaptive", "momentum", "angular")
 # Normalized steps: their size is that of the learning rate, not of the gradient.
 ADAPTIVE = ("adam", "adamw", "muon", "muon-conv", "normuon", "sf-normuon", "lion", "schedule-free-adamw")
 HEAVY_BALL = ("momentum", "torch:SGD")
+# What people read, where it is not the name that programs use.
+CLOCK_NAMES = {"adaptive": "sum of learning rates"}
+FAMILY_NAMES = {
+    "sgd": "SGD without L2",
+    "l2": "L2 or weight decay",
+    "adaptive": "adaptive",
+    "sgd+l2": "SGD with or without L2",
+}
+# The decay rate from which on an adaptive optimizer belongs to the family `l2`. Below it the sum of learning
+# rates has passed its half (about 1.7) before the L2 clock comes near its own (about 0.11).
+LEAST_DECAY = 0.01
 
 T = TypeVar("T", float, "NDArray[np.float64]")
 
@@ -163,6 +177,31 @@ def is_adaptive(optimizer: str) -> bool:
     return optimizer in ADAPTIVE or (
         optimizer.startswith("torch:") and optimizer not in ("torch:SGD", "torch:ASGD")
     )
+
+
+def family_of(recipe: AnyRecipe) -> str | None:
+    """The clock that acts on a recipe, `sgd`, `l2` or `adaptive`; None: its optimizer was not declared."""
+    if (optimizer := recipe.get("optimizer")) is None:
+        return None
+    decay = decay_rate(recipe.get("l2") or 0.0, recipe.get("weight_decay") or 0.0)
+    if is_adaptive(str(optimizer)):
+        return "l2" if decay >= LEAST_DECAY else "adaptive"
+    return "l2" if decay else "sgd"
+
+
+def effective_clocks(recipe: AnyRecipe, ticks: Mapping[str, float]) -> dict[str, float]:
+    """Clocks at the effective learning rate eta / (1 - momentum) of heavy ball; {}: not known.
+
+    `sgd` is then the clock `momentum`. Heavy ball does not amplify the decoupled decay of `momentum`.
+    """
+    if not ticks.get("sgd") or "momentum" not in ticks:
+        return {}
+    factor = math.sqrt(ticks["momentum"] / ticks["sgd"])  # these two are sums of squared rates
+    found = {name: factor * value for name, value in ticks.items()}
+    if recipe.get("optimizer") == "momentum" and "l2" in ticks:
+        decoupled = decay_rate(0.0, recipe.get("weight_decay") or 0.0) * ticks["adaptive"]
+        found["l2"] = decoupled + factor * (ticks["l2"] - decoupled)
+    return found | dict.fromkeys(("sgd", "momentum"), ticks["momentum"])
 
 
 def step_momentum(recipe: Schedule) -> float:

@@ -376,7 +376,7 @@ class Recipe(BaseModel):
         return [name for name in fields if name not in silent and name in self.settings()]
 
 
-# Settings that mean for user code what they mean for bundled networks: clocks and forecasts read them.
+# Settings that mean for user code what they mean for bundled networks: clocks read them.
 POSITIVE = ("learning_rate",)
 NOT_NEGATIVE = ("l2", "weight_decay", "momentum", "beta1", "beta2")
 WHOLE = ("batch_size", "epochs", "width", "train_size", "patience")

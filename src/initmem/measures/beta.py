@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.clocks import CLOCKS
+from initmem.clocks import CLOCKS, family_of
 from initmem.measures.design import curves, plain
 from initmem.measures.statistics import critical, student
 from initmem.store.record import RunRecord
@@ -88,15 +88,21 @@ def _seed_slopes(sums: Array) -> Array:
 
 
 def half_lives(records: Sequence[RunRecord], metric: str = "val_accuracy") -> list[HalfLife]:
-    """The half-life of |beta| in epochs and in every clock that was recorded."""
+    """The half-life of |beta| in epochs, and on the clock of the recipe's family if it was recorded.
+
+    For SGD with momentum that clock is `momentum`.
+    """
     curve = beta_curve(records, metric)
     if not np.isfinite(curve.beta).any():
         return []
     own, _ = seed_slopes(records, metric)
+    clock = family_of(records[0].run.recipe)
+    if clock == "sgd" and not np.array_equal(curve.clocks["momentum"], curve.clocks["sgd"]):
+        clock = "momentum"
     lives = []
-    for unit, axis in {"epochs": curve.epochs, **curve.clocks}.items():
+    for unit, axis in {"epochs": curve.epochs, **({clock: curve.clocks[clock]} if clock else {})}.items():
         if len(axis) != len(curve.beta) or not (np.diff(axis) > 0).all():
-            continue  # not recorded, or a clock that stands still, as l2 does without a penalty
+            continue  # not recorded, or a clock that stands still
         low, high = half_life_limits(curve.beta, own, axis)
         lives.append(HalfLife(unit, half_life(curve.beta, axis), low, high))
     return lives
