@@ -396,9 +396,9 @@ def simulate_collapse(
             slopes_ = 0.15 / (1 + clock / 30 * (b / 64) ** -(alpha - 1))
             noise = 0.003 * curve_noise(kind, (seeds, 60), rng)
             curves.append(fading(np.log(clock), slopes_ + noise))
-        fitted, _ = regress(curves, np.log(np.array(batches, dtype=float))[:, None])
+        fitted, _ = regress(curves, np.log(np.array(batches, dtype=float)))
         if fitted is not None:
-            ((value, low, high),) = fitted
+            value, low, high = fitted
             told += 1
             covered += low + 1 <= truth <= high + 1
             estimates.append(value + 1)

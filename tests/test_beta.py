@@ -10,7 +10,7 @@ from scipy import stats
 
 from initmem.clocks import clocks
 from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
-from initmem.measures.collapse import collapse, disagreement, product_clock
+from initmem.measures.collapse import collapse, disagreement
 from initmem.measures.rows import rows_of
 from initmem.measures.statistics import critical, mean_band
 from initmem.recipe import Recipe
@@ -95,7 +95,7 @@ def test_beta_ends_where_the_first_run_was_stopped_early() -> None:
     (row,) = rows_of("beta", stopped)
     assert row["last_epoch"] == 10
     assert row["last"] == pytest.approx(whole.beta[9])
-    assert {life.unit for life in half_lives(stopped)} >= {"epochs", "adaptive"}
+    assert [life.unit for life in half_lives(stopped)] == ["epochs", "sgd"]
 
 
 def test_half_life_of_an_exponential_is_known() -> None:
@@ -112,12 +112,29 @@ def test_half_life_of_an_exponential_is_known() -> None:
     rate = 1e-3
     assert found["epochs"].value == pytest.approx(15 * np.log(2), rel=2e-3)
     per_epoch = rate * 4096 / 16
-    assert found["adaptive"].value == pytest.approx(15 * np.log(2) * per_epoch, rel=2e-3)
     assert found["l2"].value == pytest.approx(1e-3 * 15 * np.log(2) * per_epoch, rel=2e-3)
     assert found["epochs"].low == pytest.approx(found["epochs"].value)
     flat = {h.unit: h for h in half_lives(planted(recipe_of(16), np.full(60, 0.1)))}
     assert flat["epochs"].value is None
-    assert "l2" not in flat  # a clock that stands still measures nothing
+
+
+@pytest.mark.parametrize(
+    ("fields", "clock"),
+    [
+        ({}, "sgd"),
+        ({"optimizer": "momentum"}, "momentum"),
+        ({"optimizer": "momentum", "l2": 1e-4}, "l2"),
+        ({"optimizer": "adam"}, "adaptive"),
+        ({"optimizer": "adamw", "weight_decay": 0.1}, "l2"),
+    ],
+)
+def test_a_half_life_is_in_epochs_and_on_the_clock_of_the_family(fields, clock: str) -> None:
+    recipe = recipe_of(16, **fields)
+    ticks = clocks(recipe, 4096)._asdict()[clock]
+    found = half_lives(planted(recipe, 0.2 / (1 + ticks / ticks[19])))
+    assert [life.unit for life in found] == ["epochs", clock]
+    # From the first epoch on: |slope| is half when 1 + t / t20 has doubled.
+    assert found[1].value == pytest.approx(ticks[0] + ticks[19], rel=0.01)
 
 
 BATCHES = (16, 32, 64, 128, 256)
@@ -164,48 +181,6 @@ def test_curves_that_share_no_level_say_nothing() -> None:
         [replace(r, history={"val_accuracy": r.history["val_accuracy"]}) for r in g] for g in family("sgd")
     ]
     assert collapse(silent).alpha is None  # no clock was recorded
-
-
-def test_the_exponents_of_a_product_clock_are_found() -> None:
-    """|beta| fades with eta^2 / b: the SGD clock at three learning rates and two batch sizes."""
-    unit = clocks(recipe_of(64), 4096).sgd[30]
-    groups = []
-    for b, rate in ((32, 1e-3), (64, 1e-3), (32, 2e-3), (64, 2e-3), (64, 1.5e-3)):
-        recipe = recipe_of(b, learning_rate=rate)
-        groups.append(planted(recipe, 0.15 / (1 + clocks(recipe, 4096).sgd / unit), noise=0.002))
-    exponents, n_levels = product_clock(groups)
-    assert n_levels > 3
-    assert [item.name for item in exponents] == ["learning_rate", "batch_size"]
-    for item, truth in zip(exponents, (2.0, -1.0), strict=True):
-        assert item.low <= truth <= item.high
-        assert item.value == pytest.approx(truth, abs=0.15)
-    assert product_clock(groups[:1]) == ([], 0)
-
-
-def test_all_four_exponents_are_told_apart_and_families_are_not_mixed() -> None:
-    """|beta| fades with eta b^-1/2 l2 width^1/2 per update; without a penalty it fades as it likes."""
-    truths = {"learning_rate": 1.0, "batch_size": -0.5, "l2": 1.0, "width": 0.5}
-
-    def group(**fields):
-        recipe = recipe_of(fields.pop("batch_size"), **fields)
-        updates = clocks(recipe, 4096).adaptive / recipe.learning_rate
-        values = {name: recipe.get(name) or 1.0 for name in truths}
-        reference = {"learning_rate": 1e-3, "batch_size": 64, "l2": 1e-2, "width": 16}
-        clock = updates * np.prod([(values[k] / reference[k]) ** e for k, e in truths.items()])
-        return planted(recipe, 0.15 / (1 + clock / 2000), noise=0.002)
-
-    first = {"learning_rate": 1e-3, "batch_size": 64, "l2": 1e-2, "width": 16}
-    changes = [{}, {"learning_rate": 2e-3}, {"batch_size": 32}, {"l2": 2e-2}, {"width": 32}, {"width": 64}]
-    penalized = [group(**first | change) for change in changes]
-    plain = [group(**first | change | {"l2": 0.0}) for change in changes if "l2" not in change]
-    rows = rows_of("exponents", [record for one in (*penalized, *plain) for record in one])
-    with_l2 = [row for row in rows if row["family"] == "sgd l2>0"]
-    assert {row["name"] for row in with_l2} == set(truths)
-    for row in with_l2:
-        assert row["low"] <= truths[row["name"]] <= row["high"]
-        assert row["value"] == pytest.approx(truths[row["name"]], abs=0.15)
-        assert row["n_curves"] == len(changes)
-    assert {row["n_curves"] for row in rows if row["family"] == "sgd"} == {len(plain)}
 
 
 def test_the_interval_of_alpha_covers_the_truth() -> None:

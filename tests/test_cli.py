@@ -169,7 +169,7 @@ def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: P
     assert said("report", store, "--json")[0]["report"] == str(store / "report.html")
 
 
-@pytest.mark.parametrize("what", ["beta", "half-life", "forecast", "radial", "interpolation", "repair"])
+@pytest.mark.parametrize("what", ["beta", "half-life", "radial", "interpolation", "repair"])
 def test_other_measures(filled: Path, what: str) -> None:
     rows = said("measure", filled, "--what", what, "--json")
     assert rows
@@ -189,7 +189,6 @@ def test_several_stores_are_measured_as_one(filled: Path, tiny_study: Study, tmp
     (row,) = said("measure", filled, other, "--what", "difference", "--json")
     assert (row["field"], row["n_scales"], row["n_seeds"]) == ("l2", 3, 2)
     assert row["after"] < row["before"]
-    assert "cannot tell: 2" in initmem("measure", filled, other, "--what", "forecast").stdout
     assert_refused(initmem("measure", filled, tmp_path / "nowhere"), "nowhere")
 
 
@@ -240,35 +239,18 @@ def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
     assert roles == {"all", "init", "order"}
 
 
-@pytest.mark.usefixtures("no_workers")
-def test_advise_and_check(tmp_path: Path) -> None:
-    rows = said("advise", "main-grid", "--effort", "paper", "--json")
-    published = {row["recipe"]: row["published"] for row in rows}
-    assert published["sgd b128"] == "26.5 pp (large)"  # the first message of the paper, in words
-    assert published["adam b128"] == "4.3 pp (small)"
-    assert published["adam b16"] == "1.6 pp (within 2 pp)"
-    assert published["momentum b64"] == ""
-    told = {row["recipe"]: row for row in rows}
-    assert told["sgd b128"]["forecast"] == "remembers"
-    assert told["sgd b128"]["advice"].startswith("l2=0.045")
-    assert told["adam b16"]["advice"] == "none needed"
+def test_advise_compares_clocks_with_what_was_seen(filled: Path, tiny_study: Study) -> None:
+    rows = {row["recipe"]: row for row in said("advise", "main-grid", "--effort", "paper", "--json")}
+    sgd, adam = rows["sgd b128"], rows["adam b128"]
+    assert sgd["paper"] == "26.5 pp at 0.000277: sgd b128 (main-grid)"  # the first message of the paper
+    assert sgd["advice"] == "l2=0.05 (< 1.0 pp at 2.37: sgd lr=0.01 l2=0.005 b128 (lr-l2))"
+    assert [change["field"] for change in adam["changes"]] == ["learning_rate", "batch_size", "epochs", "l2"]
+    assert rows["adam b16"]["advice"] == "none (1.6 pp at 379: adam b16 (main-grid))"
+    printed = initmem("advise", "main-grid", "--records", filled).stdout
+    assert "this is not a prediction" in printed
+    assert filled.name in printed
     assert_refused(initmem("advise", "linear"), "pipeline = 'linear'", "bundled networks")
-    study = tmp_path / "tiny.toml"
-    study.write_text(TINY.replace("chaos = true", "").replace('split = ["init", "order"]', ""))
-    checked = said(
-        "advise",
-        study,
-        "--set",
-        "learning_rate=0.9",
-        "--set",
-        "epochs=12",
-        "--check",
-        "--store",
-        tmp_path / "s",
-        "--json",
-    )
-    assert checked[0]["checked"].startswith("l2=")
-    assert checked[0]["correct"] in ("yes", "no", "cannot tell")
+    assert_refused(initmem("advise", "main-grid", "--records", "nowhere"), "nowhere")
 
 
 HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "polars", "plotly"}
@@ -345,8 +327,8 @@ def documented(schema: str) -> set[str]:
     [
         ["studies"], ["studies", "chaos"], ["plan", "quickstart", "--effort", "smoke", "--gpus", "1"],
         ["status", "STORE"], ["measure", "STORE"], ["measure", "STORE", "--what", "beta"],
-        *(["measure", "STORE", "--what", what] for what in ("half-life", "forecast", "radial", "scale")),
-        ["measure", "STORE", "--what", "failures"], ["measure", "GRID", "--what", "exponents"],
+        *(["measure", "STORE", "--what", what] for what in ("half-life", "radial", "scale", "failures")),
+        ["measure", "GRID", "--what", "clocks"],
         ["plan", "quickstart", "--power", "--noise", "1.0"],
         *(["measure", "STORE", "--what", what] for what in ("interpolation", "repair", "chaos", "collapse")),
         ["measure", "GRID", "--what", "collapse"], ["measure", "GRID", "--what", "difference"],
@@ -354,8 +336,8 @@ def documented(schema: str) -> set[str]:
         ["figure", "scale", "STORE", "-o", "OUT/f.svg"], ["table", "7", "STORE"],
         ["table", "1", "STORE", "-o", "OUT/t.csv"], ["archive", "STORE", "-o", "OUT/a.initmem"],
         ["restore", "GRID", "--store", "OUT/back"], ["export", "STORE", "--to", "csv", "-o", "OUT/csv"],
-        ["clocks", "quickstart"], ["clocks"], ["advise", "quickstart"], ["models"], ["data", "list"],
-        ["theory", "resetting"],
+        ["clocks", "quickstart"], ["clocks"], ["advise", "main-grid", "--records", "GRID"], ["models"],
+        ["data", "list"], ["theory", "resetting"],
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -431,7 +413,7 @@ def test_help_names_every_option_and_cuts_nothing() -> None:
         ("run quickstart --effort ", "demo smoke"),
         ("plan main-grid --effort s", "small smoke"),
         ("run no-such-study --effort ", ""),
-        ("measure store --what fo", "forecast"),
+        ("measure store --what ha", "half-life"),
         ("export store --to ", "csv parquet tensorboard mlflow wandb"),
     ],
 )

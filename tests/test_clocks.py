@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
+import initmem
 from initmem.clocks import clocks, epoch_rates, horizon_sums
+from initmem.data.sources import load
 from initmem.recipe import Recipe
+from initmem.study import Run
+from initmem.train.loop import train_pack
 
 N = 40_000
 
@@ -62,3 +73,61 @@ def test_warmup_grows_the_rate_linearly_and_then_leaves_the_schedule_alone(sched
     sums = horizon_sums(warm, 100)
     assert (sums.eta, sums.eta2) == pytest.approx((rates.sum(), (rates**2).sum()), rel=1e-12)
     assert clocks(warm, 100).at_end()["adaptive"] == pytest.approx(rates.sum(), rel=1e-12)
+
+
+# -- weight decay -------------------------------------------------------------------------------------------
+
+PER_EPOCH, ROUNDS, RATE = 4, 2, 0.01  # updates per epoch, epochs, learning rate
+
+
+def counted_in_user_code(store: Path, make: Callable[..., Optimizer], l2: float) -> np.ndarray:
+    """`clock_l2` of a training loop of the user's own under torch's scheduler: the cosine of the recipes."""
+
+    def train(init: initmem.Init, tracker: initmem.Tracker) -> None:
+        model = init.apply(nn.Sequential(nn.Linear(6, 5, bias=False), nn.Linear(5, 3, bias=False)))
+        optimizer = make(model.parameters())
+        k = PER_EPOCH * ROUNDS
+        cosine = LambdaLR(optimizer, lambda i: 0.01 + 0.99 * (1 + math.cos(math.pi * i / k)) / 2)
+        tracker.attach(model, optimizer, batch_size=16, l2=l2)
+        for _ in range(ROUNDS):
+            for _ in range(PER_EPOCH):
+                model(torch.ones(4, 6)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                cosine.step()
+            tracker.end_epoch(val_loss=1.0)
+
+    result = initmem.run(train, [1.0], [0], store, workers=1, progress=False)
+    return result.records[0].history["clock_l2"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "make"),
+    [
+        ({"optimizer": "adamw"}, torch.optim.AdamW),
+        ({"optimizer": "torch:AdamW"}, torch.optim.AdamW),
+        ({"optimizer": "adamw", "decay_on": "kernels"}, torch.optim.AdamW),
+        ({"optimizer": "torch:Adam"}, torch.optim.Adam),
+        ({"optimizer": "torch:SGD"}, torch.optim.SGD),
+        ({"optimizer": "momentum"}, partial(torch.optim.SGD, momentum=0.9)),
+        ({"optimizer": "muon"}, torch.optim.Muon),
+        ({"optimizer": "sgd", "l2": 0.03}, torch.optim.SGD),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_weight_decay_counts_alike_in_recipes_and_in_user_code(
+    fields: dict[str, object], make: Callable[..., Optimizer], tmp_path: Path
+) -> None:
+    """Coupled or decoupled: half of kappa = sum of eta * weight_decay, next to l2 * sum of eta."""
+    size = {"dataset": "digits", "train_size": 16 * PER_EPOCH, "model": "mlp", "width": 4}
+    size |= {"batch_size": 16, "epochs": ROUNDS, "learning_rate": RATE, "weight_decay": 0.1}
+    recipe = Recipe.parse(size | fields)
+    k = np.arange(PER_EPOCH * ROUNDS)
+    eta = RATE * (0.01 + 0.99 * (1 + np.cos(np.pi * k / len(k))) / 2)
+    kappa = np.cumsum(0.1 * eta)[PER_EPOCH - 1 :: PER_EPOCH]
+    expected = kappa / 2 + recipe.l2 * np.cumsum(eta)[PER_EPOCH - 1 :: PER_EPOCH]
+    (record,) = train_pack([Run(recipe, 1.0, 0)], load(recipe))
+    user = counted_in_user_code(tmp_path, partial(make, lr=RATE, weight_decay=0.1), recipe.l2)
+    for found in (record.history["clock_l2"], initmem.clocks(recipe, 16 * PER_EPOCH).l2, user):
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert horizon_sums(recipe, 16 * PER_EPOCH).decay == pytest.approx(expected[-1])

@@ -1,4 +1,4 @@
-"""Radial memory, interpolation, chaos, seed variance, differences and forecasts, on planted records."""
+"""Radial memory, interpolation, chaos, seed variance and differences, on planted records."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from scipy import stats
 
 import planted
 from conftest import fake_record
-from initmem.clocks import horizon_sums
-from initmem.data.sources import sizes
 from initmem.errors import ConfigError
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.design import curves, plain
 from initmem.measures.difference import controlled_pairs, difference
-from initmem.measures.forecast import checked, effective_clocks, lived_clocks
 from initmem.measures.interpolation import median_interpolation, survival
 from initmem.measures.memory import memory
-from initmem.measures.prediction import mean_alone, regression
 from initmem.measures.radial import radial_memory
-from initmem.measures.rows import REMARKS, rows_of
+from initmem.measures.rows import rows_of
 from initmem.measures.statistics import adjusted
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.store.record import RunRecord, failed, summarize
@@ -205,7 +201,11 @@ def test_controlled_pairs_differ_in_one_field() -> None:
 
 
 def test_differences_are_adjusted_over_all_pairs_as_asked() -> None:
-    every = [r for i, lr in enumerate((0.1, 0.2, 0.3)) for r in planted_memory(rate_of(lr), 0.05 + 0.003 * i)]
+    every = [
+        r
+        for i, lr in enumerate((0.1, 0.2, 0.3))
+        for r in planted_memory(RECIPE.replace(learning_rate=lr), 0.05 + 0.003 * i)
+    ]
     ps = [row["p"] for row in rows_of("difference", every)]
     assert len(ps) == 3
     for method in ("bh", "holm", "none"):
@@ -215,89 +215,6 @@ def test_differences_are_adjusted_over_all_pairs_as_asked() -> None:
         rows_of("difference", every, adjust="best")
     with pytest.raises(ConfigError, match=r"adjust does nothing with what = 'beta' \(allowed: memory, diff"):
         rows_of("beta", every, adjust="holm")
-
-
-def rate_of(learning_rate: float) -> Recipe:
-    return Recipe(dataset="digits", learning_rate=learning_rate)
-
-
-def lived_records(rate: float, memory: float, **fields):
-    """Records of a recipe whose predictors were selected at the first of two epochs, at a known sgd clock."""
-    recipe = Recipe(dataset="digits", epochs=6, learning_rate=rate, **fields)
-    sums = {"clock_adaptive": [rate, 2 * rate], "clock_sgd": [rate**2, 2 * rate**2]}
-    return [
-        replace(
-            r,
-            summary=replace(r.summary, epochs=2, tau_best=1),
-            history={name: np.array(column) for name, column in sums.items()},
-        )
-        for r in planted_memory(recipe, memory)
-    ]
-
-
-def test_a_clock_that_predicts_is_told_from_one_that_does_not() -> None:
-    """Planted: memory falls by 5 points per decade of the sgd clock; in the control it is unrelated."""
-    rates = [10 ** (-k / 4) for k in range(8)]
-    falling = [r for i, rate in enumerate(rates) for r in lived_records(rate, 0.02 + 0.025 * i)]
-    rows = [row for row in rows_of("forecast", falling) if row["quantity"] == "memory"]
-    assert len(rows) == 8
-    assert sum(row["low"] <= row["observed"] <= row["high"] for row in rows) >= 7
-    assert all(row["score"] > row["score_of_mean"] + 1 for row in rows)
-    assert rows[-1]["forecast"] == "remembers" and rows[-1]["correct"]
-    assert "the clock is better than the mean" in REMARKS["forecast"](rows)
-    rng = np.random.default_rng(0)
-    unrelated = [r for rate in rates for r in lived_records(rate, 0.1 + 0.05 * rng.random())]
-    control = [row for row in rows_of("forecast", unrelated) if row["quantity"] == "memory"]
-    assert np.mean([row["score"] - row["score_of_mean"] for row in control]) < 0.3
-    assert "radial elasticity" in {row["quantity"] for row in rows_of("forecast", falling)}
-    lenient = [row for row in rows_of("forecast", falling, tolerance=90.0) if row["quantity"] == "memory"]
-    assert {row["forecast"] for row in lenient} == {row["verdict"] for row in lenient} == {"forgets"}
-
-
-def test_few_recipes_or_no_clock_predict_nothing() -> None:
-    few = [r for rate in (0.1, 0.2, 0.3) for r in lived_records(rate, 0.1)]
-    rows = rows_of("forecast", few)
-    assert {row["predicted"] for row in rows} == {None}
-    assert {row["forecast"] for row in rows if row["quantity"] == "memory"} == {"cannot tell"}
-    assert "too few recipes" in REMARKS["forecast"](rows)
-    silent = [replace(record, history={}) for record in few]
-    assert rows_of("forecast", silent) == []
-    mixed = [r for k in range(4) for r in lived_records(0.1 * (k + 1), 0.1, optimizer=["sgd", "adam"][k % 2])]
-    assert {row["n_others"] for row in rows_of("forecast", mixed)} == {1}  # families are not mixed
-
-
-def test_a_prediction_is_the_textbook_one() -> None:
-    rng = np.random.default_rng(3)
-    x, y = rng.random(9), rng.random(9)
-    found = regression(x, y, 0.4)
-    line = stats.linregress(x, y)
-    assert found.centre == pytest.approx(line.intercept + 0.4 * line.slope)
-    residuals = y - line.intercept - line.slope * x
-    scale = np.sqrt((residuals**2).sum() / 7 * (1 + 1 / 9 + (0.4 - x.mean()) ** 2 / (9 * x.var())))
-    predictive = stats.t(7, found.centre, scale)
-    assert found.limits() == pytest.approx(predictive.interval(0.95))
-    assert found.score(0.3) == pytest.approx(predictive.logpdf(0.3))
-    alone = stats.t(8, y.mean(), y.std(ddof=1) * np.sqrt(1 + 1 / 9))
-    assert mean_alone(y).score(0.3) == pytest.approx(alone.logpdf(0.3))
-
-
-def test_the_rule_of_thumb_is_checked_against_the_verdict() -> None:
-    assert checked("forgets", "forgets") == "correct"
-    assert checked("forgets", "remembers") == "wrong"
-    assert {checked("unclear", "forgets"), checked("forgets", "undetermined")} == {"cannot tell"}
-    recipe = Recipe(dataset="digits", epochs=6, learning_rate=1.0, l2=0.1, momentum=0.5, optimizer="momentum")
-    sums = horizon_sums(recipe, sizes(recipe).n_train)
-    assert effective_clocks(recipe, sizes(recipe).n_train)["l2"] == pytest.approx(0.1 * sums.eta / 0.5)
-    half = {"clock_adaptive": [sums.eta / 2], "clock_sgd": [sums.eta2 / recipe.batch_size / 2]}
-    lived = [
-        replace(
-            r,
-            summary=replace(r.summary, epochs=1, tau_best=1),
-            history={name: np.array(column) for name, column in half.items()},
-        )
-        for r in planted_memory(recipe, 0.2)
-    ]
-    assert lived_clocks(recipe, lived)["l2"] == pytest.approx(0.1 * sums.eta / 0.5 / 2)
 
 
 def test_failures_are_counted_by_scale() -> None:
@@ -315,13 +232,15 @@ def test_failures_are_counted_by_scale() -> None:
 
 
 def test_where_no_accuracy_was_recorded_the_slope_is_that_of_the_loss() -> None:
-    study = planted.study("own", [PipelineRecipe.parse({"pipeline": "gpt"})], scales=[0.5, 1.0, 2.0])
+    recipe = PipelineRecipe.parse({"pipeline": "gpt", "optimizer": "sgd"})
+    study = planted.study("own", [recipe], scales=[0.5, 1.0, 2.0])
     epochs = np.arange(1.0, 9.0)
     records = []
     for run in study.all_runs():
         loss = 2.0 + 0.4 * run.scale * 0.5**epochs + 0.001 * run.seed  # halves with every epoch
         summary = summarize({"val_loss": loss}, norm_init=None, test_accuracy=None, test_loss=None)
-        records.append(RunRecord(run, "completed", summary, {"val_loss": loss, "clock_sgd": epochs}))
+        ticks = {"clock_sgd": epochs, "clock_momentum": epochs}
+        records.append(RunRecord(run, "completed", summary, {"val_loss": loss, **ticks}))
     (row,) = rows_of("beta", records)
     assert (row["metric"], row["peak_epoch"]) == ("val_loss", 1)
     assert (row["peak"], row["last"]) == pytest.approx((0.2, 0.4 * 0.5**8))

@@ -613,7 +613,7 @@ def test_no_command_speaks_of_a_scale_that_was_never_used(tmp_path: Path, capsys
     assert said in str(result)
     app(["measure", str(tmp_path)], standalone_mode=False)
     assert "the pipeline never used the scale" in capsys.readouterr().out.replace("\n", " ")
-    for what in ("beta", "half-life", "radial", "difference", "forecast"):
+    for what in ("beta", "half-life", "radial", "difference"):
         app(["measure", str(tmp_path), "--what", what], standalone_mode=False)
         assert capsys.readouterr().out.startswith(f"ignores: {said}\n")
         app(["measure", str(tmp_path), "--what", what, "--json"], standalone_mode=False)

@@ -1,10 +1,11 @@
 """Learning-rate schedules and optimizer clocks, defined here and nowhere else.
 
-A clock is a sum over updates k with learning rate eta_k, batch size b, penalty l2 and momentum mu:
+A clock is a sum over updates k with learning rate eta_k, batch size b, L2 coefficient l2, weight decay wd and
+momentum mu:
 
     sgd        (1/b) sum eta_k^2               minibatch noise of finite steps
-    l2         l2 sum eta_k                    explicit norm control
-    adaptive   sum eta_k                       movement of preconditioned steps
+    l2         (l2 + wd / 2) sum eta_k         explicit norm control: see `decay_rate`
+    adaptive   sum eta_k                       the sum of learning rates: movement of preconditioned steps
     momentum   (1/b) sum (eta_k / (1 - mu))^2  the sgd clock at the effective learning rate of momentum
     angular    sum eta_k / ||W_k||^2           measured during training, since it depends on the kernels
 
@@ -15,16 +16,30 @@ kernels at which the gradient was taken.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:  # NumPy is imported lazily: commands that only need the names must start fast
     import numpy as np
     from numpy.typing import NDArray
 
+    from initmem.recipe import AnyRecipe
+
 CLOCKS = ("sgd", "l2", "adaptive", "momentum", "angular")
 # Normalized steps: their size is that of the learning rate, not of the gradient.
 ADAPTIVE = ("adam", "adamw", "muon", "muon-conv", "normuon", "sf-normuon", "lion", "schedule-free-adamw")
 HEAVY_BALL = ("momentum", "torch:SGD")
+# What people read, where it is not the name that programs use.
+CLOCK_NAMES = {"adaptive": "sum of learning rates"}
+FAMILY_NAMES = {
+    "sgd": "SGD without L2",
+    "l2": "L2 or weight decay",
+    "adaptive": "adaptive",
+    "sgd+l2": "SGD with or without L2",
+}
+# The decay rate from which on an adaptive optimizer belongs to the family `l2`. Below it the sum of learning
+# rates has passed its half (about 1.7) before the L2 clock comes near its own (about 0.11).
+LEAST_DECAY = 0.01
 
 T = TypeVar("T", float, "NDArray[np.float64]")
 
@@ -47,6 +62,8 @@ class Schedule(Protocol):
     @property
     def l2(self) -> float: ...  # noqa: D102
     @property
+    def weight_decay(self) -> float: ...  # noqa: D102
+    @property
     def batch_size(self) -> int: ...  # noqa: D102
     @property
     def epochs(self) -> int: ...  # noqa: D102
@@ -61,17 +78,13 @@ class RateSums(Generic[T]):
         self.eta: T = eta  # sum of eta
         self.eta2: T = eta2  # sum of eta^2
         self.corrected: T = corrected  # sum of (eta / (1 - momentum))^2
-        self.decay: T = decay  # sum of l2 * eta
-
-    @classmethod
-    def of(cls, eta: T, eta2: T, *, momentum: float, l2: float) -> RateSums[T]:
-        """The sums of updates that share momentum and penalty."""
-        return cls(eta, eta2, eta2 / (1 - momentum) ** 2, l2 * eta)
+        self.decay: T = decay  # sum of (l2 + weight decay / 2) * eta
 
     @classmethod
     def of_recipe(cls, recipe: Schedule, eta: T, eta2: T) -> RateSums[T]:
         """The sums of a recipe's updates."""
-        return cls.of(eta, eta2, momentum=step_momentum(recipe), l2=recipe.l2)
+        decay = decay_rate(recipe.l2, recipe.weight_decay)
+        return cls(eta, eta2, eta2 / (1 - step_momentum(recipe)) ** 2, decay * eta)
 
     def clocks(self, batch_size: int) -> dict[str, T]:
         """The clocks by name."""
@@ -81,6 +94,15 @@ class RateSums(Generic[T]):
             "adaptive": self.eta,
             "momentum": self.corrected / batch_size,
         }
+
+
+def decay_rate(l2: float, weight_decay: float) -> float:
+    """How fast the weights shrink per unit of learning rate, in the unit of L2.
+
+    The gradient of l2 * sum(W^2) is 2 * l2 * W, that of a coupled weight decay is weight_decay * W, and a
+    decoupled one subtracts eta * weight_decay * W: a weight decay counts as an L2 of half its size.
+    """
+    return l2 + weight_decay / 2
 
 
 class Clocks(NamedTuple):
@@ -155,6 +177,31 @@ def is_adaptive(optimizer: str) -> bool:
     return optimizer in ADAPTIVE or (
         optimizer.startswith("torch:") and optimizer not in ("torch:SGD", "torch:ASGD")
     )
+
+
+def family_of(recipe: AnyRecipe) -> str | None:
+    """The clock that acts on a recipe, `sgd`, `l2` or `adaptive`; None: its optimizer was not declared."""
+    if (optimizer := recipe.get("optimizer")) is None:
+        return None
+    decay = decay_rate(recipe.get("l2") or 0.0, recipe.get("weight_decay") or 0.0)
+    if is_adaptive(str(optimizer)):
+        return "l2" if decay >= LEAST_DECAY else "adaptive"
+    return "l2" if decay else "sgd"
+
+
+def effective_clocks(recipe: AnyRecipe, ticks: Mapping[str, float]) -> dict[str, float]:
+    """Clocks at the effective learning rate eta / (1 - momentum) of heavy ball; {}: not known.
+
+    `sgd` is then the clock `momentum`. Heavy ball does not amplify the decoupled decay of `momentum`.
+    """
+    if not ticks.get("sgd") or "momentum" not in ticks:
+        return {}
+    factor = math.sqrt(ticks["momentum"] / ticks["sgd"])  # these two are sums of squared rates
+    found = {name: factor * value for name, value in ticks.items()}
+    if recipe.get("optimizer") == "momentum" and "l2" in ticks:
+        decoupled = decay_rate(0.0, recipe.get("weight_decay") or 0.0) * ticks["adaptive"]
+        found["l2"] = decoupled + factor * (ticks["l2"] - decoupled)
+    return found | dict.fromkeys(("sgd", "momentum"), ticks["momentum"])
 
 
 def step_momentum(recipe: Schedule) -> float:

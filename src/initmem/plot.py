@@ -85,7 +85,7 @@ def memory(
 
 
 def clocks(results: AnyResults) -> tuple[Figure, list[Axes]]:
-    """The radial elasticity of recipes against the clocks that could explain it, with fitted curves.
+    """The norm elasticity of recipes against the clocks that could explain it, with fitted curves.
 
     One panel per clock; it takes recipes that differ, four or more of one family of optimizers.
     """

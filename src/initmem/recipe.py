@@ -58,7 +58,7 @@ SYNONYMS = {  # what other libraries call a field
 }
 NAMED_DATASETS = register.DATASETS
 SPLIT_SIZES = ("train_size", "val_size", "test_size")  # None: all of the split
-# What may differ between a published result and a smaller repetition of it, besides the dataset.
+# What a smaller repetition of a published result may change: the size of the work, not the procedure.
 SIZE_FIELDS = frozenset({*SPLIT_SIZES, "test_unused", "batch_statistics", "width", "epochs", "data_sha256"})
 
 DEFAULT_WIDTH: dict[str, int] = {
@@ -395,7 +395,7 @@ class Recipe(BaseModel):
         return [name for name in fields if name not in silent and name in self.settings()]
 
 
-# Settings that mean for user code what they mean for bundled networks: clocks and forecasts read them.
+# Settings that mean for user code what they mean for bundled networks: clocks read them.
 POSITIVE = ("learning_rate",)
 NOT_NEGATIVE = ("l2", "weight_decay", "momentum", "beta1", "beta2")
 WHOLE = ("batch_size", "epochs", "width", "train_size", "patience")

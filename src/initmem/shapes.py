@@ -21,13 +21,6 @@ class Kernel(NamedTuple):
     multiplications: int
 
 
-def kernel_weights(recipe: Recipe, shape: Shape, classes: int) -> int | None:
-    """How many weights the kernels have: what the recorded norm is taken over; None of a plain module."""
-    if recipe.is_module:
-        return None
-    return sum(kernel.weights for kernel in kernels(recipe, shape, classes))
-
-
 def kernels(recipe: Recipe, shape: Shape, classes: int) -> list[Kernel]:
     """The kernels of a network that is not a plain module, first layer first."""
     if recipe.model.startswith("resnet9"):

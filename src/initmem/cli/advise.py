@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,18 +14,17 @@ from initmem.cli.base import (
     Settings,
     StudyArgument,
     Wide,
-    Workers,
     app,
     print_json,
     say,
     show,
 )
-from initmem.cli.run import StoreOption, display, introduce, plugin_code
 
 if TYPE_CHECKING:
-    from initmem.recipe import AnyRecipe
-    from initmem.store.record import RunRecord
-    from initmem.study import Study
+    from initmem.measures.advice import Observation
+    from initmem.recipe import Recipe
+
+SHOWN = 5  # recipes of the records that are printed for a recipe; --json has all
 
 
 @app.command()
@@ -35,69 +33,65 @@ def advise(
     effort: Effort = None,
     settings: Settings = None,
     plugins: Plugins = None,
-    check_it: Annotated[
-        bool, typer.Option("--check", help="Train each recipe with its first change and see if it forgets.")
-    ] = False,
-    store: StoreOption = None,
-    workers: Workers = None,
+    records: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="STORE", help="A store or archive to look up such clocks in; may be repeated."),
+    ] = None,
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict from the clocks which recipes forget.
+    """Compare the clocks of each recipe with what was seen at such clocks.
 
-    For the others: the smallest changes that should make them forget.
+    And the least changes that reach a clock at which recipes forgot.
     """
     from initmem import study_file as studies
-    from initmem.measures.advice import advice_rows, advised_study, verdicts
-    from initmem.plots.columns import ADVICE
+    from initmem.clocks import FAMILY_NAMES
+    from initmem.measures.advice import observations
+    from initmem.paper import reference
+    from initmem.plots.columns import ADVICE, SEEN
     from initmem.plots.table import table_of
+    from initmem.recipe import network_of
+    from initmem.store.results import open_results
 
     asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
-    rows = advice_rows(asked)
-    published = [_published(recipe) for recipe in asked.recipes]
-    if any(published):
-        rows = [row | {"published": text} for row, text in zip(rows, published, strict=True)]
-    if check_it:
-        changed = advised_study(asked)
-        rows = verdicts(rows, asked, _trained(changed, store, workers, plugins or ())) if changed else rows
+    recipes = [network_of(recipe) for recipe in asked.recipes]
+    seen = reference.observations()
+    for path in records or ():
+        seen += observations(open_results(path).records(), path.name)
+    rows = [_row(label, recipe, seen) for label, recipe in zip(asked.labels(), recipes, strict=True)]
     if as_json:
         print_json("advise", rows, study=asked.name, effort=asked.effort)
         return
-    show(table_of(f"{asked.name}, effort {asked.effort}: predicted from the clocks", rows, ADVICE), wide=wide)
-    if not check_it:
-        say("A prediction, not a measurement: --check trains the first change of each recipe.")
+    title = f"{asked.name}, effort {asked.effort}: clocks at the last epoch"
+    show(table_of(title, [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows], ADVICE), wide=wide)
+    if records:
+        found = [
+            {"asked": row["recipe"]}
+            | {name: one[name] for name in ("clock", "text", "verdict", "recipe", "source")}
+            for row in rows
+            for one in [one for one in row["seen"] if one["source"] != "paper"][:SHOWN]
+        ]
+        show(table_of(f"The records at such clocks, up to {SHOWN} of each recipe", found, SEEN), wide=wide)
+    say("Clocks and what was seen at them: this is not a prediction.")
 
 
-def _published(recipe: AnyRecipe) -> str:
-    """The memory that the paper found with this procedure, with its size in words."""
-    from initmem.measures.memory import TOLERANCE_PP, size_of
-    from initmem.paper.reference import memory_of
+def _row(label: str, recipe: Recipe, seen: list[Observation]) -> dict[str, Any]:
+    from initmem.clocks import clocks
+    from initmem.data.sources import sizes
+    from initmem.measures.advice import changes, family_clock, in_words, nearest, reached
 
-    item = memory_of(recipe)
-    if item is None:
-        return ""
-    within = item.value <= TOLERANCE_PP
-    return f"{item} pp ({f'within {TOLERANCE_PP:g} pp' if within else size_of(item.value, TOLERANCE_PP)})"
-
-
-def _trained(
-    study: Study, store: Path | None, workers: int | None, plugins: Sequence[str]
-) -> list[RunRecord]:
-    """Run a study and return its records."""
-    from initmem.engines.engine import Settings as EngineSettings
-    from initmem.engines.execute import execute
-    from initmem.engines.local import LocalEngine
-    from initmem.store.paths import default_store
-    from initmem.store.store import Store
-    from initmem.train.requirements import check
-
-    check(study)
-    place = store or default_store(f"{study.name}-{study.effort}")
-    opened = Store.create(place)
-    introduce(study, place)
-    chosen = EngineSettings(plugins=tuple(plugins), code=plugin_code(study))
-    with display() as watch:
-        outcome = execute(study, opened, LocalEngine(workers=workers, settings=chosen), watch=watch)
-    if outcome.interrupted:
-        raise typer.Exit(130)
-    return [opened.read(run.id) for run in study.all_runs() if opened.has(run)]
+    n_train = sizes(recipe).n_train
+    family, value = family_clock(recipe, n_train)
+    near, found = nearest(recipe, n_train, seen), changes(recipe, n_train, seen)
+    there = reached(recipe, n_train, seen)
+    none = f"none ({there})" if there else "no single change within usual bounds"
+    return {
+        "recipe": label,
+        **clocks(recipe, n_train).at_end(),
+        "family": family,
+        "value": value,
+        "paper": next((str(one) for one in near if one.source == "paper"), ""),
+        "advice": in_words(found) or none,
+        "seen": [one.to_json() for one in near],
+        "changes": [one.to_json() for one in found],
+    }

@@ -27,8 +27,8 @@ def measure(
         str,
         typer.Option(
             metavar="MEASURE",
-            help="memory, scale, difference, failures, beta, half-life, collapse, exponents, forecast, "
-            "clocks, radial, interpolation, repair, sharpness, chaos or seeds.",
+            help="memory, scale, difference, failures, beta, half-life, collapse, clocks, radial, "
+            "interpolation, repair, sharpness, chaos or seeds.",
             autocompletion=measures,
         ),
     ] = "memory",

@@ -1,75 +1,175 @@
-"""Forecast and advice per recipe, and whether the advice was right once it was run."""
+"""Clocks next to what was seen at such clocks, and the least change that reaches a recipe that forgot.
+
+This is a table of observations, not a prediction: clocks are compared within a family of recipes
+(`clocks.family_of`), at the last epoch and at the effective learning rate. Before any run nothing else is
+known, although the selected checkpoint may be much earlier: at batch size 16 the paper's Adam selects epoch 5
+to 7 of 300.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from initmem.data.sources import sizes
-from initmem.measures.design import by_recipe
-from initmem.measures.forecast import Advice, advise, forecast
-from initmem.measures.memory import memory
-from initmem.recipe import Recipe, network_of
+import numpy as np
+
+from initmem.clocks import CLOCKS, effective_clocks, family_of, horizon_sums
+from initmem.measures.design import default_metric, labelled, plain
+from initmem.measures.memory import memory_table
+from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
-from initmem.study import Study
-
-Row = dict[str, Any]
 
 
-def advice_rows(study: Study) -> list[Row]:
-    """Clock, forecast and the changes that should make each recipe forget, the least first."""
-    recipes = [network_of(recipe) for recipe in study.recipes]
-    return [advice_row(recipe, label) for recipe, label in zip(recipes, study.labels(), strict=True)]
+class Observation(NamedTuple):
+    """The memory of one recipe, and the clock of its family at its last epoch."""
+
+    source: str  # "paper", or the name of a store or archive
+    label: str
+    recipe: AnyRecipe
+    family: str
+    clock: float
+    memory: float
+    text: str  # the memory with its unit
+    verdict: str  # of its runs; the paper has none
+    forgot: bool | None  # None: undetermined
+
+    def __str__(self) -> str:
+        where = "" if self.source == "paper" else f", {self.source}"
+        return f"{self.text} at {self.clock:.3g}: {self.label}{where}"
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values."""
+        values = self._asdict()
+        return values | {"recipe": values.pop("label")}
 
 
-def advice_row(recipe: Recipe, label: str) -> Row:
-    """One recipe: its clock, its forecast, and what should make it forget."""
-    n_train = sizes(recipe).n_train
-    outlook, advice = forecast(recipe, n_train), advise(recipe, n_train)
-    return {
-        "recipe": label,
-        "forecast": outlook.forecast,
-        "clock": outlook.clock,
-        "value": outlook.value,
-        "needed": outlook.needed,
-        "advice": "; ".join(map(in_words, advice)) or _no_advice(outlook.forecast),
-    }
+class Change(NamedTuple):
+    """A change of one field that reaches the clock of a recipe that forgot."""
+
+    field: str
+    value: float
+    clock: float  # of the family of the changed recipe
+    seen: Observation
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values."""
+        return self._asdict() | {"seen": self.seen.to_json()}
 
 
-def in_words(advice: Advice) -> str:
-    """One change, as one would type it."""
-    value = int(advice.value) if advice.field in ("batch_size", "epochs") else advice.value
-    return f"{advice.field}={value:g} ({advice.clock} clock)"
+def family_clock(recipe: Recipe, n_train: int) -> tuple[str, float]:
+    """The family of a recipe, and its clock at the last epoch."""
+    family = family_of(recipe) or "sgd"
+    ticks = horizon_sums(recipe, n_train).clocks(recipe.batch_size)
+    return family, effective_clocks(recipe, ticks)[family]
 
 
-def _no_advice(said: str) -> str:
-    return "none needed" if said == "forgets" else "no single change within usual bounds"
+def observations(records: Sequence[RunRecord], source: str) -> list[Observation]:
+    """What records saw: every recipe with a memory and a recorded clock of its family."""
+    groups = labelled(records)
+    seen = []
+    for row in memory_table(records, default_metric(records)) if records else ():
+        group = groups[row.recipe]
+        recipe = group[0].run.recipe
+        family = family_of(recipe)
+        clock = None if family is None else _last_clock(family, group)
+        if family is not None and clock is not None and row.memory is not None:
+            forgot = row.verdict == "forgets" or (False if row.verdict.startswith("remembers") else None)
+            text = f"{row.memory:.3g} {row.unit}".strip()
+            about = (clock, row.memory, text, row.verdict, forgot)
+            seen.append(Observation(source, row.recipe, recipe, family, *about))
+    return seen
 
 
-def advised_study(study: Study) -> Study | None:
-    """The same study with the first advice taken in every recipe that has one; None where none has."""
-    changed = [advise(recipe, sizes(recipe).n_train) for recipe in map(network_of, study.recipes)]
-    recipes = tuple(dict.fromkeys(options[0].recipe for options in changed if options))
-    if not recipes:
+def _last_clock(family: str, records: Sequence[RunRecord]) -> float | None:
+    """A clock at the last epoch, median over runs; None: not recorded."""
+    values = []
+    for record in plain(records):
+        known = [name for name in CLOCKS if len(record.history.get(f"clock_{name}", ()))]
+        ticks = {name: float(record.history[f"clock_{name}"][-1]) for name in known}
+        if found := effective_clocks(record.run.recipe, ticks).get(family):
+            values.append(found)
+    return float(np.median(values)) if values else None
+
+
+def nearest(recipe: Recipe, n_train: int, seen: Sequence[Observation]) -> list[Observation]:
+    """What was seen of the same family, the nearest clock first; at equal clocks, the most similar recipe."""
+    family, clock = family_clock(recipe, n_train)
+
+    def distance(one: Observation) -> tuple[float, int]:
+        different = sum(one.recipe.get(name) != value for name, value in recipe.settings().items())
+        return round(abs(math.log(one.clock / clock)), 2), different
+
+    return sorted((one for one in seen if one.family == family), key=distance)
+
+
+def reached(recipe: Recipe, n_train: int, seen: Sequence[Observation]) -> Observation | None:
+    """The recipe of the same family that forgot at the least clock, if this recipe reaches it.
+
+    Only clocks count above which no recipe of the family was seen to remember.
+    """
+    family, clock = family_clock(recipe, n_train)
+    own = [one for one in seen if one.family == family]
+    remembered = max((one.clock for one in own if one.forgot is False), default=0.0)
+    forgot = [one for one in own if one.forgot and remembered < one.clock <= clock]
+    return min(forgot, key=lambda one: one.clock, default=None)
+
+
+def changes(recipe: Recipe, n_train: int, seen: Sequence[Observation]) -> list[Change]:
+    """Changes of one field each that reach a clock at which recipes forgot, the least first."""
+    if reached(recipe, n_train, seen):
+        return []
+    found = [_least(recipe, n_train, field, values(recipe), seen) for field, values in LEVERS.items()]
+    return sorted((one for one in found if one is not None), key=lambda one: _size(recipe, one))
+
+
+def in_words(found: Sequence[Change]) -> str:
+    """Changes as one would type them, with the observations that they reach."""
+    values: dict[Observation, list[str]] = {}
+    for one in found:
+        values.setdefault(one.seen, []).append(f"{one.field}={one.value:g}")
+    return "; ".join(f"{' or '.join(texts)} ({seen})" for seen, texts in values.items())
+
+
+def _size(recipe: Recipe, change: Change) -> float:
+    """How large a change is, in orders of magnitude; L2 where there was none counts from 1e-4."""
+    old = float(getattr(recipe, change.field)) or 1e-4
+    return abs(math.log10(change.value / old))
+
+
+LONGEST = 20  # training that is proposed, in multiples of the present one
+
+# For each field the values to try, from the least change on: 2 significant digits, within what people use.
+LEVERS: dict[str, Callable[[Recipe], list[float]]] = {
+    "learning_rate": lambda r: [v for v in _decades(r.learning_rate, 1.0) if v > r.learning_rate],
+    "l2": lambda r: [v for v in _decades(max(r.l2, 1e-6), 0.1) if v > r.l2],
+    "batch_size": lambda r: [float(b) for b in range(r.batch_size - 1, 0, -1)],
+    "epochs": lambda r: [e for e in _decades(r.epochs, LONGEST * r.epochs) if e > r.epochs and e % 1 == 0],
+}
+
+
+def _decades(start: float, stop: float) -> list[float]:
+    """Numbers of two significant digits from start to stop."""
+    low, high = math.floor(math.log10(start)), math.ceil(math.log10(stop))
+    values = [float(f"{d / 10}e{e}") for e in range(low, high + 1) for d in range(10, 100)]
+    return [value for value in values if start <= value <= stop]
+
+
+def _least(
+    recipe: Recipe, n_train: int, field: str, values: Sequence[float], seen: Sequence[Observation]
+) -> Change | None:
+    """The first value that reaches an observation; clocks only grow along a lever, so bisect."""
+    whole = field in ("batch_size", "epochs")
+
+    def at(index: int) -> tuple[Recipe, Observation | None]:
+        changed = recipe.replace(**{field: int(values[index]) if whole else values[index]})
+        return changed, reached(changed, n_train, seen)
+
+    low, high = 0, len(values)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if at(middle)[1] else (middle + 1, high)
+    if low == len(values):
         return None
-    return replace(study, name=f"{study.name}-advised", recipes=recipes, more_seeds=())
-
-
-def verdicts(rows: list[Row], study: Study, records: Sequence[RunRecord]) -> list[Row]:
-    """Add to each row the observed effect of its first advice."""
-    groups = by_recipe(records)
-    checked = []
-    for row, recipe in zip(rows, map(network_of, study.recipes), strict=True):
-        options = advise(recipe, sizes(recipe).n_train)
-        measured = memory(groups[options[0].recipe]) if options and options[0].recipe in groups else None
-        right = {"forgets": "yes", "remembers": "no"}
-        checked.append(
-            row
-            | {
-                "checked": in_words(options[0]) if options else "",
-                "memory": str(measured) if measured else "",
-                "correct": right.get(measured.verdict, "cannot tell") if measured else "",
-            }
-        )
-    return checked
+    changed, found = at(low)
+    return None if found is None else Change(field, values[low], family_clock(changed, n_train)[1], found)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.clocks import CLOCKS
+from initmem.clocks import CLOCKS, family_of
 from initmem.measures.design import curves, plain
+from initmem.measures.fit import cold_until
 from initmem.measures.statistics import critical, student
 from initmem.store.record import RunRecord
 
@@ -70,8 +71,13 @@ def seed_slopes(records: Sequence[RunRecord], metric: str = "val_accuracy") -> t
 
 
 def _common(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Array]:
-    """The curves up to the last epoch of the shortest run that was completed; a diverged run leaves a gap."""
+    """The curves up to the last epoch of the shortest run that was completed; a diverged run leaves a gap.
+
+    Metrics of epochs that are cold at any scale are left out: the slope would be that of the statistics.
+    """
     values, scales, seeds = curves(records, column)
+    if not column.startswith(("clock_", "train_")):
+        values[..., : cold_until(records)] = np.nan
     completed = (record for record in plain(records) if record.status == "completed")
     ends = [len(record.history[column]) for record in completed if column in record.history]
     return values[..., : min(ends, default=values.shape[2])], scales, seeds
@@ -88,15 +94,21 @@ def _seed_slopes(sums: Array) -> Array:
 
 
 def half_lives(records: Sequence[RunRecord], metric: str = "val_accuracy") -> list[HalfLife]:
-    """The half-life of |beta| in epochs and in every clock that was recorded."""
+    """The half-life of |beta| in epochs, and on the clock of the recipe's family if it was recorded.
+
+    For SGD with momentum that clock is `momentum`.
+    """
     curve = beta_curve(records, metric)
     if not np.isfinite(curve.beta).any():
         return []
     own, _ = seed_slopes(records, metric)
+    clock = family_of(records[0].run.recipe)
+    if clock == "sgd" and not np.array_equal(curve.clocks["momentum"], curve.clocks["sgd"]):
+        clock = "momentum"
     lives = []
-    for unit, axis in {"epochs": curve.epochs, **curve.clocks}.items():
+    for unit, axis in {"epochs": curve.epochs, **({clock: curve.clocks[clock]} if clock else {})}.items():
         if len(axis) != len(curve.beta) or not (np.diff(axis) > 0).all():
-            continue  # not recorded, or a clock that stands still, as l2 does without a penalty
+            continue  # not recorded, or a clock that stands still
         low, high = half_life_limits(curve.beta, own, axis)
         lives.append(HalfLife(unit, half_life(curve.beta, axis), low, high))
     return lives

@@ -1,16 +1,14 @@
-"""Which clock rules? The radial elasticity of many recipes against the clocks that could explain it.
+"""The norm elasticity of many recipes against the clocks that could explain it: a description of records.
 
-The radial elasticity d log ||W_end|| / d log ||W_init|| of a recipe is 1 where training keeps the norm that
+The norm elasticity d log ||W_end|| / d log ||W_init|| of a recipe is 1 where training keeps the norm that
 the initialization chose, and 0 where it forgets it. If a clock t governs forgetting, recipes that differ in
 width, learning rate, batch size or dataset fall on one curve, here 1 / (1 + (t / t_half)^steepness).
-A preconditioned step moves every weight by about eta, whatever its size, so what should count for adaptive
-methods is the sum of eta relative to the root mean square of the initial weights. In a normalized network a
-Euclidean step turns the weights by an angle proportional to eta / ||W||^2. A penalty acts there by making
-||W|| smaller, so one clock, `angular`, could serve SGD with and without it: the family `euclidean`.
+In a normalized network a gradient step turns the weights by an angle proportional to eta / ||W||^2. L2 acts
+there by making ||W|| smaller, so one clock, `angular`, could serve SGD with and without it.
 
-With heavy-ball momentum all clocks count the rate eta / (1 - momentum), as the clock `momentum` always does.
+With heavy-ball momentum all clocks count the effective learning rate eta / (1 - momentum).
 
-Every candidate is rated by its error on recipes that were left out of the fit, beside that of their mean.
+Every candidate is rated by its error on recipes that were left out of the fit, next to that of their mean.
 """
 
 from __future__ import annotations
@@ -22,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.measures.prediction import families_of
-from initmem.measures.radial import effective_clock, radial_memory, relative_clock
+from initmem.clocks import CLOCKS, effective_clocks, family_of, is_adaptive
+from initmem.measures.design import plain
+from initmem.measures.radial import radial_memory
 from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord
 
@@ -33,10 +32,10 @@ FEWEST = 4  # recipes of a family that a fit needs: a curve has two parameters
 STEEPEST = 8.0
 # The clocks that could govern the forgetting of a family of optimizers.
 CANDIDATES = {
-    "adaptive": ("adaptive", "relative"),
+    "adaptive": ("adaptive",),
     "l2": ("l2", "adaptive", "angular"),
     "sgd": ("momentum", "adaptive", "angular"),
-    "euclidean": ("momentum", "adaptive", "angular"),
+    "sgd+l2": ("momentum", "adaptive", "angular"),
 }
 
 
@@ -71,16 +70,26 @@ class ClockFit(NamedTuple):
 def observed(label: str, records: Sequence[RunRecord]) -> Observed | None:
     """The elasticity and the clocks of one recipe; None where either was not recorded."""
     recipe, radial = records[0].run.recipe, radial_memory(records)
-    families = families_of(recipe)
-    if radial is None or not families:
+    family = family_of(recipe)
+    if radial is None or family is None:
         return None
-    names = dict.fromkeys(name for names in CANDIDATES.values() for name in names)
-    means = {
-        name: relative_clock(records) if name == "relative" else effective_clock(name, records)
-        for name in names
+    families = (family,) if is_adaptive(str(recipe.get("optimizer"))) else (family, "sgd+l2")
+    return Observed(label, families, recipe, radial.elasticity, selected_clocks(records), radial.n_runs)
+
+
+def selected_clocks(records: Sequence[RunRecord]) -> dict[str, float]:
+    """The effective clocks at the selected epoch, geometric means over runs; only those that are positive."""
+    rows = []
+    for record in plain(records):
+        ticks = {name: record.metric(f"clock_{name}") for name in CLOCKS}
+        known = {name: value for name, value in ticks.items() if value is not None}
+        rows.append(effective_clocks(record.run.recipe, known))
+    columns = {name: [row[name] for row in rows if name in row] for name in CLOCKS}
+    return {
+        name: float(np.exp(np.mean(np.log(values))))
+        for name, values in columns.items()
+        if values and min(values) > 0
     }
-    clocks = {name: mean for name, mean in means.items() if mean is not None}
-    return Observed(label, families, recipe, radial.elasticity, clocks, radial.n_runs)
 
 
 def clock_fits(recipes: Sequence[Observed]) -> list[ClockFit]:

@@ -8,7 +8,7 @@ least two curves pass. Where no level is shared, the curves say nothing about al
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from initmem.clocks import CLOCKS
 from initmem.measures.beta import beta_curve, seed_slopes
 from initmem.measures.statistics import student
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, labels
+from initmem.recipe import AnyRecipe, Recipe, labels
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
@@ -27,7 +27,6 @@ CLEAR = 2.0  # standard errors by which a curve has to start above a level and e
 SHARED = 3  # levels that have to be shared
 SMALLEST = 1e-6  # |beta| below this is zero for all practical purposes
 NAMED = {0: "epochs", 1: "sum of eta", 2: "SGD clock"}
-FIELDS = ("learning_rate", "batch_size", "l2", "width")
 
 
 class AxisFit(NamedTuple):
@@ -36,15 +35,6 @@ class AxisFit(NamedTuple):
     axis: str  # "epochs" or a clock
     disagreement: float | None  # root mean square distance between curves, in decades of |beta|
     overlap: float  # share of the axis, in its logarithm, on which at least two curves lie
-
-
-class Exponent(NamedTuple):
-    """The exponent of one setting, with its 95% interval over seeds."""
-
-    name: str
-    value: float
-    low: float | None  # None: from a single seed
-    high: float | None
 
 
 class Collapse(NamedTuple):
@@ -78,72 +68,26 @@ class _Fading(NamedTuple):
     error: float  # standard error of their mean, typical over epochs
 
 
-def families(
-    groups: Iterable[list[RunRecord]], fields: Sequence[str] = ("batch_size",)
-) -> dict[str, list[list[RunRecord]]]:
-    """Groups of at least two recipes that differ in these fields alone, by what they share.
-
-    A field that is zero or not declared has no logarithm: its recipes form a family of their own.
-    """
+def families(groups: Iterable[list[RunRecord]]) -> dict[str, list[list[RunRecord]]]:
+    """Groups of at least two recipes that differ in batch size alone, by what they share."""
     shared: dict[AnyRecipe, list[list[RunRecord]]] = {}
     for records in groups:
         recipe = records[0].run.recipe
-        key = recipe.replace(**{name: 1 for name in fields if recipe.get(name)})
+        key = recipe.replace(batch_size=1) if recipe.get("batch_size") else recipe
         shared.setdefault(key, []).append(records)
     several = {recipe: members for recipe, members in shared.items() if len(members) > 1}
-    names = labels([_without(recipe, set(fields) - {"l2"}) for recipe in several])
-    if "l2" in fields:
-        names = [name.replace("l2=1", "l2>0") for name in names]
-    return dict(zip(names, several.values(), strict=True))
-
-
-def _without(recipe: AnyRecipe, fields: Collection[str]) -> AnyRecipe:
-    """Of user code everything declared is in a label: a value that stands for all should not be."""
-    if isinstance(recipe, Recipe):
-        return recipe
-    return PipelineRecipe.parse({k: v for k, v in recipe.changes().items() if k not in fields})
+    # Of user code everything declared is in a label: a batch size that stands for all should not be.
+    named = [one if isinstance(one, Recipe) else one.replace(batch_size=None) for one in several]
+    return dict(zip(labels(named), several.values(), strict=True))
 
 
 def collapse(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy") -> Collapse:
     """Compare the curves of recipes that differ in batch size, one group of records each."""
-    sizes = np.array([[float(group[0].run.recipe.get("batch_size") or np.nan)] for group in groups])
+    sizes = np.array([float(group[0].run.recipe.get("batch_size") or np.nan) for group in groups])
     fadings = _fadings(groups, metric)
-    fitted, n_levels = regress(fadings, np.log(sizes)) if fadings else (None, 0)
-    scores = axis_fits(groups, metric)
-    if fitted is None:
-        return Collapse(None, None, None, n_levels, len(groups), scores)
-    (slope,) = fitted
-    low, high = (None if end is None else end + 1 for end in slope[1:])
-    return Collapse(slope[0] + 1, low, high, n_levels, len(groups), scores)
-
-
-def product_clock(
-    groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy"
-) -> tuple[list[Exponent], int]:
-    """The exponents of the settings that vary in (sum of eta / eta_0) * eta_0^e1 b^e2 l2^e3 width^e4.
-
-    For the SGD clock they are 2 for the learning rate and -1 for the batch size. Empty: cannot tell. The
-    second value is the number of levels behind them.
-    """
-    recipes = [group[0].run.recipe for group in groups]
-    varied = [
-        name
-        for name in FIELDS
-        if all(recipe.get(name) for recipe in recipes) and len({recipe.get(name) for recipe in recipes}) > 1
-    ]
-    fadings = _fadings(groups, metric)
-    if not varied or fadings is None:
-        return [], 0
-    rates = [float(recipe.get("learning_rate") or 1.0) for recipe in recipes]
-    updates = [f._replace(log_time=f.log_time - np.log(eta)) for f, eta in zip(fadings, rates, strict=True)]
-    design = np.log([[float(recipe.get(name)) for name in varied] for recipe in recipes])
-    fitted, n_levels = regress(updates, design)
-    if fitted is None:
-        return [], n_levels
-    return [
-        Exponent(name, -value, None if high is None else -high, None if low is None else -low)
-        for name, (value, low, high) in zip(varied, fitted, strict=True)
-    ], n_levels
+    slope, n_levels = regress(fadings, np.log(sizes)) if fadings else (None, 0)
+    alpha, low, high = (None if one is None else one + 1 for one in slope or (None, None, None))
+    return Collapse(alpha, low, high, n_levels, len(groups), axis_fits(groups, metric))
 
 
 def _fadings(groups: Sequence[Sequence[RunRecord]], metric: str) -> list[_Fading] | None:
@@ -170,33 +114,32 @@ def fading(log_time: Array, own: Array) -> _Fading:
 
 
 def regress(
-    fadings: Sequence[_Fading], design: Array
-) -> tuple[list[tuple[float, float | None, float | None]] | None, int]:
-    """Regress log times of passing levels on a design (curve, field), with 95% limits; None: cannot tell.
+    fadings: Sequence[_Fading], log_sizes: Array
+) -> tuple[tuple[float, float | None, float | None] | None, int]:
+    """Regress log times of passing levels on log b, (curve,), with 95% limits; None: cannot tell.
 
     The interval comes from leaving out one seed at a time, in all curves at once, as they share seeds.
     """
     levels = _levels(fadings)
     passing = _passing(fadings, levels, slice(None))
     used = np.flatnonzero(np.isfinite(passing).sum(axis=0) >= 2)
-    estimate = _solve(passing[:, used], design)
+    estimate = _solve(passing[:, used], log_sizes)
     if estimate is None or len(used) < SHARED:
         return None, len(used)
     n = len(fadings[0].own)
     if n < 2:
-        return [(float(value), None, None) for value in estimate], len(used)
+        return (estimate, None, None), len(used)
     left_out = []
     for seed in range(n):
-        kept = np.arange(n) != seed
-        solved = _solve(_passing(fadings, levels[used], kept), design)
+        solved = _solve(_passing(fadings, levels[used], np.arange(n) != seed), log_sizes)
         if solved is None:
             return None, len(used)
         left_out.append(solved)
     pseudo = n * estimate - (n - 1) * np.array(left_out)
-    half = student(n - 1) * pseudo.std(axis=0, ddof=1) / np.sqrt(n)
-    half = half + _resolution(fadings, design)
-    limits = zip(estimate, estimate - half, estimate + half, strict=True)
-    return [(float(value), float(low), float(high)) for value, low, high in limits], len(used)
+    # Interpolation between epochs leaves half an epoch open.
+    step = float(np.median([np.diff(f.log_time).mean() for f in fadings]))
+    half = student(n - 1) * float(pseudo.std(ddof=1)) / np.sqrt(n) + 0.5 * step / float(np.ptp(log_sizes))
+    return (estimate, estimate - half, estimate + half), len(used)
 
 
 def _levels(fadings: Sequence[_Fading]) -> Array:
@@ -223,25 +166,14 @@ def _passing(fadings: Sequence[_Fading], levels: Array, kept: Array | slice) -> 
     return table
 
 
-def _solve(passing: Array, design: Array) -> Array | None:
-    """Least squares of the log times on the design within levels; None where the design is not identified."""
-    rows, targets = [], []
-    for column in passing.T:
-        there = np.isfinite(column)
-        if there.sum() >= 2:
-            rows.append(design[there] - design[there].mean(axis=0))
-            targets.append(column[there] - column[there].mean())
-    if not rows:
-        return None
-    x, y = np.concatenate(rows), np.concatenate(targets)
-    solution, _, rank, _ = np.linalg.lstsq(x, y, rcond=1e-9)
-    return None if rank < design.shape[1] else np.asarray(solution)
-
-
-def _resolution(fadings: Sequence[_Fading], design: Array) -> Array:
-    """What interpolation between epochs leaves open: half an epoch."""
-    step = float(np.median([np.diff(f.log_time).mean() for f in fadings]))
-    return np.asarray(0.5 * step / np.ptp(design, axis=0))
+def _solve(passing: Array, log_sizes: Array) -> float | None:
+    """The least-squares slope of the log times within levels; None where no level is shared."""
+    there = np.isfinite(passing) & (np.isfinite(passing).sum(axis=0) >= 2)  # (curve, level)
+    n = np.maximum(there.sum(axis=0), 1)
+    x, y = (np.where(there, side, 0.0) for side in (log_sizes[:, None], passing))
+    x, y = (np.where(there, side - side.sum(axis=0) / n, 0.0) for side in (x, y))
+    spread = float((x * x).sum())
+    return float((x * y).sum()) / spread if spread > 1e-18 else None
 
 
 def axis_fits(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy") -> list[AxisFit]:

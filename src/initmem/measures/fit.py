@@ -223,6 +223,22 @@ def cold_epochs(record: RunRecord) -> int:
     return math.ceil(needed / _updates_per_epoch(record, recipe)) - 1
 
 
+def cold_until(records: Sequence[RunRecord]) -> int:
+    """The last epoch that is cold at some scale; 0: none is."""
+    return max((cold_epochs(record) for record in plain(records)), default=0)
+
+
+def cold_note(records: Sequence[RunRecord]) -> str:
+    """One line about the epochs that measures over time leave out; empty if there are none."""
+    last = cold_until(records)
+    if not last:
+        return ""
+    return (
+        f"epochs 1 to {last} are left out: the moving averages of batch norm still contained their starting "
+        'values (batch_statistics = "re-estimated" avoids that)'
+    )
+
+
 def _updates_per_epoch(record: RunRecord, recipe: Recipe) -> float:
     """From the sum of learning rates over the first epoch, so that the dataset need not be here."""
     clock = record.history.get("clock_adaptive")

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from initmem.clocks import CLOCK_NAMES, FAMILY_NAMES
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.clock_fits import clock_fits, observed
-from initmem.measures.collapse import FIELDS, collapse, families, product_clock
+from initmem.measures.collapse import collapse, families
 from initmem.measures.design import (
     by_scale,
     curve_metric,
@@ -25,8 +26,7 @@ from initmem.measures.design import (
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
 from initmem.measures.interpolation import median_interpolation
-from initmem.measures.memory import Memory, memory, scale_used
-from initmem.measures.prediction import lived_elasticity, lived_memory, predict_each
+from initmem.measures.memory import Memory, scale_used
 from initmem.measures.radial import radial_memory
 from initmem.measures.sharpness import sharpness
 from initmem.measures.statistics import adjusted
@@ -133,20 +133,6 @@ def _collapse(groups: Groups, metric: str | None) -> list[Row]:
     return rows
 
 
-def _exponents(groups: Groups, metric: str | None) -> list[Row]:
-    """The exponents of a product clock, in families of recipes that differ in its settings alone."""
-    rows: list[Row] = []
-    for label, family in families(groups.values(), FIELDS).items():
-        exponents, n_levels = product_clock(family, _followed(family[0], metric))
-        optimizer = family[0][0].run.recipe.get("optimizer")
-        about = {"family": label, "optimizer": optimizer}
-        size = {"n_curves": len(family), "n_levels": n_levels}
-        rows += [about | item._asdict() | size for item in exponents]
-        if not exponents:
-            rows.append(about | {"name": "cannot tell", "value": None, "low": None, "high": None} | size)
-    return rows
-
-
 def _difference(groups: Groups, metric: str | None, adjust: str = "bh") -> list[Row]:
     """Pairs of recipes that differ in one field alone."""
     named = {records[0].run.recipe: (label, records) for label, records in groups.items()}
@@ -171,54 +157,8 @@ def _failures(groups: Groups, metric: str | None) -> list[Row]:
     return rows
 
 
-def _forecast(groups: Groups, metric: str | None, tolerance: float | None = None) -> list[Row]:
-    """Memory and radial elasticity of every recipe, predicted from the clocks of the others."""
-    rows: list[Row] = []
-    memories = {
-        label: memory(rs, metric or default_metric(rs), label=label, tolerance=tolerance)
-        for label, rs in groups.items()
-    }
-    lived = {
-        "memory": {label: lived_memory(rs, memories[label]) for label, rs in groups.items()},
-        "radial elasticity": {label: lived_elasticity(rs) for label, rs in groups.items()},
-    }
-    for quantity, every in lived.items():
-        known = {label: one for label, one in every.items() if one is not None}
-        for label, found in zip(known, predict_each(list(known.values())), strict=True):
-            row: Row = {"recipe": label, "quantity": quantity} | found._asdict()
-            if quantity == "memory":
-                row["low"] = None if found.low is None else max(found.low, 0.0)  # a range is not negative
-                said = found.said(memories[label].tolerance)
-                verdict = memories[label].verdict
-                told = said != "cannot tell" and verdict in ("remembers", "forgets")
-                row |= {"forecast": said, "verdict": verdict, "correct": said == verdict if told else None}
-            else:
-                row |= {"forecast": None, "verdict": None, "correct": None}
-            rows.append(row)
-    return rows
-
-
-def _forecast_score(rows: Sequence[Row]) -> str:
-    """Whether the clock predicts better than the mean alone, and how often a forecast was correct."""
-    said = []
-    for quantity in dict.fromkeys(row["quantity"] for row in rows):
-        scored = [row for row in rows if row["quantity"] == quantity and row["score"] is not None]
-        if not scored:
-            said.append(f"{quantity}: too few recipes of one family to predict any from the others")
-            continue
-        clock, mean = (float(np.mean([row[key] for row in scored])) for key in ("score", "score_of_mean"))
-        better = "better than" if clock > mean else "no better than"
-        said.append(
-            f"{quantity}, leaving out one recipe at a time ({len(scored)} recipes): mean log score "
-            f"{clock:.2f} by the clock, {mean:.2f} by the mean alone: the clock is {better} the mean"
-        )
-    told = [row["correct"] for row in rows if row["correct"] is not None]
-    silent = sum(row["forecast"] == "cannot tell" for row in rows)
-    return "\n".join([*said, f"forecasts: {sum(told)} of {len(told)} correct; cannot tell: {silent}"])
-
-
 def _clocks(groups: Groups, metric: str | None) -> list[Row]:
-    """How well each clock explains the radial elasticity of all recipes of a family."""
+    """How well each clock explains the norm elasticity of all recipes of a family."""
     recipes = [one for label, records in groups.items() if (one := observed(label, records)) is not None]
     return [fit._asdict() for fit in clock_fits(recipes)]
 
@@ -231,9 +171,11 @@ def _clocks_said(rows: Sequence[Row]) -> str:
     said = []
     for family, row in reversed(best.items()):
         better = "better than" if row["error"] < row["error_of_mean"] else "no better than"
+        clock = CLOCK_NAMES.get(row["clock"], row["clock"])
         said.append(
-            f"{family}: {row['clock']} fits best; for a recipe left out it errs by {row['error']:.2f}, "
-            f"{better} the mean of the others ({row['error_of_mean']:.2f}; {row['n_recipes']} recipes)"
+            f"{FAMILY_NAMES[family]}: {clock} fits best; for a recipe left out it errs by "
+            f"{row['error']:.2f}, {better} the mean of the others ({row['error_of_mean']:.2f}; "
+            f"{row['n_recipes']} recipes)"
         )
     return "\n".join(said)
 
@@ -315,8 +257,6 @@ MEASURES: dict[str, Callable[..., list[Row]]] = {
     "difference": _difference,
     "failures": _failures,
     "collapse": _collapse,
-    "exponents": _exponents,
-    "forecast": _forecast,
     "clocks": _clocks,
     "radial": _radial,
     "interpolation": _interpolation,
@@ -327,18 +267,13 @@ MEASURES: dict[str, Callable[..., list[Row]]] = {
 }
 
 # What measures an effect of the initialization scale.
-OF_SCALE = (
-    "beta", "half-life", "difference", "collapse", "exponents", "forecast", "clocks", "radial",
-)  # fmt: skip
+OF_SCALE = ("beta", "half-life", "difference", "collapse", "clocks", "radial")
 # The measures that take an option.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "adjust": ("memory", "difference"),
-    "tolerance": ("memory", "forecast"),
+    "tolerance": ("memory",),
     "failure_tolerance": ("memory",),
 }
 
 # What is printed below the table of a measure.
-REMARKS: dict[str, Callable[[Sequence[Row]], str]] = {
-    "forecast": _forecast_score,
-    "clocks": _clocks_said,
-}
+REMARKS: dict[str, Callable[[Sequence[Row]], str]] = {"clocks": _clocks_said}

@@ -9,10 +9,13 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from initmem.data.sources import sizes
+from initmem.measures.advice import Observation, family_clock
+from initmem.measures.memory import TOLERANCE_PP
 from initmem.plots.model import SYMBOLS
-from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe
+from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe, network_of
+from initmem.study_file import load_study
 
-# What an effort may change: the size of the work, not the procedure. It is said wherever the two meet.
 # What the paper leaves open, so that a value may have been published for either.
 OPEN = frozenset({"select_by", "train_eval"})
 
@@ -84,6 +87,25 @@ def memory_of(recipe: AnyRecipe, where: str = "") -> Reference | None:
     """
     fitting = [item for item in references() if item.quantity in ("spread", "gap") and item.fits(recipe)]
     return next((item for item in fitting if where in item.shown), next(iter(fitting), None))
+
+
+def observations() -> list[Observation]:
+    """What the paper saw: the published memory of its recipes, and their clocks over the real schedule."""
+    seen: dict[Recipe, Observation] = {}
+    for item in references():
+        if item.quantity not in ("spread", "gap"):
+            continue
+        study = load_study(item.study, "paper")
+        within = item.value <= TOLERANCE_PP
+        known = item.relation not in ((">", ">=") if within else ("<", "<="))
+        forgot = within if known else None
+        for label, recipe in zip(study.labels(), map(network_of, study.recipes), strict=True):
+            if item.fits(recipe) and recipe not in seen:
+                family, clock = family_clock(recipe, sizes(recipe).n_train)
+                name, text = f"{label} ({item.study})", f"{item} {item.unit}"
+                about = (family, clock, item.value, text, "", forgot)
+                seen[recipe] = Observation("paper", name, recipe, *about)
+    return list(seen.values())
 
 
 def settings_of(optimizer: str) -> dict[str, Any]:

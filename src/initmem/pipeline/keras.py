@@ -18,6 +18,7 @@ from typing import Any
 
 import keras
 
+from initmem.clocks import decay_rate
 from initmem.pipeline.metric_names import metric_names
 from initmem.pipeline.tracker import Tracker
 
@@ -35,7 +36,7 @@ class KerasTracker(keras.callbacks.Callback):  # type: ignore[misc]
         """Watch the model."""
         optimizer = self.model.optimizer
         passes = optimizer.gradient_accumulation_steps or 1
-        penalty = self.l2 + (optimizer.weight_decay or 0.0) / 2
+        penalty = decay_rate(self.l2, optimizer.weight_decay or 0.0)
         self.tracker.attach(self.model, None, self.batch_size, accumulation=passes, l2=penalty)
         self._seen = int(optimizer._iterations)
 

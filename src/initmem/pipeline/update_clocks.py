@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from initmem.clocks import RateSums
+from initmem.clocks import RateSums, decay_rate
 from initmem.errors import ConfigError
 from initmem.train.variables import Variable
 
@@ -237,7 +237,7 @@ class _Hook:
         update = []
         for index, group in enumerate(params, start=self.first):
             momentum = 0.0 if self.inert else group.get("momentum", 0.0)
-            penalty = clocks.penalty + group.get("weight_decay", 0.0) / 2
+            penalty = decay_rate(clocks.penalty, group.get("weight_decay", 0.0))
             update.append((clocks.groups[index], float(group["lr"]), momentum, penalty))
         leading = self.first == 0
         skipped = getattr(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from initmem.clocks import FAMILY_NAMES
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
 from initmem.measures.clock_fits import FEWEST, ClockFit, Observed, clock_fits, observed
@@ -33,11 +34,10 @@ SHARPNESS_TITLE = "largest Hessian eigenvalue"
 CLOCK_TITLES = {
     "sgd": "SGD clock, (1/b) Σ η²",
     "l2": "L2 clock, λ Σ η",
-    "adaptive": "adaptive clock, Σ η",
+    "adaptive": "sum of learning rates, Σ η",
     "momentum": "momentum clock, (1/b) Σ (η/(1-μ))²",
     "angular": "angular clock, Σ η/‖W‖²",
 }
-RELATIVE = "relative clock, Σ η / rms(W₀)"
 METRIC_TITLES = {
     "test_accuracy": ("Test accuracy of the selected predictor", "test accuracy (%)"),
     "norm_best": ("Kernel norm of the selected predictor", "Frobenius norm of the kernels"),
@@ -155,7 +155,7 @@ def memory_interval(row: Memory) -> Interval:
 
 
 def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
-    """Radial elasticity against every clock that was fitted to it, a row per family of optimizers."""
+    """Norm elasticity against every clock that was fitted to it, a row per family of optimizers."""
     known = [
         one
         for label, group in labelled(records, order).items()
@@ -174,10 +174,10 @@ def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
     return Plot(
         rows,
         [legend[i : i + 4] for i in range(0, len(legend), 4)],
-        head="Radial elasticity of recipes against their clocks, by family of optimizers",
+        head="Norm elasticity of recipes against their clocks, by family of optimizers",
         about=[
-            "A point: a recipe, its radial elasticity, and the clock at the selected epoch",
-            "With momentum μ, η is the effective rate η/(1-μ)",
+            "A point: a recipe, its norm elasticity, and the clock at the selected epoch",
+            "With momentum μ, η is the effective learning rate η/(1-μ); λ counts half of a weight decay",
             "Error: root mean square, for a recipe left out of the fit; in brackets, of the mean alone",
         ],
         row_height=2.2,
@@ -208,9 +208,9 @@ def _clock_panel(fit: ClockFit, known: Sequence[Observed], styles: Mapping[str, 
     grid = np.geomspace(min(values) / 1.5, max(values) * 1.5, 60)
     line = Series("fitted curve", GUIDE, grid.tolist(), fit.at(grid).tolist())
     return Panel(
-        f"{fit.family}: error {fit.error:.2f} ({fit.error_of_mean:.2f})",
-        CLOCK_TITLES.get(fit.clock, RELATIVE),
-        "radial elasticity",
+        f"{FAMILY_NAMES[fit.family]}: error {fit.error:.2f} ({fit.error_of_mean:.2f})",
+        CLOCK_TITLES[fit.clock],
+        "norm elasticity",
         [one for one in series if one.x],
         guides=[line],
         log_x=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from initmem.clocks import CLOCKS
+from initmem.clocks import CLOCK_NAMES, CLOCKS, FAMILY_NAMES
 from initmem.errors import count
 from initmem.plots.table import Column, Key, Table, table_of
 
@@ -37,7 +37,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
         {
             "recipe": RECIPE,
             "metric": Column("metric", "text", "followed over epochs", priority=3),
-            "unit": Column("unit", "text", "epochs or a clock"),
+            "unit": Column("unit", "text", "epochs, or the clock of the recipe's family"),
             "value": Column(
                 "half-life", about="how long |slope| stays above half its peak; empty: to the end", form=".4g"
             ),
@@ -79,24 +79,12 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             **{
                 f"apart_{axis}": Column(
                     f"by {axis}",
-                    about=f"decades between the curves against {axis}",
+                    about=f"decades between the curves against {CLOCK_NAMES.get(axis, axis)}",
                     form=".2f",
                     priority=7,
                 )
                 for axis in ("epochs", *CLOCKS)
             },
-        },
-    ),
-    "exponents": (
-        "Exponents of a product clock: recipes that differ in learning rate, batch size, l2 or width",
-        {
-            "family": Column("family", "text", "what its recipes share"),
-            "optimizer": Column("optimizer", "text", "that they share", priority=9),
-            "name": Column("setting", "text", "whose exponent is fitted"),
-            "value": Column("exponent", about="of the setting in the clock", form=".2f"),
-            ("low", "high"): Column("95% interval", about="of the exponent, from seeds", form=".2f"),
-            "n_curves": Column("curves", about="number of recipes", priority=5),
-            "n_levels": Column("levels", about="levels of |slope| that at least two curves pass", priority=6),
         },
     ),
     "scale": (
@@ -125,35 +113,11 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             ),
         },
     ),
-    "forecast": (
-        "Predictions from the clock at the selected epoch, and what was observed",
-        {
-            "recipe": RECIPE,
-            "quantity": Column("quantity", "text", "what is predicted"),
-            "family": Column(
-                "family", "text", "of optimizers; euclidean: SGD with and without l2", priority=4
-            ),
-            "clock": Column("clock", about="when the predictor was selected", form=".3g", priority=3),
-            "observed": Column("observed", about="the measured value", form=".3g"),
-            "predicted": Column("predicted", about="from all other recipes of the family", form=".3g"),
-            ("low", "high"): Column("95% interval", about="of the prediction", form=".3g"),
-            "forecast": Column("forecast", "text", "the verdict that the prediction implies"),
-            "verdict": Column("verdict", "text", "the observed verdict", priority=2),
-            "correct": Column("correct", "text", "whether the two agree", priority=1),
-            "score": Column("score", about="log score of the prediction", form=".2f", priority=8),
-            "score_of_mean": Column("by mean", about="log score of the mean alone", form=".2f", priority=8),
-            "n_others": Column("others", about="recipes it was predicted from", priority=9),
-        },
-    ),
     "clocks": (
-        "Radial elasticity of recipes against their clocks: 1 / (1 + (clock / half)^steepness)",
+        "Norm elasticity of recipes against their clocks: 1 / (1 + (clock / half)^steepness)",
         {
-            "family": Column("family", "text", "of optimizers; euclidean: SGD with and without l2"),
-            "clock": Column(
-                "clock",
-                "text",
-                "relative: sum of eta over the rms of the initial weights; rates: eta / (1 - momentum)",
-            ),
+            "family": Column("family", "text", "of recipes"),
+            "clock": Column("clock", "text", "at the effective learning rate eta / (1 - momentum)"),
             "error": Column("error", about="root mean square, for a recipe left out of the fit", form=".3f"),
             "error_of_mean": Column("of the mean", about="error of the other recipes' mean", form=".3f"),
             "residual": Column("residual", about="root mean square of the fit", form=".3f", priority=3),
@@ -253,8 +217,12 @@ def results_table(status: Mapping[str, Any]) -> Table:
 
 
 def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The table of one measure other than memory."""
+    """The table of one measure other than memory, with families and clocks as people call them."""
     title, columns = MEASURES[what]
+    names = {"clock": CLOCK_NAMES, "unit": CLOCK_NAMES} | (
+        {"family": FAMILY_NAMES} if what == "clocks" else {}
+    )
+    rows = [{key: names.get(key, {}).get(value, value) for key, value in row.items()} for row in rows]
     return table_of(title, rows, columns)
 
 
@@ -292,7 +260,9 @@ PLAN: Columns = {
     "flops": Column("operations", about="floating-point operations of all its runs", form=".1e", priority=5),
     "clock_sgd": Column("sgd", about="SGD clock at the last epoch", form=".3g", priority=3),
     "clock_l2": Column("l2", about="L2 clock at the last epoch", form=".3g", priority=2),
-    "clock_adaptive": Column("adaptive", about="adaptive clock at the last epoch", form=".3g", priority=1),
+    "clock_adaptive": Column(
+        "sum of lr", about="sum of learning rates at the last epoch", form=".3g", priority=1
+    ),
 }
 POWER: Columns = {
     "recipe": RECIPE,
@@ -306,24 +276,12 @@ POWER: Columns = {
     "planned": Column("planned", about="seeds of the study", priority=1),
     "found_as_planned": Column("power", about="share of studies that detect it as planned", form=".0%"),
 }
-ADVICE: Columns = {
-    "recipe": RECIPE,
-    "forecast": Column("predicted", "text", "whether it should forget"),
-    "published": Column("paper", "text", "memory found at full size, with its size in words", room=22),
-    "clock": Column("clock", "text", "the clock that is closest to forgetting", priority=2),
-    "value": Column("at end", about="its value at the last epoch", form=".3g", priority=3),
-    "needed": Column("needed", about="the value from which memory should be gone", form=".3g", priority=4),
-    "advice": Column("changes", "text", "each alone should make it forget; the smallest first", room=32),
-    "checked": Column("tried", "text", "the change that was trained"),
-    "memory": Column("memory", "text", "observed with that change"),
-    "correct": Column("correct", "text", "whether it did forget"),
-}
 CLOCK_COLUMNS: Columns = {
     "recipe": RECIPE,
     "updates": Column("updates", about="optimizer updates", form=",.0f"),
     "sgd": Column("sgd", about="sum of (learning rate)^2 / batch size"),
-    "l2": Column("l2", about="sum of learning rate x kernel penalty"),
-    "adaptive": Column("adaptive", about="sum of learning rates"),
+    "l2": Column("l2", about="sum of learning rate x (L2 + weight decay / 2)"),
+    "adaptive": Column("sum of lr", about="sum of learning rates"),
     "momentum": Column("momentum", about="the sgd clock at learning rate / (1 - momentum)"),
     "paper_sgd": Column("sgd, paper", about="published; computed as if the learning rate were constant"),
     "paper_l2": Column("l2, paper", about="published; computed as if the learning rate were constant"),
@@ -393,4 +351,23 @@ THEORY: Columns = {
     "clock_to_quarter": Column("clock_to_quarter", about="clock until a quarter is left", priority=4),
     "apart_epochs": Column("apart_epochs", about="disagreement of the family against epochs", priority=1),
     "apart_clock": Column("apart_clock", about="disagreement of the family against its clock", priority=1),
+}
+ADVICE: Columns = {
+    "recipe": RECIPE,
+    "updates": CLOCK_COLUMNS["updates"]._replace(priority=9),
+    **{
+        name: CLOCK_COLUMNS[name]._replace(form=".3g", priority=5) for name in CLOCKS if name in CLOCK_COLUMNS
+    },
+    "family": Column("family", "text", "of recipes with the same clock", priority=3),
+    "value": Column("clock", about="of the family, at learning rate / (1 - momentum)", form=".3g"),
+    "paper": Column("paper", "text", "the nearest clock that it saw: memory, clock, recipe", room=24),
+    "advice": Column("changes", "text", "each alone reaches the clock of a recipe that forgot", room=30),
+}
+SEEN: Columns = {
+    "asked": Column("recipe", "text", "that was asked for"),
+    "clock": Column("clock", about="of the recipe that was seen, at its last epoch", form=".3g"),
+    "text": Column("memory", "text", "of its runs"),
+    "verdict": Column("verdict", "text", "on its runs"),
+    "recipe": Column("seen", "text", "recipe of the same family, the nearest clock first", room=30),
+    "source": Column("in", "text", "the store or archive", priority=2),
 }

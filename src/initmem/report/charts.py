@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from initmem.clocks import CLOCK_NAMES
 from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE, metric_title
 from initmem.plots.captions import SIGMA
 from initmem.plots.html import thinned
@@ -129,11 +130,11 @@ def slopes(content: Content) -> dict[str, Plot]:
 
 
 def _slope_plot(content: Content, clock: str | None) -> Plot:
-    title, x_title = ("Epoch", "epoch") if clock is None else (f"{clock} clock", CLOCK_TITLES[clock])
+    name = "epochs" if clock is None else CLOCK_NAMES.get(clock, f"{clock} clock")
+    title, x_title = ("Epoch", "epoch") if clock is None else (name, CLOCK_TITLES[clock])
     frame = Panel(title, x_title, BETA, (), log_x=clock is not None, log_y=True)
     frame = frame._replace(band=SIMULTANEOUS, limits="95% interval at this epoch alone")
-    axis = "epochs" if clock is None else f"the {clock} clock"
-    about = f"|β| against {axis}, with a {SIMULTANEOUS}: it holds for all epochs at once."
+    about = f"|β| against {name}, with a {SIMULTANEOUS}: it holds for all epochs at once."
 
     def series(item: RecipeStats) -> Series:
         moves = clock is None or _moves(item, clock)

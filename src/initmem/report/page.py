@@ -159,7 +159,7 @@ def _slopes(content: Content) -> dict[str, Any] | None:
 def _clocks(content: Content) -> dict[str, Any] | None:
     if not content.names:
         return None
-    return {"forecast": tables.forecast_table(content), "clocks": tables.clock_table(content)}
+    return {"clocks": tables.clock_table(content)}
 
 
 def _paper(content: Content) -> dict[str, Any] | None:

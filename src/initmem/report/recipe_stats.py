@@ -22,11 +22,10 @@ from initmem.measures.design import (
     plain,
     unit_of,
 )
-from initmem.measures.forecast import lived_clocks
 from initmem.measures.memory import Memory, memory, profile
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
-from initmem.recipe import AnyRecipe, Recipe
+from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
@@ -109,11 +108,6 @@ class RecipeStats:
         """Mean train accuracy of the selected predictors, in percent, by scale."""
         curve = self.curve("train_accuracy")
         return dict(zip(curve.x, curve.y, strict=True))
-
-    @cached_property
-    def lived(self) -> dict[str, float]:
-        """The clocks of the forecast when the predictor was selected, medians over runs."""
-        return lived_clocks(self.recipe, self._kept) if isinstance(self.recipe, Recipe) else {}
 
     @cached_property
     def columns(self) -> list[str]:

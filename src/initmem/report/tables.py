@@ -1,4 +1,4 @@
-"""Tables of every recipe: forecast, clocks, half-lives, collapse; published values beside measured ones."""
+"""Tables of every recipe: clocks, half-lives, collapse; published values next to measured ones."""
 
 from __future__ import annotations
 
@@ -7,84 +7,32 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from initmem.clocks import CLOCKS
+from initmem.clocks import CLOCK_NAMES, CLOCKS
 from initmem.clocks import clocks as clocks_of
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
-from initmem.measures.advice import Row, advice_row
 from initmem.measures.beta import HalfLife
-from initmem.measures.forecast import checked
 from initmem.paper.reference import Reference, references
 from initmem.plots.captions import common
 from initmem.plots.series import folded
 from initmem.plots.table import Cell, Column, Table, cell, interval, three_digits
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, network_of
+from initmem.recipe import AnyRecipe, Recipe, network_of
 from initmem.report.content import Content, runs_of
 from initmem.report.recipe_stats import RecipeStats
 
 
-def forecast_table(content: Content) -> Table:
-    """What the clocks alone predict, and what was observed."""
-    columns = [
-        Column("recipe", "text"),
-        Column("predicted", "text", "from the clocks alone, with the thresholds of the paper's networks"),
-        Column("clock", "text", "the clock that is closest to forgetting"),
-        Column("at the end", about="its value at the last epoch"),
-        Column("needed", about="the value from which memory should be gone"),
-        Column("when selected", about="its value when the returned predictor was selected, median over runs"),
-        Column("observed", "text", "the verdict of the runs"),
-        Column("outcome", "text", "whether the prediction was correct"),
-        Column("smallest change that should make it forget", "text"),
-    ]
-    return Table("Forecast", columns, [_forecast(content, r) for r in content.names], id="forecast")
-
-
-def _forecast(content: Content, recipe: AnyRecipe) -> list[Cell]:
-    name = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
-    stats = content.stats.get(recipe)
-    measured = stats.memory.verdict if stats else None
-    try:
-        if isinstance(recipe, PipelineRecipe):
-            raise InitmemError("its clocks are measured, below; the thresholds are those of bundled networks")
-        row = _advice(recipe)
-    except InitmemError as error:
-        empty = [Cell()] * 5
-        return [name, *empty, _verdict(measured), Cell(), cell(f"no forecast: {error}", style="remark")]
-    lived = stats.lived.get(row["clock"]) if stats else None
-    return [
-        name,
-        cell(row["forecast"], style=row["forecast"]),
-        cell(row["clock"]),
-        three_digits(row["value"]),
-        three_digits(row["needed"]),
-        three_digits(lived),
-        _verdict(measured),
-        cell(checked(row["forecast"], measured) if measured else ""),
-        cell(row["advice"], style="remark"),
-    ]
-
-
-@lru_cache(maxsize=1024)
-def _advice(recipe: Recipe) -> Row:
-    """Known from the recipe alone, and slow to find."""
-    return advice_row(recipe, "")
-
-
 @lru_cache(maxsize=1024)
 def _at_end(recipe: AnyRecipe) -> dict[str, float]:
-    """The clocks at the horizon, known from the recipe alone as well."""
+    """The clocks at the last epoch, known from the recipe alone."""
     network = network_of(recipe)
     return clocks_of(network, sizes(network).n_train).at_end()
 
 
-def _verdict(verdict: str | None) -> Cell:
-    return cell("no run yet") if verdict is None else cell(verdict, style=verdict)
-
-
 def clock_table(content: Content) -> Table:
-    """All clocks at the last epoch; the angular one, and all of user code, are measured."""
-    columns = [Column("recipe", "text"), Column("updates"), *(Column(name) for name in CLOCKS)]
-    return Table("All clocks", columns, [_clocks(content, r) for r in content.names], id="clocks-all")
+    """All clocks at the last epoch, and the verdict; the angular one, and all of user code, are measured."""
+    clocks = [Column(CLOCK_NAMES.get(name, name)) for name in CLOCKS]
+    columns = [Column("recipe", "text"), Column("updates"), *clocks, Column("verdict", "text")]
+    return Table("Clocks", columns, [_clocks(content, r) for r in content.names], id="clocks-all")
 
 
 def _clocks(content: Content, recipe: AnyRecipe) -> list[Cell]:
@@ -93,19 +41,21 @@ def _clocks(content: Content, recipe: AnyRecipe) -> list[Cell]:
     with contextlib.suppress(InitmemError):  # the data may not be here, or be known to a user's code alone
         ends |= _at_end(recipe)
     updates = cell(ends.get("updates"), ",.0f")
-    name = cell(content.names[recipe], style="name")
-    return [name, updates, *(three_digits(ends.get(clock)) for clock in CLOCKS)]
+    name = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
+    verdict = cell(stats.memory.verdict, style=stats.memory.verdict) if stats else cell("no run yet")
+    return [name, updates, *(three_digits(ends.get(clock)) for clock in CLOCKS), verdict]
 
 
 def half_life_table(content: Content) -> Table:
-    """How long |beta| takes to halve for good, in epochs and on every clock."""
-    units = ["epochs", *CLOCKS]
-    columns = [Column("recipe", "text"), *(Column(unit) for unit in units)]
+    """How long |beta| takes to halve for good, in epochs and on the clock of the recipe's family."""
+    columns = [Column("recipe", "text"), Column("epochs"), Column("clock", "text"), Column("on the clock")]
     rows = []
     for recipe, stats in content.stats.items():
         lives = {life.unit: life for life in stats.half_lives}
+        epochs = lives.pop("epochs", None)
+        clock, life = next(iter(lives.items()), ("", None))
         name = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
-        rows.append([name, *(_half_life(lives.get(unit)) for unit in units)])
+        rows.append([name, _half_life(epochs), cell(CLOCK_NAMES.get(clock, clock)), _half_life(life)])
     return Table("Half-life of |β|", columns, rows, id="half-lives")
 
 

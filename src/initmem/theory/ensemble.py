@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -55,6 +55,7 @@ class LinearSettings(BaseModel):
     beta2: float = Field(0.999, ge=0, lt=1)
     epsilon: float = Field(1e-7, gt=0)
     l2: float = Field(0.0, ge=0)
+    weight_decay: ClassVar[float] = 0.0  # there is no decoupled decay
     batch_size: int = Field(128, ge=1)
     epochs: int = Field(300, ge=1)
 

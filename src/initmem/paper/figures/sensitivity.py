@@ -128,7 +128,7 @@ def _clock_row(shown: Slopes, every: Sequence[int], level: float | None) -> list
     own = "SGD clock  (1/b) Σ η²" + (", with penalty  λ Σ η" if decayed else "")
     return [
         _panel("sgd", own, [*plain, *decayed])._replace(published_level=level),
-        _panel("adam", "adaptive clock  Σ η", shown.series(adam, "adaptive")),
+        _panel("adam", "sum of learning rates  Σ η", shown.series(adam, "adaptive")),
     ]
 
 
