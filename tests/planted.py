@@ -68,7 +68,7 @@ def records(*studies: Study) -> list[RunRecord]:
 
 def grid(**axes: Sequence[object]) -> list[Recipe]:
     """Small recipes over all combinations of some fields."""
-    fixed = {"width": 8, "epochs": EPOCHS}
+    fixed = {"width": 8, "epochs": EPOCHS, "batch_statistics": "re-estimated"}
     return [
         Recipe.parse(fixed | dict(zip(axes, values, strict=True)))
         for values in itertools.product(*axes.values())
@@ -140,5 +140,8 @@ def complete() -> list[Study]:
 
 def _short(one: Study) -> Study:
     epochs = {300: EPOCHS, 200: EPOCHS - 1, 5000: EPOCHS + 3}
-    recipes = tuple(recipe.model_copy(update={"epochs": epochs[recipe.epochs]}) for recipe in one.recipes)
+    warm = {"batch_statistics": "re-estimated"}  # after so few epochs moving averages are cold
+    recipes = tuple(
+        Recipe.parse(recipe.changes() | warm | {"epochs": epochs[recipe.epochs]}) for recipe in one.recipes
+    )
     return replace(one, recipes=recipes, seeds=one.seeds[:2], more_seeds=())

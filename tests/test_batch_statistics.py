@@ -79,8 +79,7 @@ def test_a_replica_of_a_pack_has_the_statistics_it_has_alone() -> None:
         assert record.summary.test_accuracy == alone.summary.test_accuracy
 
 
-def test_without_batch_norm_there_is_nothing_to_choose() -> None:
-    assert recipe(norm="layer") == Recipe.parse({**DIGITS, "norm": "layer"})
+def test_a_module_brings_its_own_layers() -> None:
     with pytest.raises(ConfigError, match="batch_statistics = 're-estimated' with model = 'vit'"):
         recipe(model="vit")
 

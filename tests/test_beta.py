@@ -38,7 +38,8 @@ def planted(recipe: Recipe, slopes: np.ndarray, n_train: int = 4096, noise: floa
 
 
 def recipe_of(batch_size: int, **fields) -> Recipe:
-    return Recipe.parse({"batch_size": batch_size, "epochs": 60, "schedule": "constant", **fields})
+    fixed = {"epochs": 60, "schedule": "constant", "batch_statistics": "re-estimated"}
+    return Recipe.parse({"batch_size": batch_size, **fixed, **fields})
 
 
 def test_beta_is_the_regression_slope_over_all_runs() -> None:

@@ -92,7 +92,7 @@ def test_runs_of_another_size_are_never_pooled_but_named() -> None:
     other = planted.study("wide", wide)
     plot = figures.plot_of("1", [*FULL, *planted.records(other)], [MAIN, other])
     assert line_of(plot.rows[0][1], "sgd").n == [3] * 5
-    assert plot.notes == ["Not shown: 30 runs with width 16"]
+    assert plot.notes[0] == "Not shown: 30 runs with width 16"
     assert "main-grid" in caption(plot)
     assert "wide" not in caption(plot).replace("width", "")
 
@@ -105,7 +105,22 @@ def test_an_optimizer_with_a_rate_of_its_own_is_shown_and_the_rate_said() -> Non
     )
     plot = figures.plot_of("1", planted.records(made), [made])
     assert [line.label for line in plot.rows[0][1].series] == ["sgd", "adam"]
-    assert plot.notes == ["sgd: lr=0.001", "adam: lr=0.05"]
+    assert plot.notes[:2] == ["sgd: lr=0.001", "adam: lr=0.05"]
+
+
+def test_figure_1_says_where_sgd_differs_from_the_published_curves() -> None:
+    """There SGD fits at every scale and its gap grows; what is planted fits 90% at the largest scales."""
+    unlike = [note for note in figures.plot_of("1", FULL, [MAIN]).notes if note.startswith("Unlike")]
+    assert [note.split(":")[0] for note in unlike] == [
+        f"Unlike in the published figure, sgd b{b} does not interpolate" for b in (16, 128)
+    ]
+    assert "train accuracy 100.0% at the smallest scale, 90.0% at the largest" in unlike[0]
+    falling = [
+        replace(r, history=dict(r.history) | {"train_accuracy": np.full(6, 1 - 0.3 * r.run.scale)})
+        for r in FULL
+    ]
+    unlike = [note for note in figures.plot_of("1", falling, [MAIN]).notes if note.startswith("Unlike")]
+    assert "the accuracy gap of sgd b16 falls with the scale, by" in unlike[0]
 
 
 def test_a_store_without_a_study_is_measured_by_its_own_grid() -> None:

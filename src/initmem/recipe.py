@@ -222,8 +222,6 @@ class Recipe(BaseModel):
             return values
         given = {key: value for key, value in values.items() if value is not None}
         given = _with_options(given, cls.model_fields)
-        if given.get("norm") == "layer":  # nothing to re-estimate: the same run, so the same id
-            given.pop("batch_statistics", None)
         # The defaults of a registered optimizer are part of the id: a store is read without the plugin.
         found = (
             None if info.context == STORED else register.find_optimizer(str(given.get("optimizer", "sgd")))
