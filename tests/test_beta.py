@@ -11,7 +11,7 @@ from scipy import stats
 from initmem.clocks import clocks
 from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
 from initmem.measures.collapse import collapse, disagreement, product_clock
-from initmem.measures.rows import rows_of
+from initmem.measures.rows import measure
 from initmem.measures.statistics import critical, mean_band
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord, summarize
@@ -92,7 +92,7 @@ def test_beta_ends_where_the_first_run_was_stopped_early() -> None:
     curve = beta_curve(stopped)
     assert len(curve.beta) == len(curve.low) == len(curve.clocks["adaptive"]) == 10
     assert np.allclose(curve.beta, whole.beta[:10])
-    (row,) = rows_of("beta", stopped)
+    (row,) = measure(stopped, "beta")
     assert row["last_epoch"] == 10
     assert row["last"] == pytest.approx(whole.beta[9])
     assert {life.unit for life in half_lives(stopped)} >= {"epochs", "adaptive"}
@@ -198,7 +198,7 @@ def test_all_four_exponents_are_told_apart_and_families_are_not_mixed() -> None:
     changes = [{}, {"learning_rate": 2e-3}, {"batch_size": 32}, {"l2": 2e-2}, {"width": 32}, {"width": 64}]
     penalized = [group(**first | change) for change in changes]
     plain = [group(**first | change | {"l2": 0.0}) for change in changes if "l2" not in change]
-    rows = rows_of("exponents", [record for one in (*penalized, *plain) for record in one])
+    rows = measure([record for one in (*penalized, *plain) for record in one], "exponents")
     with_l2 = [row for row in rows if row["family"] == "sgd l2>0"]
     assert {row["name"] for row in with_l2} == set(truths)
     for row in with_l2:

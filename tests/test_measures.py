@@ -21,7 +21,7 @@ from initmem.measures.interpolation import median_interpolation, survival
 from initmem.measures.memory import memory
 from initmem.measures.prediction import mean_alone, regression
 from initmem.measures.radial import radial_memory
-from initmem.measures.rows import REMARKS, rows_of
+from initmem.measures.rows import REMARKS, measure
 from initmem.measures.statistics import adjusted
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.store.record import RunRecord, failed, summarize
@@ -206,15 +206,15 @@ def test_controlled_pairs_differ_in_one_field() -> None:
 
 def test_differences_are_adjusted_over_all_pairs_as_asked() -> None:
     every = [r for i, lr in enumerate((0.1, 0.2, 0.3)) for r in planted_memory(rate_of(lr), 0.05 + 0.003 * i)]
-    ps = [row["p"] for row in rows_of("difference", every)]
+    ps = [row["p"] for row in measure(every, "difference")]
     assert len(ps) == 3
     for method in ("bh", "holm", "none"):
-        assert [row["q"] for row in rows_of("difference", every, adjust=method)] == adjusted(ps, method)
+        assert [row["q"] for row in measure(every, "difference", adjust=method)] == adjusted(ps, method)
     assert adjusted(ps, "holm") != adjusted(ps, "bh") != ps
     with pytest.raises(ConfigError, match=r"adjust = 'best' \(allowed: bh, holm, none\)"):
-        rows_of("difference", every, adjust="best")
+        measure(every, "difference", adjust="best")
     with pytest.raises(ConfigError, match=r"adjust does nothing with what = 'beta' \(allowed: memory, diff"):
-        rows_of("beta", every, adjust="holm")
+        measure(every, "beta", adjust="holm")
 
 
 def rate_of(learning_rate: float) -> Recipe:
@@ -239,7 +239,7 @@ def test_a_clock_that_predicts_is_told_from_one_that_does_not() -> None:
     """Planted: memory falls by 5 points per decade of the sgd clock; in the control it is unrelated."""
     rates = [10 ** (-k / 4) for k in range(8)]
     falling = [r for i, rate in enumerate(rates) for r in lived_records(rate, 0.02 + 0.025 * i)]
-    rows = [row for row in rows_of("forecast", falling) if row["quantity"] == "memory"]
+    rows = [row for row in measure(falling, "forecast") if row["quantity"] == "memory"]
     assert len(rows) == 8
     assert sum(row["low"] <= row["observed"] <= row["high"] for row in rows) >= 7
     assert all(row["score"] > row["score_of_mean"] + 1 for row in rows)
@@ -247,23 +247,23 @@ def test_a_clock_that_predicts_is_told_from_one_that_does_not() -> None:
     assert "the clock is better than the mean" in REMARKS["forecast"](rows)
     rng = np.random.default_rng(0)
     unrelated = [r for rate in rates for r in lived_records(rate, 0.1 + 0.05 * rng.random())]
-    control = [row for row in rows_of("forecast", unrelated) if row["quantity"] == "memory"]
+    control = [row for row in measure(unrelated, "forecast") if row["quantity"] == "memory"]
     assert np.mean([row["score"] - row["score_of_mean"] for row in control]) < 0.3
-    assert "radial elasticity" in {row["quantity"] for row in rows_of("forecast", falling)}
-    lenient = [row for row in rows_of("forecast", falling, tolerance=90.0) if row["quantity"] == "memory"]
+    assert "radial elasticity" in {row["quantity"] for row in measure(falling, "forecast")}
+    lenient = [row for row in measure(falling, "forecast", tolerance=90.0) if row["quantity"] == "memory"]
     assert {row["forecast"] for row in lenient} == {row["verdict"] for row in lenient} == {"forgets"}
 
 
 def test_few_recipes_or_no_clock_predict_nothing() -> None:
     few = [r for rate in (0.1, 0.2, 0.3) for r in lived_records(rate, 0.1)]
-    rows = rows_of("forecast", few)
+    rows = measure(few, "forecast")
     assert {row["predicted"] for row in rows} == {None}
     assert {row["forecast"] for row in rows if row["quantity"] == "memory"} == {"cannot tell"}
     assert "too few recipes" in REMARKS["forecast"](rows)
     silent = [replace(record, history={}) for record in few]
-    assert rows_of("forecast", silent) == []
+    assert measure(silent, "forecast") == []
     mixed = [r for k in range(4) for r in lived_records(0.1 * (k + 1), 0.1, optimizer=["sgd", "adam"][k % 2])]
-    assert {row["n_others"] for row in rows_of("forecast", mixed)} == {1}  # families are not mixed
+    assert {row["n_others"] for row in measure(mixed, "forecast")} == {1}  # families are not mixed
 
 
 def test_a_prediction_is_the_textbook_one() -> None:
@@ -284,7 +284,7 @@ def test_a_prediction_is_the_textbook_one() -> None:
 def test_the_rule_of_thumb_is_checked_against_the_verdict() -> None:
     assert checked("forgets", "forgets") == "correct"
     assert checked("forgets", "remembers") == "wrong"
-    assert {checked("unclear", "forgets"), checked("forgets", "undetermined")} == {"cannot tell"}
+    assert {checked("unclear", "forgets"), checked("forgets", "inconclusive")} == {"cannot tell"}
     recipe = Recipe(dataset="digits", epochs=6, learning_rate=1.0, l2=0.1, momentum=0.5, optimizer="momentum")
     sums = horizon_sums(recipe, sizes(recipe).n_train)
     assert effective_clocks(recipe, sizes(recipe).n_train)["l2"] == pytest.approx(0.1 * sums.eta / 0.5)
@@ -305,7 +305,7 @@ def test_failures_are_counted_by_scale() -> None:
         replace(r, status="diverged") if r.run.scale == 2.5 and r.run.seed < 3 else r
         for r in planted_memory(RECIPE, 0.0)
     ]
-    rows = rows_of("failures", records)
+    rows = measure(records, "failures")
     assert [(row["scale"], row["failed"], row["n"]) for row in rows] == [
         *((scale, 0, 5) for scale in SCALES[:-1]),
         (2.5, 3, 5),
@@ -322,21 +322,21 @@ def test_where_no_accuracy_was_recorded_the_slope_is_that_of_the_loss() -> None:
         loss = 2.0 + 0.4 * run.scale * 0.5**epochs + 0.001 * run.seed  # halves with every epoch
         summary = summarize({"val_loss": loss}, norm_init=None, test_accuracy=None, test_loss=None)
         records.append(RunRecord(run, "completed", summary, {"val_loss": loss, "clock_sgd": epochs}))
-    (row,) = rows_of("beta", records)
+    (row,) = measure(records, "beta")
     assert (row["metric"], row["peak_epoch"]) == ("val_loss", 1)
     assert (row["peak"], row["last"]) == pytest.approx((0.2, 0.4 * 0.5**8))
-    lives = rows_of("half-life", records)
+    lives = measure(records, "half-life")
     assert {(life["metric"], life["unit"]) for life in lives} == {("val_loss", "epochs"), ("val_loss", "sgd")}
     assert lives[0]["value"] == pytest.approx(1.0)
-    (chosen,) = rows_of("beta", records, metric="clock_sgd")
+    (chosen,) = measure(records, "beta", metric="clock_sgd")
     assert chosen["metric"] == "clock_sgd"
-    assert rows_of("beta", [failed(record.run, "ValueError", {}) for record in records]) == []
+    assert measure([failed(record.run, "ValueError", {}) for record in records], "beta") == []
 
 
 def test_differences_of_many_pairs_have_q_values() -> None:
     recipes = planted.grid(batch_size=[16, 32, 64])
     records = [r for k, recipe in enumerate(recipes) for r in planted_memory(recipe, 0.05 + 0.1 * k)]
-    rows = rows_of("difference", records)
+    rows = measure(records, "difference")
     assert len(rows) == 3
     assert all(row["significant"] and row["method"] == "paired" for row in rows)
     expected = stats.false_discovery_control([row["p"] for row in rows])

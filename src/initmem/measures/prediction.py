@@ -1,6 +1,6 @@
 """Predict the memory of a recipe from its clock at the selected epoch, by regression on other recipes.
 
-Within a family of optimizers a quantity (the corrected memory, or the radial elasticity) is regressed on
+Within a family of optimizers a quantity (the debiased memory, or the radial elasticity) is regressed on
 log10 of the family's clock at the selected epoch. For the elasticity, SGD with and without a penalty is one
 family with the angular clock, which describes both (`clock_fits`). Every recipe is predicted from the
 others, never from itself, by Student's predictive distribution; its logarithmic score is compared with that
@@ -109,9 +109,9 @@ def lived_clock(records: Sequence[RunRecord]) -> tuple[str, float] | None:
 
 
 def lived_memory(records: Sequence[RunRecord], measured: Memory) -> Lived | None:
-    """The corrected memory of a recipe beside its clock."""
+    """The debiased memory of a recipe beside its clock."""
     clock = lived_clock(records)
-    return None if clock is None or measured.corrected is None else Lived(*clock, measured.corrected)
+    return None if clock is None or measured.debiased is None else Lived(*clock, measured.debiased)
 
 
 def lived_elasticity(records: Sequence[RunRecord]) -> Lived | None:
