@@ -11,7 +11,7 @@ from scipy import stats
 from initmem.clocks import clocks
 from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
 from initmem.measures.collapse import collapse, disagreement
-from initmem.measures.rows import rows_of
+from initmem.measures.rows import measure
 from initmem.measures.statistics import critical, mean_band
 from initmem.recipe import Recipe
 from initmem.store.record import COLUMNS, RunRecord, summarize
@@ -93,7 +93,7 @@ def test_beta_ends_where_the_first_run_was_stopped_early() -> None:
     curve = beta_curve(stopped)
     assert len(curve.beta) == len(curve.low) == len(curve.clocks["adaptive"]) == 10
     assert np.allclose(curve.beta, whole.beta[:10])
-    (row,) = rows_of("beta", stopped)
+    (row,) = measure(stopped, "beta")
     assert row["last_epoch"] == 10
     assert row["last"] == pytest.approx(whole.beta[9])
     assert [life.unit for life in half_lives(stopped)] == ["epochs", "sgd"]

@@ -146,7 +146,7 @@ def test_status_and_measure(filled: Path) -> None:
     assert (study["done"], study["runs"]) == (6, 6)
     assert [(row["study"], row["completed"]) for row in found["rows"]] == [(study["name"], 6)]
     (row,) = said("measure", filled, "--json")
-    names = "recipe metric n_scales n_seeds memory low high floor p corrected verdict"
+    names = "recipe metric n_scales n_seeds memory low high noise_range p debiased verdict"
     assert set(names.split()) <= set(row)
     assert row["memory"] == pytest.approx(15, abs=1)
     assert "remembers" in initmem("measure", filled).stdout
@@ -163,7 +163,7 @@ def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: P
     first = spawned(*options)
     assert first.returncode == 0, first.stderr
     assert "16 runs trained" in first.stdout
-    assert "undetermined" in first.stdout
+    assert "inconclusive" in first.stdout
     again = told(*options, "--json")["summary"]
     assert (again["trained"], again["completed"], again["missing"]) == (0, 16, 0)
     assert said("report", store, "--json")[0]["report"] == str(store / "report.html")

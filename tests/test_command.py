@@ -293,7 +293,7 @@ def test_a_changed_program_is_refused_and_failures_are_explained(
     assert code == 0, err
     assert "4 runs trained" in out
     assert "metric: val_loss (no accuracy was recorded)" in out
-    assert "forgets" in out or "remembers" in out or "undetermined" in out
+    assert "forgets" in out or "remembers" in out or "inconclusive" in out
     (tmp_path / "train.py").write_text(script.replace("RATE = 0.1", "RATE = 0.2  # more"))
     code, out, err = ran()
     assert code == 2 and "were trained before this changed: train.RATE 0.1 -> 0.2 (keep_old=True" in err

@@ -21,11 +21,11 @@ from initmem.store.store import Store
 pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other
 
 FOLDER = Path(__file__).parents[1] / "examples"
-VERDICT = re.compile(r"\w+.*: \w+ \S+( pp)? \[\S+, \S+\], floor \S+, (remembers|forgets|undetermined)\b")
+VERDICT = re.compile(r"\w+.*: \w+ \S+( pp)? \[\S+, \S+\], floor \S+, (remembers|forgets|inconclusive)\b")
 MEANINGS = {
     "remembers": "which is significant at the 5% level.",
     "forgets": "are not excluded.",
-    "undetermined": "neither memory nor its absence is established.",
+    "inconclusive": "neither memory nor its absence is established.",
 }
 # Each with a loss that training makes smaller.
 EXAMPLES = {

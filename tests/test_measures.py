@@ -17,7 +17,7 @@ from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.interpolation import median_interpolation, survival
 from initmem.measures.memory import memory
 from initmem.measures.radial import radial_memory
-from initmem.measures.rows import rows_of
+from initmem.measures.rows import measure
 from initmem.measures.statistics import adjusted
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.store.record import RunRecord, failed, summarize
@@ -206,15 +206,15 @@ def test_differences_are_adjusted_over_all_pairs_as_asked() -> None:
         for i, lr in enumerate((0.1, 0.2, 0.3))
         for r in planted_memory(RECIPE.replace(learning_rate=lr), 0.05 + 0.003 * i)
     ]
-    ps = [row["p"] for row in rows_of("difference", every)]
+    ps = [row["p"] for row in measure(every, "difference")]
     assert len(ps) == 3
     for method in ("bh", "holm", "none"):
-        assert [row["q"] for row in rows_of("difference", every, adjust=method)] == adjusted(ps, method)
+        assert [row["q"] for row in measure(every, "difference", adjust=method)] == adjusted(ps, method)
     assert adjusted(ps, "holm") != adjusted(ps, "bh") != ps
     with pytest.raises(ConfigError, match=r"adjust = 'best' \(allowed: bh, holm, none\)"):
-        rows_of("difference", every, adjust="best")
+        measure(every, "difference", adjust="best")
     with pytest.raises(ConfigError, match=r"adjust does nothing with what = 'beta' \(allowed: memory, diff"):
-        rows_of("beta", every, adjust="holm")
+        measure(every, "beta", adjust="holm")
 
 
 def test_failures_are_counted_by_scale() -> None:
@@ -222,7 +222,7 @@ def test_failures_are_counted_by_scale() -> None:
         replace(r, status="diverged") if r.run.scale == 2.5 and r.run.seed < 3 else r
         for r in planted_memory(RECIPE, 0.0)
     ]
-    rows = rows_of("failures", records)
+    rows = measure(records, "failures")
     assert [(row["scale"], row["failed"], row["n"]) for row in rows] == [
         *((scale, 0, 5) for scale in SCALES[:-1]),
         (2.5, 3, 5),
@@ -241,21 +241,21 @@ def test_where_no_accuracy_was_recorded_the_slope_is_that_of_the_loss() -> None:
         summary = summarize({"val_loss": loss}, norm_init=None, test_accuracy=None, test_loss=None)
         ticks = {"clock_sgd": epochs, "clock_momentum": epochs}
         records.append(RunRecord(run, "completed", summary, {"val_loss": loss, **ticks}))
-    (row,) = rows_of("beta", records)
+    (row,) = measure(records, "beta")
     assert (row["metric"], row["peak_epoch"]) == ("val_loss", 1)
     assert (row["peak"], row["last"]) == pytest.approx((0.2, 0.4 * 0.5**8))
-    lives = rows_of("half-life", records)
+    lives = measure(records, "half-life")
     assert {(life["metric"], life["unit"]) for life in lives} == {("val_loss", "epochs"), ("val_loss", "sgd")}
     assert lives[0]["value"] == pytest.approx(1.0)
-    (chosen,) = rows_of("beta", records, metric="clock_sgd")
+    (chosen,) = measure(records, "beta", metric="clock_sgd")
     assert chosen["metric"] == "clock_sgd"
-    assert rows_of("beta", [failed(record.run, "ValueError", {}) for record in records]) == []
+    assert measure([failed(record.run, "ValueError", {}) for record in records], "beta") == []
 
 
 def test_differences_of_many_pairs_have_q_values() -> None:
     recipes = planted.grid(batch_size=[16, 32, 64])
     records = [r for k, recipe in enumerate(recipes) for r in planted_memory(recipe, 0.05 + 0.1 * k)]
-    rows = rows_of("difference", records)
+    rows = measure(records, "difference")
     assert len(rows) == 3
     assert all(row["significant"] and row["method"] == "paired" for row in rows)
     expected = stats.false_discovery_control([row["p"] for row in rows])

@@ -10,9 +10,9 @@ from scipy import stats
 
 from conftest import fake_record
 from initmem.errors import ConfigError
-from initmem.measures.design import Look
-from initmem.measures.failures import exact_p, failures
-from initmem.measures.memory import adjust_memories, judge, memory, memory_table
+from initmem.measures.design import Analysis
+from initmem.measures.failures import equal_rates_p, failures, rate_limits
+from initmem.measures.memory import judged, memory, memory_table
 from initmem.measures.statistics import (
     adjusted,
     equivalence_p,
@@ -65,13 +65,13 @@ def test_a_planted_effect_is_found_and_its_absence_is_not() -> None:
     assert quiet.verdict == "forgets"
 
 
-def test_the_noise_floor_is_the_expected_range_of_noise() -> None:
+def test_the_noise_range_is_the_expected_range_of_noise() -> None:
     """max - min of five standard normals has mean 2.326 (of 25: 3.931, of 2: 1.128)."""
     rng = np.random.default_rng(2)
     for scales, expected in ((2, 1.128), (5, 2.326), (25, 3.931)):
         assert expected_range(scales) == pytest.approx(expected, abs=1e-3)
-        floor = spread(rng.standard_normal((400, scales)) * 3 + rng.normal(0, 50, (400, 1))).floor
-        assert floor == pytest.approx(3 * expected / np.sqrt(400), rel=0.1)
+        found = spread(rng.standard_normal((400, scales)) * 3 + rng.normal(0, 50, (400, 1)))
+        assert found.noise_range == pytest.approx(3 * expected / np.sqrt(400), rel=0.1)
 
 
 def test_for_two_scales_everything_is_the_paired_t_test() -> None:
@@ -135,7 +135,7 @@ def test_test_interval_and_verdict_never_contradict_each_other(alpha: float) -> 
         assert (found.low <= found.spread).all()
         assert (found.spread <= found.high).all()
         assert found.high.max() <= 12
-        assert ((found.low <= found.corrected) & (found.corrected <= found.spread)).all()
+        assert ((found.low <= found.debiased) & (found.debiased <= found.spread)).all()
         for row, high in zip(values[:50], spreads(values, alpha=alpha).high, strict=False):
             assert (equivalence_p(row, 2.0) <= alpha / 2) == (high <= 2.0)
 
@@ -154,16 +154,16 @@ def test_p_keeps_its_level_when_noise_grows_with_scale(noise_ratio: float) -> No
     assert (stats.f.sf(f, 24, 96) <= 0.05).mean() > 0.09
 
 
-def test_the_corrected_memory_is_less_biased() -> None:
+def test_the_debiased_memory_is_less_biased() -> None:
     rng = np.random.default_rng(10)
     for scales, seeds in ((25, 10), (25, 30), (5, 5)):
         clusters = np.where(np.arange(scales) < scales // 2, 0.0, 3.0)
         for profile in (clusters, np.linspace(0, 3, scales), np.zeros(scales)):
             found = spreads(profile + rng.standard_normal((400, seeds, scales)))
-            bias = (found.corrected.mean() - np.ptp(profile)) * np.sqrt(seeds)  # in standard errors
+            bias = (found.debiased.mean() - np.ptp(profile)) * np.sqrt(seeds)  # in standard errors
             assert abs(bias) < 1.1
-    uncorrected = spreads(clusters + rng.standard_normal((400, 5, 5))).spread.mean() - 3
-    assert uncorrected * np.sqrt(5) > 1.2  # the negative control
+    as_observed = spreads(clusters + rng.standard_normal((400, 5, 5))).spread.mean() - 3
+    assert as_observed * np.sqrt(5) > 1.2  # the negative control
 
 
 def test_seeds_needed_is_what_a_larger_study_takes() -> None:
@@ -172,7 +172,7 @@ def test_seeds_needed_is_what_a_larger_study_takes() -> None:
     known = spread(values)
     assert known.p > 0.05
     needed = seeds_needed(values, None)
-    share = known.corrected / known.spread
+    share = known.debiased / known.spread
 
     def settled(n: int) -> bool:
         """A study of n seeds with the same means and covariance."""
@@ -230,9 +230,9 @@ def test_a_value_that_is_not_finite_is_no_value(value: float) -> None:
 def test_one_seed_gives_a_point_and_no_verdict() -> None:
     found = memory(records(np.array([[90.0, 80.0, 70.0]])))
     assert found.memory == pytest.approx(20)
-    assert (found.low, found.p, found.verdict) == (None, None, "undetermined")
+    assert (found.low, found.p, found.verdict) == (None, None, "inconclusive")
     nothing = memory([r for r in records(np.full((2, 2), 80.0)) if r.run.scale != SCALES[r.run.seed]])
-    assert (nothing.memory, nothing.n_seeds, nothing.verdict) == (None, 0, "undetermined")
+    assert (nothing.memory, nothing.n_seeds, nothing.verdict) == (None, 0, "inconclusive")
 
 
 def test_no_noise_at_all_is_no_trouble() -> None:
@@ -251,17 +251,26 @@ def test_an_interval_of_accuracies_stays_within_what_they_can_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p", "high", "verdict"),
-    [(0.001, 30, "remembers"), (0.001, 1, "forgets"), (0.5, 1, "forgets"), (0.5, 9, "undetermined")],
+    ("p", "equivalence", "verdict"),
+    [
+        (0.001, 0.9, "remembers"),
+        (0.001, 0.025, "forgets"),
+        (0.5, 0.01, "forgets"),
+        (0.5, 0.026, "inconclusive"),
+    ],
 )
-def test_verdicts(p: float, high: float, verdict: str) -> None:
-    assert judge(p, high, 2.0) == verdict
-    means_alone = "remembers" if p <= 0.05 else "undetermined"
-    assert judge(p, high, 2.0, equal_failures=False) == means_alone
+def test_verdicts(p: float, equivalence: float, verdict: str) -> None:
+    row = replace(memory(records(np.eye(2) + 80)), p=p, p_equivalence=equivalence)
+    assert judged([row])[0].verdict == verdict
+    means_alone = "remembers" if p <= 0.05 else "inconclusive"
+    assert judged([replace(row, equal_failure_rates=False)])[0].verdict == means_alone
 
 
-@pytest.mark.parametrize(("points", "size"), [(26, "large"), (7, "moderate"), (4, "small")])
-def test_a_verdict_has_a_size(points: float, size: str) -> None:
+@pytest.mark.parametrize(
+    ("points", "size"),
+    [(26, "large"), (7, "moderate"), (3.5, "small"), (10, "moderate to large"), (5, "small to moderate")],
+)
+def test_a_size_is_that_of_the_whole_interval(points: float, size: str) -> None:
     noise = np.random.default_rng(1).normal(0, 0.3, (5, 5))
     found = memory(records(70 + noise + np.linspace(0, points, 5)))
     assert found.verdict_text == f"remembers ({size})"
@@ -280,31 +289,54 @@ def test_adjusted_p_values_are_those_of_the_textbook() -> None:
     ps = [0.01, None, 0.04, 0.03, 0.005]
     assert adjusted(ps, "none") == ps
     assert adjusted(ps, "bh") == [pytest.approx(v) if v else v for v in (0.02, None, 0.04, 0.04, 0.02)]
-    assert adjusted(ps, "holm") == [pytest.approx(v) if v else v for v in (0.03, None, 0.06, 0.06, 0.02)]
-    with pytest.raises(ConfigError, match=r"adjust = 'sidak' .allowed: bh, holm, none"):
+    with pytest.raises(ConfigError, match=r"adjust = 'sidak' .allowed: bh, none"):
         adjusted(ps, "sidak")
 
 
-def test_a_verdict_that_does_not_survive_many_recipes_is_marked() -> None:
+def test_verdicts_are_adjusted_for_the_number_of_recipes() -> None:
     rng = np.random.default_rng(3)
     rows = [memory(records(80 + rng.normal(0, 1, (5, 5)))) for _ in range(60)]
     false = [row for row in rows if row.verdict == "remembers"]
     assert false  # sixty recipes without memory: some are significant
-    marked = [row for row in adjust_memories(rows) if row.verdict == "remembers"]
-    assert all(row.survives is False and row.verdict_text.endswith("*") for row in marked)
-    unadjusted = [row for row in adjust_memories(rows, "none") if row.verdict == "remembers"]
-    assert all(row.survives for row in unadjusted)
+    among_all = judged(rows)
+    assert not [row for row in among_all if row.verdict == "remembers"]
+    (noted, *_) = [row for row in among_all if row.recipe_id == false[0].recipe_id and row.p == false[0].p]
+    assert noted.verdict == "inconclusive" and noted.p_adjusted > 0.05 >= noted.p
+    assert f"p = {noted.p:.2g} alone, {noted.p_adjusted:.2g} adjusted for 60 recipes" in noted.notes
+    unadjusted = [row for row in judged(rows, "none") if row.verdict == "remembers"]
+    assert len(unadjusted) == len(false)
+    assert all(row.verdict_text.endswith(" (unadjusted)") for row in unadjusted)
     strong = memory(records(80 + rng.normal(0, 1, (5, 5)) + np.linspace(0, 20, 5)))
-    assert adjust_memories([*rows, strong])[-1].survives
+    assert judged([*rows, strong])[-1].verdict == "remembers"
 
 
-def test_the_interval_of_a_look_has_its_level() -> None:
+def test_the_adjustment_is_that_of_the_claims_that_recipes_make() -> None:
+    """Each recipe has one p-value: of the equivalence test, twice, where its interval is within the tolerance."""
+    rng = np.random.default_rng(5)
+    kinds = [(0, 0.3), (0, 0.7), (0, 2), (3, 1), (8, 1), (1.2, 0.4)]
+    rows = [memory(records(80 + rng.normal(0, s, (5, 5)) + np.linspace(0, m, 5))) for m, s in kinds]
+    claims = [2 * row.p_equivalence if row.high <= 2 else row.p for row in rows]
+    expected = stats.false_discovery_control(claims)
+    for row, alone, p, claim in zip(judged(rows), rows, expected, claims, strict=True):
+        shown = 2 * row.p_equivalence_adjusted if alone.high <= 2 else row.p_adjusted
+        assert shown == pytest.approx(p)
+        assert row.verdict == (alone.verdict if p <= 0.05 else "inconclusive")
+        assert alone.verdict == "inconclusive" or claim <= 0.05
+    halves = [replace(row, alpha=0.025) for row in rows]  # all at half the level: as if p were twice as large
+    for row, p in zip(
+        judged(halves), stats.false_discovery_control(np.minimum(np.multiply(claims, 2), 1)), strict=True
+    ):
+        if row.verdict != "inconclusive":
+            assert p <= 0.05
+
+
+def test_the_interval_of_an_interim_analysis_has_its_level() -> None:
     values = 80 + np.random.default_rng(4).normal(0, 1, (5, 5)) + np.linspace(0, 3, 5)
-    once, twice = memory(records(values)), memory(records(values), look=Look(2, 0.001, 0.0075))
+    once, twice = memory(records(values)), memory(records(values), analysis=Analysis(2, 0.001, 0.0075))
     assert twice.low < once.low and twice.high > once.high
     assert (twice.low > 0) == (twice.p <= 0.001)
-    assert (twice.look, twice.alpha, twice.alpha_spent) == (2, 0.001, 0.0075)
-    assert any("look 2" in note for note in twice.notes)
+    assert (twice.analysis, twice.alpha, twice.alpha_spent) == (2, 0.001, 0.0075)
+    assert any("interim analysis 2: tested at 0.1%" in note for note in twice.notes)
     titles = [columns_of(rows)["interval"].title for rows in ([once], [twice], [once, twice])]
     assert titles == ["95% interval", "99.9% interval", "interval"]
 
@@ -312,40 +344,43 @@ def test_the_interval_of_a_look_has_its_level() -> None:
 # -- failures to train ---------------------------------------------------------------------------------------
 
 
-def test_the_exact_test_is_fishers_for_two_scales_and_counts_all_tables_for_more() -> None:
-    for failed, n in (([4, 0], [5, 5]), ([5, 1], [7, 5]), ([3, 3], [9, 9])):
-        table = [failed, [m - f for f, m in zip(failed, n, strict=True)]]
-        if n[0] == n[1]:
-            assert exact_p(failed, n) == pytest.approx(stats.fisher_exact(table).pvalue)
-    failed, n = [3, 0, 1], [4, 3, 5]
-    tables = [t for t in itertools.product(*(range(m + 1) for m in n)) if sum(t) == sum(failed)]
-    weight = {t: np.prod([math.comb(m, f) for f, m in zip(t, n, strict=True)]) for t in tables}
+def test_rates_are_compared_over_all_tables_with_the_same_margins() -> None:
+    for untrained, n in (([4, 0], [5, 5]), ([3, 0, 1], [4, 3, 5]), ([0, 0, 0, 1, 3], [5] * 5)):
+        tables = [t for t in itertools.product(*(range(m + 1) for m in n)) if sum(t) == sum(untrained)]
+        weight = {t: np.prod([math.comb(m, f) for f, m in zip(t, n, strict=True)]) for t in tables}
 
-    def pearson(t) -> float:
-        return sum(f * f / m for f, m in zip(t, n, strict=True))
+        def pearson(t, n=n) -> float:
+            return sum(f * f / m for f, m in zip(t, n, strict=True))
 
-    as_extreme = sum(w for t, w in weight.items() if pearson(t) >= pearson(failed) - 1e-9)
-    assert exact_p(failed, n) == pytest.approx(as_extreme / sum(weight.values()))
-    many = exact_p([30, 10, 20, 5, 3], [50, 49, 50, 47, 50])
-    assert many == pytest.approx(1e-4, abs=1e-4)  # too large a table: drawn, and reproducible
+        as_extreme = sum(w for t, w in weight.items() if pearson(t) >= pearson(untrained) - 1e-9)
+        assert equal_rates_p(untrained, n) == pytest.approx(as_extreme / sum(weight.values()), abs=0.01)
+        assert equal_rates_p(untrained, n) == equal_rates_p(untrained, n)
+    assert equal_rates_p([30, 10, 20, 5, 3], [50, 49, 50, 47, 50]) < 0.001
+
+
+def test_the_limits_of_a_rate_are_clopper_and_pearsons() -> None:
+    for k, n in ((0, 5), (2, 5), (5, 5)):
+        low, high = rate_limits(k, n)
+        assert low == pytest.approx(stats.beta.ppf(0.025, k, n - k + 1) if k else 0)
+        assert high == pytest.approx(stats.beta.ppf(0.975, k + 1, n - k) if k < n else 1)
 
 
 def test_failures_that_depend_on_the_scale_forbid_forgets() -> None:
     values = 80 + np.random.default_rng(0).normal(0, 0.05, (12, 3))
     clean = memory(records(values))
-    assert (clean.verdict, clean.failed, clean.failure_p) == ("forgets", 0, None)
+    assert (clean.verdict, clean.untrained, clean.failure_p) == ("forgets", 0, None)
     some = records(values)
     diverged = [replace(r, status="diverged") if r.run.scale == 0.1 and r.run.seed < 6 else r for r in some]
     found = memory(diverged)  # predictors from before they diverged: the means agree
-    assert found.high < 2 and found.verdict == "undetermined"
-    assert found.failed == 6 and found.failure_p < 0.01
+    assert found.high < 2 and found.verdict == "inconclusive"
+    assert found.untrained == 6 and found.failure_p < 0.01
     assert any("depend on the scale" in note for note in found.notes)
     one = memory(
         [replace(r, status="diverged") if r.run.scale == 0.1 and r.run.seed < 1 else r for r in some]
     )
-    assert one.verdict == "undetermined" and one.failure_p > 0.05
+    assert one.verdict == "inconclusive" and one.failure_p > 0.05
     assert any("cannot be excluded" in note for note in one.notes)
-    assert one.seeds_needed is None and "but failure rates" in one.meaning  # the means are settled
+    assert one.seeds_needed is None and "but rates of untrained runs" in one.meaning  # the means are settled
     small = [
         replace(r, status="diverged") if r.run.scale == 0.1 and r.run.seed < 6 else r
         for r in records(values + np.array([0, 0.5, 1.0]))
@@ -357,15 +392,15 @@ def test_failures_that_depend_on_the_scale_forbid_forgets() -> None:
     assert 0 < memory(small).low < memory(small).high < 2
 
 
-def test_a_run_at_chance_failed_to_train() -> None:
+def test_a_run_at_chance_is_untrained() -> None:
     found = failures(records(np.array([[80.0, 10.0, 80.0], [80.0, 12.0, 80.0], [80.0, 80.0, 80.0]])))
-    assert [rate.failed for rate in found.rates] == [0, 2, 0]  # digits: ten classes
+    assert [rate.untrained for rate in found.rates] == [0, 2, 0]  # digits: ten classes
     assert found.chance == pytest.approx(0.145)
     own = PipelineRecipe.parse({"pipeline": "mine"})
     values = np.full((2, 2), 50.0)
     assert failures(records(values, own)).chance is None
-    assert failures(records(values, own.replace(classes=2))).failed == 4
-    assert memory(records(values, own.replace(classes=2))).verdict == "undetermined"  # nothing was trained
+    assert failures(records(values, own.replace(classes=2))).untrained == 4
+    assert memory(records(values, own.replace(classes=2))).verdict == "untrained"
 
 
 def test_a_run_that_memorized_is_told_from_one_that_learned_nothing() -> None:
@@ -373,10 +408,13 @@ def test_a_run_that_memorized_is_told_from_one_that_learned_nothing() -> None:
     fitted = [replace(r, summary=replace(r.summary, train_accuracy_last=1.0)) for r in at_chance]
     nothing = [replace(r, summary=replace(r.summary, train_accuracy_last=0.1)) for r in at_chance]
     assert (failures(fitted).memorized, failures(nothing).memorized) == (2, 0)
-    assert any("2 of 9 runs failed to train (2 of them memorized" in note for note in memory(fitted).notes)
+    assert any(
+        "2 of 9 runs are untrained (at chance or diverged); 2 of them memorized" in note
+        for note in memory(fitted).notes
+    )
     assert not any("memorized" in note for note in memory(nothing).notes)
     later = [replace(r, status="diverged") for r in fitted]  # its predictor may be better than chance
-    assert (failures(later).failed, failures(later).memorized) == (9, 0)
+    assert (failures(later).untrained, failures(later).memorized) == (9, 0)
 
 
 def test_a_scale_that_was_never_used_has_no_verdict() -> None:
@@ -384,7 +422,7 @@ def test_a_scale_that_was_never_used_has_no_verdict() -> None:
     found = memory(unused)
     assert found.verdict == "not applicable"
     assert str(found) == "not applicable: the pipeline never used the scale"
-    assert (found.memory, found.low, found.high, found.p, found.corrected) == (None,) * 5
+    assert (found.memory, found.low, found.high, found.p, found.debiased) == (None,) * 5
     assert "never used" in found.meaning
 
 
@@ -425,10 +463,10 @@ def test_seeds_that_only_shift_are_not_said_to_be_the_same() -> None:
 def test_the_table_has_a_row_per_recipe_in_the_asked_order() -> None:
     adam = Recipe(dataset="digits", optimizer="adam")
     values = np.full((2, 3), 80.0)
-    rows = memory_table(records(values) + records(values, adam), order=[adam])
+    rows = memory_table(records(values) + records(values, adam), recipes=[adam, RECIPE])
     assert [row.recipe for row in rows] == ["adam", "sgd"]
-    assert str(rows[0]) == "0 pp [0, 0], floor 0, forgets"
-    twice = memory_table(records(values), order=[RECIPE, RECIPE])  # two studies may share a recipe
+    assert str(rows[0]) == "0 pp [0, 0], noise range 0, forgets (failure rates up to 84% not excluded)"
+    twice = memory_table(records(values), recipes=[RECIPE, RECIPE])  # two studies may share a recipe
     assert len(twice) == 1
 
 
@@ -443,6 +481,6 @@ def test_labels_stay_the_same_as_a_store_fills_up() -> None:
     recipes = [Recipe(optimizer="adam", width=width) for width in (4, 8)]
     runs = [Run(recipe, scale, seed) for recipe in recipes for scale in (0.1, 2.5) for seed in (0, 1)]
     records = [fake_record(run, 0.5) for run in runs]
-    half, whole = (memory_table(some, order=recipes) for some in (records[:4], records))
+    half, whole = (memory_table(some, recipes=recipes) for some in (records[:4], records))
     assert [row.recipe for row in half] == ["adam w4"]
     assert [row.recipe for row in whole] == ["adam w4", "adam w8"]

@@ -334,7 +334,7 @@ def test_the_board_follows_a_real_study_from_its_first_run_to_the_verdict(
         page.locator("dialog.run").get_by_role("button", name="Close").click()
         expect(page.locator("#live")).to_contain_text("All 2 runs are done.", timeout=60_000)
         expect(page.locator("#memory td.verdict")).to_have_count(1)
-        expect(page.locator("#memory td.verdict")).to_have_text(re.compile("remembers|forgets|undetermined"))
+        expect(page.locator("#memory td.verdict")).to_have_text(re.compile("remembers|forgets|inconclusive"))
         expect(page.locator("#curves .plot svg").first).to_be_attached()
         assert page.evaluate("window.unchanged") is True
         assert IMAGE in page.locator("#verdicts").inner_text()

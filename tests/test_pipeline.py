@@ -376,7 +376,7 @@ def test_the_usual_metric_is_what_there_is(tmp_path: Path) -> None:
     result = run(train, [1.0, 2.0], [0, 1], tmp_path)
     assert result.memory().metric == "perplexity"
     assert result.memory().memory == 10
-    assert "perplexity 10, undetermined" not in str(result)
+    assert "perplexity 10, inconclusive" not in str(result)
     assert result.figure(tmp_path / "figure.svg").read_text().startswith("<?xml")
 
 

@@ -19,7 +19,7 @@ from conftest import fake_record
 from initmem import __version__
 from initmem.errors import StoreError
 from initmem.measures.memory import Memory, memory_table
-from initmem.measures.rows import rows_of
+from initmem.measures.rows import measure
 from initmem.measures.statistics import critical
 from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
@@ -152,14 +152,14 @@ def memory_row(verdict: str, **values: object) -> Memory:
         ([], "No run has finished yet."),
         (["forgets"], "The recipe forgets its initialization."),
         (["remembers"] * 2, "Both recipes remember their initialization."),
-        (["undetermined"] * 3, "All 3 recipes are undetermined."),
+        (["inconclusive"] * 3, "All 3 recipes are inconclusive."),
         (
-            ["forgets", "remembers", "undetermined", "remembers"],
-            "2 of 4 recipes remember their initialization; 1 forgets it; 1 is undetermined.",
+            ["forgets", "remembers", "inconclusive", "remembers"],
+            "2 of 4 recipes remember their initialization; 1 forgets it; 1 is inconclusive.",
         ),
         (
-            ["forgets", "forgets", "undetermined"],
-            "2 of 3 recipes forget their initialization; 1 is undetermined.",
+            ["forgets", "forgets", "inconclusive"],
+            "2 of 3 recipes forget their initialization; 1 is inconclusive.",
         ),
     ],
 )
@@ -355,7 +355,7 @@ def test_losses_have_digits_a_legend_and_a_slope_of_their_own() -> None:
 
 def test_differences_of_losses_have_digits_and_those_of_points_tenths() -> None:
     def shown(records: Sequence[RunRecord]) -> str:
-        (row,) = measure_table("difference", rows_of("difference", records)).rows
+        (row,) = measure_table("difference", measure(records, "difference")).rows
         return row[5].text
 
     _, losses = of_losses()

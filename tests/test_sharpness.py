@@ -15,7 +15,7 @@ from initmem import register
 from initmem.clocks import stability_limit
 from initmem.data.sources import load
 from initmem.errors import ConfigError
-from initmem.measures.rows import rows_of
+from initmem.measures.rows import measure
 from initmem.measures.sharpness import sharpness, sharpness_curve
 from initmem.plots.builders import scale_plot, sharpness_plot
 from initmem.recipe import Recipe
@@ -252,7 +252,7 @@ def test_measures_and_figures_read_the_measured_epochs_alone(small: Recipe) -> N
     assert (one.first, one.last, one.epoch, one.n) == (pytest.approx(mean[0]), pytest.approx(mean[2]), 4, 3)
     assert one.ratio == pytest.approx(mean[2] * rates[2] / 2)
     assert one.largest_ratio == pytest.approx((mean * rates / 2).max())
-    rows = rows_of("sharpness", records)
+    rows = measure(records, "sharpness")
     assert [row["scale"] for row in rows] == list(SCALES)
     assert [row["last"] for row in rows] == pytest.approx([values[2] for values in by_hand])
     (panel,) = sharpness_plot(records).panels
@@ -263,6 +263,6 @@ def test_measures_and_figures_read_the_measured_epochs_alone(small: Recipe) -> N
 
 def test_without_measurements_there_is_nothing_to_draw(tiny: Recipe) -> None:
     records = train_pack(runs_of(tiny), load(tiny))
-    assert rows_of("sharpness", records) == []
+    assert measure(records, "sharpness") == []
     with pytest.raises(ConfigError, match="sharpness_every"):
         sharpness_plot(records)

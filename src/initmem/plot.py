@@ -4,33 +4,31 @@
     axes.set_title("My network")
     figure.savefig("scale.pdf")
 
-`results` is what `initmem.run` returns, a store or an archive, the path of one, or a list of records. With
-`axes` a plot is drawn into axes of your own, in your own style.
+`results` is what `initmem.run` returns, a store or an archive, the path of one, several of these, or
+records. With `axes` a plot is drawn into axes of your own, in your own style.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from initmem.errors import ConfigError
+from initmem.measures.memory import memory_table
 from initmem.paper import figures
 from initmem.pipeline.result import Result
 from initmem.plots import builders, matplotlib
 from initmem.plots.model import Plot
-from initmem.store.archive import Archive
 from initmem.store.record import RunRecord
-from initmem.store.results import open_results
-from initmem.store.store import Store
+from initmem.store.results import Source, collected
 from initmem.study import Study, recipes_of
 
 __all__ = ["beta", "clocks", "figure", "interpolation", "memory", "norm", "scale", "sharpness"]
 
-AnyResults: TypeAlias = "Result | Store | Archive | str | Path | Sequence[RunRecord]"
+AnyResults: TypeAlias = Result | Source
 
 
 def scale(results: AnyResults, metric: str | None = None, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
@@ -78,10 +76,12 @@ def memory(
     tolerance: float | None = None,
     axes: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """The memory of every recipe with its 95% interval, its noise floor and the tolerance."""
-    records, studies = _records(results)
-    order = recipes_of(studies)
-    return _drawn(builders.memory_plot(records, metric, tolerance=tolerance, order=order), axes)
+    """The memory of every recipe with its 95% interval, its noise range and the tolerance."""
+    if isinstance(results, Result):
+        rows = results.memories(metric, tolerance=tolerance)
+    else:
+        rows = memory_table(results, metric, tolerance=tolerance)
+    return _drawn(builders.memory_plot(rows), axes)
 
 
 def clocks(results: AnyResults) -> tuple[Figure, list[Axes]]:
@@ -104,16 +104,10 @@ def figure(results: AnyResults, number: int | str, *, reference: bool = False) -
 
 def _records(results: AnyResults) -> tuple[Sequence[RunRecord], Sequence[Study]]:
     """Records, and the studies that asked for them, as far as they are known."""
-    match results:
-        case Result():
-            return results.records, [results.study]
-        case Store() | Archive():
-            return results.records(), results.studies()
-        case str() | Path():
-            opened = open_results(results)
-            return opened.records(), opened.studies()
-        case _:
-            return results, []
+    if isinstance(results, Result):
+        return results.records, [results.study]
+    data = collected(results)
+    return data.records(), data.studies()
 
 
 def _drawn(plot: Plot, axes: Axes | None) -> tuple[Figure, Axes]:

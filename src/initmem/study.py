@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from initmem.errors import ConfigError
 from initmem.recipe import AnyRecipe, Recipe, content_id, labels, problems, stored_recipe
@@ -121,8 +121,8 @@ class Study:
     perturbation: float = 1.0  # if not 1, every run also gets a perturbed replicate
     split: tuple[Role, ...] = ()  # roles whose seeds are also varied alone, with the others at the first seed
     more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # per recipe id, beyond `seeds`
-    schedule: tuple[int, ...] = ()  # numbers of seeds at which `--until` looks at the results
-    looked: tuple[int, ...] = ()  # numbers of seeds that had been measured before seeds were added by hand
+    schedule: tuple[int, ...] = ()  # numbers of seeds at which `--until` analyzes the results
+    analyzed: tuple[int, ...] = ()  # numbers of seeds analyzed before others were added without a plan
 
     def seeds_of(self, recipe: AnyRecipe) -> tuple[int, ...]:
         """All seeds of one recipe."""
@@ -169,7 +169,7 @@ class Study:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, kept in the store so that it knows what was asked for."""
-        looks = {"schedule": list(self.schedule), "looked": list(self.looked)}
+        analyses = {"schedule": list(self.schedule), "analyzed": list(self.analyzed)}
         return {
             "name": self.name,
             "title": self.title,
@@ -182,7 +182,7 @@ class Study:
             "perturbation": self.perturbation,
             "split": list(self.split),
             "more_seeds": {key: list(seeds) for key, seeds in self.more_seeds},
-        } | {name: counts for name, counts in looks.items() if counts}
+        } | {name: counts for name, counts in analyses.items() if counts}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:
@@ -204,7 +204,7 @@ class Study:
             split=tuple(stored.split),
             more_seeds=tuple((key, tuple(seeds)) for key, seeds in stored.more_seeds.items()),
             schedule=tuple(stored.schedule),
-            looked=tuple(stored.looked),
+            analyzed=tuple(stored.analyzed),
         )
 
 
@@ -236,4 +236,6 @@ class _Stored(BaseModel):
     split: list[Role] = []
     more_seeds: dict[str, list[Seed]] = {}
     schedule: list[Annotated[int, Field(ge=1)]] = []
-    looked: list[Annotated[int, Field(ge=1)]] = []
+    analyzed: list[Annotated[int, Field(ge=1)]] = Field(
+        [], validation_alias=AliasChoices("analyzed", "looked")
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 import textwrap
@@ -156,19 +155,12 @@ def show(table: Table, *, wide: bool = False) -> None:
 
 def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -> None:
     """Print rows for programs; `summary` is what is true of all of them together."""
+    from initmem.store.encoding import plain_values
+
     content: dict[str, Any] = {"schema": f"initmem.{schema}/1", "rows": rows}
     if summary:
         content["summary"] = summary
-    print(json.dumps(_finite(content), indent=1, default=str, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for infinities and NaN, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(plain_values(content), indent=1, default=str, allow_nan=False))
 
 
 def fail(message: str, *, code: int = 2) -> NoReturn:
@@ -188,11 +180,10 @@ def console(*, stderr: bool = False, wide: bool = False) -> Console:
 
 def opened(*stores: Path) -> tuple[list[RunRecord], list[Study]]:
     """Records and studies of all of them; a run that several hold counts once."""
-    from initmem.store.results import open_results
+    from initmem.store.results import collected
 
-    results = [open_results(store) for store in stores]
-    records = {record.id: record for one in results for record in one.records()}
-    return list(records.values()), [study for one in results for study in one.studies()]
+    data = collected(stores)
+    return data.records(), data.studies()
 
 
 def output_path(output: Path | None, default: str, *, several: bool) -> Path:

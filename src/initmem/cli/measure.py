@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from initmem.cli.base import AsJson, StoresArgument, Wide, app, opened, print_json, say, show
-from initmem.errors import ConfigError, allowed
-
-if TYPE_CHECKING:
-    from initmem.store.record import RunRecord
+from initmem.cli.base import AsJson, StoresArgument, Wide, app, print_json, say, show
+from initmem.errors import ConfigError
 
 
 def measures(incomplete: str) -> list[str]:
@@ -57,18 +54,16 @@ def measure(
             min=0,
             max=1,
             metavar="X",
-            help="Largest difference of failure rates between scales with which `forgets` is said.",
-            show_default="any, if no run failed to train",
+            help="Largest difference between scales in the rate of untrained runs that `forgets` allows.",
+            show_default="any, if no run is untrained",
         ),
     ] = None,
     adjust: Annotated[
-        str | None,
+        str,
         typer.Option(
-            metavar="NAME",
-            help="q over the recipes or pairs shown: bh (Benjamini-Hochberg), holm or none.",
-            show_default="bh",
+            metavar="NAME", help="For the number of recipes or pairs: bh (Benjamini-Hochberg) or none."
         ),
-    ] = None,
+    ] = "bh",
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
@@ -76,40 +71,25 @@ def measure(
 
     `--what` chooses another measure. Several stores are measured as one.
     """
-    from initmem.measures.design import default_metric, looks_of, metric_reason, present_name
+    from initmem.measures.design import metric_reason, present_name
     from initmem.measures.memory import NEVER_USED, memory_table
-    from initmem.measures.rows import REMARKS, memory_rows, not_applicable, rows_of
+    from initmem.measures.rows import REMARKS, at_scales, not_applicable
+    from initmem.measures.rows import measure as measured
     from initmem.pipeline.metric_names import metric_name
     from initmem.plots import memory_table as memory_tables
     from initmem.plots.columns import measure_table
-    from initmem.study import recipes_of
 
-    records, studies = opened(*stores)
-    if scales is not None:
-        records = _at_scales(records, scales)
-    order, metric = recipes_of(studies), metric and present_name(metric_name(metric), records)
-    if what == "memory":
-        chosen = metric or default_metric(records)
-        memories = memory_table(
-            records,
-            chosen,
-            order=order,
-            tolerance=tolerance,
-            failure_tolerance=failure_tolerance,
-            adjust=adjust or "bh",
-            looks=looks_of(studies, (record.run.recipe for record in records)),
-        )
-        if as_json:
-            print_json("measure.memory", memory_rows(memories, records))
-        else:
-            show(memory_tables.memory_table(memories), wide=wide)
-            if metric is None:
-                say(metric_reason(chosen, records))
+    data = at_scales(stores, numbers(scales))
+    options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
+    options |= {"failure_tolerance": failure_tolerance}
+    if what == "memory" and not as_json:
+        chosen = metric and present_name(metric_name(metric), data.records())
+        memories = memory_table(data, chosen, **options)
+        show(memory_tables.memory_table(memories), wide=wide)
+        if metric is None and memories:
+            say(metric_reason(memories[0].metric, data.records()))
         return
-    options = {"adjust": adjust, "tolerance": tolerance, "failure_tolerance": failure_tolerance}
-    given = {name: value for name, value in options.items() if value is not None}
-    rows = rows_of(what, records, metric=metric, order=order, **given)
-    unused = not_applicable(what, records, order)
+    rows, unused = measured(data, what, metric=metric, **options), not_applicable(what, data)
     if as_json:
         print_json(f"measure.{what}", rows, **({"not_applicable": unused} if unused else {}))
         return
@@ -124,12 +104,9 @@ def measure(
                 say(line)
 
 
-def _at_scales(records: list[RunRecord], text: str) -> list[RunRecord]:
-    there = sorted({record.run.scale for record in records})
+def numbers(text: str | None) -> list[float] | None:
+    """A list of numbers with commas."""
     try:
-        wanted = {float(part) for part in text.split(",")}
+        return None if text is None else [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"scales = {text!r} ({allowed(there)}, with commas)") from None
-    if missing := sorted(wanted - set(there)):
-        raise ConfigError(f"scales = {missing} ({allowed(there)})")
-    return [record for record in records if record.run.scale in wanted]
+        raise ConfigError(f"scales = {text!r} (allowed: numbers with commas, as in 0.1,1,2.5)") from None

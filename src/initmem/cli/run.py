@@ -81,7 +81,7 @@ def run(
         typer.Option(
             min=0.01,
             metavar="PP",
-            help="Add seeds, at planned looks, until every interval is at most this wide.",
+            help="Add seeds, at planned interim analyses, until every interval is at most this wide.",
         ),
     ] = None,
     max_seeds: Annotated[
@@ -150,12 +150,13 @@ def run(
     from initmem.engines.engine import Trainer, engine_named
     from initmem.engines.execute import execute, execute_until
     from initmem.engines.progress import duration
-    from initmem.measures.design import default_metric, looks_of, metric_reason
+    from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
     from initmem.store.paths import default_store
     from initmem.store.record import failure_causes, failure_lines
+    from initmem.store.results import Collection
     from initmem.store.store import Store
     from initmem.train.requirements import check
 
@@ -244,7 +245,8 @@ def run(
     memories, metric = Memories(), ""
     if any(record.status != "failed" for record in records):
         metric = default_metric(records)
-        memories = memory_table(records, metric, order=asked.recipes, looks=looks_of(opened.studies()))
+        data = Collection(records, opened.studies())
+        memories = memory_table(data, metric, recipes=asked.recipes)
     if as_json:
         from initmem.measures.rows import memory_rows
 

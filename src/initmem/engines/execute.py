@@ -17,8 +17,8 @@ from initmem.data.dataset import Sizes
 from initmem.data.sources import sizes
 from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside
 from initmem.errors import InitmemError, count
-from initmem.measures.design import default_metric, look_of, schedule
-from initmem.measures.memory import memory
+from initmem.measures.design import analysis_of, default_metric, schedule
+from initmem.measures.memory import measured
 from initmem.recipe import ALONE, AnyRecipe, PipelineRecipe, Recipe, network_of
 from initmem.store.record import cause_line, same_cause
 from initmem.store.store import Store
@@ -238,9 +238,9 @@ def execute_until(
 ) -> Outcome:
     """Run a study, then add seeds, recipe by recipe, while the memory's interval is wider than asked.
 
-    The results are looked at only at the numbers of seeds of a schedule that is fixed at the start and kept
-    in the store with the study. Its looks share the level of the test, so that stopping early does not
-    inflate it.
+    The results are analyzed only at the numbers of seeds of a schedule that is fixed at the start and kept
+    in the store with the study. Alpha is spent over these analyses, so that stopping early does not inflate
+    the error rate.
     """
     study = with_known_seeds(study, store)
     study = replace(study, schedule=study.schedule or schedule(len(study.seeds), max_seeds))
@@ -254,8 +254,8 @@ def execute_until(
         grown = study
         for recipe in wider:
             beyond = max_seeds if max_seeds > study.schedule[-1] else 0
-            looks = [n for n in (*study.schedule, beyond) if len(study.seeds_of(recipe)) < n <= max_seeds]
-            grown = _up_to(grown, [recipe], min(looks, default=0))
+            later = [n for n in (*study.schedule, beyond) if len(study.seeds_of(recipe)) < n <= max_seeds]
+            grown = _up_to(grown, [recipe], min(later, default=0))
         if grown == study:
             return replace(outcome, trained=trained, moved_aside=moved_aside)
         study = grown
@@ -275,16 +275,16 @@ def _too_wide(study: Study, store: Store, width: float) -> list[AnyRecipe]:
     wide = []
     for recipe in study.recipes:
         records = [known[run.id] for run in study.runs(recipe) if run.id in known]
-        row = memory(records, default_metric(records), look=look_of(study, recipe))
+        row = measured(records, default_metric(records), analysis=analysis_of(study, recipe))
         if row.low is None or row.high is None or row.high - row.low > width:
             wide.append(recipe)
     return wide
 
 
 def with_known_seeds(study: Study, store: Store) -> Study:
-    """Keep what the store knows of the same study: seeds that were added, planned looks, and looks made.
+    """Keep what the store knows of the same study: seeds that were added, the schedule, unplanned analyses.
 
-    Seeds that are asked for beyond those of a study whose results were there to be seen are one more look.
+    Seeds that are asked for beyond those of a study whose results were complete were added after an analysis.
     """
     for known in store.studies():
         if (known.name, known.effort) != (study.name, study.effort):
@@ -293,14 +293,14 @@ def with_known_seeds(study: Study, store: Store) -> Study:
         fresh = {
             key: tuple(seed for seed in seeds if seed not in study.seeds) for key, seeds in extra.items()
         }
-        looked = known.looked
+        analyzed = known.analyzed
         if set(study.seeds) - set(known.seeds) and all(store.has(run) for run in known.all_runs()):
-            looked = (*looked, len(known.seeds))
+            analyzed = (*analyzed, len(known.seeds))
         return replace(
             study,
             more_seeds=tuple((key, seeds) for key, seeds in fresh.items() if seeds),
             schedule=study.schedule or known.schedule,
-            looked=looked,
+            analyzed=analyzed,
         )
     return study
 

@@ -1,11 +1,11 @@
 """The design behind an answer: which records, by seed and by scale, which of their metrics, at which level.
 
-More than one look at the same study. A test at 5% after five seeds, again after ten, and so on, reports a
-memory that is not there in far more than 5% of all studies. With a schedule that is fixed beforehand every
-look gets a share of the level, by the spending function of Lan and DeMets that resembles Pocock's design:
-alpha log(1 + (e - 1) t) at the share t of the largest number of seeds. A look is tested at exactly what it
-spends, so that the sum bounds the error whatever the dependence between looks. Unplanned looks come on top:
-each has half the level of the one before, and the verdict says what all of them have spent.
+Interim analyses. A test at 5% after five seeds, again after ten, and so on, reports a memory that is not
+there in far more than 5% of all studies. With a schedule that is fixed beforehand, alpha is spent by the
+function of Lan and DeMets that resembles Pocock's design: alpha log(1 + (e - 1) t) at the share t of the
+largest number of seeds. The nominal levels of the analyses are such that a study without memory is rejected
+by then with exactly that probability. Seeds that are added without a plan have no level of their own: a note
+says that they were.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from initmem.errors import ConfigError
 from initmem.measures.statistics import ALPHA
@@ -99,7 +101,7 @@ class AtScale(NamedTuple):
     mean: float | None
     deviation: float | None  # None: fewer than two runs
     n: int
-    n_failed: int
+    n_crashed: int
 
 
 def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:
@@ -202,58 +204,85 @@ def present_name(metric: str, records: Sequence[RunRecord]) -> str:
     return RENAMED.get(metric, metric) if of_networks else metric
 
 
-# -- looks ------------------------------------------------------------------------------------------------
+# -- interim analyses -------------------------------------------------------------------------------------
 
-FIRST_LOOK = 5  # seeds
+FIRST_ANALYSIS = 5  # seeds
 
 
-class Look(NamedTuple):
-    """Which look at a recipe this is, from 1, its own level, and the level of all looks so far together."""
+class Analysis(NamedTuple):
+    """Which analysis of a recipe this is: its number in the plan, its nominal level, alpha spent so far."""
 
     number: int = 1
     alpha: float = ALPHA
     spent: float = ALPHA
+    unplanned: tuple[int, ...] = ()  # numbers of seeds, from the first analysis on, where no plan fixed them
 
 
 def schedule(seeds: int, most: int) -> tuple[int, ...]:
-    """Numbers of seeds at which to look: from five, or what is there, doubling up to `most`."""
-    looks = [max(seeds, min(FIRST_LOOK, most))]
-    while looks[-1] < most:
-        looks.append(2 * looks[-1] if 8 * looks[-1] <= 3 * most else most)  # no last step of a few seeds
-    return tuple(looks)
+    """Numbers of seeds at which to analyze: from five, or what is there, doubling up to `most`."""
+    planned = [max(seeds, min(FIRST_ANALYSIS, most))]
+    while planned[-1] < most:
+        planned.append(
+            2 * planned[-1] if 8 * planned[-1] <= 3 * most else most
+        )  # no last step of a few seeds
+    return tuple(planned)
 
 
-def levels(planned: tuple[int, ...]) -> list[float]:
-    """The level of each planned look; they add up to ALPHA."""
-    spent = [ALPHA * math.log1p((math.e - 1) * n / planned[-1]) for n in planned]
-    return [now - before for now, before in zip(spent, [0.0, *spent], strict=False)]
+def alpha_spent(share: float) -> float:
+    """Lan and DeMets' spending function of Pocock's type, at a share of the largest number of seeds."""
+    return ALPHA * math.log1p((math.e - 1) * share)
 
 
-def look_of(study: Study, recipe: AnyRecipe) -> Look:
-    """The look that the seeds of a recipe in a study make."""
-    planned, unplanned = study.schedule, len(study.looked)
-    if not planned:
-        return Look(unplanned + 1, ALPHA / 2**unplanned, ALPHA * (2 - 0.5**unplanned))
-    seeds = len(study.seeds_of(recipe))
-    each = levels(planned)
-    made = next((i for i, n in enumerate(planned) if n >= seeds), len(planned) - 1)
-    beyond = unplanned + (seeds > planned[-1])
-    if beyond:
-        return Look(made + 1 + beyond, ALPHA / 2**beyond, ALPHA * (2 - 0.5**beyond))
-    return Look(made + 1, each[made], sum(each[: made + 1]))
+@lru_cache(maxsize=64)
+def levels(planned: tuple[int, ...]) -> tuple[float, ...]:
+    """The nominal two-sided level of each planned analysis.
 
-
-def looks_of(studies: Iterable[Study], recipes: Iterable[AnyRecipe] = ()) -> dict[AnyRecipe, Look]:
-    """The looks at every recipe; of several studies that share one, the one that has spent most counts.
-
-    Of `recipes`, those in no study were in one that was since run with others under the same name. Its looks
-    were theirs too, so they get the look that has spent most of all.
+    The sum of n normal values is followed from analysis to analysis: its density where none has rejected so
+    far, on Gauss-Legendre nodes between the limits (Armitage, McPherson and Rowe 1969).
     """
-    looks: dict[AnyRecipe, Look] = {}
+    from scipy.optimize import brentq
+
+    nodes, weights = np.polynomial.legendre.leggauss(100)
+    sums, mass, before = np.zeros(1), np.ones(1), 0  # where the sum may be, with which probability
+    nominal = []
+    for n in planned:
+        step, due = math.sqrt(n - before), alpha_spent(n / planned[-1]) - alpha_spent(before / planned[-1])
+        limit = brentq(_excess, 0.0, 10 * math.sqrt(n), args=(sums, mass, step, due), xtol=1e-10)
+        nominal.append(round(float(2 * ndtr(-limit / math.sqrt(n))), 9))
+        inside = limit * nodes
+        density = np.exp(-(((inside[:, None] - sums) / step) ** 2) / 2) / (step * math.sqrt(2 * math.pi))
+        sums, mass, before = inside, limit * weights * (density @ mass), n
+    return tuple(nominal)
+
+
+def _excess(limit: float, sums: Array, mass: Array, step: float, due: float) -> float:
+    """The probability of a sum beyond a limit after one more step, minus what is due."""
+    return float(mass @ (ndtr((sums - limit) / step) + ndtr((-sums - limit) / step))) - due
+
+
+def analysis_of(study: Study, recipe: AnyRecipe) -> Analysis:
+    """The analysis that the seeds of a recipe in a study make."""
+    planned, seeds = study.schedule, len(study.seeds_of(recipe))
+    earlier = (*study.analyzed, *([planned[-1]] if planned and seeds > planned[-1] else []))
+    unplanned = (*earlier, seeds) if earlier else ()
+    if not planned:
+        return Analysis(unplanned=unplanned)
+    made = next((i for i, n in enumerate(planned) if n >= seeds), len(planned) - 1)
+    return Analysis(made + 1, levels(planned)[made], alpha_spent(planned[made] / planned[-1]), unplanned)
+
+
+def analyses_of(studies: Iterable[Study], recipes: Iterable[AnyRecipe] = ()) -> dict[AnyRecipe, Analysis]:
+    """The analysis of every recipe; where studies share one, the analysis with the most before it counts.
+
+    Of `recipes`, those in no study were in one that was since run with others under the same name. They get
+    the analysis with the most before it of all.
+    """
+
+    def before(analysis: Analysis) -> tuple[int, int]:
+        return len(analysis.unplanned), analysis.number
+
+    analyses: dict[AnyRecipe, Analysis] = {}
     for study in studies:
         for recipe in study.recipes:
-            look = look_of(study, recipe)
-            if recipe not in looks or look.spent > looks[recipe].spent:
-                looks[recipe] = look
-    most = max(looks.values(), key=lambda look: look.spent, default=Look())
-    return dict.fromkeys(recipes, most) | looks
+            analyses[recipe] = max(analysis_of(study, recipe), analyses.get(recipe, Analysis()), key=before)
+    return dict.fromkeys(recipes, max(analyses.values(), key=before, default=Analysis())) | analyses

@@ -27,12 +27,13 @@ class Difference:
     before: float  # memory of the one
     after: float  # of the other
     difference: float
-    low: float  # 95% interval of the difference
+    low: float  # interval of the difference, of level 1 - alpha
     high: float
     p: float
     method: str  # "paired" contrasts where both memories are significant, else "intervals"
     n_scales: int
     n_seeds: int
+    alpha: float = ALPHA
 
     @property
     def significant(self) -> bool:
@@ -63,7 +64,11 @@ def controlled_pairs(recipes: Sequence[AnyRecipe]) -> list[tuple[AnyRecipe, AnyR
 
 
 def difference(
-    one: Sequence[RunRecord], other: Sequence[RunRecord], metric: str = "test_accuracy"
+    one: Sequence[RunRecord],
+    other: Sequence[RunRecord],
+    metric: str = "test_accuracy",
+    *,
+    alpha: float = ALPHA,
 ) -> Difference | None:
     """Compare the memories of two recipes; None where they share fewer than two scales or two seeds."""
     scales = {record.run.scale for record in one} & {record.run.scale for record in other}
@@ -72,17 +77,17 @@ def difference(
     sides = [profile([r for r in side if r.run.scale in scales], metric) for side in (one, other)]
     seeds = sorted(set(sides[0].seeds) & set(sides[1].seeds))
     before, after = (side.values[[side.seeds.index(seed) for seed in seeds]] for side in sides)
-    return compare(before, after)
+    return compare(before, after, alpha=alpha)
 
 
-def compare(before: Array, after: Array) -> Difference | None:
+def compare(before: Array, after: Array, *, alpha: float = ALPHA) -> Difference | None:
     """The difference of two ranges, each of values of shape (seed, scale); None from fewer than two seeds."""
     n_seeds, n_scales = after.shape
     if n_seeds < 2:
         return None
     one, other = spreads(before), spreads(after)
     paired = bool(one.p <= ALPHA and other.p <= ALPHA)
-    compared = compared_ranges(before, after)
+    compared = compared_ranges(before, after, alpha=alpha)
     return Difference(
         before=float(compared.before),
         after=float(compared.after),
@@ -93,6 +98,7 @@ def compare(before: Array, after: Array) -> Difference | None:
         method="paired" if paired else "intervals",
         n_scales=n_scales,
         n_seeds=n_seeds,
+        alpha=alpha,
     )
 
 
@@ -110,10 +116,10 @@ def compared_ranges(before: Array, after: Array, *, alpha: float = ALPHA) -> Com
     both = np.asarray((tested[0].p <= ALPHA) & (tested[1].p <= ALPHA))
     gap, error = _contrast_gap(before, after)
     half = student(before.shape[-2] - 1, alpha / 2) * error
-    centre, down, up = _from_intervals(one, other, tested[0].corrected, tested[1].corrected)
+    centre, down, up = _from_intervals(one, other, tested[0].debiased, tested[1].debiased)
     return Compared(
-        before=np.where(both, one.spread, tested[0].corrected),
-        after=np.where(both, other.spread, tested[1].corrected),
+        before=np.where(both, one.spread, tested[0].debiased),
+        after=np.where(both, other.spread, tested[1].debiased),
         difference=np.where(both, gap, centre),
         low=np.where(both, gap - half, centre - down),
         high=np.where(both, gap + half, centre + up),
@@ -122,7 +128,7 @@ def compared_ranges(before: Array, after: Array, *, alpha: float = ALPHA) -> Com
 
 
 def _from_intervals(one: Spreads, other: Spreads, first: Array, second: Array) -> tuple[Array, Array, Array]:
-    """Difference of the corrected ranges, and its distances to the lower and the upper limit."""
+    """Difference of the debiased ranges, and its distances to the lower and the upper limit."""
     parts = [
         (np.maximum(second - other.low, 0.0), np.maximum(one.high - first, 0.0)),
         (np.maximum(other.high - second, 0.0), np.maximum(first - one.low, 0.0)),

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, allowed, count
-from initmem.measures.design import METRICS, Look, labelled, own_metrics, plain, present_name, unit_of
-from initmem.measures.failures import Failures, failures
+from initmem.measures.design import (
+    METRICS,
+    Analysis,
+    analyses_of,
+    default_metric,
+    labelled,
+    own_metrics,
+    plain,
+    present_name,
+    unit_of,
+)
+from initmem.measures.failures import EQUAL_RATES, Failures, failures
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
+from initmem.store.results import Source, collected
+from initmem.study import recipes_of
 
-Verdict = Literal["remembers", "forgets", "undetermined", "not applicable"]
-Size = Literal["large", "moderate", "small"]
+Verdict = Literal["remembers", "forgets", "inconclusive", "untrained", "not applicable"]
 
 TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
-SIZES: dict[Size, float] = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
-FEW_SEEDS = 3  # up to so many are a first look
+SIZES = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
+FEW_SEEDS = 3  # up to so many find hardly anything
 NEVER_USED = "the pipeline never used the scale"
+ABOUT_INTERVAL = "The interval accounts for the choice of seeds, not for the choice of test examples"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +55,9 @@ class Profile:
 class Memory:
     """The memory of one recipe: in percentage points for accuracies, else in the metric's own unit.
 
-    `low` is positive exactly when `p` is at most `alpha`. The verdict is then `remembers`, unless `high` is
-    within the tolerance.
+    `low` is positive exactly when `p` is at most `alpha`, and `high` is within the tolerance exactly when
+    `p_equivalence` is at most `alpha` / 2. The verdict follows from these, `forgets` first, where they also
+    stand after an adjustment for the `family` of recipes that were measured together.
     """
 
     recipe: str
@@ -54,31 +67,36 @@ class Memory:
     memory: float | None
     low: float | None
     high: float | None
-    floor: float | None
-    p: float | None
-    corrected: float | None
+    noise_range: float | None  # expected from noise alone
+    p: float | None  # of "the range is 0"
+    debiased: float | None
     verdict: Verdict
-    seeds_needed: int | None  # in all, to settle an undetermined verdict; None: settled, or beyond reach
     unit: str
     recipe_id: str
-    size: Size | None = None  # of a memory that is significant, by its corrected value
+    size: str | None = None  # of a memory that is significant: the classes that its interval reaches
+    seeds_needed: int | None = None  # in all, to settle an inconclusive verdict; None: settled, or over 300
     tolerance: float | None = None
-    p_equivalence: float | None = None  # of a range beyond the tolerance
-    q: float | None = None  # p, adjusted for the recipes shown
-    q_equivalence: float | None = None
-    survives: bool | None = None  # whether the verdict stands after that adjustment; None: nothing to adjust
-    alpha: float = ALPHA  # level of the test at this look; the interval has level 1 - alpha
-    look: int = 1
-    alpha_spent: float = ALPHA  # over all looks so far
-    failed: int = 0  # runs that failed to train: at chance, or diverged
-    failure_p: float | None = None  # of failure rates that are equal at all scales
-    failure_limit: float | None = None  # no two scales' failure rates differ by more, at 97.5%
+    p_equivalence: float | None = None  # of "the range exceeds the tolerance", by two one-sided tests
+    p_adjusted: float | None = None  # of the two p-values the one that decides the verdict, adjusted
+    p_equivalence_adjusted: float | None = None
+    adjust: str = "bh"
+    family: int = 1  # number of recipes that it is adjusted for
+    alpha: float = ALPHA  # level of this analysis; the interval has level 1 - alpha
+    analysis: int = 1  # its number in a planned schedule
+    alpha_spent: float = ALPHA  # over all analyses so far
+    untrained: int = 0  # runs at chance, or diverged
+    failure_p: float | None = None  # of rates of untrained runs that are equal at all scales
+    failure_limit: float | None = None  # no two scales' rates of untrained runs differ by more, at 97.5%
+    equal_failure_rates: bool = True  # as far as one can tell: `forgets` asks for it
     dropped_seeds: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    values: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the thresholds behind the words."""
-        return asdict(self) | {"thresholds": self.thresholds}
+        row = asdict(self) | {"verdict_text": self.verdict_text, "thresholds": self.thresholds}
+        del row["values"]
+        return row
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -88,45 +106,66 @@ class Memory:
         return {"alpha": self.alpha} | ({} if limit is None else {"tolerance": limit}) | sizes
 
     @property
+    def short_verdict(self) -> str:
+        """The verdict with its size, and whether it is adjusted."""
+        settled = self.verdict in ("remembers", "forgets")
+        unadjusted = " (unadjusted)" if settled and self.adjust == "none" else ""
+        return f"{self.verdict}{f' ({self.size})' if self.size else ''}{unadjusted}"
+
+    @property
     def verdict_text(self) -> str:
-        """The verdict with its size; a star marks one that does not survive the adjustment for many tests."""
-        size = f" ({self.size})" if self.size else ""
-        return f"{self.verdict}{size}{'*' if self.survives is False else ''}"
+        """The same, with the failure rates that `forgets` does not exclude."""
+        return self.short_verdict + (f" ({self.not_excluded})" if self.not_excluded else "")
+
+    @property
+    def not_excluded(self) -> str:
+        """Which failure rates too few runs leave possible, for a memory that is forgotten."""
+        unseen = self.verdict == "forgets" and (self.failure_limit or 0) > EQUAL_RATES
+        return f"failure rates up to {100 * (self.failure_limit or 0):.0f}% not excluded" if unseen else ""
 
     @property
     def meaning(self) -> str:
-        """The verdict in one sentence."""
-        if self.verdict == "not applicable":
-            return "The pipeline never used the initialization scale, so there is nothing to measure."
+        """The verdict in words."""
+        match self.verdict:
+            case "not applicable":
+                return "The pipeline never used the initialization scale, so there is nothing to measure."
+            case "untrained":
+                return "All runs are at chance, so there is nothing to remember."
         if self.memory is None:
             return f"No seed has a {self.metric} at every scale yet."
-        shown, floor = self._shown(self.memory), f"{self.floor or 0:.2g}"
-        level = f"{100 * self.alpha:.2g}%"
-        apart = f"failure rates that differ by {100 * (self.failure_limit or 0):.0f}% are not excluded"
-        match self.verdict:
-            case "remembers":
-                return (
-                    f"Changing only the initialization scale changes the mean {self.metric} by {shown} "
-                    f"(expected from noise alone: {floor}), which is significant at the {level} level."
-                )
-            case "forgets":
-                return f"{self._within}. {apart.capitalize()}."
-            case _ if self.high is not None and self.tolerance is not None and self.high <= self.tolerance:
-                return f"{self._within}, but {apart}."
-            case _ if self.floor is None:
-                return f"One seed says nothing about noise: the {self.metric} has a range of {shown}."
-            case _:
-                return (
-                    f"The mean {self.metric} has a range of {shown} over the initialization scales (expected "
-                    f"from noise alone: {floor}): neither memory nor its absence is established."
-                )
+        if self.noise_range is None:
+            shown = self._shown(self.memory)
+            return f"One seed says nothing about noise: the {self.metric} has a range of {shown}."
+        return f"{self._finding}. {ABOUT_INTERVAL}."
 
     @property
-    def _within(self) -> str:
-        return (
+    def _finding(self) -> str:
+        shown, noise = self._shown(self.memory), f"{self.noise_range or 0:.2g}"
+        family = f", adjusted for {self.family} recipes" if self.family > 1 and self.adjust != "none" else ""
+        within = (
             f"The mean {self.metric} differs by at most {self._shown(self.high)} between any two "
             f"initialization scales, which is within the tolerance of {self._shown(self.tolerance)}"
         )
+        if self.verdict == "remembers":
+            return (
+                f"Changing only the initialization scale changes the mean {self.metric} by {shown} "
+                f"(expected from noise alone: {noise}), which is significant at the "
+                f"{100 * self.alpha:.2g}% level{family}"
+            )
+        if self.verdict == "forgets":
+            return within + (f"; {self.not_excluded}" if self.not_excluded else "")
+        if not self.equal_failure_rates and self._passes:
+            rates = f"rates of untrained runs that differ by {100 * (self.failure_limit or 0):.0f}%"
+            return f"{within}, but {rates} between scales are not excluded"
+        return (
+            f"The mean {self.metric} has a range of {shown} over the initialization scales (expected "
+            f"from noise alone: {noise}): neither memory nor its absence is established{family}"
+        )
+
+    @property
+    def _passes(self) -> bool:
+        """Whether the interval lies within the tolerance."""
+        return self.high is not None and self.tolerance is not None and self.high <= self.tolerance
 
     def _repr_html_(self) -> str:
         return Memories([self])._repr_html_()
@@ -141,8 +180,8 @@ class Memory:
             return f"not measured, {self.verdict}"
         text = self._shown(self.memory)
         if self.low is not None:
-            text += f" [{self.low:.3g}, {self.high:.3g}], floor {self.floor:.2g}"
-        needed = f" ({self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""
+            text += f" [{self.low:.3g}, {self.high:.3g}], noise range {self.noise_range:.2g}"
+        needed = f" (about {self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""
         return f"{text}, {self.verdict_text}{needed}"
 
 
@@ -188,29 +227,51 @@ def memory(
     tolerance: float | None = None,
     failure_tolerance: float | None = None,
     label: str | None = None,
-    look: Look | None = None,
+    analysis: Analysis | None = None,
 ) -> Memory:
     """Measure the memory of one recipe from its records.
 
     `tolerance` is the range that counts as forgotten; with `failure_tolerance`, `forgets` also asks that the
-    rates of failed runs differ by no more than that between scales. `look` gives the level of this look.
+    rates of untrained runs differ by no more than that between scales. Records know nothing of a plan of
+    interim analyses: `memory_table` of a store or an archive does, and passes it on as `analysis`.
     """
-    arranged, look = profile(records, metric), look or Look()
+    row = measured(
+        records,
+        metric,
+        tolerance=tolerance,
+        failure_tolerance=failure_tolerance,
+        label=label,
+        analysis=analysis,
+    )
+    return judged([row])[0]
+
+
+def measured(
+    records: Sequence[RunRecord],
+    metric: str,
+    *,
+    tolerance: float | None = None,
+    failure_tolerance: float | None = None,
+    label: str | None = None,
+    analysis: Analysis | None = None,
+) -> Memory:
+    """The same before `judged` gives it a verdict."""
+    arranged, analysis = profile(records, metric), analysis or Analysis()
     values, recipe = arranged.values, arranged.recipe
     _, unit = unit_of(metric)
     n_seeds, n_scales = values.shape
     bound = 100.0 if unit == "pp" and metric != "repair_gap" else math.inf
     applicable = scale_used(records)
-    measured = n_seeds > 0 and applicable
-    known = spread(values, alpha=look.alpha, bound=bound) if measured else Spread(*[None] * 6)
+    known = Spread(*[None] * 6)
+    if n_seeds > 0 and applicable:
+        known = spread(values, alpha=analysis.alpha, bound=bound)
     limit = TOLERANCE_PP if tolerance is None and unit == "pp" else tolerance
     trained = failures(records)
-    equal = trained is None or trained.equal(failure_tolerance)
-    verdict = judge(known.p, known.high, limit, alpha=look.alpha, equal_failures=equal)
+    verdict: Verdict = "inconclusive"
     if not applicable:
         verdict = "not applicable"
-    passed = known.high is not None and limit is not None and known.high <= limit
-    open_ = verdict == "undetermined" and n_seeds > 0 and not passed  # else failure rates leave it open
+    elif trained is not None and trained.at_chance == trained.n:
+        verdict = "untrained"
     return Memory(
         recipe=label or recipe.label(recipe.informative(["optimizer", "learning_rate"])),
         metric=arranged.metric,
@@ -219,24 +280,24 @@ def memory(
         memory=known.spread,
         low=known.low,
         high=known.high,
-        floor=known.floor,
+        noise_range=known.noise_range,
         p=known.p,
-        corrected=known.corrected,
+        debiased=known.debiased,
         verdict=verdict,
-        seeds_needed=seeds_needed(values, limit, alpha=look.alpha) if open_ else None,
         unit=unit,
         recipe_id=recipe.id,
-        size=size_of(known.corrected, limit) if verdict == "remembers" else None,
         tolerance=limit,
         p_equivalence=equivalence_p(values, limit) if limit is not None and known.p is not None else None,
-        alpha=look.alpha,
-        look=look.number,
-        alpha_spent=look.spent,
-        failed=trained.failed if trained else 0,
+        alpha=analysis.alpha,
+        analysis=analysis.number,
+        alpha_spent=analysis.spent,
+        untrained=trained.untrained if trained else 0,
         failure_p=trained.p if trained else None,
         failure_limit=trained.largest_difference if trained else None,
+        equal_failure_rates=trained is None or trained.equal(failure_tolerance),
         dropped_seeds=arranged.dropped,
-        notes=(*_notes(arranged, known, look, trained), *_early_notes(records), *_code_notes(records)),
+        notes=(*_notes(arranged, known, analysis, trained), *_early_notes(records), *_code_notes(records)),
+        values=values,
     )
 
 
@@ -246,51 +307,97 @@ def scale_used(records: Sequence[RunRecord]) -> bool:
     return not trained or any(record.provenance.get("scale_used", True) for record in trained)
 
 
-def judge(
-    p: float | None,
-    high: float | None,
-    tolerance: float | None,
-    *,
-    alpha: float = ALPHA,
-    equal_failures: bool = True,
-) -> Verdict:
-    """Equivalence first: a range within the tolerance is forgotten, however significant it may be.
+def judged(rows: Sequence[Memory], adjust: str = "bh") -> Memories:
+    """Give memories their verdicts, adjusted for their number.
 
-    Means that agree are not enough where runs fail to train at rates that depend on the scale, or that have
-    not been shown to be equal: then only the test of the means speaks.
+    Each recipe makes one claim: that its range is within the tolerance, where the interval is, else that it
+    is not 0. Benjamini and Hochberg's adjustment of the claims' p-values controls the share of false claims.
+    A level other than 5% enters as a weight of the p-value.
     """
-    if equal_failures and high is not None and tolerance is not None and high <= tolerance:
-        return "forgets"
-    return "remembers" if p is not None and p <= alpha else "undetermined"
+    claims = [_claim(row) for row in rows]
+    weights = [ALPHA / row.alpha for row in rows]
+    raw = [
+        None if claim is None else min(claim[1] * w, 1.0) for claim, w in zip(claims, weights, strict=True)
+    ]
+    ps = adjusted(raw, adjust)
+    family, settled = sum(p is not None for p in raw), sum(p is not None and p <= ALPHA for p in ps)
+    memories = Memories()
+    for row, claim, weight, p in zip(rows, claims, weights, ps, strict=True):
+        made = replace(row, adjust=adjust, family=max(family, 1))
+        if claim is not None and p is not None:
+            share = 1.0 if adjust == "none" else min((settled + 1) / family, 1.0)
+            made = _verdict(made, *claim, max(claim[1], p / weight), share)
+        memories.append(made)
+    return memories
 
 
-def size_of(corrected: float | None, tolerance: float | None) -> Size | None:
-    """How large a memory is, in tolerances; None where the metric has none."""
-    if corrected is None or not tolerance:
+def _claim(row: Memory) -> tuple[Verdict, float] | None:
+    """What a memory claims if it is settled, with the p-value that is judged at its alpha."""
+    if row.p is None or row.verdict in ("untrained", "not applicable"):
         return None
-    return next(name for name, times in SIZES.items() if corrected >= times * tolerance)
+    if row.p_equivalence is not None and row.equal_failure_rates and 2 * row.p_equivalence <= row.alpha:
+        return "forgets", 2 * row.p_equivalence
+    return "remembers", row.p
 
 
-def _notes(arranged: Profile, known: Spread, look: Look, trained: Failures | None) -> list[str]:
+def _verdict(row: Memory, claim: Verdict, alone: float, p: float, share: float) -> Memory:
+    """A memory whose claim has a p-value alone and adjusted; the next claim is judged at a share of alpha."""
+    verdict: Verdict = claim if p <= row.alpha else "inconclusive"
+    forgets, notes, needed = claim == "forgets", row.notes, None
+    if verdict == "inconclusive" and alone <= row.alpha:
+        what, times = ("equivalence p", 0.5) if forgets else ("p", 1.0)
+        notes += (f"{what} = {times * alone:.2g} alone, {times * p:.2g} adjusted for {row.family} recipes",)
+    if verdict == "inconclusive" and (row.equal_failure_rates or not row._passes):
+        needed = seeds_needed(row.values, row.tolerance, alpha=float(f"{row.alpha * share:.2g}"))
+    return replace(
+        row,
+        verdict=verdict,
+        size=size_range(row.low, row.high, row.tolerance) if verdict == "remembers" else None,
+        p_adjusted=None if forgets else p,
+        p_equivalence_adjusted=p / 2 if forgets else None,
+        seeds_needed=needed,
+        notes=notes,
+    )
+
+
+def size_of(value: float | None, tolerance: float | None) -> str | None:
+    """How large a memory is, in tolerances; None where the metric has none."""
+    if value is None or not tolerance:
+        return None
+    return next(name for name, times in SIZES.items() if value >= times * tolerance)
+
+
+def size_range(low: float | None, high: float | None, tolerance: float | None) -> str | None:
+    """The sizes that an interval reaches: one word where it lies within one class."""
+    return " to ".join(dict.fromkeys(filter(None, (size_of(x, tolerance) for x in (low, high))))) or None
+
+
+def _notes(arranged: Profile, known: Spread, analysis: Analysis, trained: Failures | None) -> list[str]:
     """What a reader has to know beside the numbers."""
     notes = []
     n = len(arranged.seeds)
     if 1 < n <= FEW_SEEDS:
-        notes.append(f"first look: {n} seeds miss most memories of a few standard deviations")
+        notes.append(f"{n} seeds miss most memories of a few standard deviations")
     if arranged.dropped:
         listed = ", ".join(map(str, arranged.dropped))
         notes.append(
             f"left out, because a scale has no finite value: seed{'s' * (len(arranged.dropped) > 1)} {listed}"
         )
-    if known.p is not None and known.floor == 0 and n > 1:
+    if known.p is not None and known.noise_range == 0 and n > 1:
         alike = "values" if not np.ptp(arranged.values, axis=0).any() else "differences between scales"
         notes.append(f"all seeds gave the same {alike}, so no noise was measured: is the seed used?")
-    if look.number > 1:
+    if analysis.alpha < ALPHA:
         notes.append(
-            f"look {look.number}: tested at {100 * look.alpha:.2g}%, interval at "
-            f"{100 * (1 - look.alpha):.3g}%; {100 * look.spent:.2g}% spent over all looks"
+            f"interim analysis {analysis.number}: tested at {100 * analysis.alpha:.2g}%, interval at "
+            f"{100 * (1 - analysis.alpha):.3g}%; {100 * analysis.spent:.2g}% of alpha spent"
         )
-    if trained and trained.failed:
+    if analysis.unplanned:
+        counts = ", then ".join(map(str, analysis.unplanned))
+        notes.append(
+            f"seeds were added after a first analysis ({counts}) without a plan: the error rate of the "
+            f"verdict is above {100 * ALPHA:.2g}%"
+        )
+    if trained and trained.untrained:
         notes.append(_failure_note(trained))
     return notes
 
@@ -323,56 +430,48 @@ def _code_notes(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _failure_note(trained: Failures) -> str:
-    counts = f"{trained.failed} of {trained.n} runs failed to train"
+    are = "is" if trained.untrained == 1 else "are"
+    counts = f"{trained.untrained} of {trained.n} runs {are} untrained (at chance or diverged)"
     if trained.memorized:
-        counts += f" ({trained.memorized} of them memorized the training examples: at chance on others)"
+        counts += f"; {trained.memorized} of them memorized the training examples"
     if trained.p is None:
         return counts
     if trained.p <= ALPHA:
-        return f"{counts}, at rates that depend on the scale (exact p = {trained.p:.2g})"
-    return f"{counts}; rates that differ between scales cannot be excluded (exact p = {trained.p:.2g})"
+        return f"{counts}, at rates that depend on the scale (p = {trained.p:.2g})"
+    return f"{counts}; rates that differ between scales cannot be excluded (p = {trained.p:.2g})"
 
 
 def memory_table(
-    records: Sequence[RunRecord],
-    metric: str = "test_accuracy",
+    source: Source,
+    metric: str | None = None,
     *,
-    order: Sequence[AnyRecipe] = (),
+    recipes: Sequence[AnyRecipe] | None = None,
     tolerance: float | None = None,
     failure_tolerance: float | None = None,
     adjust: str = "bh",
-    looks: Mapping[AnyRecipe, Look] | None = None,
 ) -> Memories:
-    """The memory of every recipe, in the given order, then as they come, adjusted for their number."""
-    return adjust_memories(
+    """The memory of every recipe of a store, an archive, the path of one, several of these, or of records.
+
+    Plain records know nothing of their study: recipes come in order of appearance, and no interim analyses
+    are taken into account. `recipes` chooses some. Verdicts are adjusted for the number of recipes
+    (Benjamini-Hochberg; `adjust="none"`: not). Without a metric: test accuracy, or the next best recorded.
+    """
+    data = collected(source)
+    order = recipes_of(data.studies()) if recipes is None else recipes
+    records = [r for r in data.records() if recipes is None or r.run.recipe in recipes]
+    chosen = metric or default_metric(records)
+    groups, analyses = labelled(records, order), analyses_of(data.studies(), (r.run.recipe for r in records))
+    return judged(
         [
-            memory(
+            measured(
                 group,
-                metric,
+                chosen,
                 tolerance=tolerance,
                 failure_tolerance=failure_tolerance,
                 label=label,
-                look=(looks or {}).get(group[0].run.recipe),
+                analysis=analyses.get(group[0].run.recipe),
             )
-            for label, group in labelled(records, order).items()
+            for label, group in groups.items()
         ],
         adjust,
     )
-
-
-def adjust_memories(rows: Sequence[Memory], method: str = "bh") -> Memories:
-    """Add q-values over these recipes, and say which verdicts survive them."""
-    qs = adjusted([row.p for row in rows], method)
-    equivalence = adjusted([row.p_equivalence for row in rows], method)
-    return Memories(
-        replace(row, q=q, q_equivalence=other, survives=_survives(row, q, other))
-        for row, q, other in zip(rows, qs, equivalence, strict=True)
-    )
-
-
-def _survives(row: Memory, q: float | None, q_equivalence: float | None) -> bool | None:
-    if row.verdict == "remembers" and q is not None:
-        return q <= row.alpha
-    if row.verdict == "forgets" and q_equivalence is not None:
-        return q_equivalence <= row.alpha / 2
-    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,45 +15,79 @@ from initmem.measures.chaos import chaos_floor, seed_variance
 from initmem.measures.clock_fits import clock_fits, observed
 from initmem.measures.collapse import collapse, families
 from initmem.measures.design import (
+    Analysis,
+    analyses_of,
     by_scale,
     curve_metric,
     default_metric,
     labelled,
     plain,
+    present_name,
     scale_means,
     unit_of,
 )
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
 from initmem.measures.interpolation import median_interpolation
-from initmem.measures.memory import Memory, scale_used
+from initmem.measures.memory import Memory, memory_table, scale_used
 from initmem.measures.radial import radial_memory
 from initmem.measures.sharpness import sharpness
 from initmem.measures.statistics import adjusted
+from initmem.pipeline.metric_names import metric_name
 from initmem.recipe import AnyRecipe
+from initmem.store.encoding import plain_values
 from initmem.store.record import RunRecord
+from initmem.store.results import Collection, Data, Source, collected
+from initmem.study import recipes_of
 
 Row = dict[str, Any]
 Groups = dict[str, list[RunRecord]]  # by the label of the recipe
 
 
-def rows_of(
-    what: str,
-    records: Sequence[RunRecord],
+def measure(
+    source: Source,
+    what: str = "memory",
     *,
     metric: str | None = None,
-    order: Sequence[AnyRecipe] = (),
-    **options: Any,
+    scales: Sequence[float] | None = None,
+    tolerance: float | None = None,
+    failure_tolerance: float | None = None,
+    adjust: str = "bh",
 ) -> list[Row]:
-    """The rows of one measure, recipe by recipe; `options` are those that it takes (`OPTIONS`)."""
-    if what not in MEASURES:
+    """The rows that `initmem measure --json` prints, as plain values.
+
+    `source` is a store or an archive, the path of one, several of these, or records. Plain records know
+    nothing of the order of recipes and of planned interim analyses. `what` is a measure; `scales` chooses
+    some of the scales.
+    """
+    if what not in ("memory", *MEASURES):
         raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES], what)})")
+    options: dict[str, Any] = {"tolerance": tolerance, "failure_tolerance": failure_tolerance}
+    options = {name: value for name, value in options.items() if value is not None}
+    options |= {"adjust": adjust} if adjust != "bh" else {}
     for name in options:
         if what not in OPTIONS[name]:
             raise ConfigError(f"{name} does nothing with what = {what!r} ({allowed(OPTIONS[name])})")
-    groups, left_out = labelled(records, order), not_applicable(what, records, order)
+    data = at_scales(source, scales)
+    chosen = metric and present_name(metric_name(metric), data.records())
+    if what == "memory":
+        return memory_rows(memory_table(data, chosen, **options), data.records())
+    groups, left_out = labelled(data.records(), recipes_of(data.studies())), not_applicable(what, data)
     used = {label: group for label, group in groups.items() if label not in left_out}
-    return MEASURES[what](used, metric, **options)
+    if what == "difference":
+        options |= {"analyses": analyses_of(data.studies(), (r.run.recipe for r in data.records()))}
+    return [plain_values(row) for row in MEASURES[what](used, chosen, **options)]
+
+
+def at_scales(source: Source, scales: Sequence[float] | None) -> Data:
+    """The records at some of the scales."""
+    data = collected(source)
+    if scales is None:
+        return data
+    there = sorted({record.run.scale for record in data.records()})
+    if missing := sorted(set(scales) - set(there)):
+        raise ConfigError(f"scales = {missing} ({allowed(there)})")
+    return Collection([r for r in data.records() if r.run.scale in scales], data.studies())
 
 
 def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> list[Row]:
@@ -62,16 +96,18 @@ def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> lis
     for record in records:
         groups.setdefault(record.run.recipe.id, []).append(record)
     return [
-        row.to_json() | {"scales": [at._asdict() for at in scale_means(groups[row.recipe_id], row.metric)]}
+        plain_values(row.to_json())
+        | {"scales": [at._asdict() for at in scale_means(groups[row.recipe_id], row.metric)]}
         for row in memories
     ]
 
 
-def not_applicable(what: str, records: Sequence[RunRecord], order: Sequence[AnyRecipe] = ()) -> list[str]:
+def not_applicable(what: str, data: Data) -> list[str]:
     """The recipes that never used the scale, where a measure asks for its effect."""
     if what not in OF_SCALE:
         return []
-    return [label for label, group in labelled(records, order).items() if not scale_used(group)]
+    groups = labelled(data.records(), recipes_of(data.studies()))
+    return [label for label, group in groups.items() if not scale_used(group)]
 
 
 def _beta(groups: Groups, metric: str | None) -> list[Row]:
@@ -133,22 +169,25 @@ def _collapse(groups: Groups, metric: str | None) -> list[Row]:
     return rows
 
 
-def _difference(groups: Groups, metric: str | None, adjust: str = "bh") -> list[Row]:
-    """Pairs of recipes that differ in one field alone."""
+def _difference(
+    groups: Groups, metric: str | None, *, analyses: Mapping[AnyRecipe, Analysis], adjust: str = "bh"
+) -> list[Row]:
+    """Pairs of recipes that differ in one field alone, each at the stricter level of the two."""
     named = {records[0].run.recipe: (label, records) for label, records in groups.items()}
     rows: list[Row] = []
     for one, other, field in controlled_pairs(list(named)):
         (before, first), (after, second) = named[one], named[other]
-        found = difference(first, second, metric or default_metric(first))
+        alpha = min(analyses[recipe].alpha for recipe in (one, other))
+        found = difference(first, second, metric or default_metric(first), alpha=alpha)
         if found is not None:
             row = {"field": field, "from": before, "to": after} | asdict(found)
             rows.append(row | {"significant": found.significant})
-    qs = adjusted([row["p"] for row in rows], adjust)
-    return [row | {"q": q} for row, q in zip(rows, qs, strict=True)]
+    ps = adjusted([row["p"] for row in rows], adjust)
+    return [row | {"p_adjusted": p} for row, p in zip(rows, ps, strict=True)]
 
 
 def _failures(groups: Groups, metric: str | None) -> list[Row]:
-    """Runs that failed to train, scale by scale; p is the recipe's."""
+    """Untrained runs, scale by scale; p is the recipe's."""
     rows: list[Row] = []
     for label, records in groups.items():
         if (counted := failures(records)) is not None:

@@ -14,15 +14,16 @@ covariance S of the scales, taken relative to each seed's own mean (C S C with C
 - Upper limit. The largest one-sided paired Student limit over all pairs of scales. One of these pairs is the
   true pair of extremes, whose own limit has the nominal level.
 - Estimate. The range of noisy means is biased upward, because the extreme scales are chosen by the data that
-  then measure them. `corrected` chooses them on some seeds and measures their difference on the others.
+  then measure them. `debiased` chooses them on some seeds and measures their difference on the others.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,8 @@ from scipy.special import fdtrc, fdtri, stdtr, stdtrit
 from initmem.errors import ConfigError, allowed
 
 ALPHA = 0.05
-Adjustment = Literal["bh", "holm", "none"]
-ADJUSTMENTS: tuple[Adjustment, ...] = get_args(Adjustment)
+POWER = 0.8
+ADJUSTMENTS = ("bh", "none")
 FOLDS = 5  # groups of seeds that are left out in turn
 
 Array = NDArray[np.float64]
@@ -44,9 +45,9 @@ class Spread(NamedTuple):
     spread: float | None
     low: float | None
     high: float | None
-    floor: float | None
+    noise_range: float | None  # expected from noise alone
     p: float | None
-    corrected: float | None
+    debiased: float | None
 
 
 class Spreads(NamedTuple):
@@ -55,9 +56,9 @@ class Spreads(NamedTuple):
     spread: Array
     low: Array
     high: Array
-    floor: Array
+    noise_range: Array
     p: Array
-    corrected: Array
+    debiased: Array
 
 
 class Noise(NamedTuple):
@@ -98,9 +99,9 @@ def spreads(values: Array, *, alpha: float = ALPHA, bound: float = math.inf) -> 
         spread=observed,
         low=np.minimum(low, high),
         high=high,
-        floor=expected_range(k) * np.sqrt(noise.total / ((k - 1) * n)),
+        noise_range=expected_range(k) * np.sqrt(noise.total / ((k - 1) * n)),
         p=p,
-        corrected=np.clip(_cross_validated(values), low, observed),
+        debiased=np.clip(_cross_validated(values), low, observed),
     )
 
 
@@ -230,28 +231,41 @@ def expected_range(k: int) -> float:
 
 
 def seeds_needed(
-    values: Array, tolerance: float | None, *, alpha: float = ALPHA, most: int = 1000
+    values: Array, tolerance: float | None, *, alpha: float = ALPHA, most: int = 300
 ) -> int | None:
-    """How many seeds in all would settle the verdict, if noise and corrected range stay as they are.
+    """How many seeds in all settle the verdict in 80% of studies that continue this one; None: over `most`.
 
-    Either the test rejects or the upper limit falls to the tolerance. None: more than `most`.
+    Studies are simulated: the measured seeds, then normal ones around the debiased profile with the measured
+    covariance. Its size is drawn as well (chi-squared): few seeds hardly determine the noise.
     """
     n, k = values.shape
     if n < 2 or k < 2:
         return None
-    means, noise = values.mean(axis=0), noise_of(values)
-    known = spread(values, alpha=alpha)
-    share = (known.corrected or 0.0) / known.spread if known.spread else 0.0
-    more = np.arange(n + 1, most + 1)
-    centred = share * (means - means.mean())
-    limit = fdtri(noise.freedom, noise.freedom * (more - 1), 1 - alpha) * noise.total
-    settled = more * (centred**2).sum() > limit
-    if tolerance is not None:
-        differences, errors = paired(share * means, noise.covariance, 1)
-        width = stdtrit(more - 1, 1 - alpha / 2) / np.sqrt(more)
-        settled |= (differences + width[:, None, None] * errors).max(axis=(1, 2)) <= tolerance
-    enough = np.flatnonzero(settled)
-    return int(more[enough[0]]) if len(enough) else None
+    return _seeds_needed(values.tobytes(), n, tolerance, alpha, most)
+
+
+@lru_cache(maxsize=4096)
+def _seeds_needed(buffer: bytes, n: int, tolerance: float | None, alpha: float, most: int) -> int | None:
+    values = np.frombuffer(buffer).reshape(n, -1)
+    centred = values - values.mean(axis=1, keepdims=True)
+    means, observed = centred.mean(axis=0), spread(values)
+    share = (observed.debiased or 0.0) / observed.spread if observed.spread else 0.0
+    freedom = float(noise_of(values).freedom) * (n - 1)
+
+    def settles(seeds: int, studies: int = 200) -> bool:
+        rng = np.random.default_rng(0)
+        size = np.sqrt(freedom / rng.chisquare(freedom, (studies, 1, 1)))
+        noise = rng.standard_normal((studies, seeds - n, n)) @ (centred - means) / math.sqrt(n - 1)
+        measured = np.broadcast_to(centred, (studies, *centred.shape))
+        found = spreads(np.concatenate([measured, share * means + size * noise], axis=1), alpha=alpha)
+        within = found.high <= (-math.inf if tolerance is None else tolerance)
+        return bool(((found.p <= alpha) | within).mean() >= POWER)
+
+    counts = {*range(3, 20), *(round(20 * (most / 20) ** (i / 29)) for i in range(30))}
+    grid: list[int] = sorted(m for m in counts if m > n)
+    if not grid or not settles(grid[-1]):
+        return None
+    return grid[bisect_left(grid, True, key=settles)]
 
 
 def student(freedom: int, tail: float = ALPHA / 2) -> float:
@@ -260,22 +274,13 @@ def student(freedom: int, tail: float = ALPHA / 2) -> float:
 
 
 def adjusted(ps: Sequence[float | None], method: str = "bh") -> list[float | None]:
-    """Adjust p-values; None, where there was no test, stays None and does not count.
-
-    bh: Benjamini and Hochberg, the expected share of false discoveries. holm: the probability of any.
-    """
+    """Adjust p-values as Benjamini and Hochberg do; None: no test, which stays None and does not count."""
     from scipy.stats import false_discovery_control
 
     if method not in ADJUSTMENTS:
         raise ConfigError(f"adjust = {method!r} ({allowed(ADJUSTMENTS)})")
-    known = np.array([p for p in ps if p is not None])
-    if method == "bh" and len(known):
-        known = false_discovery_control(known)
-    elif method == "holm":
-        order = np.argsort(known)
-        steps = known[order] * np.arange(len(known), 0, -1)
-        known[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    values = iter(known.tolist())
+    known = [p for p in ps if p is not None]
+    values = iter(false_discovery_control(known).tolist() if method == "bh" and known else known)
     return [None if p is None else next(values) for p in ps]
 
 

@@ -18,18 +18,18 @@ from initmem.measures.design import (
     METRICS,
     curve_metric,
     default_metric,
-    looks_of,
     metric_reason,
     own_metrics,
     present_name,
     scale_means,
 )
-from initmem.measures.memory import Memories, Memory, Verdict, adjust_memories, memory
+from initmem.measures.memory import Memories, Memory, Verdict, memory_table
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord, failure_lines
+from initmem.store.results import Collection
 from initmem.store.store import Store
 from initmem.study import Study
 
@@ -91,14 +91,11 @@ class Result:
         return self.memories(metric, tolerance=tolerance)[0]
 
     def memories(self, metric: str | None = None, *, tolerance: float | None = None) -> Memories:
-        """The memory of every recipe that has a run which did not fail."""
-        rows, looks = Memories(), looks_of(self.store.studies())
-        for recipe, label in zip(self.study.recipes, self.study.labels(), strict=True):
-            records = [record for record in self.records if record.run.recipe == recipe]
-            if any(record.status != "failed" for record in records):
-                look, chosen = looks.get(recipe), self._metric(metric)
-                rows.append(memory(records, chosen, tolerance=tolerance, label=label, look=look))
-        return adjust_memories(rows)
+        """The memory of every recipe that has a run which did not crash."""
+        trained = {record.run.recipe for record in self.records if record.status != "failed"}
+        records = [record for record in self.records if record.run.recipe in trained]
+        data = Collection(records, self.store.studies())
+        return memory_table(data, self._metric(metric), recipes=self.study.recipes, tolerance=tolerance)
 
     def _of_one_recipe(self) -> list[RunRecord]:
         """The records, where they are not of several recipes."""
@@ -112,7 +109,7 @@ class Result:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of `memory()`: `remembers`, `forgets`, `undetermined` or `not applicable`."""
+        """The verdict of `memory()`: `remembers`, `forgets`, `inconclusive` and so on."""
         return self.memory().verdict
 
     def scales(self, metric: str | None = None) -> polars.DataFrame:

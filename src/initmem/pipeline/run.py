@@ -9,7 +9,7 @@
             tracker.end_epoch(val_loss=..., val_accuracy=..., train_accuracy=..., test_accuracy=...)
 
     result = initmem.run(train, scales=[0.1, 0.5, 1, 1.8, 2.5], seeds=range(5), store="runs")
-    print(result.memory("test_accuracy"))       # 12.3 pp [10.9, 13.8], floor 1.1, remembers
+    print(result.memory("test_accuracy"))       # 12.3 pp [10.9, 13.8], noise range 1.1, remembers
 
 `train` is called once for every scale and seed, in worker processes of one thread each. It leaves in the
 store what a bundled study leaves, so `initmem status|measure|report runs` work as well. Called again, `run`

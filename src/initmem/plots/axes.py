@@ -192,7 +192,7 @@ def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
 
 
 def draw_intervals(axes: Axes, panel: Intervals) -> None:
-    """A row per value: its interval or a stem from zero, its noise floor, what was published."""
+    """A row per value: its interval or a stem from zero, its noise range, what was published."""
     known = [v for row in panel.rows for v in (row.value, row.high, row.reference) if v is not None]
     limit = 1.12 * max([*known, panel.tolerance or 0.0, 1.0 if panel.n_scales else 1e-9])
     axes.set(xlim=(0, limit), ylim=(len(panel.rows) - 0.4, -0.6), xlabel=panel.x_title)
@@ -206,8 +206,8 @@ def draw_intervals(axes: Axes, panel: Intervals) -> None:
 
 def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
     color = row.style.color
-    if row.floor is not None:
-        axes.barh(i, row.floor, height=0.6, color="#D9D9D9", label="noise floor" if i == 0 else "")
+    if row.noise_range is not None:
+        axes.barh(i, row.noise_range, height=0.6, color="#D9D9D9", label="noise range" if i == 0 else "")
     if row.value is None:  # on the side where no published value stands
         right = row.reference is None or row.reference < 0.5 * limit
         place: Options = {

@@ -11,7 +11,7 @@ from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
 from initmem.measures.clock_fits import FEWEST, ClockFit, Observed, clock_fits, observed
 from initmem.measures.design import METRICS, default_metric, labelled, own_metrics, plain
-from initmem.measures.memory import TOLERANCE_PP, Memory, memory_table
+from initmem.measures.memory import Memory
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot, Series, Style
 from initmem.plots.series import (
@@ -46,7 +46,8 @@ METRIC_TITLES = {
 VERDICT_COLORS = {
     "remembers": COLORS[1],
     "forgets": COLORS[2],
-    "undetermined": COLORS[6],
+    "inconclusive": COLORS[6],
+    "untrained": COLORS[6],
     "not applicable": COLORS[6],
 }
 
@@ -121,18 +122,9 @@ def sharpness_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] =
     return _single(panel._replace(log_y=True))
 
 
-def memory_plot(
-    records: Sequence[RunRecord],
-    metric: str | None = None,
-    *,
-    tolerance: float | None = None,
-    order: Sequence[AnyRecipe] = (),
-) -> Plot:
-    """The memory of every recipe with its interval, its noise floor and the tolerance."""
-    metric = metric or default_metric(records)
-    rows = memory_table(records, metric, order=order, tolerance=tolerance)
-    unit = rows[0].unit if rows else ""
-    limit = TOLERANCE_PP if tolerance is None and unit == "pp" else tolerance
+def memory_plot(rows: Sequence[Memory]) -> Plot:
+    """The memory of every recipe with its interval, its noise range and the tolerance."""
+    metric, unit, limit = (rows[0].metric, rows[0].unit, rows[0].tolerance) if rows else ("nothing", "", None)
     x_title = f"memory{f' ({unit})' if unit else ''}"
     title = f"Initialization memory of {metric.replace('_', ' ')}"
     return Plot(
@@ -141,7 +133,7 @@ def memory_plot(
         lettered=False,
         about=[
             "Memory: max - min over scales of the mean, with its 95% interval",
-            *(["Gray: noise floor"] if any(row.floor is not None for row in rows) else []),
+            *(["Gray: noise range"] if any(row.noise_range is not None for row in rows) else []),
             *(["Dashed: tolerance"] if limit is not None else []),
         ],
     )
@@ -151,7 +143,9 @@ def memory_interval(row: Memory) -> Interval:
     """A memory as one row of a panel of intervals."""
     style = nth(0)._replace(color=VERDICT_COLORS[row.verdict], marker="o")
     label, void = row.recipe, "not measured yet"
-    return Interval(label, style, row.memory, row.low, row.high, row.floor, void=void, verdict=row.verdict)
+    return Interval(
+        label, style, row.memory, row.low, row.high, row.noise_range, void=void, verdict=row.verdict
+    )
 
 
 def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:

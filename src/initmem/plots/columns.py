@@ -52,16 +52,18 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "from": Column("from", "text", "the first recipe"),
             "to": Column("to", "text", "the second recipe"),
             "before": Column(
-                "before", about="memory of the first; corrected unless paired", form=".1f~", priority=4
+                "before", about="memory of the first; debiased unless paired", form=".1f~", priority=4
             ),
             "after": Column(
-                "after", about="memory of the second; corrected unless paired", form=".1f~", priority=3
+                "after", about="memory of the second; debiased unless paired", form=".1f~", priority=3
             ),
             "difference": Column("difference", about="second minus first", form=".1f~"),
             ("low", "high"): Column("95% interval", about="of the difference", form=".1f~"),
             "significant": Column("significant", "text", "yes: significant at the 5% level"),
             "p": Column("p", about="of no difference", form=".2g", priority=2),
-            "q": Column("q", about="p adjusted for the number of pairs", form=".2g", priority=7),
+            "p_adjusted": Column(
+                "p (adjusted)", about="p adjusted for the number of pairs", form=".2g", priority=7
+            ),
             "method": Column("method", "text", "how the interval was found", priority=8),
             "n_scales": Column("scales", about="number of scales that both recipes have", priority=6),
             "n_seeds": Column("seeds", about="number of seeds that both recipes have", priority=5),
@@ -96,18 +98,18 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "mean": Column("mean", about="over seeds", form=".4g"),
             "deviation": Column("s.d.", about="standard deviation over seeds", form=".2g"),
             "n": Column("n", about="number of runs"),
-            "n_failed": Column("failed", about="runs that failed", priority=1),
+            "n_crashed": Column("crashed", about="runs that crashed", priority=1),
         },
     ),
     "failures": (
-        "Failures to train: runs at chance, or diverged",
+        "Untrained runs: at chance, or diverged",
         {
             "recipe": RECIPE,
             "scale": SCALE,
-            "failed": Column("failed", about="runs that failed to train"),
+            "untrained": Column("untrained", about="runs at chance, or diverged"),
             "n": Column("n", about="number of runs"),
             ("low", "high"): Column("95% interval", about="of the rate (Clopper-Pearson)", form=".2f"),
-            "p": Column("p", about="exact test that the rate does not depend on the scale", form=".2g"),
+            "p": Column("p", about="of a rate that does not depend on the scale", form=".2g"),
             "counts_as_chance": Column(
                 "chance", about="accuracy that counts as chance", form=".3g", priority=4
             ),

@@ -22,12 +22,13 @@ STEPS = 9  # colors of heat maps in the style sheet, h0 to h8
 BAR = (240, 22)  # width and height of the picture of an interval
 SPARK = (120, 30)
 
-# Shapes as well as colors: filled diamond, ring, question mark.
+# Shapes as well as colors: filled diamond, ring, question mark, cross, dash.
 GLYPHS = {
     "remembers": '<path d="M8 1.5 14.5 8 8 14.5 1.5 8Z"/>',
     "forgets": '<circle cx="8" cy="8" r="5.5" class="ring"/>',
-    "undetermined": '<path class="ring" d="M5 6a3 3 0 1 1 4.6 2.5C8.5 9.2 8 9.8 8 11"/>'
+    "inconclusive": '<path class="ring" d="M5 6a3 3 0 1 1 4.6 2.5C8.5 9.2 8 9.8 8 11"/>'
     '<circle cx="8" cy="14" r="1.2"/>',
+    "untrained": '<path class="ring" d="M4 4l8 8M12 4l-8 8"/>',
     "not applicable": '<path class="ring" d="M3 8h10"/>',
 }
 
@@ -173,9 +174,9 @@ def interval_bar(row: Interval, limit: float, tolerance: float | None) -> Markup
         return round(4 + (width - 8) * min(max(value, 0.0), limit) / limit, 1)
 
     parts = [f'<line class="base" x1="{x(0)}" x2="{x(limit)}" y1="{middle}" y2="{middle}"/>']
-    if row.floor is not None:
-        size = f'width="{x(row.floor) - x(0):.1f}" height="{height - 4}"'
-        parts.append(f'<rect class="floor" x="{x(0)}" y="2" {size}/>')
+    if row.noise_range is not None:
+        size = f'width="{x(row.noise_range) - x(0):.1f}" height="{height - 4}"'
+        parts.append(f'<rect class="noise" x="{x(0)}" y="2" {size}/>')
     if tolerance is not None and tolerance < limit:
         at = x(tolerance)
         parts.append(f'<line class="tolerance" x1="{at}" x2="{at}" y1="0" y2="{height}"/>')

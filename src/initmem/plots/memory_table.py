@@ -14,10 +14,16 @@ _COLUMNS = {
     "verdict": Column("verdict", "text", "whether the trained predictor still depends on the scale"),
     "memory": Column("memory", about="range over scales (max - min) of the mean over seeds"),
     "interval": Column("interval"),  # columns_of knows its level
-    "floor": Column("floor", about="what noise alone would show if the scale did not matter", priority=7),
-    "corrected": Column("corrected", about="the memory minus its upward bias", priority=8),
+    "noise_range": Column(
+        "noise range", about="the memory expected from noise alone if the scale did not matter", priority=7
+    ),
+    "debiased": Column("debiased", about="the memory minus its upward bias", priority=8),
     "p": Column("p", about="p-value of the hypothesis that the scale does not matter", priority=9),
-    "q": Column("q", about="p adjusted for the number of recipes shown", priority=6),
+    "p_adjusted": Column(
+        "p (adjusted)",
+        about="p adjusted for the number of recipes; for forgets, of the equivalence test (limit: 0.025)",
+        priority=6,
+    ),
     "design": Column(
         "scales × seeds", "text", "number of scales and of seeds that have them all", priority=5
     ),
@@ -25,21 +31,19 @@ _COLUMNS = {
 }
 SMALLEST_P = 1e-9
 MOST_NOTES = 6
-STARRED = (
-    "does not survive the adjustment for the number of recipes shown "
-    "(judged by q for remembers, by q_equivalence in --json for forgets)"
-)
 
 
 def columns_of(rows: Sequence[Memory]) -> dict[str, Column]:
-    """The columns of these memories: after several looks, intervals are wider than 95%."""
+    """The columns of these memories: intervals of interim analyses are wider than 95%."""
     levels = {row.alpha for row in rows if row.low is not None} or {ALPHA}
     if len(levels) > 1:
-        title, about = "interval", "of the memory: of 95%, or as a note says where there were several looks"
+        title, about = "interval", "of the memory: of 95%, or as a note says for an interim analysis"
     else:
         (alpha,) = levels
         title = f"{100 * (1 - alpha):.3g}% interval"
-        about = f"of the memory: it holds 0 exactly when p is above {alpha:.3g}"
+        about = (
+            f"of the memory, for new seeds and this test set: it holds 0 exactly when p is above {alpha:.3g}"
+        )
     return _COLUMNS | {"interval": Column(title, about=about)}
 
 
@@ -49,17 +53,16 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
     body = [memory_cells(row) | {"remarks": cell(memory_remark(row, until))} for row in rows]
     shown = [key for key in _COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
-    notes = [f"* {STARRED}"] if any(row.survives is False for row in rows) else []
-    notes += shared_notes(rows)
     columns, cells = columns_of(rows), [[row[key] for key in shown] for row in body]
-    return Table(title, [columns[key] for key in shown], cells, notes=notes)
+    return Table(title, [columns[key] for key in shown], cells, notes=shared_notes(rows))
 
 
 def shared_notes(rows: Sequence[Memory]) -> list[str]:
     """What to know beside the numbers, each thing once, with the recipes it is about."""
     about: dict[str, list[str]] = {}
     for row in rows:
-        for note in row.notes:
+        unseen = [f"forgets: {row.not_excluded}"] if row.not_excluded else []
+        for note in [*row.notes, *unseen]:
             about.setdefault(note, []).append(row.recipe)
     lines = []
     for note, names in about.items():
@@ -74,13 +77,13 @@ def memory_cells(row: Memory) -> dict[str, Cell]:
     form = memory_form(row)
     return {
         "recipe": cell(row.recipe, style="name"),
-        "verdict": cell(row.verdict_text, style=f"verdict {row.verdict.split()[0]}"),
+        "verdict": cell(row.short_verdict, style=f"verdict {row.verdict.split()[0]}"),
         "memory": cell(row.memory, form, style="strong"),
         "interval": interval(row.low, row.high, form),
-        "floor": cell(row.floor, form),
-        "corrected": cell(row.corrected, form),
+        "noise_range": cell(row.noise_range, form),
+        "debiased": cell(row.debiased, form),
         "p": Cell(row.p, f"< {SMALLEST_P:g}") if _tiny(row.p) else cell(row.p, ".2g"),
-        "q": cell(row.q, ".2g"),
+        "p_adjusted": cell(row.p_equivalence_adjusted if row.p_adjusted is None else row.p_adjusted, ".2g"),
         "design": cell(f"{row.n_scales} × {row.n_seeds}", style="number"),
     }
 

@@ -93,14 +93,14 @@ class Text(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """One value with whatever is known beside it: interval, noise floor, published value."""
+    """One value with whatever is known beside it: interval, noise range, published value."""
 
     label: str
     style: Style
     value: float | None
     low: float | None = None
     high: float | None = None
-    floor: float | None = None
+    noise_range: float | None = None
     reference: float | None = None
     relation: str = "="  # how the published value is meant: =, <, <=, about
     reference_scales: int | None = None  # over how many scales it was taken

@@ -13,7 +13,7 @@ from initmem.plots.table import Mean, Table
 
 WIDE = 100  # columns of text for the notes
 LEFT, RIGHT = (f' style="text-align: {side}; padding: .2em .8em"' for side in ("left", "right"))
-VERDICTS = {"remembers": "#c75b12", "forgets": "#0b8a63", "undetermined": "#7a8490"}
+VERDICTS = {"remembers": "#c75b12", "forgets": "#0b8a63", "inconclusive": "#7a8490", "untrained": "#7a8490"}
 
 LATEX = {
     "\\": r"\textbackslash{}",

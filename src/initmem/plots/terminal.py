@@ -17,7 +17,8 @@ LONGEST_WORD = 30  # longer words (paths, hashes) are broken
 COLORS = {
     "remembers": "yellow",
     "forgets": "green",
-    "undetermined": "dim",
+    "inconclusive": "dim",
+    "untrained": "dim",
     "not": "dim",  # not applicable
     "remark": "dim",
     "strong": "bold",

@@ -199,7 +199,7 @@ def _memory_tip(content: Content, recipe: AnyRecipe | None) -> str:
     counts = f"n = {row.n_scales} × {row.n_seeds}"
     limits = ""
     if row.low is not None:
-        limits = f", 95% interval {row.low:.3g} to {row.high:.3g}, floor {row.floor:.2g}"
+        limits = f", 95% interval {row.low:.3g} to {row.high:.3g}, noise range {row.noise_range:.2g}"
     return f"{content.names[recipe]}: {row.memory:.3g} {row.unit}{limits}, {row.verdict_text}, {counts}"
 
 

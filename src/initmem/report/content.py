@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from initmem.measures.collapse import Collapse, families
-from initmem.measures.design import by_recipe, looks_of
-from initmem.measures.memory import Memory, adjust_memories
+from initmem.measures.design import analyses_of, by_recipe
+from initmem.measures.memory import Memory, judged
 from initmem.plots.captions import common, phrase
 from initmem.plots.model import Member, Style
 from initmem.plots.styles import PALETTE, nth
@@ -35,7 +35,7 @@ class Content:
         self.groups = by_recipe(survey.records, survey.order())
         every = list(dict.fromkeys([*survey.order(), *self.groups]))
         self.names = dict(zip(every, labels(every), strict=True))  # those of the studies and of the records
-        self.stats = self._kept.stats(self.groups, looks_of(survey.studies, self.groups))
+        self.stats = self._kept.stats(self.groups, analyses_of(survey.studies, self.groups))
         self._families = families(self.groups.values())
 
     @property
@@ -51,8 +51,7 @@ class Content:
     @cached_property
     def memories(self) -> list[Memory]:
         """The memory of every recipe, as `initmem measure` has it."""
-        named = [replace(item.memory, recipe=self.names[recipe]) for recipe, item in self.stats.items()]
-        return adjust_memories(named)
+        return judged([replace(one.memory, recipe=self.names[key]) for key, one in self.stats.items()])
 
     def study_of(self, recipe: AnyRecipe) -> Study | None:
         """The first study that asks for a recipe."""

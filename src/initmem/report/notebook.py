@@ -17,7 +17,7 @@ from initmem.report.page import environment, static
 from initmem.report.verdicts import headline
 from initmem.store.record import RunRecord
 
-SHOWN = ("recipe", "verdict", "curve", "bar", "memory", "interval", "floor", "design", "remarks")
+SHOWN = ("recipe", "verdict", "curve", "bar", "memory", "interval", "noise_range", "design", "remarks")
 
 
 def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
@@ -28,7 +28,7 @@ def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
     means = [mean for curve in curves.values() for mean in curve.y]
     bounds = min(means, default=0.0), max(means, default=1.0)
     limit = nice_limit(max((row.high or row.memory or 0.0 for row in rows), default=1.0))
-    pictures = {"curve": "by scale", "bar": "memory against its floor"}
+    pictures = {"curve": "by scale", "bar": "memory against its noise range"}
     units = {row.unit for row in rows}
     unit = f" ({''.join(units)})" if len(units) == 1 and units != {""} else ""
     columns = columns_of(rows) | {key: Column(title, "picture") for key, title in pictures.items()}

@@ -13,7 +13,7 @@ from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse
 from initmem.measures.design import (
     DERIVED,
-    Look,
+    Analysis,
     by_scale,
     curve_metrics,
     curves,
@@ -22,7 +22,7 @@ from initmem.measures.design import (
     plain,
     unit_of,
 )
-from initmem.measures.memory import Memory, memory, profile
+from initmem.measures.memory import Memory, measured, profile
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
 from initmem.recipe import AnyRecipe
@@ -38,8 +38,8 @@ class RecipeStats:
     The first ones need the summaries of records only, the later ones their histories.
     """
 
-    def __init__(self, records: Sequence[RunRecord], look: Look | None = None) -> None:
-        self._records, self._look = records, look
+    def __init__(self, records: Sequence[RunRecord], analysis: Analysis | None = None) -> None:
+        self._records, self._analysis = records, analysis
         self._kept = [record for record in plain(records) if record.status != "failed"]
         self._curves: dict[str, Series] = {}
         self.recipe: AnyRecipe = records[0].run.recipe
@@ -52,15 +52,15 @@ class RecipeStats:
 
     @cached_property
     def memory(self) -> Memory:
-        """The memory. Its `recipe` is to be filled in: a name depends on what else a page shows."""
-        return memory(self._records, self.metric, look=self._look)
+        """The memory, without a name and a verdict: both depend on what else a page shows."""
+        return measured(self._records, self.metric, analysis=self._analysis)
 
     @cached_property
     def settling(self) -> list[Memory]:
         """The memory from the first 2, 3, 4, 6 ... seeds."""
         seeds = profile(self._kept, self.metric).seeds if self._kept else ()
         counts = sorted({*(n for n in SEEDS_SHOWN if n < len(seeds)), len(seeds)} - {0, 1})
-        return [memory([r for r in self._kept if r.run.seed in seeds[:n]], self.metric) for n in counts]
+        return [measured([r for r in self._kept if r.run.seed in seeds[:n]], self.metric) for n in counts]
 
     @property
     def settling_series(self) -> Series:
@@ -160,15 +160,15 @@ class Kept:
         self._collapses: dict[Hashable, Collapse] = {}
 
     def stats(
-        self, groups: Mapping[AnyRecipe, Sequence[RunRecord]], looks: Mapping[AnyRecipe, Look]
+        self, groups: Mapping[AnyRecipe, Sequence[RunRecord]], analyses: Mapping[AnyRecipe, Analysis]
     ) -> dict[AnyRecipe, RecipeStats]:
         """Of every recipe; what belongs to records that are gone is dropped."""
         old, self._stats = self._stats, {}
         stats = {}
         for recipe, records in groups.items():
-            look = looks.get(recipe)
-            key = fingerprint(records), look
-            stats[recipe] = self._stats[key] = old[key] if key in old else RecipeStats(records, look)
+            analysis = analyses.get(recipe)
+            key = fingerprint(records), analysis
+            stats[recipe] = self._stats[key] = old[key] if key in old else RecipeStats(records, analysis)
         return stats
 
     def collapses(self, families: Mapping[str, Sequence[Sequence[RunRecord]]]) -> dict[str, Collapse]:

@@ -14,7 +14,7 @@ from initmem.measures.design import AtScale, scale_means
 from initmem.measures.memory import NEVER_USED, Memory, Verdict
 from initmem.plots.builders import memory_interval, metric_title
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
-from initmem.plots.memory_table import STARRED, columns_of, memory_cells, memory_form
+from initmem.plots.memory_table import columns_of, memory_cells, memory_form
 from initmem.plots.model import decimals_between
 from initmem.plots.table import Cell, Column, Mean, Table, cell, interval
 from initmem.recipe import AnyRecipe
@@ -24,15 +24,16 @@ from initmem.store.record import failure_lines
 WORDS: dict[Verdict, str] = {
     "remembers": "the scale of the initialization is still visible in the trained predictor",
     "forgets": "the 95% interval of the memory lies below the tolerance",
-    "undetermined": "too few or too noisy runs to tell",
+    "inconclusive": "too few or too noisy runs to tell",
+    "untrained": "all runs are at chance",
     "not applicable": NEVER_USED,
 }
 NO_TOLERANCE = "never said here: {} has no natural tolerance (initmem measure --tolerance sets one)"
 
 # The columns of the page, from left to right.
 ORDER = (
-    "recipe", "verdict", "bar", "memory", "interval", "floor", "corrected", "p", "q", "design",
-    "metric",
+    "recipe", "verdict", "bar", "memory", "interval", "noise_range", "debiased", "p", "p_adjusted",
+    "design", "metric",
 )  # fmt: skip
 
 
@@ -56,7 +57,6 @@ def verdicts(content: Content) -> dict[str, Any]:
         "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
         "unit": "%" if "accuracy" in metrics[0] else "",
         "tolerance": " or ".join(sorted(tolerances)),
-        "starred": STARRED if any(row.survives is False for row in rows) else "",
         "studies": content.survey.studies,
         "setting": content.setting,
         "grids": sorted({row.n_scales for row in rows}),
@@ -125,7 +125,7 @@ def _reached(recipe: AnyRecipe, at: AtScale | None, most: int, digits: int) -> C
     if at is None:
         return Cell()
     if at.mean is None:
-        return Cell(None, "failed" if at.n_failed else "no value", style="none")
+        return Cell(None, "crashed" if at.n_crashed else "no value", style="none")
     value = Mean(at.mean, at.deviation, at.n, digits)
     few = f" (n = {at.n})" if at.n < most else ""
     return Cell(value, f"{value}{few}", order=at.mean, href=runs_of(recipe.id, at.scale))
@@ -157,7 +157,7 @@ def headline(rows: Sequence[Memory], *, waiting: int = 0) -> str:
 
 
 def _said(verdict: str, count: int, one: str, many: str) -> str:
-    if verdict in ("undetermined", "not applicable"):
+    if verdict in ("inconclusive", "untrained", "not applicable"):
         why = f" ({NEVER_USED})" if verdict == "not applicable" else ""
         return f"{'is' if count == 1 else 'are'} {verdict}{why}"
     return f"{verdict} {one}" if count == 1 else f"{verdict.removesuffix('s')} {many}"
@@ -178,13 +178,13 @@ def extremes(rows: Sequence[Memory]) -> str:
 
 
 def in_words(row: Memory) -> str:
-    """A memory with its interval against its floor."""
+    """A memory with its interval and its noise range."""
     text = f"{_said_number(row.memory, row)}{' points' if row.unit == 'pp' else ''}"
     if row.low is None or row.high is None:
         return f"{text} (one seed: no interval)"
-    limits, floor = interval(row.low, row.high, memory_form(row)).text, _said_number(row.floor, row)
+    limits, noise = interval(row.low, row.high, memory_form(row)).text, _said_number(row.noise_range, row)
     level = f"{100 * (1 - row.alpha):.3g}%"
-    return f"{text} ({level} interval {limits}; noise alone would show {floor})"
+    return f"{text} ({level} interval {limits}; noise alone would show {noise})"
 
 
 def _said_number(value: float | None, row: Memory) -> str:
@@ -197,7 +197,7 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
     limits = {metric: _limit([row for row in rows if row.metric == metric]) for metric in metrics}
     alike = len(metrics) == 1
     unit = f" ({rows[0].unit})" if alike and rows and rows[0].unit else ""
-    bar = f"memory against its floor{unit}"
+    bar = f"memory against its noise range{unit}"
     columns = {
         **columns_of(rows),
         "bar": Column(
@@ -256,7 +256,9 @@ def remarks(content: Content, recipe: AnyRecipe, row: Memory) -> list[str]:
     }
     missing = len(asked - {record.id for record in records})
     found = [f"about {row.seeds_needed} seeds would settle it"] if row.seeds_needed else []
-    found += [f"{counts[name]} {name}" for name in ("failed", "diverged") if counts[name]]
+    found += [row.not_excluded] if row.not_excluded else []
+    named = {"crashed": counts["failed"], "diverged": counts["diverged"]}
+    found += [f"{n} {name}" for name, n in named.items() if n]
     found += [f"{count(missing, 'run')} to come"] if missing else []
     found += ["mixed hardware"] if len({hardware(record.provenance) for record in records}) > 1 else []
     return [*found, *row.notes]

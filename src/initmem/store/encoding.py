@@ -212,3 +212,12 @@ def decode(data: bytes) -> RunRecord:
         raise StoreError(f"record of run {record.id} under the id {encoded.head.get('id')!r}")
     history = parse_history(encoded.history, record.summary.epochs)
     return with_history(record, lambda: history)
+
+
+def plain_values(value: Any) -> Any:
+    """The same as JSON has it: lists for tuples, and None for infinities and NaN."""
+    if isinstance(value, Mapping):
+        return {key: plain_values(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_values(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from initmem.recipe import AnyRecipe
 from initmem.store.archive import Archive
@@ -16,21 +16,25 @@ from initmem.store.store import Store
 from initmem.study import Study, recipes_of
 
 
-class Results(Protocol):
+class Data(Protocol):
+    """What measures need."""
+
+    def studies(self) -> list[Study]:
+        """What was asked for."""
+
+    def records(self) -> list[RunRecord]:
+        """All records, in a fixed order."""
+
+
+class Results(Data, Protocol):
     """What a store and an archive have in common: all that reports, figures and tables need."""
 
     @property
     def path(self) -> Path:
         """Where they are."""
 
-    def studies(self) -> list[Study]:
-        """What was asked for."""
-
     def survey(self) -> tuple[list[RunRecord], list[str]]:
         """All records, and what is wrong with each that cannot be read."""
-
-    def records(self) -> list[RunRecord]:
-        """All records, in a fixed order."""
 
     def in_flight(self) -> list[str]:
         """Ids of the runs that are claimed now, by workers alive or dead."""
@@ -48,6 +52,40 @@ class Results(Protocol):
 def open_results(path: str | Path) -> Results:
     """Open a store, or an archive of one."""
     return Archive(path) if Path(path).is_file() else Store(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Records, and the studies that asked for them as far as they are known."""
+
+    all_records: list[RunRecord]
+    all_studies: list[Study]
+
+    def studies(self) -> list[Study]:
+        """What was asked for."""
+        return self.all_studies
+
+    def records(self) -> list[RunRecord]:
+        """All records, in a fixed order."""
+        return self.all_records
+
+
+Source: TypeAlias = "str | Path | Data | Iterable[str | Path | Data | RunRecord]"
+
+
+def collected(source: Source) -> Collection:
+    """What several stores, archives, paths of these, or plain records hold; a run that several hold, once."""
+    parts = source if isinstance(source, Iterable) and not isinstance(source, str) else [source]
+    records: dict[str, RunRecord] = {}
+    studies: list[Study] = []
+    for part in parts:
+        if isinstance(part, RunRecord):
+            records[part.id] = part
+        else:
+            data = open_results(part) if isinstance(part, str | Path) else part
+            records |= {record.id: record for record in data.records()}
+            studies += data.studies()
+    return Collection(list(records.values()), studies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Several looks at one study: the schedule of --until, what each look spends, and seeds added by hand."""
+"""Interim analyses of one study: the schedule of --until, the levels, and seeds added without a plan."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import initmem
 from conftest import fake_record
 from initmem.engines.engine import Settings
 from initmem.engines.execute import execute_until
-from initmem.measures.design import Look, levels, look_of, looks_of, schedule
+from initmem.measures.design import alpha_spent, analyses_of, analysis_of, levels, schedule
 from initmem.recipe import Recipe
 from initmem.store.store import Store, decode_study, encode_study
 from initmem.study import Study
@@ -44,19 +45,32 @@ def test_a_schedule_doubles_from_five_seeds_to_the_most() -> None:
     assert schedule(8, 30) == (8, 16, 30)
     assert schedule(3, 4) == (4,)
     assert schedule(10, 5) == (10,)
-    for planned in ((5, 10, 20, 30), (5,), (8, 16, 30)):
-        assert sum(levels(planned)) == pytest.approx(0.05)
-        assert min(levels(planned)) > 0
 
 
-def test_until_looks_at_planned_numbers_of_seeds_only(tmp_path: Path) -> None:
+def test_levels_are_the_published_ones() -> None:
+    """Five equally spaced analyses: limits of Lan and DeMets' Pocock-type function (Reboussin et al. 2000)."""
+    limits = norm.isf(np.array(levels((1, 2, 3, 4, 5))) / 2)
+    assert limits == pytest.approx([2.4380, 2.4268, 2.4102, 2.3966, 2.3860], abs=2e-4)
+    assert levels((7,)) == (0.05,)
+
+
+@pytest.mark.parametrize("planned", [(5, 10, 20, 30), (8, 16, 30), (5, 12)])
+def test_alpha_is_spent_as_planned(planned: tuple[int, ...]) -> None:
+    draws = np.random.default_rng(0).standard_normal((100_000, planned[-1])).cumsum(axis=1)
+    z = np.abs(draws[:, np.array(planned) - 1]) / np.sqrt(planned)
+    rejected = np.maximum.accumulate(z >= norm.isf(np.array(levels(planned)) / 2), axis=1).mean(axis=0)
+    assert rejected == pytest.approx([alpha_spent(n / planned[-1]) for n in planned], abs=0.003)
+    assert (z >= norm.isf(0.025)).any(axis=1).mean() > 0.075  # at 5% each: far more
+
+
+def test_until_analyzes_at_planned_numbers_of_seeds_only(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     study = Study("s", "", "full", "", (NOISY, QUIET), (0.1, 1.0, 2.5), (0, 1, 2))
     until(study, store, 2.0, 20)
     (kept,) = store.studies()
     assert kept.schedule == (5, 10, 20)
     assert [len(kept.seeds_of(recipe)) for recipe in study.recipes] == [20, 5]
-    last, first = look_of(kept, NOISY), look_of(kept, QUIET)
+    last, first = analysis_of(kept, NOISY), analysis_of(kept, QUIET)
     assert (last.number, first.number) == (3, 1)
     assert last.spent == pytest.approx(0.05)
     assert first.alpha == pytest.approx(levels((5, 10, 20))[0])
@@ -64,33 +78,44 @@ def test_until_looks_at_planned_numbers_of_seeds_only(tmp_path: Path) -> None:
     until(study, store, 2.0, 20)  # the schedule is what it was, and nothing more is trained
     assert store.studies() == [kept]
     until(study, store, 2.0, 25)  # more than was planned
-    beyond = look_of(store.studies()[0], NOISY)
-    assert (beyond.number, beyond.alpha) == (4, 0.025)
-    assert beyond.spent == pytest.approx(0.075)
+    beyond = analysis_of(store.studies()[0], NOISY)
+    assert (beyond.number, beyond.alpha, beyond.unplanned) == (3, levels((5, 10, 20))[2], (20, 25))
 
 
-def test_seeds_added_by_hand_are_looks(tmp_path: Path) -> None:
+def test_seeds_added_without_a_plan_are_noted_and_have_no_level(tmp_path: Path) -> None:
     def train(init, tracker):
         return {"test_accuracy": 0.8 + 0.01 * np.random.default_rng(init.seed).normal() + 0.001 * init.scale}
 
-    def look(seeds) -> initmem.Memory:
+    def measured(seeds) -> initmem.Memory:
         result = initmem.run(train, [0.5, 1.0], seeds, tmp_path, name="t", engine="inline", progress=False)
         return result.memory()
 
-    assert (look(range(3)).look, look(range(3)).alpha) == (1, 0.05)
-    second = look(range(5))
-    assert (second.look, second.alpha, second.alpha_spent) == (2, 0.025, pytest.approx(0.075))
-    assert any("look 2" in note for note in second.notes)
-    assert look(range(4)).look == 2  # no new seed, no new look
-    third = look(range(8))
-    assert (third.look, third.alpha) == (3, 0.0125)
+    def unplanned(row: initmem.Memory) -> list[str]:
+        assert (row.analysis, row.alpha, row.alpha_spent) == (1, 0.05, 0.05)
+        return [note for note in row.notes if "without a plan" in note]
+
+    assert not unplanned(measured(range(3)))
+    assert unplanned(measured(range(5))) == [
+        "seeds were added after a first analysis (3, then 5) without a plan: the error rate of the verdict "
+        "is above 5%"
+    ]
+    assert "(3, then 4)" in unplanned(measured(range(4)))[0]  # nothing was added
+    assert "(3, then 4, then 8)" in unplanned(measured(range(8)))[0]
     (kept,) = Store(tmp_path).studies()
-    assert looks_of([kept, replace(kept, looked=())])[kept.recipes[0]] == Look(
-        3, 0.0125, pytest.approx(0.0875)
-    )
+    known = analyses_of([kept, replace(kept, analyzed=())])[kept.recipes[0]]
+    assert known.unplanned == (3, 4, 8)
+    old = json.loads(encode_study(kept))
+    assert "looked" not in old  # the name in archives of version 0.2
 
 
-def test_a_recipe_that_left_its_study_keeps_the_looks_at_it(tmp_path: Path, command) -> None:
+def test_a_study_of_version_0_2_keeps_its_analyses() -> None:
+    study = Study("s", "", "full", "", (NOISY,), (0.1, 1.0), (0, 1, 2), analyzed=(2,))
+    content = study.to_json()
+    content["looked"] = content.pop("analyzed")
+    assert Study.from_json(content) == study
+
+
+def test_a_recipe_that_left_its_study_keeps_its_analyses(tmp_path: Path, command) -> None:
     """Runs under one name with another recipe each time: the store keeps the last of these studies."""
 
     def train(init, tracker):
@@ -103,9 +128,10 @@ def test_a_recipe_that_left_its_study_keeps_the_looks_at_it(tmp_path: Path, comm
             result = initmem.run(
                 train, [0.5, 1.0], seeds, tmp_path, name="t", recipe=recipe, engine="inline", progress=False
             )
-            assert result.memory().look == 1 + (len(seeds) == 5)
+            noted = any("without a plan" in note for note in result.memory().notes)
+            assert noted == (len(seeds) == 5)
     code, printed, _ = command("measure", tmp_path, "--json")
     assert code == 0
-    assert [(row["look"], row["alpha"]) for row in json.loads(printed)["rows"]] == [(2, 0.025)] * 2
+    assert all(any("(3, then 5)" in note for note in row["notes"]) for row in json.loads(printed)["rows"])
     _, printed, _ = command("measure", tmp_path)
-    assert "tested at 2.5%, interval at 97.5%; 7.5% spent over all looks" in " ".join(printed.split())
+    assert "seeds were added after a first analysis (3, then 5)" in " ".join(printed.split())
