@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 import initmem
 from initmem.clocks import clocks
-from initmem.measures.design import by_recipe
-from initmem.measures.memory import profile
+from initmem.measures.design import by_recipe, profile
 from initmem.plots.styles import PALETTE, SEQUENCE
 from initmem.recipe import AnyRecipe, labels, network_of
 from initmem.store.record import RunRecord

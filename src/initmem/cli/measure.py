@@ -24,7 +24,7 @@ def measure(
         str,
         typer.Option(
             metavar="MEASURE",
-            help="memory, scale, difference, failures, beta, half-life, collapse, clocks, radial, "
+            help="memory, fit, scale, difference, failures, beta, half-life, collapse, clocks, radial, "
             "interpolation, repair, sharpness, chaos or seeds.",
             autocompletion=measures,
         ),
@@ -73,7 +73,7 @@ def measure(
     """
     from initmem.measures.design import metric_reason, present_name
     from initmem.measures.memory import NEVER_USED, memory_table
-    from initmem.measures.rows import REMARKS, at_scales, not_applicable
+    from initmem.measures.rows import REMARKS, at_scales, not_applicable, remarks
     from initmem.measures.rows import measure as measured
     from initmem.pipeline.metric_names import metric_name
     from initmem.plots import memory_table as memory_tables
@@ -90,8 +90,10 @@ def measure(
             say(metric_reason(memories[0].metric, data.records()))
         return
     rows, unused = measured(data, what, metric=metric, **options), not_applicable(what, data)
+    left_out = remarks(what, data)
     if as_json:
-        print_json(f"measure.{what}", rows, **({"not_applicable": unused} if unused else {}))
+        about = {"not_applicable": unused, "remarks": left_out}
+        print_json(f"measure.{what}", rows, **{name: lines for name, lines in about.items() if lines})
         return
     for label in unused:
         say(f"{label}: not applicable: {NEVER_USED}")
@@ -102,6 +104,8 @@ def measure(
         if what in REMARKS:
             for line in REMARKS[what](rows).splitlines():
                 say(line)
+    for line in left_out:
+        say(line)
 
 
 def numbers(text: str | None) -> list[float] | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from initmem.errors import ConfigError
+from initmem.errors import ConfigError, allowed
 from initmem.measures.statistics import ALPHA
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, labels
 from initmem.store.record import COLUMNS, RENAMED, SHARPNESS, SUMMARY_FIELDS, RunRecord
@@ -131,9 +132,52 @@ def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The values of one metric for one recipe, (seed, scale): seeds with a finite value at every scale."""
+
+    recipe: AnyRecipe
+    metric: str
+    scales: tuple[float, ...]
+    seeds: tuple[int, ...]
+    values: NDArray[np.float64]
+    dropped: tuple[int, ...] = ()  # seeds without a finite value at some scale
+
+
+def profile(records: Sequence[RunRecord], metric: str) -> Profile:
+    """Arrange the records of one recipe by seed and scale, in the metric's display unit."""
+    known = dict.fromkeys([*METRICS, *own_metrics(records)])
+    if metric not in known:
+        raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
+    metric = present_name(metric, records)
+    factor, _ = unit_of(metric)
+    found = {(r.run.seed, r.run.scale): r.metric(metric) for r in plain(records)}
+    scales = sorted({scale for _, scale in found})
+    seeds = [
+        seed
+        for seed in sorted({seed for seed, _ in found})
+        if all((value := found.get((seed, scale))) is not None and math.isfinite(value) for scale in scales)
+    ]
+    values = np.array([[found[seed, scale] for scale in scales] for seed in seeds], dtype=float)
+    return Profile(
+        recipe=records[0].run.recipe,
+        metric=metric,
+        scales=tuple(scales),
+        seeds=tuple(seeds),
+        values=factor * values.reshape(len(seeds), len(scales)),
+        dropped=tuple(sorted({seed for seed, _ in found} - set(seeds))),
+    )
+
+
 def unit_of(metric: str) -> tuple[float, str]:
     """Factor and name of the unit in which a metric is shown."""
     return (100.0, "pp") if "accuracy" in metric or metric == "repair_gap" else (1.0, "")
+
+
+def is_held_out(metric: str) -> bool:
+    """Whether a metric is one of new data, so that it matters how well the training data were fitted."""
+    own = metric not in METRICS and not metric.startswith((*DERIVED, "train_"))
+    return own or metric.startswith(("test_", "val_"))
 
 
 def own_metrics(records: Sequence[RunRecord]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from initmem.measures.memory import profile
+from initmem.measures.design import profile
 from initmem.measures.statistics import ALPHA, Spreads, spreads, student
 from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord

@@ -19,15 +19,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import epoch_rates
-from initmem.measures.design import plain, unit_of
-from initmem.measures.memory import Profile, profile
-from initmem.measures.statistics import Spread, spread, student
+from initmem.measures.design import Profile, plain, profile, unit_of
+from initmem.measures.statistics import ALPHA, Spread, spread, student
 from initmem.recipe import Recipe
 from initmem.store.record import RunRecord
 
@@ -40,6 +39,9 @@ HELD_OUT = ("val_accuracy", "val_cross_entropy", "val_loss", "test_accuracy", "t
 FITTED, LATE = 0.95, 0.2  # a rise of validation accuracy by LATE after train accuracy FITTED: grokking
 MOVING_AVERAGE = 0.99  # of batch norm in Keras 3
 STARTING_SHARE = 0.02  # of a moving variance: more than this left of its starting value is cold
+
+
+Mode = Literal["generalization", "trainability", "fit unknown"]
 
 
 class Change(NamedTuple):
@@ -65,11 +67,14 @@ class Matched(NamedTuple):
     n_seeds: int
     early: int  # runs that reached the level before their first validation: theirs is that of epoch 1
 
-    def agrees(self, higher: float, lower: float) -> bool:
-        """Whether the validation metric, too, is better at the scale `higher` than at `lower`."""
-        if not {higher, lower} <= set(self.scales):
-            return False
-        gain = self.means[self.scales.index(higher)] - self.means[self.scales.index(lower)]
+    def agrees(self, better: float, worse: float) -> bool:
+        """Whether the validation metric is better at the one scale than at the other, too.
+
+        Of scales that were not compared the nearest ones that were take the place.
+        """
+        first, second = (min(range(len(self.scales)), key=lambda i: abs(self.scales[i] - scale))
+                         for scale in (better, worse))  # fmt: skip
+        gain = self.means[first] - self.means[second]
         return gain > 0 if unit_of(self.metric)[1] == "pp" else gain < 0
 
 
@@ -100,6 +105,41 @@ class Fit(NamedTuple):
     matched_by_loss: Matched | str
     time: TimeToFit | None
     late: bool  # validation accuracy rose long after the data were fitted: equal fit in the last epoch counts
+
+    @property
+    def best_match(self) -> Matched | str:
+        """Memory at matched train accuracy, else at matched train loss, else why there is neither."""
+        return self.matched if isinstance(self.matched, Matched) else self.matched_by_loss
+
+    def is_equal(self, tolerance: float | None) -> bool:
+        """Whether the scales are fitted equally well, within the tolerance; None: no difference is."""
+        values = self.last if self.late and self.last else self.train
+        return tolerance is not None and max(values) - min(values) <= tolerance
+
+    def mode(self, better: float, worse: float, *, equal: bool) -> Mode:
+        """What kind of memory it is if a metric is better at one scale than at another."""
+        if equal:
+            return "generalization"
+        match = self.best_match
+        if isinstance(match, str) or match.p is None:
+            return "fit unknown"
+        return "generalization" if match.p <= ALPHA and match.agrees(better, worse) else "trainability"
+
+    def __str__(self) -> str:
+        low, high = (f"{end:.3g}" for end in (min(self.train), max(self.train)))
+        span = low if low == high else f"{low} to {high}"
+        return f"{self.metric.replace('_', ' ')} {span}{'%' if self.unit == 'pp' else ''}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        parts = ("range", "test_change", "train_change", "gap_change", "time")
+        row = self._asdict()
+        for name in parts:
+            row[name] = None if row[name] is None else row[name]._asdict()
+        for name in ("matched", "matched_by_loss"):
+            found = row[name]
+            row[name] = found._asdict() if isinstance(found, Matched) else {"missing": found}
+        return row
 
 
 class _Crossings(NamedTuple):

@@ -11,19 +11,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.errors import ConfigError, allowed, count
+from initmem.errors import count
 from initmem.measures.design import (
-    METRICS,
     Analysis,
+    Profile,
     analyses_of,
     default_metric,
+    is_held_out,
     labelled,
-    own_metrics,
-    plain,
-    present_name,
+    profile,
     unit_of,
 )
 from initmem.measures.failures import EQUAL_RATES, Failures, failures
+from initmem.measures.fit import Fit, Matched, Mode, fit
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
@@ -37,18 +37,6 @@ SIZES = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances
 FEW_SEEDS = 3  # up to so many find hardly anything
 NEVER_USED = "the pipeline never used the scale"
 ABOUT_INTERVAL = "The interval accounts for the choice of seeds, not for the choice of test examples"
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """The values of one metric for one recipe, (seed, scale): seeds with a finite value at every scale."""
-
-    recipe: AnyRecipe
-    metric: str
-    scales: tuple[float, ...]
-    seeds: tuple[int, ...]
-    values: NDArray[np.float64]
-    dropped: tuple[int, ...] = ()  # seeds without a finite value at some scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +61,8 @@ class Memory:
     verdict: Verdict
     unit: str
     recipe_id: str
+    mode: Mode | None = None  # of a memory: whether the scales differ at equal fit; None: does not apply
+    fit: Fit | None = None  # None: the metric is not one of new data, or no train metric was recorded
     size: str | None = None  # of a memory that is significant: the classes that its interval reaches
     seeds_needed: int | None = None  # in all, to settle an inconclusive verdict; None: settled, or over 300
     tolerance: float | None = None
@@ -90,13 +80,23 @@ class Memory:
     equal_failure_rates: bool = True  # as far as one can tell: `forgets` asks for it
     dropped_seeds: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    scales: tuple[float, ...] = ()
     values: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the thresholds behind the words."""
-        row = asdict(self) | {"verdict_text": self.verdict_text, "thresholds": self.thresholds}
+        row = asdict(replace(self, fit=None)) | {"fit": self.fit and self.fit.to_json()}
+        row |= {"verdict_text": self.verdict_text, "thresholds": self.thresholds}
         del row["values"]
         return row
+
+    @property
+    def equal_fit(self) -> bool:
+        """Whether the scales are fitted equally well: train accuracies within 2 points, or the tolerance."""
+        if self.fit is None:
+            return False
+        usual = TOLERANCE_PP if self.fit.unit == "pp" else None
+        return self.fit.is_equal(self.tolerance if self.fit.unit == self.unit else usual)
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -107,10 +107,11 @@ class Memory:
 
     @property
     def short_verdict(self) -> str:
-        """The verdict with its size, and whether it is adjusted."""
+        """The verdict with its mode and size, and whether it is adjusted."""
         settled = self.verdict in ("remembers", "forgets")
         unadjusted = " (unadjusted)" if settled and self.adjust == "none" else ""
-        return f"{self.verdict}{f' ({self.size})' if self.size else ''}{unadjusted}"
+        mode, size = f": {self.mode}" if self.mode else "", f" ({self.size})" if self.size else ""
+        return f"{self.verdict}{mode}{size}{unadjusted}"
 
     @property
     def verdict_text(self) -> str:
@@ -150,7 +151,7 @@ class Memory:
             return (
                 f"Changing only the initialization scale changes the mean {self.metric} by {shown} "
                 f"(expected from noise alone: {noise}), which is significant at the "
-                f"{100 * self.alpha:.2g}% level{family}"
+                f"{100 * self.alpha:.2g}% level{family}{self._reading}"
             )
         if self.verdict == "forgets":
             return within + (f"; {self.not_excluded}" if self.not_excluded else "")
@@ -161,6 +162,22 @@ class Memory:
             f"The mean {self.metric} has a range of {shown} over the initialization scales (expected "
             f"from noise alone: {noise}): neither memory nor its absence is established{family}"
         )
+
+    @property
+    def _reading(self) -> str:
+        """What the fit says about a memory."""
+        match self.mode:
+            case "generalization" if self.equal_fit:
+                return f". All scales are fitted equally well ({self.fit}): the scales generalize differently"
+            case "generalization":
+                return f". The scales are not fitted equally well ({self.fit}), but differ at equal fit, too"
+            case "trainability":
+                return (
+                    f". The scales are not fitted equally well ({self.fit}): at equal fit no memory is left"
+                )
+            case "fit unknown":
+                return ". Whether that is because some scales were not fitted as well as others is not known"
+        return ""
 
     @property
     def _passes(self) -> bool:
@@ -182,7 +199,7 @@ class Memory:
         if self.low is not None:
             text += f" [{self.low:.3g}, {self.high:.3g}], noise range {self.noise_range:.2g}"
         needed = f" (about {self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""
-        return f"{text}, {self.verdict_text}{needed}"
+        return f"{text}, {self.verdict_text}{needed}{f', {self.fit}' if self.fit else ''}"
 
 
 class Memories(list[Memory]):
@@ -193,31 +210,6 @@ class Memories(list[Memory]):
         from initmem.plots.table_text import html
 
         return html(table_of(self))
-
-
-def profile(records: Sequence[RunRecord], metric: str) -> Profile:
-    """Arrange the records of one recipe by seed and scale, in the metric's display unit."""
-    known = dict.fromkeys([*METRICS, *own_metrics(records)])
-    if metric not in known:
-        raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
-    metric = present_name(metric, records)
-    factor, _ = unit_of(metric)
-    found = {(r.run.seed, r.run.scale): r.metric(metric) for r in plain(records)}
-    scales = sorted({scale for _, scale in found})
-    seeds = [
-        seed
-        for seed in sorted({seed for seed, _ in found})
-        if all((value := found.get((seed, scale))) is not None and math.isfinite(value) for scale in scales)
-    ]
-    values = np.array([[found[seed, scale] for scale in scales] for seed in seeds], dtype=float)
-    return Profile(
-        recipe=records[0].run.recipe,
-        metric=metric,
-        scales=tuple(scales),
-        seeds=tuple(seeds),
-        values=factor * values.reshape(len(seeds), len(scales)),
-        dropped=tuple(sorted({seed for seed, _ in found} - set(seeds))),
-    )
 
 
 def memory(
@@ -254,8 +246,9 @@ def measured(
     failure_tolerance: float | None = None,
     label: str | None = None,
     analysis: Analysis | None = None,
+    with_fit: bool = True,
 ) -> Memory:
-    """The same before `judged` gives it a verdict."""
+    """The same before `judged` gives it a verdict; without fit no history is read."""
     arranged, analysis = profile(records, metric), analysis or Analysis()
     values, recipe = arranged.values, arranged.recipe
     _, unit = unit_of(metric)
@@ -267,12 +260,13 @@ def measured(
         known = spread(values, alpha=analysis.alpha, bound=bound)
     limit = TOLERANCE_PP if tolerance is None and unit == "pp" else tolerance
     trained = failures(records)
+    fitted = fit(records, metric) if with_fit and is_held_out(metric) else None
     verdict: Verdict = "inconclusive"
     if not applicable:
         verdict = "not applicable"
     elif trained is not None and trained.at_chance == trained.n:
         verdict = "untrained"
-    return Memory(
+    row = Memory(
         recipe=label or recipe.label(recipe.informative(["optimizer", "learning_rate"])),
         metric=arranged.metric,
         n_scales=n_scales,
@@ -286,6 +280,7 @@ def measured(
         verdict=verdict,
         unit=unit,
         recipe_id=recipe.id,
+        fit=fitted,
         tolerance=limit,
         p_equivalence=equivalence_p(values, limit) if limit is not None and known.p is not None else None,
         alpha=analysis.alpha,
@@ -296,9 +291,17 @@ def measured(
         failure_limit=trained.largest_difference if trained else None,
         equal_failure_rates=trained is None or trained.equal(failure_tolerance),
         dropped_seeds=arranged.dropped,
-        notes=(*_notes(arranged, known, analysis, trained), *_early_notes(records), *_code_notes(records)),
+        notes=(
+            *_notes(arranged, known, analysis, trained),
+            *_early_notes(records),
+            *_code_notes(records),
+        ),
         values=values,
+        scales=arranged.scales,
     )
+    if with_fit and is_held_out(metric) and n_seeds and applicable:
+        row = replace(row, notes=(*row.notes, *_fit_notes(row)))
+    return row
 
 
 def scale_used(records: Sequence[RunRecord]) -> bool:
@@ -349,15 +352,30 @@ def _verdict(row: Memory, claim: Verdict, alone: float, p: float, share: float) 
         notes += (f"{what} = {times * alone:.2g} alone, {times * p:.2g} adjusted for {row.family} recipes",)
     if verdict == "inconclusive" and (row.equal_failure_rates or not row._passes):
         needed = seeds_needed(row.values, row.tolerance, alpha=float(f"{row.alpha * share:.2g}"))
+    if verdict == "remembers":
+        row = _with_mode(row)
     return replace(
         row,
         verdict=verdict,
-        size=size_range(row.low, row.high, row.tolerance) if verdict == "remembers" else None,
         p_adjusted=None if forgets else p,
         p_equivalence_adjusted=p / 2 if forgets else None,
         seeds_needed=needed,
         notes=notes,
     )
+
+
+def _with_mode(row: Memory) -> Memory:
+    """A memory with its mode and size. Where only matched fit shows that the scales generalize differently,
+    the size is the one at matched fit."""
+    low, high, mode = row.low, row.high, None
+    if is_held_out(row.metric):
+        means = row.values.mean(axis=0) * (1 if row.unit == "pp" else -1)  # a loss is better where it is less
+        better, worse = row.scales[int(means.argmax())], row.scales[int(means.argmin())]
+        mode = row.fit.mode(better, worse, equal=row.equal_fit) if row.fit else "fit unknown"
+        if row.fit and mode == "generalization" and not row.equal_fit:
+            match = row.fit.best_match
+            low, high = (match.low, match.high) if isinstance(match, Matched) else (low, high)
+    return replace(row, mode=mode, size=size_range(low, high, row.tolerance))
 
 
 def size_of(value: float | None, tolerance: float | None) -> str | None:
@@ -399,6 +417,30 @@ def _notes(arranged: Profile, known: Spread, analysis: Analysis, trained: Failur
         )
     if trained and trained.untrained:
         notes.append(_failure_note(trained))
+    return notes
+
+
+def _fit_notes(row: Memory) -> list[str]:
+    """What is known about the fit, where that is not simply equal."""
+    found = row.fit
+    if found is None:
+        return [
+            "no train metric was recorded, so memory cannot be told from undertraining "
+            "(record train_accuracy or train_loss in every epoch)"
+        ]
+    match = found.best_match
+    if isinstance(match, str):
+        return [] if row.equal_fit else [f"no memory at matched fit: {match}"]
+    notes = []
+    if match.early:
+        notes.append(
+            f"{count(match.early, 'run')} reached the level of matched fit before the first validation"
+        )
+    if len(match.scales) < len(found.scales) and not row.equal_fit:
+        compared = ", ".join(f"{scale:g}" for scale in match.scales)
+        notes.append(
+            f"matched fit compares the scales {compared}: the others reached it too early to be validated"
+        )
     return notes
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from initmem.errors import ConfigError
-from initmem.measures.design import by_recipe, default_metric
-from initmem.measures.memory import TOLERANCE_PP, profile
+from initmem.measures.design import by_recipe, default_metric, profile
+from initmem.measures.memory import TOLERANCE_PP
 from initmem.measures.statistics import noise_of, spreads
 from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord

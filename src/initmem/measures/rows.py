@@ -28,8 +28,9 @@ from initmem.measures.design import (
 )
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
+from initmem.measures.fit import Matched, cold_note
 from initmem.measures.interpolation import median_interpolation
-from initmem.measures.memory import Memory, memory_table, scale_used
+from initmem.measures.memory import Memory, judged, measured, memory_table, scale_used
 from initmem.measures.radial import radial_memory
 from initmem.measures.sharpness import sharpness
 from initmem.measures.statistics import adjusted
@@ -74,7 +75,7 @@ def measure(
         return memory_rows(memory_table(data, chosen, **options), data.records())
     groups, left_out = labelled(data.records(), recipes_of(data.studies())), not_applicable(what, data)
     used = {label: group for label, group in groups.items() if label not in left_out}
-    if what == "difference":
+    if what in ("difference", "fit"):
         options |= {"analyses": analyses_of(data.studies(), (r.run.recipe for r in data.records()))}
     return [plain_values(row) for row in MEASURES[what](used, chosen, **options)]
 
@@ -108,6 +109,50 @@ def not_applicable(what: str, data: Data) -> list[str]:
         return []
     groups = labelled(data.records(), recipes_of(data.studies()))
     return [label for label, group in groups.items() if not scale_used(group)]
+
+
+def _fit(
+    groups: Groups,
+    metric: str | None,
+    *,
+    analyses: Mapping[AnyRecipe, Analysis],
+    tolerance: float | None = None,
+    adjust: str = "bh",
+) -> list[Row]:
+    """The change from the smallest to the largest scale, split, and the memory at equal fit."""
+    memories = judged(
+        [
+            measured(
+                records,
+                metric or default_metric(records),
+                tolerance=tolerance,
+                label=label,
+                analysis=analyses.get(records[0].run.recipe),
+            )
+            for label, records in groups.items()
+        ],
+        adjust,
+    )
+    return [_fit_row(row) for row in memories if row.fit is not None]
+
+
+def _fit_row(row: Memory) -> Row:
+    fit = row.fit
+    assert fit is not None
+    cells: Row = {"recipe": row.recipe, "verdict": row.short_verdict, "metric": row.metric, "fit": fit.metric}
+    for name, change in (("test", fit.test_change), ("train", fit.train_change), ("gap", fit.gap_change)):
+        value, low, high = change or (None, None, None)
+        cells |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    cells |= {"train_smallest": fit.train[0], "train_largest": fit.train[-1]}
+    for name, match in (("matched", fit.matched), ("by_loss", fit.matched_by_loss)):
+        found = match if isinstance(match, Matched) else None
+        fields = ("memory", "low", "high", "p", "level", "scales")
+        cells |= {f"{name}_{field}": found and getattr(found, field) for field in fields}
+        if found and found.by == "train_accuracy":
+            cells[f"{name}_level"] = 100 * found.level  # in percent, like all accuracies
+    time = fit.time
+    cells |= {f"time_{name}": time and getattr(time, name) for name in ("ratio", "low", "high")}
+    return cells | {"n_scales": row.n_scales, "n_seeds": row.n_seeds}
 
 
 def _beta(groups: Groups, metric: str | None) -> list[Row]:
@@ -290,6 +335,7 @@ def _scale(groups: Groups, metric: str | None) -> list[Row]:
 
 
 MEASURES: dict[str, Callable[..., list[Row]]] = {
+    "fit": _fit,
     "scale": _scale,
     "beta": _beta,
     "half-life": _half_life,
@@ -306,13 +352,26 @@ MEASURES: dict[str, Callable[..., list[Row]]] = {
 }
 
 # What measures an effect of the initialization scale.
-OF_SCALE = ("beta", "half-life", "difference", "collapse", "clocks", "radial")
+OF_SCALE = ("fit", "beta", "half-life", "difference", "collapse", "clocks", "radial")
 # The measures that take an option.
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "adjust": ("memory", "difference"),
-    "tolerance": ("memory",),
+    "adjust": ("memory", "fit", "difference"),
+    "tolerance": ("memory", "fit"),
     "failure_tolerance": ("memory",),
 }
+
+
+def remarks(what: str, data: Data) -> list[str]:
+    """What is left out of a measure over time, recipe by recipe."""
+    if what not in ("beta", "half-life", "collapse"):
+        return []
+    groups = labelled(data.records(), recipes_of(data.studies()))
+    about: dict[str, list[str]] = {}
+    for label, records in groups.items():
+        if note := cold_note(records):
+            about.setdefault(note, []).append(label)
+    return [f"{', '.join(names)}: {note}" for note, names in about.items()]
+
 
 # What is printed below the table of a measure.
 REMARKS: dict[str, Callable[[Sequence[Row]], str]] = {"clocks": _clocks_said}

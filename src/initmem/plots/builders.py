@@ -10,7 +10,8 @@ from initmem.clocks import FAMILY_NAMES
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
 from initmem.measures.clock_fits import FEWEST, ClockFit, Observed, clock_fits, observed
-from initmem.measures.design import METRICS, default_metric, labelled, own_metrics, plain
+from initmem.measures.design import METRICS, default_metric, is_held_out, labelled, own_metrics, plain
+from initmem.measures.fit import train_metric
 from initmem.measures.memory import Memory
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot, Series, Style
@@ -39,8 +40,9 @@ CLOCK_TITLES = {
     "angular": "angular clock, Σ η/‖W‖²",
 }
 METRIC_TITLES = {
-    "test_accuracy": ("Test accuracy of the selected predictor", "test accuracy (%)"),
-    "norm_best": ("Kernel norm of the selected predictor", "Frobenius norm of the kernels"),
+    "test_accuracy": ("Test accuracy of the selected model", "test accuracy (%)"),
+    "train_accuracy": ("Train accuracy of the same model", "train accuracy (%)"),
+    "norm_best": ("Kernel norm of the selected model", "Frobenius norm of the kernels"),
     "repair_gap": ("Repair gap", "repair gap (pp)"),
 }
 VERDICT_COLORS = {
@@ -60,18 +62,25 @@ def metric_title(metric: str) -> str:
 def scale_plot(
     records: Sequence[RunRecord], metric: str | None = None, *, order: Sequence[AnyRecipe] = ()
 ) -> Plot:
-    """A metric against scale, a line per recipe; recipes in the given order, then as they come."""
+    """A metric against scale, a line per recipe; recipes in the given order, then as they come.
+
+    Next to a metric of new data stands the train metric, where one was recorded.
+    """
     metric = metric or default_metric(records)
     known = dict.fromkeys([*METRICS, *own_metrics(records)])
     if metric not in known:
         raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
-    title, y_title = METRIC_TITLES.get(metric, (metric.replace("_", " "), metric_title(metric)))
-    top = 100.0 if y_title.endswith("(%)") else None
-    series = [
-        profile_series(plain(group), metric, label=label, style=nth(i))
-        for i, (label, group) in enumerate(labelled(records, order).items())
-    ]
-    return _single(Panel(title, SIGMA, y_title, series, PROFILE, top=top))
+    trained = train_metric(records, metric) if is_held_out(metric) else None
+    panels = []
+    for name in filter(None, (metric, trained)):
+        title, y_title = METRIC_TITLES.get(name, (name.replace("_", " ").capitalize(), metric_title(name)))
+        series = [
+            profile_series(plain(group), name, label=label, style=nth(i))
+            for i, (label, group) in enumerate(labelled(records, order).items())
+        ]
+        top = 100.0 if y_title.endswith("(%)") else None
+        panels.append(Panel(title, SIGMA, y_title, series, PROFILE, top=top))
+    return _in_a_row(*panels)
 
 
 def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
@@ -82,7 +91,7 @@ def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecip
     ]
     last = float(max((record.summary.epochs for record in records), default=0))
     title, y_title = "Interpolation epoch", "interpolation epoch"
-    return _single(Panel(title, SIGMA, y_title, series, MEDIAN, ceiling=last, log_y=True))
+    return _in_a_row(Panel(title, SIGMA, y_title, series, MEDIAN, ceiling=last, log_y=True))
 
 
 def beta_plot(
@@ -104,7 +113,7 @@ def beta_plot(
     x_title = "epoch" if clock is None else CLOCK_TITLES[clock]
     title = f"Slope of {metric.replace('_', ' ')} on the initialization scale"
     panel = Panel(title, x_title, BETA, known, SLOPE, "runs per line")
-    plot = _single(panel._replace(log_x=clock is not None, log_y=True))
+    plot = _in_a_row(panel._replace(log_x=clock is not None, log_y=True))
     return plot._replace(missing=[f"{one.label}: {why}" for one in series if one not in known])
 
 
@@ -119,7 +128,7 @@ def sharpness_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] =
     guides = list({tuple(guide.y): guide for guide in guides if guide.x}.values())  # recipes may share one
     named = [guide._replace(label="" if i else guide.label) for i, guide in enumerate(guides)]
     panel = Panel("Sharpness along training", "epoch", SHARPNESS_TITLE, series, MEAN_OF_RUNS, guides=named)
-    return _single(panel._replace(log_y=True))
+    return _in_a_row(panel._replace(log_y=True))
 
 
 def memory_plot(rows: Sequence[Memory]) -> Plot:
@@ -213,8 +222,8 @@ def _clock_panel(fit: ClockFit, known: Sequence[Observed], styles: Mapping[str, 
     )
 
 
-def _single(panel: Panel) -> Plot:
-    """One panel, its legend in rows of three."""
-    entries = [Entry(one.label, one.style) for one in panel.series if one.x]
+def _in_a_row(*panels: Panel) -> Plot:
+    """Panels of the same recipes side by side, their legend in rows of three."""
+    entries = [Entry(one.label, one.style) for one in panels[0].series if one.x]
     legend = [entries[i : i + 3] for i in range(0, len(entries), 3)]
-    return Plot([[panel]], legend, row_height=3.0, lettered=False)
+    return Plot([panels], legend, row_height=3.0, lettered=False)

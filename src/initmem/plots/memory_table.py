@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from initmem.errors import count
+from initmem.measures.design import unit_of
 from initmem.measures.memory import NEVER_USED, Memory
 from initmem.measures.statistics import ALPHA
 from initmem.plots.table import Cell, Column, Table, cell, interval
@@ -14,6 +15,13 @@ _COLUMNS = {
     "verdict": Column("verdict", "text", "whether the trained predictor still depends on the scale"),
     "memory": Column("memory", about="range over scales (max - min) of the mean over seeds"),
     "interval": Column("interval"),  # columns_of knows its level
+    "train": Column("train accuracy", "text", "lowest and highest mean over scales, of the selected models"),
+    "matched": Column(
+        "at equal fit",
+        "text",
+        "memory of the validation metric when each run first reaches a common level of fit",
+        priority=4,
+    ),
     "noise_range": Column(
         "noise range", about="the memory expected from noise alone if the scale did not matter", priority=7
     ),
@@ -29,6 +37,7 @@ _COLUMNS = {
     ),
     "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=9),
 }
+OPTIONAL = ("train", "matched", "remarks")  # left out where no recipe has anything to show
 SMALLEST_P = 1e-9
 MOST_NOTES = 6
 
@@ -44,7 +53,9 @@ def columns_of(rows: Sequence[Memory]) -> dict[str, Column]:
         about = (
             f"of the memory, for new seeds and this test set: it holds 0 exactly when p is above {alpha:.3g}"
         )
-    return _COLUMNS | {"interval": Column(title, about=about)}
+    trained = dict.fromkeys(row.fit.metric.replace("_", " ") for row in rows if row.fit) or ["train accuracy"]
+    train = _COLUMNS["train"]._replace(title=" or ".join(trained))
+    return _COLUMNS | {"interval": Column(title, about=about), "train": train}
 
 
 def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
@@ -52,7 +63,7 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
     metric, unit = (rows[0].metric, rows[0].unit) if rows else ("nothing", "")
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
     body = [memory_cells(row) | {"remarks": cell(memory_remark(row, until))} for row in rows]
-    shown = [key for key in _COLUMNS if key != "remarks" or any(cells[key].text for cells in body)]
+    shown = [key for key in _COLUMNS if key not in OPTIONAL or any(cells[key].text for cells in body)]
     columns, cells = columns_of(rows), [[row[key] for key in shown] for row in body]
     return Table(title, [columns[key] for key in shown], cells, notes=shared_notes(rows))
 
@@ -80,12 +91,34 @@ def memory_cells(row: Memory) -> dict[str, Cell]:
         "verdict": cell(row.short_verdict, style=f"verdict {row.verdict.split()[0]}"),
         "memory": cell(row.memory, form, style="strong"),
         "interval": interval(row.low, row.high, form),
+        "train": cell(fit_range(row)),
+        "matched": cell(matched_text(row)),
         "noise_range": cell(row.noise_range, form),
         "debiased": cell(row.debiased, form),
         "p": Cell(row.p, f"< {SMALLEST_P:g}") if _tiny(row.p) else cell(row.p, ".2g"),
         "p_adjusted": cell(row.p_equivalence_adjusted if row.p_adjusted is None else row.p_adjusted, ".2g"),
         "design": cell(f"{row.n_scales} × {row.n_seeds}", style="number"),
     }
+
+
+def fit_range(row: Memory) -> str:
+    """The lowest and the highest mean train metric over scales."""
+    if row.fit is None:
+        return ""
+    form = ".1f" if row.fit.unit == "pp" else ".3g"
+    low, high = (format(end, form) for end in (min(row.fit.train), max(row.fit.train)))
+    return (low if low == high else f"{low} to {high}") + ("%" if row.fit.unit == "pp" else "")
+
+
+def matched_text(row: Memory) -> str:
+    """The memory at matched fit with its interval and the level that was matched."""
+    if row.fit is None or isinstance(match := row.fit.best_match, str):
+        return ""
+    accuracies = unit_of(match.metric)[1] == "pp"
+    form = ".1f" if accuracies else ".3g"
+    limits = "" if match.low is None else f" [{match.low:{form}}, {match.high:{form}}]"
+    level = f"{100 * match.level:g}%" if match.by == "train_accuracy" else f"loss {match.level:g}"
+    return f"{match.memory:{form}}{limits} at {level}"
 
 
 def memory_form(row: Memory) -> str:

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.beta import BetaCurve
-from initmem.measures.design import by_scale, unit_of
+from initmem.measures.design import by_scale, profile, unit_of
 from initmem.measures.interpolation import median_interpolation
-from initmem.measures.memory import profile
 from initmem.measures.sharpness import sharpness_curve
 from initmem.measures.statistics import mean_band, spread_of, student
 from initmem.plots.model import Series, Style

@@ -58,8 +58,9 @@ def curves(content: Content) -> dict[str, Plot]:
 
 
 def metrics_of(content: Content) -> list[str]:
-    """What memories are measured in, then what user code recorded beside it."""
+    """What memories are measured in, the train metric next to it, then what user code recorded."""
     main = dict.fromkeys(item.metric for item in content.stats.values())
+    main |= dict.fromkeys(item.train_metric for item in content.stats.values() if item.train_metric)
     own = dict.fromkeys(name for item in content.stats.values() for name in item.own_metrics)
     return list(main | own)[:MOST_METRICS]
 

@@ -17,7 +17,18 @@ from initmem.report.page import environment, static
 from initmem.report.verdicts import headline
 from initmem.store.record import RunRecord
 
-SHOWN = ("recipe", "verdict", "curve", "bar", "memory", "interval", "noise_range", "design", "remarks")
+SHOWN = (
+    "recipe",
+    "verdict",
+    "curve",
+    "bar",
+    "memory",
+    "interval",
+    "train",
+    "noise_range",
+    "design",
+    "remarks",
+)
 
 
 def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:

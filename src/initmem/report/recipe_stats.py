@@ -18,11 +18,14 @@ from initmem.measures.design import (
     curve_metrics,
     curves,
     default_metric,
+    is_held_out,
     own_metrics,
     plain,
+    profile,
     unit_of,
 )
-from initmem.measures.memory import Memory, measured, profile
+from initmem.measures.fit import train_metric
+from initmem.measures.memory import Memory, measured
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
 from initmem.recipe import AnyRecipe
@@ -51,6 +54,11 @@ class RecipeStats:
         return default_metric(self._records)
 
     @cached_property
+    def train_metric(self) -> str | None:
+        """The train metric next to it; None: not recorded, or the metric is not one of new data."""
+        return train_metric(self._records, self.metric) if is_held_out(self.metric) else None
+
+    @cached_property
     def memory(self) -> Memory:
         """The memory, without a name and a verdict: both depend on what else a page shows."""
         return measured(self._records, self.metric, analysis=self._analysis)
@@ -60,7 +68,10 @@ class RecipeStats:
         """The memory from the first 2, 3, 4, 6 ... seeds."""
         seeds = profile(self._kept, self.metric).seeds if self._kept else ()
         counts = sorted({*(n for n in SEEDS_SHOWN if n < len(seeds)), len(seeds)} - {0, 1})
-        return [measured([r for r in self._kept if r.run.seed in seeds[:n]], self.metric) for n in counts]
+        return [
+            measured([r for r in self._kept if r.run.seed in seeds[:n]], self.metric, with_fit=False)
+            for n in counts
+        ]
 
     @property
     def settling_series(self) -> Series:

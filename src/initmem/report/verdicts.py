@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from initmem.errors import count
 from initmem.measures.design import AtScale, scale_means
+from initmem.measures.fit import Mode
 from initmem.measures.memory import NEVER_USED, Memory, Verdict
 from initmem.plots.builders import memory_interval, metric_title
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
@@ -22,18 +23,25 @@ from initmem.report.content import Content, runs_of
 from initmem.store.record import failure_lines
 
 WORDS: dict[Verdict, str] = {
-    "remembers": "the scale of the initialization is still visible in the trained predictor",
+    "remembers": "the scale of the initialization is still visible in the trained model",
     "forgets": "the 95% interval of the memory lies below the tolerance",
     "inconclusive": "too few or too noisy runs to tell",
     "untrained": "all runs are at chance",
     "not applicable": NEVER_USED,
 }
+MODES: dict[Mode, str] = {
+    "generalization": "the scales fit the training data equally well and generalize differently, or they "
+    "differ when they first reach the same train accuracy",
+    "trainability": "some scales do not fit the training data as well as others; at equal fit no difference "
+    "is significant",
+    "fit unknown": "whether the scales are fitted equally well was not recorded or cannot be told",
+}
 NO_TOLERANCE = "never said here: {} has no natural tolerance (initmem measure --tolerance sets one)"
 
 # The columns of the page, from left to right.
 ORDER = (
-    "recipe", "verdict", "bar", "memory", "interval", "noise_range", "debiased", "p", "p_adjusted",
-    "design", "metric",
+    "recipe", "verdict", "bar", "memory", "interval", "train", "matched", "noise_range", "debiased", "p",
+    "p_adjusted", "design", "metric",
 )  # fmt: skip
 
 
@@ -53,6 +61,7 @@ def verdicts(content: Content) -> dict[str, Any]:
         "table": table(content, rows),
         "remarks": shared_remarks(content, rows),
         "words": {verdict: (glyph(verdict), meaning) for verdict, meaning in meanings.items()},
+        "modes": {mode: text for mode, text in MODES.items() if any(row.mode == mode for row in rows)},
         "metrics": names,
         "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
         "unit": "%" if "accuracy" in metrics[0] else "",
@@ -76,29 +85,31 @@ def failures(content: Content) -> list[str]:
 
 
 def scale_table(content: Content) -> Table:
-    """What each scale reached: mean and standard deviation over seeds, and n, as `--what scale` has them."""
+    """What each scale reached, the train metric below the metric of the memory: mean and standard deviation
+    over seeds, and n, as `--what scale` has them."""
     reached = {
-        recipe: {at.scale: at for at in scale_means(content.groups[recipe], stats.metric)}
+        (recipe, metric): {at.scale: at for at in scale_means(content.groups[recipe], metric)}
         for recipe, stats in content.stats.items()
+        for metric in filter(None, (stats.metric, stats.train_metric))
     }
     scales = sorted({scale for row in reached.values() for scale in row})
-    metrics = list(dict.fromkeys(stats.metric for stats in content.stats.values()))
+    metrics = list(dict.fromkeys(metric for _, metric in reached))
     bounds = {metric: _bounds(content, metric) for metric in metrics}
     digits = {}
     for metric in metrics:
-        rows = [row for recipe, row in reached.items() if content.stats[recipe].metric == metric]
+        rows = [row for (_, name), row in reached.items() if name == metric]
         digits[metric] = 1 if "accuracy" in metric else _digits([at for row in rows for at in row.values()])
     body = []
-    for recipe, row in reached.items():
+    for (recipe, metric), row in reached.items():
         stats = content.stats[recipe]
         counts = [at.n for at in row.values()]
         least, most = min(counts), max(counts)
         body.append(
             [
                 cell(content.names[recipe], href=runs_of(recipe.id), style="name"),
-                *([cell(metric_title(stats.metric))] if len(metrics) > 1 else []),
-                Cell(picture=sparkline(stats.main, *bounds[stats.metric])),
-                *(_reached(recipe, row.get(scale), most, digits[stats.metric]) for scale in scales),
+                *([cell(metric_title(metric))] if len(metrics) > 1 else []),
+                Cell(picture=sparkline(stats.curve(metric), *bounds[metric])),
+                *(_reached(recipe, row.get(scale), most, digits[metric]) for scale in scales),
                 Cell(most, f"{least} to {most}" if least < most else str(most)),
             ]
         )
@@ -109,7 +120,7 @@ def scale_table(content: Content) -> Table:
         *(Column(f"σ = {scale:g}", about="mean ± standard deviation over seeds") for scale in scales),
         Column("n", about="runs behind each mean"),
     ]
-    what = metric_title(metrics[0]) if len(metrics) == 1 else "the metric"
+    what = metric_title(metrics[0]) if len(metrics) == 1 else "test and train metrics"
     return Table(f"What each scale reached: {what}, mean ± s.d. over seeds", columns, body, id="by-scale")
 
 
@@ -133,7 +144,8 @@ def _reached(recipe: AnyRecipe, at: AtScale | None, most: int, digits: int) -> C
 
 def _bounds(content: Content, metric: str) -> tuple[float, float]:
     """The axis that the small curves of one metric share."""
-    means = [m for item in content.stats.values() if item.metric == metric for m in item.main.y]
+    shown = [item for item in content.stats.values() if metric in (item.metric, item.train_metric)]
+    means = [m for item in shown for m in item.curve(metric).y]
     return min(means, default=0.0), max(means, default=1.0)
 
 
@@ -151,9 +163,17 @@ def headline(rows: Sequence[Memory], *, waiting: int = 0) -> str:
     else:
         subject = f"{first_count} of {n} recipes"
     first = f"{subject} {_said(verdict, first_count, 'its initialization', 'their initialization')}"
+    first += _modes(rows) if verdict == "remembers" else ""
     rest = [f"{m} {_said(other, m, 'it', 'it')}" for other, m in others]
     rest += [f"{waiting} more {'has' if waiting == 1 else 'have'} no finished run yet"] if waiting else []
     return "; ".join([first, *rest]) + "."
+
+
+def _modes(rows: Sequence[Memory]) -> str:
+    """How many memories are of each mode."""
+    counts = Counter(row.mode for row in rows if row.mode is not None)
+    said = [f"{counts[mode]} {mode}" if len(rows) > 1 else mode for mode in MODES if counts[mode]]
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _said(verdict: str, count: int, one: str, many: str) -> str:
@@ -217,7 +237,9 @@ def table(content: Content, rows: Sequence[Memory]) -> Table:
                 "metric": cell(row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")),
             }
         )
-    shown = [key for key in ORDER if key != "metric" or not alike]
+    hidden = {"metric"} if alike else set()
+    hidden |= {key for key in ("train", "matched") if not any(cells[key].text for cells in body)}
+    shown = [key for key in ORDER if key not in hidden]
     return Table(
         "Initialization memory",
         [columns[key] for key in shown],
