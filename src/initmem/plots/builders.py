@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,7 +11,15 @@ from initmem.clocks import FAMILY_NAMES
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
 from initmem.measures.clock_fits import FEWEST, ClockFit, Observed, clock_fits, observed
-from initmem.measures.design import METRICS, default_metric, is_held_out, labelled, own_metrics, plain
+from initmem.measures.design import (
+    METRICS,
+    default_metric,
+    is_held_out,
+    labelled,
+    own_metrics,
+    plain,
+    unit_of,
+)
 from initmem.measures.fit import train_metric
 from initmem.measures.memory import Memory
 from initmem.plots.captions import SIGMA
@@ -80,7 +89,21 @@ def scale_plot(
         ]
         top = 100.0 if y_title.endswith("(%)") else None
         panels.append(Panel(title, SIGMA, y_title, series, PROFILE, top=top))
+    if len(panels) == 2 and unit_of(metric) == unit_of(str(trained)):
+        panels = _on_one_axis(panels)
     return _in_a_row(*panels)
+
+
+def _on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
+    """Panels with the same limits of y: what differs between them is seen at once."""
+    ends = [end for panel in panels for one in panel.series for end in (*one.y, *one.low, *one.high)]
+    finite = [end for end in ends if math.isfinite(end)]
+    if not finite or max(finite) == min(finite):
+        return list(panels)
+    margin = 0.03 * (max(finite) - min(finite))
+    tops = [panel.top for panel in panels if panel.top is not None]
+    limits = min(finite) - margin, min([max(finite) + margin, *tops])
+    return [panel._replace(y_limits=limits) for panel in panels]
 
 
 def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:

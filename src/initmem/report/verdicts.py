@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from initmem.errors import count
-from initmem.measures.design import AtScale, scale_means
+from initmem.measures.design import AtScale, scale_means, unit_of
 from initmem.measures.fit import Mode
 from initmem.measures.memory import NEVER_USED, Memory, Verdict
 from initmem.plots.builders import memory_interval, metric_title
@@ -143,9 +143,10 @@ def _reached(recipe: AnyRecipe, at: AtScale | None, most: int, digits: int) -> C
 
 
 def _bounds(content: Content, metric: str) -> tuple[float, float]:
-    """The axis that the small curves of one metric share."""
-    shown = [item for item in content.stats.values() if metric in (item.metric, item.train_metric)]
-    means = [m for item in shown for m in item.curve(metric).y]
+    """The axis that the small curves of one metric share; all accuracies share one."""
+    metrics = {name for item in content.stats.values() for name in (item.metric, item.train_metric) if name}
+    alike = [name for name in metrics if unit_of(name)[1] and unit_of(name) == unit_of(metric)] or [metric]
+    means = [m for item in content.stats.values() for name in alike for m in item.curve(name).y]
     return min(means, default=0.0), max(means, default=1.0)
 
 
