@@ -311,7 +311,7 @@ def test_figure_6_shows_slopes_against_epochs_and_clocks() -> None:
     assert line.x == [1, 2, 3, 4, 5, 6]
     assert line.n == [15] * 6
     assert [entry.label for entry in adaptive.series] == ["adam", "adamw", "muon"]
-    assert [panel.x_title.split("  ")[0] for panel in clocks] == ["SGD clock", "adaptive clock"]
+    assert [panel.x_title.split("  ")[0] for panel in clocks] == ["SGD clock", "sum of learning rates"]
     epochs = np.arange(1, 7)
     assert np.allclose(line_of(clocks[0], "b = 128").x, 1e-3 * epochs / 128)
     assert np.allclose(line_of(clocks[0], "b = 16, λ = 0.01").x, 0.01 * epochs)  # on its own clock

@@ -386,7 +386,7 @@ def test_what_the_reader_did_survives_an_update(
     page = visit.page
     page.goto(board_of(store))
     page.locator("#curves").get_by_role("radio", name="Kernel norm").check()
-    details = page.locator("#clocks details")
+    details = page.locator("#slopes details.more")
     for _ in range(5):  # a section that is replaced just under the pointer misses the click
         if details.get_attribute("open") is None:
             details.locator("summary").click()
@@ -396,7 +396,7 @@ def test_what_the_reader_did_survives_an_update(
     expect(page.locator("#live")).to_contain_text("All 6 runs are done.", timeout=30_000)
     expect(page.locator("#progress tbody td").nth(3)).to_have_text("6")
     expect(page.locator("#curves").get_by_role("radio", name="Kernel norm")).to_be_checked()
-    expect(page.locator("#clocks details")).to_have_attribute("open", "")
+    expect(page.locator("#slopes details.more")).to_have_attribute("open", "")
     expect(page.locator("#progress th[aria-sort=descending]")).to_have_text("runs")
     page.locator("#memory td.name a").click()
     expect(page.locator("#run-list tbody tr")).to_have_count(6)

@@ -197,11 +197,11 @@ def effective_clocks(recipe: AnyRecipe, ticks: Mapping[str, float]) -> dict[str,
     if not ticks.get("sgd") or "momentum" not in ticks:
         return {}
     factor = math.sqrt(ticks["momentum"] / ticks["sgd"])  # these two are sums of squared rates
-    found = {name: factor * value for name, value in ticks.items()}
+    effective = {name: factor * value for name, value in ticks.items()}
     if recipe.get("optimizer") == "momentum" and "l2" in ticks:
         decoupled = decay_rate(0.0, recipe.get("weight_decay") or 0.0) * ticks["adaptive"]
-        found["l2"] = decoupled + factor * (ticks["l2"] - decoupled)
-    return found | dict.fromkeys(("sgd", "momentum"), ticks["momentum"])
+        effective["l2"] = decoupled + factor * (ticks["l2"] - decoupled)
+    return effective | dict.fromkeys(("sgd", "momentum"), ticks["momentum"])
 
 
 def step_momentum(recipe: Schedule) -> float:

@@ -40,9 +40,9 @@ def advise(
     wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the clocks of each recipe with what was seen at such clocks.
+    """Compare each recipe's clocks with what was seen.
 
-    And the least changes that reach a clock at which recipes forgot.
+    Also the least changes that reach a clock at which recipes forgot. It makes no prediction.
     """
     from initmem import study_file as studies
     from initmem.clocks import FAMILY_NAMES
@@ -65,13 +65,16 @@ def advise(
     title = f"{asked.name}, effort {asked.effort}: clocks at the last epoch"
     show(table_of(title, [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows], ADVICE), wide=wide)
     if records:
-        found = [
+        records_seen = [
             {"asked": row["recipe"]}
             | {name: one[name] for name in ("clock", "text", "verdict", "recipe", "source")}
             for row in rows
             for one in [one for one in row["seen"] if one["source"] != "paper"][:SHOWN]
         ]
-        show(table_of(f"The records at such clocks, up to {SHOWN} of each recipe", found, SEEN), wide=wide)
+        show(
+            table_of(f"The records at such clocks, up to {SHOWN} of each recipe", records_seen, SEEN),
+            wide=wide,
+        )
     say("Clocks and what was seen at them: this is not a prediction.")
 
 
@@ -82,7 +85,7 @@ def _row(label: str, recipe: Recipe, seen: list[Observation]) -> dict[str, Any]:
 
     n_train = sizes(recipe).n_train
     family, value = family_clock(recipe, n_train)
-    near, found = nearest(recipe, n_train, seen), changes(recipe, n_train, seen)
+    near, options = nearest(recipe, n_train, seen), changes(recipe, n_train, seen)
     there = reached(recipe, n_train, seen)
     none = f"none ({there})" if there else "no single change within usual bounds"
     return {
@@ -91,7 +94,7 @@ def _row(label: str, recipe: Recipe, seen: list[Observation]) -> dict[str, Any]:
         "family": family,
         "value": value,
         "paper": next((str(one) for one in near if one.source == "paper"), ""),
-        "advice": in_words(found) or none,
+        "advice": in_words(options) or none,
         "seen": [one.to_json() for one in near],
-        "changes": [one.to_json() for one in found],
+        "changes": [one.to_json() for one in options],
     }

@@ -87,8 +87,8 @@ def _last_clock(family: str, records: Sequence[RunRecord]) -> float | None:
     for record in plain(records):
         known = [name for name in CLOCKS if len(record.history.get(f"clock_{name}", ()))]
         ticks = {name: float(record.history[f"clock_{name}"][-1]) for name in known}
-        if found := effective_clocks(record.run.recipe, ticks).get(family):
-            values.append(found)
+        if value := effective_clocks(record.run.recipe, ticks).get(family):
+            values.append(value)
     return float(np.median(values)) if values else None
 
 
@@ -119,14 +119,14 @@ def changes(recipe: Recipe, n_train: int, seen: Sequence[Observation]) -> list[C
     """Changes of one field each that reach a clock at which recipes forgot, the least first."""
     if reached(recipe, n_train, seen):
         return []
-    found = [_least(recipe, n_train, field, values(recipe), seen) for field, values in LEVERS.items()]
-    return sorted((one for one in found if one is not None), key=lambda one: _size(recipe, one))
+    least = [_least(recipe, n_train, field, values(recipe), seen) for field, values in LEVERS.items()]
+    return sorted((one for one in least if one is not None), key=lambda one: _size(recipe, one))
 
 
-def in_words(found: Sequence[Change]) -> str:
+def in_words(options: Sequence[Change]) -> str:
     """Changes as one would type them, with the observations that they reach."""
     values: dict[Observation, list[str]] = {}
-    for one in found:
+    for one in options:
         values.setdefault(one.seen, []).append(f"{one.field}={one.value:g}")
     return "; ".join(f"{' or '.join(texts)} ({seen})" for seen, texts in values.items())
 
@@ -171,5 +171,5 @@ def _least(
         low, high = (low, middle) if at(middle)[1] else (middle + 1, high)
     if low == len(values):
         return None
-    changed, found = at(low)
-    return None if found is None else Change(field, values[low], family_clock(changed, n_train)[1], found)
+    changed, forgot = at(low)
+    return None if forgot is None else Change(field, values[low], family_clock(changed, n_train)[1], forgot)

@@ -194,8 +194,9 @@ def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
         )
     kinds = dict.fromkeys(_kind(one.recipe) for one in sorted(known, key=lambda one: _size(one.recipe)))
     styles = {kind: nth(i)._replace(dash="none") for i, kind in enumerate(kinds)}
-    families = dict.fromkeys(fit.family for fit in fits)
-    rows = [[_clock_panel(fit, known, styles) for fit in fits if fit.family == name] for name in families]
+    means = {fit.family: fit.error_of_mean for fit in fits}
+    of_mean = ", ".join(f"{FAMILY_NAMES[name]} {error:.2f}" for name, error in means.items())
+    rows = [[_clock_panel(fit, known, styles) for fit in fits if fit.family == name] for name in means]
     legend = [Entry(kind, style) for kind, style in styles.items()]
     return Plot(
         rows,
@@ -204,7 +205,8 @@ def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
         about=[
             "A point: a recipe, its norm elasticity, and the clock at the selected epoch",
             "With momentum μ, η is the effective learning rate η/(1-μ); λ counts half of a weight decay",
-            "Error: root mean square, for a recipe left out of the fit; in brackets, of the mean alone",
+            "In the titles: root mean square error for a recipe left out of the fit",
+            f"Error of the other recipes' mean: {of_mean}",
         ],
         row_height=2.2,
     )
@@ -234,7 +236,7 @@ def _clock_panel(fit: ClockFit, known: Sequence[Observed], styles: Mapping[str, 
     grid = np.geomspace(min(values) / 1.5, max(values) * 1.5, 60)
     line = Series("fitted curve", GUIDE, grid.tolist(), fit.at(grid).tolist())
     return Panel(
-        f"{FAMILY_NAMES[fit.family]}: error {fit.error:.2f} ({fit.error_of_mean:.2f})",
+        f"{FAMILY_NAMES[fit.family]}: {fit.error:.2f}",
         CLOCK_TITLES[fit.clock],
         "norm elasticity",
         [one for one in series if one.x],

@@ -80,7 +80,7 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "n_levels": Column("levels", about="levels of |slope| that at least two curves pass", priority=6),
             **{
                 f"apart_{axis}": Column(
-                    f"by {axis}",
+                    "by sum of lr" if axis == "adaptive" else f"by {axis}",
                     about=f"decades between the curves against {CLOCK_NAMES.get(axis, axis)}",
                     form=".2f",
                     priority=7,
@@ -262,11 +262,10 @@ def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     names = {"clock": CLOCK_NAMES, "unit": CLOCK_NAMES} | (
         {"family": FAMILY_NAMES} if what == "clocks" else {}
     )
-    rows = [
-        {key: names[key].get(value, value) if key in names else value for key, value in row.items()}
-        for row in rows
+    named = [
+        dict(row) | {key: names[key].get(row[key], row[key]) for key in names if key in row} for row in rows
     ]
-    return table_of(title, rows, columns)
+    return table_of(title, named, columns)
 
 
 STATUS: Columns = {
