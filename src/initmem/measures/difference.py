@@ -33,7 +33,6 @@ class Difference:
     method: str  # "paired" contrasts where both memories are significant, else "intervals"
     n_scales: int
     n_seeds: int
-    alpha: float = ALPHA
 
     @property
     def significant(self) -> bool:
@@ -98,7 +97,6 @@ def compare(before: Array, after: Array, *, alpha: float = ALPHA) -> Difference 
         method="paired" if paired else "intervals",
         n_scales=n_scales,
         n_seeds=n_seeds,
-        alpha=alpha,
     )
 
 
