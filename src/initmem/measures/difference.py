@@ -156,7 +156,7 @@ def _paired_p(before: Array, after: Array) -> float:
     return float(2 * stdtr(len(before) - 1, -abs(gap) / error))
 
 
-def _interval_p(before: Array, after: Array, steps: int = 25) -> float:
+def _interval_p(before: Array, after: Array, steps: int = 16) -> float:
     """The smallest alpha at which the interval excludes zero, by bisection of its logarithm."""
 
     def excluded(alpha: float) -> bool:
