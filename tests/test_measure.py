@@ -69,7 +69,7 @@ def test_sources_are_stores_archives_paths_lists_of_these_and_records(planned: S
     rows = initmem.measure(planned)
     for source in (str(planned.path), planned.path, [planned], [planned.path, planned]):
         assert initmem.measure(source) == rows
-    assert [row["recipe"] for row in initmem.measure(planned.records())] == [row["recipe"] for row in rows]
+    assert {row["recipe"] for row in initmem.measure(planned.records())} == {row["recipe"] for row in rows}
 
 
 def test_options_are_those_of_the_command(planned: Store) -> None:
