@@ -1,7 +1,7 @@
 """How often intervals cover the truth and verdicts are right, over simulated studies with a planted memory.
 
     python benchmarks/coverage.py              # the memory, by family of noise
-    python benchmarks/coverage.py --all        # and differences, looks, failures, bands, half-lives, collapse
+    python benchmarks/coverage.py --all        # and differences, interim analyses, failures, bands, half-lives, collapse
     python benchmarks/coverage.py --studies 8000 --families normal smooth --seeds 3 5
 
 A sigma is the standard deviation of one run at the noisiest scale. Every rate comes from `--studies` studies
@@ -23,7 +23,7 @@ from initmem.measures.beta import half_life, half_life_limits
 from initmem.measures.collapse import fading, regress
 from initmem.measures.design import levels, schedule
 from initmem.measures.difference import compared_ranges
-from initmem.measures.failures import exact_p, rate_limits
+from initmem.measures.failures import equal_rates_p, rate_limits
 from initmem.measures.statistics import critical, spreads, student
 
 Array = np.ndarray
@@ -138,7 +138,7 @@ def simulate(
     """Rates over simulated studies of one kind."""
     found = spreads(family(profile_of(shape, memory, scales), (studies, seeds, scales), rng))
     contradictions = ((found.low > 0) != (found.p <= 0.05)) | (found.low > found.high)
-    contradictions |= (found.corrected < found.low) | (found.corrected > found.high)
+    contradictions |= (found.debiased < found.low) | (found.debiased > found.high)
     return {
         "scales": scales,
         "seeds": seeds,
@@ -147,8 +147,8 @@ def simulate(
         "coverage": float(((found.low <= memory) & (memory <= found.high)).mean()),
         "significant": float((found.p <= 0.05).mean()),
         "contradictions": int(contradictions.sum()),
-        "bias": float((found.corrected.mean() - memory) * np.sqrt(seeds)),
-        "uncorrected": float((found.spread.mean() - memory) * np.sqrt(seeds)),
+        "bias": float((found.debiased.mean() - memory) * np.sqrt(seeds)),
+        "as_observed": float((found.spread.mean() - memory) * np.sqrt(seeds)),
         "upper": float(np.median(found.high)),
     }
 
@@ -176,7 +176,7 @@ def memory_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
                 "false_alarms": max(cell["significant"] for cell in null),
                 "power": power["significant"],
                 "bias": max((cell["bias"] for cell in cells), key=abs),
-                "uncorrected": max((cell["uncorrected"] for cell in cells), key=abs),
+                "as_observed": max((cell["as_observed"] for cell in cells), key=abs),
                 "contradictions": sum(cell["contradictions"] for cell in cells),
             }
 
@@ -278,11 +278,11 @@ def difference_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
             }
 
 
-# -- several looks -----------------------------------------------------------------------------------------
+# -- interim analyses --------------------------------------------------------------------------------------
 
 
-def look_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
-    """Stopping at the first look that gives the verdict: without memory, and with one of the tolerance."""
+def interim_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """Stopping at the first analysis that gives the verdict: without memory, and with one of the tolerance."""
     planned = schedule(5, 30)
     for name in ("normal", "growing threefold", "seed slopes", "smooth"):
         for scales in (2, 5):
@@ -297,7 +297,7 @@ def look_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
             yield {
                 "family": name,
                 "scales": scales,
-                "looks": " ".join(map(str, planned)),
+                "seeds": " ".join(map(str, planned)),
                 "remembers": float(remembers.mean()),
                 "forgets": float(forgets.mean()),
                 "remembers_without_plan": float(careless.mean()),
@@ -316,7 +316,9 @@ def failure_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
             values[:, :, 4] -= 70 * failed
             high = spreads(values).high
             counts = failed.sum(axis=1)
-            tested = np.array([exact_p([0] * 4 + [f], [seeds] * 5) if f else 1.0 for f in range(seeds + 1)])
+            tested = np.array(
+                [equal_rates_p([0] * 4 + [f], [seeds] * 5) if f else 1.0 for f in range(seeds + 1)]
+            )
             means_alone = high <= 2
             yield {
                 "seeds": seeds,
@@ -429,7 +431,7 @@ TABLES: dict[str, tuple[str, Callable[[argparse.Namespace, Rng], Iterator[dict]]
     "power": ("Power: memories of 1 to 5 sigma, spread evenly over the scales, normal noise", power_rows),
     "freedom": ("Degrees of freedom: the worst false alarms over families, power at 3 sigma", freedom_rows),
     "differences": ("Difference of two memories", difference_rows),
-    "looks": ("Several looks, stopping at the first that settles it", look_rows),
+    "interim": ("Interim analyses, stopping at the first that settles it", interim_rows),
     "failures": ("Failures to train at one scale of five", failure_rows),
     "curves": ("Whole curves inside pointwise and simultaneous limits; half-lives", band_rows),
     "collapse": ("Exponent of the batch size", collapse_rows),
@@ -460,7 +462,7 @@ def main() -> None:
         print(f"\n{time.perf_counter() - started:.0f} s")
 
 
-SIGNED = ("bias", "uncorrected")
+SIGNED = ("bias", "as_observed")
 PLAIN = ("alpha", "estimate", "upper_limit_without_memory")  # every other number is a rate
 
 

@@ -13,7 +13,7 @@ from initmem.measures.statistics import Spreads, spread_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import coverage
-from coverage import EXCEPTION, FAMILIES, failure_rows, look_rows, simulate, simulate_pair
+from coverage import EXCEPTION, FAMILIES, failure_rows, interim_rows, simulate, simulate_pair
 
 STUDIES = 400
 SLACK = 4 * np.sqrt(0.05 * 0.95 / STUDIES)  # four standard errors of a rate of 5%: there are 200 of them
@@ -31,7 +31,7 @@ def test_intervals_cover_and_tests_keep_their_level(name: str) -> None:
                 assert row["significant"] <= 0.05 + SLACK
 
 
-def test_large_memories_are_found_and_the_corrected_one_is_close() -> None:
+def test_large_memories_are_found_and_the_debiased_one_is_close() -> None:
     rng = np.random.default_rng(1)
     for scales, seeds in ((5, 5), (25, 5), (2, 5)):
         row = simulate(FAMILIES["normal"], scales, seeds, 5.0, "line", STUDIES, rng)
@@ -82,9 +82,9 @@ def test_differences_between_recipes(scales: int, seeds: int) -> None:
     assert apart["coverage"] >= 0.95 - SLACK
 
 
-def test_planned_looks_keep_the_level_and_unplanned_ones_do_not() -> None:
+def test_planned_analyses_keep_the_level_and_unplanned_ones_do_not() -> None:
     slack = 3 * np.sqrt(0.05 * 0.95 / 150)
-    for row in look_rows(argparse.Namespace(studies=150), np.random.default_rng(0)):
+    for row in interim_rows(argparse.Namespace(studies=150), np.random.default_rng(0)):
         assert row["remembers"] <= 0.05 + slack
         assert row["forgets"] <= 0.025 + slack
         assert row["remembers_without_plan"] > 0.12

@@ -21,7 +21,9 @@ from initmem.store.store import Store
 pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other
 
 FOLDER = Path(__file__).parents[1] / "examples"
-VERDICT = re.compile(r"\w+.*: \w+ \S+( pp)? \[\S+, \S+\], floor \S+, (remembers|forgets|inconclusive)\b")
+VERDICT = re.compile(
+    r"\w+.*: \w+ \S+( pp)? \[\S+, \S+\], noise range \S+, (remembers|forgets|inconclusive)\b"
+)
 MEANINGS = {
     "remembers": "which is significant at the 5% level.",
     "forgets": "are not excluded.",

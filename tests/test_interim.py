@@ -48,7 +48,7 @@ def test_a_schedule_doubles_from_five_seeds_to_the_most() -> None:
 
 
 def test_levels_are_the_published_ones() -> None:
-    """Five equally spaced analyses: limits of Lan and DeMets' Pocock-type function (Reboussin et al. 2000)."""
+    """Five equal steps: the limits of Lan and DeMets' Pocock-type function (Reboussin et al. 2000)."""
     limits = norm.isf(np.array(levels((1, 2, 3, 4, 5))) / 2)
     assert limits == pytest.approx([2.4380, 2.4268, 2.4102, 2.3966, 2.3860], abs=2e-4)
     assert levels((7,)) == (0.05,)

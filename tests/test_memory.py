@@ -311,7 +311,7 @@ def test_verdicts_are_adjusted_for_the_number_of_recipes() -> None:
 
 
 def test_the_adjustment_is_that_of_the_claims_that_recipes_make() -> None:
-    """Each recipe has one p-value: of the equivalence test, twice, where its interval is within the tolerance."""
+    """Each recipe has one p-value: twice that of the equivalence test where its interval is narrow enough."""
     rng = np.random.default_rng(5)
     kinds = [(0, 0.3), (0, 0.7), (0, 2), (3, 1), (8, 1), (1.2, 0.4)]
     rows = [memory(records(80 + rng.normal(0, s, (5, 5)) + np.linspace(0, m, 5))) for m, s in kinds]

@@ -464,8 +464,8 @@ def test_a_grid_is_a_memory_per_recipe(tmp_path: Path, capsys: pytest.CaptureFix
         result.memory()
     one = result.select(lr=0.1, dropout=0.5)
     # Adjusted for the recipes shown: four, and one.
-    assert [row.q for row in rows] == adjusted([row.p for row in rows])
-    alone = {"q": rows[3].p, "q_equivalence": rows[3].p_equivalence}
+    assert {row.family for row in rows} == {len(rows)}
+    alone = {"p_adjusted": rows[3].p, "family": 1}
     assert one.memory() == replace(rows[3], **alone) and one.verdict == "remembers"
     with pytest.raises(ConfigError, match=r"select\({'lr': 7}\): no such recipe"):
         result.select(lr=7)

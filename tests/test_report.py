@@ -26,7 +26,6 @@ from initmem.plots.builders import scale_plot
 from initmem.plots.captions import caption
 from initmem.plots.columns import measure_table
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
-from initmem.plots.memory_table import STARRED
 from initmem.plots.model import Plot, Series
 from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
@@ -114,7 +113,7 @@ def test_the_page_says_the_question_the_verdict_and_the_numbers(store: Store) ->
     assert "The recipe remembers its initialization." in page
     (row,) = memory_table(store.records())
     assert f"{row.memory:.1f} points (95% interval {row.low:.1f} to {row.high:.1f}" in page
-    assert f"noise alone would show {row.floor:.1f}" in page
+    assert f"noise alone would show {row.noise_range:.1f}" in page
 
 
 def test_an_empty_store_or_an_unwritable_place_is_explained(store: Store, tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ def test_every_part_has_its_place_for_every_kind_of_study() -> None:
 
 
 def memory_row(verdict: str, **values: object) -> Memory:
-    numbers = {"memory": 3.0, "low": 1.0, "high": 5.0, "floor": 1.0, "p": 0.01, "corrected": 2.5}
+    numbers = {"memory": 3.0, "low": 1.0, "high": 5.0, "noise_range": 1.0, "p": 0.01, "debiased": 2.5}
     fixed = {"seeds_needed": None, "unit": "pp", "recipe_id": "0" * 16}
     return Memory("r", "test_accuracy", 5, 3, **(numbers | fixed | values), verdict=verdict)  # type: ignore[arg-type]
 
@@ -172,7 +171,7 @@ def test_the_numbers_are_those_of_the_measures() -> None:
     records = planted.records(*studies)
     content = content_of(studies, records)
     order = [recipe for study in studies for recipe in study.recipes]
-    assert content.memories == memory_table(records, order=order)
+    assert content.memories == memory_table(records, recipes=order)
     assert content.memories[0].memory == pytest.approx(
         float(np.ptp(planted.accuracies(order[0]).mean(axis=1)))
     )
@@ -431,7 +430,7 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
     parts = pages.parts(content_of([study], records, in_flight=[runs[-1].id]))
     page = parts["runs"].html
     seen = text_of(page)
-    assert "2 failed; 1 diverged; mixed hardware" in text_of(parts["verdicts"].html)
+    assert "2 crashed; 1 diverged; mixed hardware" in text_of(parts["verdicts"].html)
     assert "2 runs: ValueError: no such luck" in seen
     assert IMAGE not in page
     assert records[2].id in seen
@@ -440,14 +439,13 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
     assert re.search(r"sgd: \d+ on (left|right) \(cpu\), ", seen)
 
 
-def test_a_star_beside_a_verdict_is_explained_and_only_then() -> None:
+def test_the_page_says_which_failure_rates_forgets_does_not_exclude() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]))
-    for survives in (True, False):
-        content = content_of([study], planted.records(study))
-        content.memories = [replace(row, survives=survives) for row in content.memories]
-        seen = text_of(pages.parts(content)["verdicts"].html)
-        assert ("remembers (large)*" in seen) == (not survives)
-        assert (f"* star {STARRED}" in seen) == (not survives)
+    content = content_of([study], planted.records(study))
+    forgotten = replace(content.memories[0], verdict="forgets", size=None, failure_limit=0.52)
+    content.memories = [forgotten, *content.memories[1:]]
+    seen = text_of(pages.parts(content)["verdicts"].html)
+    assert f"{forgotten.recipe} : failure rates up to 52% not excluded" in seen
 
 
 def test_failures_stand_in_the_headline() -> None:

@@ -209,10 +209,10 @@ def test_columns_leave_in_the_order_of_their_priorities(screens: list[Screen]) -
     assert seen > 10  # narrow terminals do make columns leave
 
 
-def test_p_corrected_and_floor_are_the_first_to_leave(screens: list[Screen]) -> None:
+def test_p_debiased_and_noise_range_are_the_first_to_leave(screens: list[Screen]) -> None:
     for screen in screens:
         if screen.words[0] in ("measure", "run") and "--what" not in screen.words:
-            order = ["p", "corrected", "floor", "q"]  # n stays
+            order = ["p", "debiased", "noise range", "p (adjusted)"]  # n stays
             assert left_out(screen) == order[: len(left_out(screen))], named(screen)
     (narrow,) = [s for s in screens if s.width == 80 and s.words[0] == "run"]
     assert left_out(narrow)
@@ -257,7 +257,7 @@ def test_wide_and_a_pipe_show_every_column(command) -> None:
     for text in (wide, piped):
         head = next(line for line in text.splitlines() if line.startswith("recipe"))
         assert re.sub(" +", " ", head).strip() == (
-            "recipe verdict memory 95% interval floor corrected p q scales × seeds"
+            "recipe verdict memory 95% interval noise range debiased p p (adjusted) scales × seeds"
         )
         assert "left out" not in text
 

@@ -33,7 +33,6 @@ class Difference:
     method: str  # "paired" contrasts where both memories are significant, else "intervals"
     n_scales: int
     n_seeds: int
-    alpha: float = ALPHA
 
     @property
     def significant(self) -> bool:
@@ -98,7 +97,6 @@ def compare(before: Array, after: Array, *, alpha: float = ALPHA) -> Difference 
         method="paired" if paired else "intervals",
         n_scales=n_scales,
         n_seeds=n_seeds,
-        alpha=alpha,
     )
 
 
@@ -158,7 +156,7 @@ def _paired_p(before: Array, after: Array) -> float:
     return float(2 * stdtr(len(before) - 1, -abs(gap) / error))
 
 
-def _interval_p(before: Array, after: Array, steps: int = 25) -> float:
+def _interval_p(before: Array, after: Array, steps: int = 16) -> float:
     """The smallest alpha at which the interval excludes zero, by bisection of its logarithm."""
 
     def excluded(alpha: float) -> bool:

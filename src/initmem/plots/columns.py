@@ -58,8 +58,12 @@ MEASURES: dict[str, tuple[str, Columns]] = {
                 "after", about="memory of the second; debiased unless paired", form=".1f~", priority=3
             ),
             "difference": Column("difference", about="second minus first", form=".1f~"),
-            ("low", "high"): Column("95% interval", about="of the difference", form=".1f~"),
-            "significant": Column("significant", "text", "yes: significant at the 5% level"),
+            ("low", "high"): Column(
+                "interval",
+                about="of the difference: of 95%, or as the memory's in an interim analysis",
+                form=".1f~",
+            ),
+            "significant": Column("significant", "text", "yes: the interval excludes 0"),
             "p": Column("p", about="of no difference", form=".2g", priority=2),
             "p_adjusted": Column(
                 "p (adjusted)", about="p adjusted for the number of pairs", form=".2g", priority=7
