@@ -173,7 +173,7 @@ def epoch_rates(recipe: Schedule, n_train: int, epoch: int) -> NDArray[np.float6
 
 
 def is_adaptive(optimizer: str) -> bool:
-    """Whether the steps of an optimizer are normalized, so that the adaptive clock counts them."""
+    """Whether the steps of an optimizer are normalized, so that the sum of learning rates counts them."""
     return optimizer in ADAPTIVE or (
         optimizer.startswith("torch:") and optimizer not in ("torch:SGD", "torch:ASGD")
     )

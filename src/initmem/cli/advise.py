@@ -71,10 +71,11 @@ def advise(
             for row in rows
             for one in [one for one in row["seen"] if one["source"] != "paper"][:SHOWN]
         ]
-        show(
-            table_of(f"The records at such clocks, up to {SHOWN} of each recipe", records_seen, SEEN),
-            wide=wide,
-        )
+        title = f"The records at such clocks, up to {SHOWN} of each recipe"
+        if records_seen:
+            show(table_of(title, records_seen, SEEN), wide=wide)
+        else:
+            say("no record of a recipe of the same family")
     say("Clocks and what was seen at them: this is not a prediction.")
 
 

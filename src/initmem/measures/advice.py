@@ -41,7 +41,8 @@ class Observation(NamedTuple):
     def to_json(self) -> dict[str, object]:
         """Plain values."""
         values = self._asdict()
-        return values | {"recipe": values.pop("label")}
+        label = values.pop("label")
+        return values | {"recipe": label}
 
 
 class Change(NamedTuple):

@@ -128,7 +128,7 @@ class Result:
         return beta_curve(self._of_one_recipe(), self._curve_metric(metric))
 
     def half_lives(self, metric: str | None = None) -> list[HalfLife]:
-        """How long |beta| stays above half of its largest value, in epochs and in every clock."""
+        """How long |beta| stays above half of its largest value, in epochs and on the clock of its family."""
         return half_lives(self._of_one_recipe(), self._curve_metric(metric))
 
     def _curve_metric(self, metric: str | None) -> str:
