@@ -28,7 +28,7 @@ from initmem.study import Study, recipes_of
 
 __all__ = ["beta", "clocks", "figure", "interpolation", "memory", "norm", "scale", "sharpness"]
 
-AnyResults: TypeAlias = Result | Source
+AnyResults: TypeAlias = "Result | Source"
 
 
 def scale(results: AnyResults, metric: str | None = None, *, axes: Axes | None = None) -> tuple[Figure, Axes]:

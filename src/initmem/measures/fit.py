@@ -106,11 +106,6 @@ class Fit(NamedTuple):
     time: TimeToFit | None
     late: bool  # validation accuracy rose long after the data were fitted: equal fit in the last epoch counts
 
-    @property
-    def best_match(self) -> Matched | str:
-        """Memory at matched train accuracy, else at matched train loss, else why there is neither."""
-        return self.matched if isinstance(self.matched, Matched) else self.matched_by_loss
-
     def is_equal(self, tolerance: float | None) -> bool:
         """Whether the scales are fitted equally well, within the tolerance; None: no difference is."""
         values = self.last if self.late and self.last else self.train
@@ -120,7 +115,7 @@ class Fit(NamedTuple):
         """What kind of memory it is if a metric is better at one scale than at another."""
         if equal:
             return "generalization"
-        match = self.best_match
+        match = self.matched
         if isinstance(match, str) or match.p is None:
             return "fit unknown"
         return "generalization" if match.p <= ALPHA and match.agrees(better, worse) else "trainability"

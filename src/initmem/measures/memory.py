@@ -373,7 +373,7 @@ def _with_mode(row: Memory) -> Memory:
         better, worse = row.scales[int(means.argmax())], row.scales[int(means.argmin())]
         mode = row.fit.mode(better, worse, equal=row.equal_fit) if row.fit else "fit unknown"
         if row.fit and mode == "generalization" and not row.equal_fit:
-            match = row.fit.best_match
+            match = row.fit.matched
             low, high = (match.low, match.high) if isinstance(match, Matched) else (low, high)
     return replace(row, mode=mode, size=size_range(low, high, row.tolerance))
 
@@ -428,7 +428,7 @@ def _fit_notes(row: Memory) -> list[str]:
             "no train metric was recorded, so memory cannot be told from undertraining "
             "(record train_accuracy or train_loss in every epoch)"
         ]
-    match = found.best_match
+    match = found.matched
     if isinstance(match, str):
         return [] if row.equal_fit else [f"no memory at matched fit: {match}"]
     notes = []

@@ -139,15 +139,21 @@ def _fit(
 def _fit_row(row: Memory) -> Row:
     fit = row.fit
     assert fit is not None
-    cells: Row = {"recipe": row.recipe, "verdict": row.short_verdict, "metric": row.metric, "fit": fit.metric}
+    cells: Row = {
+        "recipe": row.recipe,
+        "verdict": row.short_verdict,
+        "metric": row.metric,
+        "train_metric": fit.metric,
+    }
     for name, change in (("test", fit.test_change), ("train", fit.train_change), ("gap", fit.gap_change)):
         value, low, high = change or (None, None, None)
         cells |= {name: value, f"{name}_low": low, f"{name}_high": high}
     cells |= {"train_smallest": fit.train[0], "train_largest": fit.train[-1]}
     for name, match in (("matched", fit.matched), ("by_loss", fit.matched_by_loss)):
         found = match if isinstance(match, Matched) else None
-        fields = ("memory", "low", "high", "p", "level", "scales")
+        fields = ("memory", "low", "high", "p", "level")
         cells |= {f"{name}_{field}": found and getattr(found, field) for field in fields}
+        cells[f"{name}_scales"] = list(found.scales) if found else []
         if found and found.by == "train_accuracy":
             cells[f"{name}_level"] = 100 * found.level  # in percent, like all accuracies
     time = fit.time

@@ -99,36 +99,50 @@ MEASURES: dict[str, tuple[str, Columns]] = {
             "recipe": RECIPE,
             "verdict": Column("verdict", "text", "of the memory, with its mode"),
             "test": Column("test", about="change of the metric: train - gap", form="+.1f~"),
-            ("test_low", "test_high"): Column("test: 95% interval", form=".1f~", priority=8),
+            ("test_low", "test_high"): Column(
+                "test: 95% interval", about="of this change", form=".1f~", priority=10
+            ),
             "train": Column("train", about="change of the train metric", form="+.1f~"),
-            ("train_low", "train_high"): Column("train: 95% interval", form=".1f~", priority=8),
+            ("train_low", "train_high"): Column(
+                "train: 95% interval", about="of this change", form=".1f~", priority=10
+            ),
             ("train_smallest", "train_largest"): Column(
-                "fit", about="train metric of the selected models at these two scales", form=".1f~"
+                "fit", "text", "train metric of the selected models at these two scales", form=".1f~"
             ),
             "gap": Column("gap", about="change of train - test", form="+.1f~", priority=2),
-            ("gap_low", "gap_high"): Column("gap: 95% interval", form=".1f~", priority=8),
+            ("gap_low", "gap_high"): Column(
+                "gap: 95% interval", about="of this change", form=".1f~", priority=10
+            ),
             "matched_memory": Column(
                 "at equal fit",
-                about="memory when each run first reaches the level of train accuracy",
+                about="memory when each run first reaches a common train accuracy",
                 form=".1f~",
             ),
             ("matched_low", "matched_high"): Column("95% interval", about="of it", form=".1f~"),
+            "matched_p": Column("p", about="of no memory at equal fit", form=".2g", priority=6),
             "matched_level": Column(
                 "level", about="the highest train accuracy (%) that all runs reach", form=".3g"
             ),
             "by_loss_memory": Column(
-                "at equal loss", about="the same, by train loss", form=".1f~", priority=5
+                "at equal loss", about="the same, by train loss", form=".1f~", priority=7
             ),
-            ("by_loss_low", "by_loss_high"): Column("loss: 95% interval", form=".1f~", priority=7),
+            ("by_loss_low", "by_loss_high"): Column(
+                "loss: 95% interval", about="of the memory at equal loss", form=".1f~", priority=9
+            ),
+            "by_loss_p": Column("loss: p", about="of no memory at equal loss", form=".2g", priority=9),
             "by_loss_level": Column(
-                "loss", about="the lowest train loss that all reach", form=".2g", priority=6
+                "loss", about="the lowest train loss that all runs reach", form=".2g", priority=8
             ),
             "time_ratio": Column(
                 "time", about="to fit: epochs of the slowest scale over the fastest", form=".2f", priority=3
             ),
-            ("time_low", "time_high"): Column("time: 95% interval", form=".2f", priority=4),
-            "n_scales": Column("scales", about="number of scales", priority=9),
-            "n_seeds": Column("seeds", about="number of seeds that have them all", priority=9),
+            ("time_low", "time_high"): Column(
+                "time: 95% interval", about="of this ratio", form=".2f", priority=5
+            ),
+            "metric": Column("metric", "text", "of the memory", priority=12),
+            "train_metric": Column("train metric", "text", "that measures the fit", priority=12),
+            "n_scales": Column("scales", about="number of scales", priority=11),
+            "n_seeds": Column("seeds", about="number of seeds that have them all", priority=11),
         },
     ),
     "scale": (

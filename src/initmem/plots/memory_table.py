@@ -112,7 +112,7 @@ def fit_range(row: Memory) -> str:
 
 def matched_text(row: Memory) -> str:
     """The memory at matched fit with its interval and the level that was matched."""
-    if row.fit is None or isinstance(match := row.fit.best_match, str):
+    if row.fit is None or isinstance(match := row.fit.matched, str):
         return ""
     accuracies = unit_of(match.metric)[1] == "pp"
     form = ".1f" if accuracies else ".3g"
