@@ -37,7 +37,7 @@ def scale(results: AnyResults, metric: str | None = None, *, axes: Axes | None =
     Without a metric: test accuracy where it was recorded, else the next best.
     """
     records, studies = _records(results)
-    return _drawn(builders.scale_plot(records, metric, order=recipes_of(studies)), axes)
+    return _drawn(builders.scale_plot(records, metric, order=recipes_of(studies), with_fit=False), axes)
 
 
 def norm(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:

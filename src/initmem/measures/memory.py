@@ -367,15 +367,21 @@ def _verdict(row: Memory, claim: Verdict, alone: float, p: float, share: float) 
 def _with_mode(row: Memory) -> Memory:
     """A memory with its mode and size. Where only matched fit shows that the scales generalize differently,
     the size is the one at matched fit."""
-    low, high, mode = row.low, row.high, None
+    low, high, notes = row.low, row.high, row.notes
+    mode: Mode | None = None
     if is_held_out(row.metric):
         means = row.values.mean(axis=0) * (1 if row.unit == "pp" else -1)  # a loss is better where it is less
         better, worse = row.scales[int(means.argmax())], row.scales[int(means.argmin())]
         mode = row.fit.mode(better, worse, equal=row.equal_fit) if row.fit else "fit unknown"
-        if row.fit and mode == "generalization" and not row.equal_fit:
-            match = row.fit.matched
-            low, high = (match.low, match.high) if isinstance(match, Matched) else (low, high)
-    return replace(row, mode=mode, size=size_range(low, high, row.tolerance))
+        if (
+            row.fit
+            and isinstance(row.fit.matched, Matched)
+            and mode == "generalization"
+            and not row.equal_fit
+        ):
+            low, high = row.fit.matched.low, row.fit.matched.high
+            notes += (f"the scales are not fitted equally well ({row.fit}): the size is that at equal fit",)
+    return replace(row, mode=mode, size=size_range(low, high, row.tolerance), notes=notes)
 
 
 def size_of(value: float | None, tolerance: float | None) -> str | None:

@@ -69,7 +69,11 @@ def metric_title(metric: str) -> str:
 
 
 def scale_plot(
-    records: Sequence[RunRecord], metric: str | None = None, *, order: Sequence[AnyRecipe] = ()
+    records: Sequence[RunRecord],
+    metric: str | None = None,
+    *,
+    order: Sequence[AnyRecipe] = (),
+    with_fit: bool = True,
 ) -> Plot:
     """A metric against scale, a line per recipe; recipes in the given order, then as they come.
 
@@ -79,7 +83,7 @@ def scale_plot(
     known = dict.fromkeys([*METRICS, *own_metrics(records)])
     if metric not in known:
         raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
-    trained = train_metric(records, metric) if is_held_out(metric) else None
+    trained = train_metric(records, metric) if with_fit and is_held_out(metric) else None
     panels = []
     for name in filter(None, (metric, trained)):
         title, y_title = METRIC_TITLES.get(name, (name.replace("_", " ").capitalize(), metric_title(name)))

@@ -94,7 +94,8 @@ def plot(records: Sequence[RunRecord], studies: Sequence[Study], *, reference: b
 
 def _panel(title: str, x_title: str, series: Sequence[Series]) -> Panel:
     log_x = x_title != "epoch"
-    return Panel(title, x_title, BETA, series, SLOPE, "runs per line", log_x=log_x, log_y=True)
+    panel = Panel(title, x_title, BETA, series, SLOPE, "runs per line", log_x=log_x, log_y=True)
+    return panel._replace(void="batch norm was cold in all epochs")
 
 
 def _family(shown: Slopes, b: int, names: Sequence[str]) -> list[Member]:

@@ -1,6 +1,6 @@
-"""Draw docs/images/batch-statistics.png: one training, evaluated with moving and re-estimated statistics.
+"""Draw docs/images/batch-norm.png: one training, evaluated with moving and re-estimated statistics.
 
-python docs/build_statistics.py      # from the root of the project; seconds, trains nothing
+python docs/build_batch_norm.py      # from the root of the project; seconds, trains nothing
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def with_cold_epochs(record: RunRecord) -> RunRecord:
 
 def groups() -> dict[tuple[str, int, str], list[RunRecord]]:
     """The records by optimizer, batch size and kind of statistics."""
-    records = initmem.open_results(ROOT / "docs" / "results" / "batch-statistics.initmem").records()
+    records = initmem.open_results(ROOT / "docs" / "results" / "batch-norm.initmem").records()
     found = {}
     for recipe, group in by_recipe(records).items():
         assert isinstance(recipe, Recipe)
@@ -93,7 +93,7 @@ def main() -> None:
     axes[2].set(xlabel="half-life of |β| in epochs", title="half-life (dotted: beyond the last epoch)")
     ranges(axes[3], exponents, "cannot tell")
     axes[3].set(xlabel="α (0 epochs, 1 sum of η, 2 SGD clock)", title="collapse of batch sizes")
-    figure.savefig(ROOT / "docs" / "images" / "batch-statistics.png", dpi=120, metadata={"Software": None})
+    figure.savefig(ROOT / "docs" / "images" / "batch-norm.png", dpi=120, metadata={"Software": None})
 
 
 if __name__ == "__main__":
