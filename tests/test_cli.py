@@ -93,7 +93,7 @@ def test_mistakes_are_one_line_and_code_2(tmp_path: Path) -> None:
     assert_refused(initmem("run", "quickstart", "--workers", "0"), "--workers")
     assert_refused(initmem("frobnicate"), "frobnicate")
     small = ["--set", "dataset=synthetic:100x1x4x4", "--store", target]
-    assert_refused(initmem("run", "quickstart", *small), "4x4", "8x8")
+    assert_refused(initmem("run", "undertrained", *small), "4x4", "8x8")
     assert not list(target.glob("runs/*"))
 
 
@@ -103,7 +103,7 @@ def test_clocks_of_one_recipe() -> None:
     assert found["sgd"] == pytest.approx(7.3e-4, rel=0.01)
     assert found["updates"] == 300 * 313
     assert set(found) >= {"updates", "sgd", "l2", "adaptive"}
-    assert len(said("clocks", "quickstart", "--json")) == 4
+    assert len(said("clocks", "quickstart", "--json")) == 3
 
 
 def test_models() -> None:
@@ -117,11 +117,14 @@ def test_models() -> None:
 
 def test_studies() -> None:
     rows = {(row["study"], row["effort"]): row for row in said("studies", "--json")}
-    assert rows["quickstart", "demo"]["runs"] == 100
+    assert rows["quickstart", "demo"]["runs"] == 90
     assert rows["main-grid", "paper"]["runs"] == 6250
     names = {study for study, _ in rows}
     paper = {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug"}
-    assert names == paper | {"chaos", "edge", "linear", "optimizers", "quickstart", "transformers", "widths"}
+    assert names == paper | {
+        "batch-norm", "chaos", "edge", "linear", "optimizers", "quickstart", "transformers", "undertrained",
+        "widths",
+    }  # fmt: skip
     assert rows["linear", "demo"]["runs"] == 540
     for name in paper:
         assert {"smoke", "mini", "lab", "paper"} <= {effort for study, effort in rows if study == name}
@@ -130,9 +133,9 @@ def test_studies() -> None:
 def test_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("initmem.engines.speed.SECONDS_OF_TRIALS", 0.0)  # whatever the times are
     found = told("plan", "quickstart", "--effort", "smoke", "--gpus", "2", "--json")
-    assert (found["summary"]["runs"], found["summary"]["recipes"]) == (16, 4)
+    assert (found["summary"]["runs"], found["summary"]["recipes"]) == (12, 3)
     assert found["summary"]["schedule"]["gpus"] == 2
-    assert len(found["rows"]) == 4
+    assert len(found["rows"]) == 3
     assert found["rows"][0]["clock_adaptive"] > 0
     assert found["summary"]["hours_here"] <= found["summary"]["hours_busy"]
     assert_refused(initmem("plan", "quickstart", "--accelerator", "abacus"), "abacus", "h100")
@@ -162,10 +165,10 @@ def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: P
     options = ["run", "quickstart", "--effort", "smoke", "--set", "epochs=1", "--store", store]
     first = spawned(*options)
     assert first.returncode == 0, first.stderr
-    assert "16 runs trained" in first.stdout
+    assert "12 runs trained" in first.stdout
     assert "inconclusive" in first.stdout
     again = told(*options, "--json")["summary"]
-    assert (again["trained"], again["completed"], again["missing"]) == (0, 16, 0)
+    assert (again["trained"], again["completed"], again["missing"]) == (0, 12, 0)
     assert said("report", store, "--json")[0]["report"] == str(store / "report.html")
 
 
@@ -326,7 +329,7 @@ def documented(schema: str) -> set[str]:
     "words",
     [
         ["studies"], ["studies", "chaos"], ["plan", "quickstart", "--effort", "smoke", "--gpus", "1"],
-        ["status", "STORE"], ["measure", "STORE"], ["measure", "STORE", "--what", "beta"],
+        ["status", "STORE"], ["measure", "STORE"], ["measure", "STORE", "--what", "fit"], ["measure", "STORE", "--what", "beta"],
         *(["measure", "STORE", "--what", what] for what in ("half-life", "radial", "scale", "failures")),
         ["measure", "GRID", "--what", "clocks"],
         ["plan", "quickstart", "--power", "--noise", "1.0"],
@@ -411,7 +414,7 @@ def test_help_names_every_option_and_cuts_nothing() -> None:
     [
         ("run qu", "quickstart"),
         ("run quickstart --effort ", "demo smoke"),
-        ("plan main-grid --effort s", "small smoke"),
+        ("plan main-grid --effort s", "scales-25 small smoke"),
         ("run no-such-study --effort ", ""),
         ("measure store --what ha", "half-life"),
         ("export store --to ", "csv parquet tensorboard mlflow wandb"),

@@ -215,7 +215,9 @@ def test_differences_are_adjusted_over_all_pairs_as_asked() -> None:
     assert adjusted(ps, "bh") != ps
     with pytest.raises(ConfigError, match=r"adjust = 'best' \(allowed: bh, none\)"):
         measure(every, "difference", adjust="best")
-    with pytest.raises(ConfigError, match=r"adjust does nothing with what = 'beta' \(allowed: memory, diff"):
+    with pytest.raises(
+        ConfigError, match=r"adjust does nothing with what = 'beta' \(allowed: memory, fit, diff"
+    ):
         measure(every, "beta", adjust="none")
 
 

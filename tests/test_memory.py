@@ -273,7 +273,7 @@ def test_verdicts(p: float, equivalence: float, verdict: str) -> None:
 def test_a_size_is_that_of_the_whole_interval(points: float, size: str) -> None:
     noise = np.random.default_rng(1).normal(0, 0.3, (5, 5))
     found = memory(records(70 + noise + np.linspace(0, points, 5)))
-    assert found.verdict_text == f"remembers ({size})"
+    assert found.verdict_text == f"remembers: generalization ({size})"
     assert found.to_json()["thresholds"] == {"alpha": 0.05, "tolerance": 2.0, "large": 10.0, "moderate": 5.0}
     own = memory(records(70 + noise + np.linspace(0, points, 5)), tolerance=100.0)
     assert own.verdict == "forgets" and own.size is None
@@ -465,7 +465,9 @@ def test_the_table_has_a_row_per_recipe_in_the_asked_order() -> None:
     values = np.full((2, 3), 80.0)
     rows = memory_table(records(values) + records(values, adam), recipes=[adam, RECIPE])
     assert [row.recipe for row in rows] == ["adam", "sgd"]
-    assert str(rows[0]) == "0 pp [0, 0], noise range 0, forgets (failure rates up to 84% not excluded)"
+    assert str(rows[0]) == (
+        "0 pp [0, 0], noise range 0, forgets (failure rates up to 84% not excluded), train accuracy 100%"
+    )
     twice = memory_table(records(values), recipes=[RECIPE, RECIPE])  # two studies may share a recipe
     assert len(twice) == 1
 

@@ -212,12 +212,14 @@ def test_columns_leave_in_the_order_of_their_priorities(screens: list[Screen]) -
 def test_p_debiased_and_noise_range_are_the_first_to_leave(screens: list[Screen]) -> None:
     for screen in screens:
         if screen.words[0] in ("measure", "run") and "--what" not in screen.words:
-            order = ["p", "debiased", "noise range", "p (adjusted)"]  # n stays
+            order = ["p", "debiased", "noise range", "p (adjusted)", "scales × seeds", "at equal fit"]
             assert left_out(screen) == order[: len(left_out(screen))], named(screen)
     (narrow,) = [s for s in screens if s.width == 80 and s.words[0] == "run"]
     assert left_out(narrow)
     wide = [s for s in screens if s.width == 160]
-    assert not any(left_out(s) for s in wide if s.words[0] == "measure")
+    of_memory = [s for s in wide if s.words[0] == "measure" and "--what" not in s.words]
+    assert of_memory
+    assert all(set(left_out(s)) <= {"p", "debiased"} for s in of_memory)
 
 
 def test_a_legend_explains_every_column_that_is_shown(screens: list[Screen]) -> None:
@@ -248,7 +250,7 @@ def test_studies_begin_with_quickstart_and_take_one_line_each(screens: list[Scre
             lines = [line.split()[0] for line in screen.lines if line.split()]
             start = lines.index("quickstart")
             assert lines[start : start + len(rows)] == [row[0] for row in rows]
-            assert len(rows) == 13
+            assert len(rows) == 15
 
 
 def test_wide_and_a_pipe_show_every_column(command) -> None:
@@ -257,7 +259,8 @@ def test_wide_and_a_pipe_show_every_column(command) -> None:
     for text in (wide, piped):
         head = next(line for line in text.splitlines() if line.startswith("recipe"))
         assert re.sub(" +", " ", head).strip() == (
-            "recipe verdict memory 95% interval noise range debiased p p (adjusted) scales × seeds"
+            "recipe verdict memory 95% interval train accuracy at equal fit noise range debiased p "
+            "p (adjusted) scales × seeds"
         )
         assert "left out" not in text
 

@@ -37,7 +37,7 @@ _COLUMNS = {
     ),
     "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=9),
 }
-OPTIONAL = ("train", "matched", "remarks")  # left out where no recipe has anything to show
+OPTIONAL = ("train", "matched")  # left out where no recipe has anything to show
 SMALLEST_P = 1e-9
 MOST_NOTES = 6
 
@@ -62,18 +62,19 @@ def memory_table(rows: Sequence[Memory], *, until: float | None = None) -> Table
     """A row per recipe; `until` is the interval width that was asked for."""
     metric, unit = (rows[0].metric, rows[0].unit) if rows else ("nothing", "")
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
-    body = [memory_cells(row) | {"remarks": cell(memory_remark(row, until))} for row in rows]
-    shown = [key for key in _COLUMNS if key not in OPTIONAL or any(cells[key].text for cells in body)]
+    body = [memory_cells(row) for row in rows]
+    shown = [key for key in _COLUMNS if key != "remarks"]
+    shown = [key for key in shown if key not in OPTIONAL or any(cells[key].text for cells in body)]
     columns, cells = columns_of(rows), [[row[key] for key in shown] for row in body]
-    return Table(title, [columns[key] for key in shown], cells, notes=shared_notes(rows))
+    return Table(title, [columns[key] for key in shown], cells, notes=shared_notes(rows, until))
 
 
-def shared_notes(rows: Sequence[Memory]) -> list[str]:
+def shared_notes(rows: Sequence[Memory], until: float | None = None) -> list[str]:
     """What to know beside the numbers, each thing once, with the recipes it is about."""
     about: dict[str, list[str]] = {}
     for row in rows:
         unseen = [f"forgets: {row.not_excluded}"] if row.not_excluded else []
-        for note in [*row.notes, *unseen]:
+        for note in filter(None, [memory_remark(row, until), *row.notes, *unseen]):
             about.setdefault(note, []).append(row.recipe)
     lines = []
     for note, names in about.items():
