@@ -61,7 +61,7 @@ def test_planted_memory_comes_back_within_its_interval(tmp_path: Path) -> None:
     assert memory.low <= 100 * 0.05 * (2.5 - 0.1) <= memory.high
     assert memory.high - memory.low < 2
     assert result.verdict == memory.verdict == "remembers"
-    assert str(memory).endswith(", remembers (large)") and " pp [" in str(memory)
+    assert str(memory).endswith(", remembers: fit unknown (large)") and " pp [" in str(memory)
     assert f"by {memory.memory:.3g} pp" in str(result)
     assert str(result).endswith("which is significant at the 5% level.")
     said = result.explain("val_accuracy", tolerance=30)
@@ -75,7 +75,7 @@ def test_what_an_unsettled_verdict_means(tmp_path: Path) -> None:
 
     said = run(train, [1.0, 2.0], [0, 1, 2], tmp_path).explain()
     assert "neither memory nor its absence is established." in said
-    assert "first look: 3 seeds" in said
+    assert "3 seeds miss most memories" in said
     one = run(train, [1.0, 2.0], [0], tmp_path).explain()
     assert "One seed says nothing about noise" in one
 

@@ -110,7 +110,7 @@ def test_only_the_page_s_own_style_and_script_may_run(store: Store) -> None:
 def test_the_page_says_the_question_the_verdict_and_the_numbers(store: Store) -> None:
     page = text_of(render(store))
     assert "Does training forget where it started?" in page
-    assert "The recipe remembers its initialization." in page
+    assert "The recipe remembers its initialization (generalization)." in page
     (row,) = memory_table(store.records())
     assert f"{row.memory:.1f} points (95% interval {row.low:.1f} to {row.high:.1f}" in page
     assert f"noise alone would show {row.noise_range:.1f}" in page
@@ -376,7 +376,9 @@ def test_what_each_scale_reached_comes_first_with_deviation_and_n() -> None:
     gone = records.pop()  # the last run of adam at the largest scale
     content = content_of([study], records)
     table = scale_table(content)
-    sgd, adam = table.records()
+    sgd, fitted, adam, _ = table.records()
+    assert (sgd["metric"], fitted["metric"]) == ("test accuracy (%)", "train accuracy (%)")
+    assert (fitted["σ = 0.1"]["mean"], fitted["σ = 2.5"]["mean"]) == pytest.approx((100.0, 90.0))
     for row, recipe in ((sgd, study.recipes[0]), (adam, study.recipes[1])):
         for i, scale in enumerate(planted.SCALES[:-1]):
             values = planted.accuracies(recipe)[i]
@@ -521,7 +523,7 @@ def test_a_result_shows_itself_in_a_notebook(store: Store) -> None:
     rows = [replace(row, recipe=IMAGE) for row in memory_table(records)]
     shown = verdict_html(rows, records)
     assert IMAGE not in shown
-    assert "The recipe remembers its initialization." in shown
+    assert "The recipe remembers its initialization (generalization)." in shown
     assert f"{rows[0].low:.1f} to {rows[0].high:.1f}" in shown
     tags = Tags(shown)
     assert len([attrs for attrs in tags.all("svg") if attrs.get("role") == "img"]) == 2
@@ -533,7 +535,7 @@ def test_a_result_shows_itself_in_a_notebook(store: Store) -> None:
 def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, tiny_study: Study) -> None:
     shown = Result(store, tiny_study)._repr_html_()
     assert len(Tags(shown).all("svg")) == 3  # the sign of the verdict, the curve, the interval
-    assert "The recipe remembers its initialization." in shown
+    assert "The recipe remembers its initialization (generalization)." in shown
     run = tiny_study.all_runs()[0]
     store.set_aside(lambda record: record.id == run.id)
     store.commit([failed(run, f"ValueError: {IMAGE}", {})])
@@ -542,7 +544,9 @@ def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, ti
 
 
 def test_plot_data_are_means_and_simultaneous_bands(store: Store) -> None:
-    (panel,) = scale_plot(store.records(), "test_accuracy").panels
+    panel, fitted = scale_plot(store.records(), "test_accuracy").panels
+    assert fitted.y_title == "train accuracy (%)"
+    assert fitted.y_limits == panel.y_limits  # the fit is seen at once
     (curve,) = panel.series
     assert curve.x == [0.5, 1.0, 2.0]
     assert curve.n == [2, 2, 2]

@@ -111,14 +111,21 @@ class Fit(NamedTuple):
         values = self.last if self.late and self.last else self.train
         return tolerance is not None and max(values) - min(values) <= tolerance
 
-    def mode(self, better: float, worse: float, *, equal: bool) -> Mode:
-        """What kind of memory it is if a metric is better at one scale than at another."""
+    @property
+    def matched_p(self) -> float | None:
+        """Of no memory at matched fit."""
+        return self.matched.p if isinstance(self.matched, Matched) else None
+
+    def mode(self, better: float, worse: float, *, equal: bool, p: float | None) -> Mode:
+        """What kind of memory it is if a metric is better at one scale than at another.
+
+        `p` is the p-value of no memory at matched fit, adjusted for the recipes that are judged together.
+        """
         if equal:
             return "generalization"
-        match = self.matched
-        if isinstance(match, str) or match.p is None:
+        if isinstance(self.matched, str) or p is None:
             return "fit unknown"
-        return "generalization" if match.p <= ALPHA and match.agrees(better, worse) else "trainability"
+        return "generalization" if p <= ALPHA and self.matched.agrees(better, worse) else "trainability"
 
     def __str__(self) -> str:
         low, high = (f"{end:.3g}" for end in (min(self.train), max(self.train)))

@@ -69,6 +69,7 @@ class Memory:
     p_equivalence: float | None = None  # of "the range exceeds the tolerance", by two one-sided tests
     p_adjusted: float | None = None  # of the two p-values the one that decides the verdict, adjusted
     p_equivalence_adjusted: float | None = None
+    p_matched_adjusted: float | None = None  # of no memory at matched fit: it decides the mode
     adjust: str = "bh"
     family: int = 1  # number of recipes that it is adjusted for
     alpha: float = ALPHA  # level of this analysis; the interval has level 1 - alpha
@@ -324,9 +325,10 @@ def judged(rows: Sequence[Memory], adjust: str = "bh") -> Memories:
     ]
     ps = adjusted(raw, adjust)
     family, settled = sum(p is not None for p in raw), sum(p is not None and p <= ALPHA for p in ps)
+    matches = adjusted([row.fit.matched_p if row.fit else None for row in rows], adjust)
     memories = Memories()
-    for row, claim, weight, p in zip(rows, claims, weights, ps, strict=True):
-        made = replace(row, adjust=adjust, family=max(family, 1))
+    for row, claim, weight, p, matched in zip(rows, claims, weights, ps, matches, strict=True):
+        made = replace(row, adjust=adjust, family=max(family, 1), p_matched_adjusted=matched)
         if claim is not None and p is not None:
             share = 1.0 if adjust == "none" else min((settled + 1) / family, 1.0)
             made = _verdict(made, *claim, max(claim[1], p / weight), share)
@@ -372,7 +374,9 @@ def _with_mode(row: Memory) -> Memory:
     if is_held_out(row.metric):
         means = row.values.mean(axis=0) * (1 if row.unit == "pp" else -1)  # a loss is better where it is less
         better, worse = row.scales[int(means.argmax())], row.scales[int(means.argmin())]
-        mode = row.fit.mode(better, worse, equal=row.equal_fit) if row.fit else "fit unknown"
+        mode = "fit unknown"
+        if row.fit:
+            mode = row.fit.mode(better, worse, equal=row.equal_fit, p=row.p_matched_adjusted)
         if (
             row.fit
             and isinstance(row.fit.matched, Matched)
