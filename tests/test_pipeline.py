@@ -26,7 +26,6 @@ from initmem.engines.engine import Settings
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, StoreError
-from initmem.measures.statistics import adjusted
 from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
 from initmem.recipe import PipelineRecipe, Recipe, labels, network_of
 from initmem.store.encoding import decode, encode

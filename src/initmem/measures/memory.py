@@ -287,7 +287,7 @@ def measured(
         unit=unit,
         recipe_id=recipe.id,
         tolerance=limit,
-        p_equivalence=equivalence_p(values, limit) if limit is not None and known.p is not None else None,
+        p_equivalence=None if None in (limit, known.p) else float(equivalence_p(values, limit or 0.0)),
         alpha=analysis.alpha,
         analysis=analysis.number,
         alpha_spent=analysis.spent,

@@ -183,15 +183,15 @@ def upper_limit(means: Array, covariance: Array, n: int, *, alpha: float) -> Arr
     return np.asarray((differences + student(n - 1, alpha / 2) * errors).max(axis=(-2, -1)))
 
 
-def equivalence_p(values: Array, tolerance: float) -> float:
+def equivalence_p(values: Array, tolerance: float) -> Array:
     """The p-value of "the range exceeds the tolerance" (two one-sided tests); at most alpha / 2 exactly when
-    the upper limit of the interval of level 1 - alpha is at most the tolerance."""
-    n = len(values)
-    differences, errors = paired(values.mean(axis=0), noise_of(values).covariance, n)
+    the upper limit of the interval of level 1 - alpha is at most the tolerance. (..., seed, scale) to (...)."""
+    n = values.shape[-2]
+    differences, errors = paired(values.mean(axis=-2), noise_of(values).covariance, n)
     margin = tolerance - differences
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(errors > 0, margin / errors, np.where(margin >= 0, np.inf, -np.inf))
-    return float(stdtr(n - 1, -t).max())
+    return np.asarray(stdtr(n - 1, -t).max(axis=(-2, -1)))
 
 
 def paired(means: Array, covariance: Array, n: int) -> tuple[Array, Array]:
