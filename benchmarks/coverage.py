@@ -610,10 +610,19 @@ TABLES: dict[str, tuple[str, Callable[[argparse.Namespace, Rng], Iterator[dict]]
     "freedom": ("Degrees of freedom: the worst false alarms over families, power at 3 sigma", freedom_rows),
     "differences": ("Difference of two memories", difference_rows),
     "interim": ("Interim analyses, stopping at the first that settles it", interim_rows),
-    "family": ("Tables of many recipes: the mean share of false verdicts", family_rows),
+    "family": (
+        "Tables of many recipes: the mean share of false verdicts, over a quarter of the studies",
+        family_rows,
+    ),
     "sizes": ("A memory of 9.5 points that is called large, 10 or more", size_rows),
-    "needed": ("Continued to the number of seeds that should settle 80% of studies", needed_rows),
-    "skew": ("False `forgets` under skewed noise at five scales, and other upper limits", skew_rows),
+    "needed": (
+        "Continued to the number of seeds that should settle 80% of studies, over a tenth of them",
+        needed_rows,
+    ),
+    "skew": (
+        "False `forgets` under skewed noise at five scales, over a quarter of the studies",
+        skew_rows,
+    ),
     "failures": ("Untrained runs at one scale of five", failure_rows),
     "curves": ("Whole curves inside pointwise and simultaneous limits; half-lives", band_rows),
     "collapse": ("Exponent of the batch size", collapse_rows),

@@ -24,6 +24,7 @@ from initmem.measures.design import (
     unit_of,
 )
 from initmem.measures.failures import EQUAL_RATES, Failures, failures
+from initmem.measures.metric_names import metric_name
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
@@ -159,7 +160,7 @@ class Memory:
             return f"{within}, but {rates} between scales are not excluded"
         return (
             f"The mean {self.metric} has a range of {shown} over the initialization scales (expected "
-            f"from noise alone: {noise}): neither memory nor its absence is established{family}"
+            f"from noise alone: {noise}): neither memory nor its absence is established"
         )
 
     @property
@@ -392,7 +393,7 @@ def _notes(arranged: Profile, known: Spread, analysis: Analysis, trained: Failur
             f"{100 * (1 - analysis.alpha):.3g}%; {100 * analysis.spent:.2g}% of alpha spent"
         )
     if analysis.unplanned:
-        counts = ", then ".join(map(str, analysis.unplanned))
+        counts = ", then ".join(map(str, sorted({*analysis.unplanned, n})))
         notes.append(
             f"seeds were added after a first analysis ({counts}) without a plan: the error rate of the "
             f"verdict is above {100 * ALPHA:.2g}%"
@@ -459,7 +460,7 @@ def memory_table(
     data = collected(source)
     order = recipes_of(data.studies()) if recipes is None else recipes
     records = [r for r in data.records() if recipes is None or r.run.recipe in recipes]
-    chosen = metric or default_metric(records)
+    chosen = present_name(metric_name(metric), records) if metric else default_metric(records)
     groups, analyses = labelled(records, order), analyses_of(data.studies(), (r.run.recipe for r in records))
     return judged(
         [

@@ -18,7 +18,7 @@ from typing import Any
 
 import keras
 
-from initmem.pipeline.metric_names import metric_names
+from initmem.measures.metric_names import metric_names
 from initmem.pipeline.tracker import Tracker
 
 
