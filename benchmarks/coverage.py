@@ -1,7 +1,7 @@
 """How often intervals cover the truth and verdicts are right, over simulated studies with a planted memory.
 
     python benchmarks/coverage.py              # the memory, by family of noise
-    python benchmarks/coverage.py --all        # and differences, interim analyses, failures, bands, half-lives, collapse
+    python benchmarks/coverage.py --all        # and differences, many recipes, curves and so on
     python benchmarks/coverage.py --studies 8000 --families normal smooth --seeds 3 5
 
 A sigma is the standard deviation of one run at the noisiest scale. Every rate comes from `--studies` studies
@@ -24,7 +24,8 @@ from initmem.measures.collapse import fading, regress
 from initmem.measures.design import levels, schedule
 from initmem.measures.difference import compared_ranges
 from initmem.measures.failures import equal_rates_p, rate_limits
-from initmem.measures.statistics import critical, spreads, student
+from initmem.measures.memory import Memory, judged
+from initmem.measures.statistics import critical, equivalence_p, seeds_needed, spread, spreads, student
 
 Array = np.ndarray
 Rng = np.random.Generator
@@ -282,7 +283,7 @@ def difference_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
 
 
 def interim_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
-    """Stopping at the first analysis that gives the verdict: without memory, and with one of the tolerance."""
+    """Stopping at the first analysis that settles it: without memory, and with one of the tolerance."""
     planned = schedule(5, 30)
     for name in ("normal", "growing threefold", "seed slopes", "smooth"):
         for scales in (2, 5):
@@ -304,7 +305,184 @@ def interim_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
             }
 
 
-# -- failures to train -------------------------------------------------------------------------------------
+# -- many recipes, sizes, seeds that settle it -------------------------------------------------------------
+
+
+# Memory and noise of a recipe in points, where 2 are tolerated.
+KINDS = {
+    "none": (0.0, 1.5),
+    "edge": (2.0, 0.3),
+    "within": (1.0, 0.2),
+    "weak": (2.5, 1.5),
+    "strong": (6.0, 1.0),
+}
+MIXTURES: tuple[dict[str, int], ...] = (
+    {"none": 24},
+    {"none": 18, "strong": 2},
+    {"none": 18, "within": 2},
+    {"none": 15, "within": 5},
+    {"edge": 18, "within": 2},
+    {"none": 9, "edge": 9, "weak": 3, "strong": 3},
+    {"none": 4},
+)
+TOLERANCE = 2.0
+
+
+def simulate_tables(mixture: dict[str, int], scales: int, seeds: int, studies: int, rng: Rng) -> dict:
+    """The share of false verdicts among those of a table, adjusted and not, and the share of verdicts."""
+    kinds = [KINDS[kind] for kind, n in mixture.items() for _ in range(n)]
+    false, given = {"bh": 0.0, "none": 0.0}, {"bh": 0.0, "none": 0.0}
+    memories, noises = (np.array(column)[:, None, None] for column in zip(*kinds, strict=True))
+    noise = noises * rng.standard_normal((studies, len(kinds), seeds, scales))
+    values = noise + memories * profile_of("line", 1.0, scales)
+    found, equivalence = np.stack(spreads(values)), equivalence_p(values, TOLERANCE)
+    for study in range(studies):
+        rows = [
+            Memory(
+                str(i),
+                "m",
+                scales,
+                seeds,
+                *found[:, study, i].tolist(),
+                "inconclusive",
+                "pp",
+                "",
+                tolerance=TOLERANCE,
+                p_equivalence=float(equivalence[study, i]),
+            )
+            for i in range(len(kinds))
+        ]
+        for adjust in false:
+            verdicts = [row.verdict for row in judged(rows, adjust)]
+            wrong = sum(
+                (verdict == "remembers" and memory == 0) or (verdict == "forgets" and memory >= TOLERANCE)
+                for verdict, (memory, _) in zip(verdicts, kinds, strict=True)
+            )
+            settled = sum(verdict != "inconclusive" for verdict in verdicts)
+            false[adjust] += wrong / max(settled, 1) / studies
+            given[adjust] += settled / len(kinds) / studies
+    return {
+        "recipes": ", ".join(f"{n} {kind}" for kind, n in mixture.items()),
+        "scales": scales,
+        "seeds": seeds,
+        "false_share": false["bh"],
+        "unadjusted_false_share": false["none"],
+        "verdicts": given["bh"],
+        "unadjusted_verdicts": given["none"],
+    }
+
+
+def family_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """Tables of recipes of several kinds."""
+    for scales in (2, 5):
+        for mixture in MIXTURES:
+            yield simulate_tables(mixture, scales, 5, max(options.studies // 4, 1), rng)
+
+
+def size_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """How often a memory of 9.5 points is called large (10 or more), by its interval and by its estimate."""
+    for scales in (2, 5):
+        for seeds in (3, 5, 10):
+            for noise in (0.5, 2.0):
+                shape = (options.studies, seeds, scales)
+                found = spreads(profile_of("line", 9.5, scales) + noise * rng.standard_normal(shape))
+                significant = found.p <= 0.05
+                yield {
+                    "scales": scales,
+                    "seeds": seeds,
+                    "noise": f"{noise:g} points",
+                    "large": float((significant & (found.low >= 10)).mean()),
+                    "large_by_estimate": float((significant & (found.debiased >= 10)).mean()),
+                }
+
+
+def simulate_needed(scales: int, seeds: int, memory: float, noise: float, studies: int, rng: Rng) -> dict:
+    """Inconclusive studies that are continued to the number of seeds that should settle 80% of them."""
+    profile = profile_of("line", memory, scales)
+    settled, numbers, beyond = 0, [], 0
+    while len(numbers) + beyond < studies:
+        values = profile + noise * rng.standard_normal((seeds, scales))
+        first = spread(values)
+        if first.p <= 0.05 or first.high <= TOLERANCE:
+            continue
+        needed = seeds_needed(values, TOLERANCE)
+        if needed is None:
+            beyond += 1
+            continue
+        more = profile + noise * rng.standard_normal((needed - seeds, scales))
+        last = spread(np.concatenate([values, more]))
+        settled += last.p <= 0.05 or last.high <= TOLERANCE
+        numbers.append(needed)
+    return {
+        "scales": scales,
+        "seeds": seeds,
+        "memory": f"{memory:g} points",
+        "noise": f"{noise:g} points",
+        "settled": settled / max(len(numbers), 1),
+        "median": f"{np.median(numbers) if numbers else np.nan:g} seeds",
+        "beyond_reach": beyond / studies,
+    }
+
+
+def needed_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """The promise of `seeds_needed`, for a tolerance of 2 points."""
+    for scales in (2, 5):
+        for seeds in (3, 5):
+            for memory, noise in ((0.0, 1.5), (0.0, 3.0), (1.0, 1.5), (2.0, 2.5), (3.0, 3.0)):
+                yield simulate_needed(scales, seeds, memory, noise, max(options.studies // 10, 1), rng)
+
+
+def johnson(values: Array) -> Array:
+    """The upper limit with Johnson's correction of Student's t for skewness."""
+    n = values.shape[-2]
+    pairs = values[..., :, None] - values[..., None, :]
+    means, residuals = pairs.mean(axis=-3), pairs - pairs.mean(axis=-3, keepdims=True)
+    variance = (residuals**2).sum(axis=-3) / (n - 1)
+    third = (residuals**3).sum(axis=-3) * n / ((n - 1) * (n - 2))
+    shift = np.divide(third, 6 * n * variance, out=np.zeros_like(third), where=variance > 0)
+    return (means + shift + student(n - 1) * np.sqrt(variance / n)).max(axis=(-2, -1))
+
+
+def bootstrap_t(values: Array, draws: int = 200) -> Array:
+    """The upper limit with the bootstrap's own quantiles of Student's t, pair by pair."""
+    n = values.shape[-2]
+    chosen = np.random.default_rng(0).integers(0, n, (draws, n))
+    centred = values - values.mean(axis=-2, keepdims=True)
+    t = []
+    for rows in chosen:
+        drawn = centred[..., rows, :]
+        difference, error = statistics.paired(drawn.mean(axis=-2), statistics.noise_of(drawn).covariance, n)
+        t.append(np.divide(difference, error, out=np.zeros_like(error), where=error > 1e-12))
+    difference, error = statistics.paired(values.mean(axis=-2), statistics.noise_of(values).covariance, n)
+    return (difference - np.quantile(t, 0.025, axis=0) * error).max(axis=(-2, -1))
+
+
+LIMITS: dict[str, Callable[[Array], Array]] = {
+    "used": lambda values: spreads(values).high,
+    "stricter": lambda values: spreads(values, alpha=0.025).high,  # 1.25% instead of 2.5%
+    "johnson": johnson,
+    "bootstrap_t": bootstrap_t,
+}
+
+
+def skew_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
+    """False `forgets` of memories of the tolerance under skewed noise, and what other limits would cost."""
+    studies = max(options.studies // 4, 1)
+    for seeds in (5, 10):
+        for name, sign in (("skewed", 1), ("skewed, tenfold", 1), ("skewed, tenfold", -1)):
+            row = {"seeds": seeds, "noise": f"{name}, tail {'below' if sign > 0 else 'above'}"}
+            profiles = [profile_of(shape, memory, 5) for shape in SHAPES for memory in (1.0, 2.0, 3.0, 5.0)]
+            drawn = [sign * FAMILIES[name](sign * one, (studies, seeds, 5), rng) for one in profiles]
+            for label, limit in LIMITS.items():
+                rates = [(limit(v) < np.ptp(one)).mean() for one, v in zip(profiles, drawn, strict=True)]
+                row[label] = float(max(rates))
+            yield row
+        null = rng.standard_normal((studies, seeds, 5))
+        row = {"seeds": seeds, "noise": "normal, no memory, 3 sigma tolerated: forgets"}
+        yield row | {label: float((limit(null) <= 3).mean()) for label, limit in LIMITS.items()}
+
+
+# -- untrained runs -------------------------------------------------------------------------------------
 
 
 def failure_rows(options: argparse.Namespace, rng: Rng) -> Iterator[dict]:
@@ -432,7 +610,20 @@ TABLES: dict[str, tuple[str, Callable[[argparse.Namespace, Rng], Iterator[dict]]
     "freedom": ("Degrees of freedom: the worst false alarms over families, power at 3 sigma", freedom_rows),
     "differences": ("Difference of two memories", difference_rows),
     "interim": ("Interim analyses, stopping at the first that settles it", interim_rows),
-    "failures": ("Failures to train at one scale of five", failure_rows),
+    "family": (
+        "Tables of many recipes: the mean share of false verdicts, over a quarter of the studies",
+        family_rows,
+    ),
+    "sizes": ("A memory of 9.5 points that is called large, 10 or more", size_rows),
+    "needed": (
+        "Continued to the number of seeds that should settle 80% of studies, over a tenth of them",
+        needed_rows,
+    ),
+    "skew": (
+        "False `forgets` under skewed noise at five scales, over a quarter of the studies",
+        skew_rows,
+    ),
+    "failures": ("Untrained runs at one scale of five", failure_rows),
     "curves": ("Whole curves inside pointwise and simultaneous limits; half-lives", band_rows),
     "collapse": ("Exponent of the batch size", collapse_rows),
 }

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from conftest import Deferred
 from initmem.errors import ConfigError, ModelError
+from initmem.measures.metric_names import metric_names
 from initmem.pipeline.init import Init, UntouchedWarning
-from initmem.pipeline.metric_names import metric_names
 from initmem.pipeline.tracker import Tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other

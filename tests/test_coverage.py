@@ -13,7 +13,17 @@ from initmem.measures.statistics import Spreads, spread_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import coverage
-from coverage import EXCEPTION, FAMILIES, failure_rows, interim_rows, simulate, simulate_pair
+from coverage import (
+    EXCEPTION,
+    FAMILIES,
+    failure_rows,
+    interim_rows,
+    simulate,
+    simulate_needed,
+    simulate_pair,
+    simulate_tables,
+    size_rows,
+)
 
 STUDIES = 400
 SLACK = 4 * np.sqrt(0.05 * 0.95 / STUDIES)  # four standard errors of a rate of 5%: there are 200 of them
@@ -88,6 +98,32 @@ def test_planned_analyses_keep_the_level_and_unplanned_ones_do_not() -> None:
         assert row["remembers"] <= 0.05 + slack
         assert row["forgets"] <= 0.025 + slack
         assert row["remembers_without_plan"] > 0.12
+
+
+@pytest.mark.parametrize(
+    "mixture", [{"none": 20}, {"none": 15, "within": 5}, {"none": 6, "edge": 6, "strong": 2}]
+)
+def test_few_of_the_verdicts_of_a_table_are_false(mixture: dict[str, int]) -> None:
+    for scales in (2, 5):
+        row = simulate_tables(mixture, scales, 5, 100, np.random.default_rng(0))
+        assert row["false_share"] <= 0.05 + 0.04
+        assert row["verdicts"] <= row["unadjusted_verdicts"]
+        if mixture == {"none": 20}:
+            assert row["unadjusted_false_share"] > 0.2  # the negative control
+
+
+def test_a_memory_below_the_limit_is_hardly_ever_called_large() -> None:
+    rows = list(size_rows(argparse.Namespace(studies=STUDIES), np.random.default_rng(0)))
+    assert max(row["large"] for row in rows) <= 0.025 + 3 * np.sqrt(0.025 * 0.975 / STUDIES)
+    assert max(row["large_by_estimate"] for row in rows) > 0.25  # the negative control
+
+
+def test_the_seeds_that_should_settle_it_do_so_in_80_percent() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        simulate_needed(scales, 5, memory, 1.5, 25, rng) for scales in (2, 5) for memory in (0.0, 1.0, 2.0)
+    ]
+    assert 0.7 <= np.mean([row["settled"] for row in rows]) <= 0.95
 
 
 def test_failures_at_one_scale_are_found_with_enough_seeds() -> None:

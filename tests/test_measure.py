@@ -80,7 +80,7 @@ def test_options_are_those_of_the_command(planned: Store) -> None:
         initmem.measure(planned, scales=[0.1, 7])
     with pytest.raises(ConfigError, match="tolerance does nothing with what = 'beta'"):
         initmem.measure(planned, "beta", tolerance=1.0)
-    with pytest.raises(ConfigError, match="what = 'memorie' .did you mean memory"):
+    with pytest.raises(ConfigError, match=r"what = 'memorie' .did you mean memory"):
         initmem.measure(planned, "memorie")
 
 

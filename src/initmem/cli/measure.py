@@ -71,11 +71,10 @@ def measure(
 
     `--what` chooses another measure. Several stores are measured as one.
     """
-    from initmem.measures.design import metric_reason, present_name
+    from initmem.measures.design import metric_reason
     from initmem.measures.memory import NEVER_USED, memory_table
     from initmem.measures.rows import REMARKS, at_scales, not_applicable, remarks
     from initmem.measures.rows import measure as measured
-    from initmem.pipeline.metric_names import metric_name
     from initmem.plots import memory_table as memory_tables
     from initmem.plots.columns import measure_table
 
@@ -83,8 +82,7 @@ def measure(
     options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
     options |= {"failure_tolerance": failure_tolerance}
     if what == "memory" and not as_json:
-        chosen = metric and present_name(metric_name(metric), data.records())
-        memories = memory_table(data, chosen, **options)
+        memories = memory_table(data, metric, **options)
         show(memory_tables.memory_table(memories), wide=wide)
         if metric is None and memories:
             say(metric_reason(memories[0].metric, data.records()))

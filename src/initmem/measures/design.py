@@ -259,7 +259,7 @@ class Analysis(NamedTuple):
     number: int = 1
     alpha: float = ALPHA
     spent: float = ALPHA
-    unplanned: tuple[int, ...] = ()  # numbers of seeds, from the first analysis on, where no plan fixed them
+    unplanned: tuple[int, ...] = ()  # numbers of seeds analyzed before others were added without a plan
 
 
 def schedule(seeds: int, most: int) -> tuple[int, ...]:
@@ -307,10 +307,9 @@ def _excess(limit: float, sums: Array, mass: Array, step: float, due: float) -> 
 def analysis_of(study: Study, recipe: AnyRecipe) -> Analysis:
     """The analysis that the seeds of a recipe in a study make."""
     planned, seeds = study.schedule, len(study.seeds_of(recipe))
-    earlier = (*study.analyzed, *([planned[-1]] if planned and seeds > planned[-1] else []))
-    unplanned = (*earlier, seeds) if earlier else ()
     if not planned:
-        return Analysis(unplanned=unplanned)
+        return Analysis(unplanned=study.analyzed)
+    unplanned = study.analyzed + planned[-1:] * (seeds > planned[-1])
     made = next((i for i, n in enumerate(planned) if n >= seeds), len(planned) - 1)
     return Analysis(made + 1, levels(planned)[made], alpha_spent(planned[made] / planned[-1]), unplanned)
 

@@ -24,6 +24,7 @@ from initmem.measures.design import (
 )
 from initmem.measures.failures import EQUAL_RATES, Failures, failures
 from initmem.measures.fit import Fit, Matched, Mode, fit
+from initmem.measures.metric_names import metric_name
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.store.record import RunRecord
@@ -161,7 +162,7 @@ class Memory:
             return f"{within}, but {rates} between scales are not excluded"
         return (
             f"The mean {self.metric} has a range of {shown} over the initialization scales (expected "
-            f"from noise alone: {noise}): neither memory nor its absence is established{family}"
+            f"from noise alone: {noise}): neither memory nor its absence is established"
         )
 
     @property
@@ -283,7 +284,7 @@ def measured(
         recipe_id=recipe.id,
         fit=fitted,
         tolerance=limit,
-        p_equivalence=equivalence_p(values, limit) if limit is not None and known.p is not None else None,
+        p_equivalence=None if None in (limit, known.p) else float(equivalence_p(values, limit or 0.0)),
         alpha=analysis.alpha,
         analysis=analysis.number,
         alpha_spent=analysis.spent,
@@ -420,7 +421,7 @@ def _notes(arranged: Profile, known: Spread, analysis: Analysis, trained: Failur
             f"{100 * (1 - analysis.alpha):.3g}%; {100 * analysis.spent:.2g}% of alpha spent"
         )
     if analysis.unplanned:
-        counts = ", then ".join(map(str, analysis.unplanned))
+        counts = ", then ".join(map(str, sorted({*analysis.unplanned, n})))
         notes.append(
             f"seeds were added after a first analysis ({counts}) without a plan: the error rate of the "
             f"verdict is above {100 * ALPHA:.2g}%"
@@ -511,7 +512,7 @@ def memory_table(
     data = collected(source)
     order = recipes_of(data.studies()) if recipes is None else recipes
     records = [r for r in data.records() if recipes is None or r.run.recipe in recipes]
-    chosen = metric or default_metric(records)
+    chosen = present_name(metric_name(metric), records) if metric else default_metric(records)
     groups, analyses = labelled(records, order), analyses_of(data.studies(), (r.run.recipe for r in records))
     return judged(
         [

@@ -31,10 +31,10 @@ from initmem.measures.failures import failures
 from initmem.measures.fit import Matched, cold_note
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import Memory, judged, measured, memory_table, scale_used
+from initmem.measures.metric_names import metric_name
 from initmem.measures.radial import radial_memory
 from initmem.measures.sharpness import sharpness
 from initmem.measures.statistics import adjusted
-from initmem.pipeline.metric_names import metric_name
 from initmem.recipe import AnyRecipe
 from initmem.store.encoding import plain_values
 from initmem.store.record import RunRecord
@@ -70,9 +70,9 @@ def measure(
         if what not in OPTIONS[name]:
             raise ConfigError(f"{name} does nothing with what = {what!r} ({allowed(OPTIONS[name])})")
     data = at_scales(source, scales)
-    chosen = metric and present_name(metric_name(metric), data.records())
     if what == "memory":
-        return memory_rows(memory_table(data, chosen, **options), data.records())
+        return memory_rows(memory_table(data, metric, **options), data.records())
+    chosen = metric and present_name(metric_name(metric), data.records())
     groups, left_out = labelled(data.records(), recipes_of(data.studies())), not_applicable(what, data)
     used = {label: group for label, group in groups.items() if label not in left_out}
     if what in ("difference", "fit"):

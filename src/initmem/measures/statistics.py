@@ -183,15 +183,17 @@ def upper_limit(means: Array, covariance: Array, n: int, *, alpha: float) -> Arr
     return np.asarray((differences + student(n - 1, alpha / 2) * errors).max(axis=(-2, -1)))
 
 
-def equivalence_p(values: Array, tolerance: float) -> float:
-    """The p-value of "the range exceeds the tolerance" (two one-sided tests); at most alpha / 2 exactly when
-    the upper limit of the interval of level 1 - alpha is at most the tolerance."""
-    n = len(values)
-    differences, errors = paired(values.mean(axis=0), noise_of(values).covariance, n)
+def equivalence_p(values: Array, tolerance: float) -> Array:
+    """The p-value of "the range exceeds the tolerance" (two one-sided tests), for values (..., seed, scale).
+
+    It is at most alpha / 2 exactly when the upper limit of level 1 - alpha is at most the tolerance.
+    """
+    n = values.shape[-2]
+    differences, errors = paired(values.mean(axis=-2), noise_of(values).covariance, n)
     margin = tolerance - differences
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(errors > 0, margin / errors, np.where(margin >= 0, np.inf, -np.inf))
-    return float(stdtr(n - 1, -t).max())
+    return np.asarray(stdtr(n - 1, -t).max(axis=(-2, -1)))
 
 
 def paired(means: Array, covariance: Array, n: int) -> tuple[Array, Array]:
@@ -257,9 +259,9 @@ def _seeds_needed(buffer: bytes, n: int, tolerance: float | None, alpha: float, 
         size = np.sqrt(freedom / rng.chisquare(freedom, (studies, 1, 1)))
         noise = rng.standard_normal((studies, seeds - n, n)) @ (centred - means) / math.sqrt(n - 1)
         measured = np.broadcast_to(centred, (studies, *centred.shape))
-        found = spreads(np.concatenate([measured, share * means + size * noise], axis=1), alpha=alpha)
-        within = found.high <= (-math.inf if tolerance is None else tolerance)
-        return bool(((found.p <= alpha) | within).mean() >= POWER)
+        ranges = spreads(np.concatenate([measured, share * means + size * noise], axis=1), alpha=alpha)
+        within = ranges.high <= (-math.inf if tolerance is None else tolerance)
+        return bool(((ranges.p <= alpha) | within).mean() >= POWER)
 
     counts = {*range(3, 20), *(round(20 * (most / 20) ** (i / 29)) for i in range(30))}
     grid: list[int] = sorted(m for m in counts if m > n)

@@ -24,8 +24,8 @@ from initmem.measures.design import (
     scale_means,
 )
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
+from initmem.measures.metric_names import metric_name
 from initmem.pipeline.fingerprint import Fingerprint
-from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
 from initmem.store.record import RunRecord, failure_lines

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed
+from initmem.measures.metric_names import metric_name
 from initmem.pipeline.init import Init
-from initmem.pipeline.metric_names import metric_name
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.pipeline.variables import kernel_variables, variables
 from initmem.store.record import SUMMARY_FIELDS, TESTED

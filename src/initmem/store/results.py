@@ -70,7 +70,7 @@ class Collection:
         return self.all_records
 
 
-Source: TypeAlias = "str | Path | Data | Iterable[str | Path | Data | RunRecord]"
+Source: TypeAlias = str | Path | Data | Iterable[str | Path | Data | RunRecord]
 
 
 def collected(source: Source) -> Collection:
