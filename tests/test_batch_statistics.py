@@ -48,21 +48,18 @@ def test_the_statistics_are_the_means_over_the_first_batches_of_the_epoch() -> N
     pack.train_epoch()
     estimated = {name: value.clone() for name, value in pack.network.state_dict().items()}
     for name in ("norm1", "norm2"):
-        means, variances, counts = [], [], []
-
-        def watch(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
-            means.append(inputs[0].mean(0))
-            variances.append(inputs[0].var(0, correction=0))
-            counts.append(len(inputs[0]))
-
-        handle = getattr(pack.network, name).register_forward_pre_hook(watch)
+        seen: list[torch.Tensor] = []
+        norm = getattr(pack.network, name)
+        handle = norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
         pack.network.train()
         with torch.no_grad():
             for batch in pack._order(1).split(16)[:STATISTICS_BATCHES]:
                 pack.network(pack.train.packed(batch)[0])
         handle.remove()
-        weights = torch.tensor(counts, dtype=torch.float64)[:, None] / sum(counts)
-        expected = (torch.stack(means) * weights).sum(0), (torch.stack(variances) * weights).sum(0)
+        weights = torch.tensor([len(batch) / 100 for batch in seen], dtype=torch.float64)[:, None]
+        means = torch.stack([batch.mean(0) for batch in seen])
+        variances = torch.stack([batch.var(0, correction=0) for batch in seen])
+        expected = (means * weights).sum(0), (variances * weights).sum(0)
         assert torch.allclose(estimated[f"{name}.moving_mean"], expected[0], atol=1e-10)
         assert torch.allclose(estimated[f"{name}.moving_variance"], expected[1], rtol=1e-8)
 

@@ -19,6 +19,7 @@ from initmem.measures.design import (
     default_metric,
     is_held_out,
     labelled,
+    present_name,
     profile,
     unit_of,
 )
