@@ -232,3 +232,17 @@ def of_archive(name: str, label: str) -> Fit:
     found = fit(labelled(initmem.open_results(ARCHIVES / f"{name}.initmem").records())[label])
     assert found is not None
     return found
+
+
+def test_measures_over_time_name_the_epochs_that_they_leave_out() -> None:
+    from initmem.measures.beta import beta_curve
+    from initmem.measures.fit import cold_notes
+
+    cold = [moving(scale, seed) for seed in range(3) for scale in SCALES]
+    warm = [moving(scale, seed, batch_statistics="re-estimated") for seed in range(3) for scale in SCALES]
+    left_out = np.isnan(beta_curve(cold).beta)
+    assert left_out.tolist() == [True] * 12 + [False] * 28  # 848 updates of 68 an epoch, at scale 0.1
+    assert not np.isnan(beta_curve(warm).beta).any()
+    assert np.array_equal(beta_curve(cold).beta[12:], beta_curve(warm).beta[12:])
+    (line,) = cold_notes({"cold": cold, "warm": warm})
+    assert line.startswith("cold: epochs 1 to 12 are left out")

@@ -28,7 +28,7 @@ from initmem.measures.design import (
 )
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
-from initmem.measures.fit import Matched, cold_note
+from initmem.measures.fit import Matched, cold_notes
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import Memory, judged, measured, memory_table, scale_used
 from initmem.measures.metric_names import metric_name
@@ -368,15 +368,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 
 def remarks(what: str, data: Data) -> list[str]:
-    """What is left out of a measure over time, recipe by recipe."""
-    if what not in ("beta", "half-life", "collapse"):
-        return []
-    groups = labelled(data.records(), recipes_of(data.studies()))
-    about: dict[str, list[str]] = {}
-    for label, records in groups.items():
-        if note := cold_note(records):
-            about.setdefault(note, []).append(label)
-    return [f"{', '.join(names)}: {note}" for note, names in about.items()]
+    """What a measure over time leaves out."""
+    over_time = what in ("beta", "half-life", "collapse")
+    return cold_notes(labelled(data.records(), recipes_of(data.studies()))) if over_time else []
 
 
 # What is printed below the table of a measure.
