@@ -205,11 +205,14 @@ def test_late_generalization_counts_equal_fit_in_the_last_epoch() -> None:
             rise = 1 / (1 + np.exp(-(ends - 10 - 12 * scale)))
             noise = 0.003 * np.random.default_rng(int(100 * seed + 10 * scale)).standard_normal()
             history = dict(one.history) | {"val_accuracy": 0.1 + 0.8 * rise + noise}
+            if scale == 2.5:  # the first epoch is selected, before the data are fitted
+                history["val_objective"] = ends
             summary = summarize(history, norm_init=scale, test_accuracy=float(history["val_accuracy"][-1]))
             runs.append(RunRecord(one.run, "completed", summary, history))
     found = fit(runs)
     assert found is not None
     assert found.late
+    assert max(found.train) - min(found.train) > 10
     assert memory(runs).mode == "generalization"
 
 
