@@ -14,14 +14,12 @@ _COLUMNS = {
     "verdict": Column("verdict", "text", "whether the trained predictor still depends on the scale"),
     "memory": Column("memory", about="range over scales (max - min) of the mean over seeds"),
     "interval": Column("interval"),  # columns_of knows its level
-    "noise_range": Column(
-        "noise range", about="the memory expected from noise alone if the scale did not matter", priority=7
-    ),
+    "noise_range": Column("noise range", about="the memory expected from noise alone", priority=7),
     "debiased": Column("debiased", about="the memory minus its upward bias", priority=8),
     "p": Column("p", about="p-value of the hypothesis that the scale does not matter", priority=9),
     "p_adjusted": Column(
         "p (adjusted)",
-        about="p adjusted for the number of recipes; for forgets, of the equivalence test (limit: 0.025)",
+        about="for the number of recipes; for forgets, p of the equivalence test (limit: 0.025)",
         priority=6,
     ),
     "design": Column(

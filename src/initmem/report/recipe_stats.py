@@ -23,7 +23,7 @@ from initmem.measures.design import (
     unit_of,
 )
 from initmem.measures.forecast import lived_clocks
-from initmem.measures.memory import Memory, measured, profile
+from initmem.measures.memory import Memory, memory, profile
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
 from initmem.recipe import AnyRecipe, Recipe
@@ -53,15 +53,15 @@ class RecipeStats:
 
     @cached_property
     def memory(self) -> Memory:
-        """The memory, without a name and a verdict: both depend on what else a page shows."""
-        return measured(self._records, self.metric, analysis=self._analysis)
+        """The memory. Its name and its verdict depend on what else a page shows: see `Content.memories`."""
+        return memory(self._records, self.metric, analysis=self._analysis)
 
     @cached_property
     def settling(self) -> list[Memory]:
         """The memory from the first 2, 3, 4, 6 ... seeds."""
         seeds = profile(self._kept, self.metric).seeds if self._kept else ()
         counts = sorted({*(n for n in SEEDS_SHOWN if n < len(seeds)), len(seeds)} - {0, 1})
-        return [measured([r for r in self._kept if r.run.seed in seeds[:n]], self.metric) for n in counts]
+        return [memory([r for r in self._kept if r.run.seed in seeds[:n]], self.metric) for n in counts]
 
     @property
     def settling_series(self) -> Series:

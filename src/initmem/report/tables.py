@@ -42,7 +42,7 @@ def forecast_table(content: Content) -> Table:
 def _forecast(content: Content, recipe: AnyRecipe) -> list[Cell]:
     name = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
     stats = content.stats.get(recipe)
-    measured = stats.memory.verdict if stats else None
+    measured = content.memory_of[recipe].verdict if stats else None
     try:
         if isinstance(recipe, PipelineRecipe):
             raise InitmemError("its clocks are measured, below; the thresholds are those of bundled networks")
