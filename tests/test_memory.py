@@ -341,7 +341,7 @@ def test_the_interval_of_an_interim_analysis_has_its_level() -> None:
     assert titles == ["95% interval", "99.9% interval", "interval"]
 
 
-# -- failures to train ---------------------------------------------------------------------------------------
+# -- untrained runs -----------------------------------------------------------------------------------------
 
 
 def test_rates_are_compared_over_all_tables_with_the_same_margins() -> None:
