@@ -18,7 +18,7 @@ values (`cold_epochs`) is not used.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -270,15 +270,17 @@ def cold_until(records: Sequence[RunRecord]) -> int:
     return max((cold_epochs(record) for record in plain(records)), default=0)
 
 
-def cold_note(records: Sequence[RunRecord]) -> str:
-    """One line about the epochs that measures over time leave out; empty if there are none."""
-    last = cold_until(records)
-    if not last:
-        return ""
-    return (
-        f"epochs 1 to {last} are left out: the moving averages of batch norm still contained their starting "
-        'values (batch_statistics = "re-estimated" avoids that)'
-    )
+def cold_notes(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """The epochs that measures over time leave out: a line for each number of them, with its recipes."""
+    labels: dict[int, list[str]] = {}
+    for label, records in groups.items():
+        labels.setdefault(cold_until(records), []).append(label)
+    return [
+        f"{', '.join(names)}: epochs 1 to {last} are left out: the moving averages of batch norm still "
+        'contained their starting values (batch_statistics = "re-estimated" avoids that)'
+        for last, names in labels.items()
+        if last
+    ]
 
 
 def _updates_per_epoch(record: RunRecord, recipe: Recipe) -> float:
