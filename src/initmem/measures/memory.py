@@ -506,7 +506,7 @@ def memory_table(
     groups, analyses = labelled(records, order), analyses_of(data.studies, (r.run.recipe for r in records))
     return judged(
         [
-            memory(
+            measured(
                 group,
                 chosen,
                 tolerance=tolerance,
