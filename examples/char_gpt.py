@@ -59,12 +59,18 @@ def train(init, tracker):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     tracker.attach(model, optimizer, BATCH)
     for _ in range(init.recipe["epochs"]):
+        losses = []
         for _ in range(STEPS):
             loss = loss_of(model, TRAIN, torch.randint(len(TRAIN) - CONTEXT, (BATCH,)))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        tracker.end_epoch(val_loss=held_out(model, VALIDATION), test_loss=held_out(model, TEST))
+            losses.append(loss.item())
+        tracker.end_epoch(
+            train_loss=sum(losses) / STEPS,
+            val_loss=held_out(model, VALIDATION),
+            test_loss=held_out(model, TEST),
+        )
 
 
 if __name__ == "__main__":

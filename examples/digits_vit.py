@@ -47,14 +47,21 @@ def train(init, tracker):
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     tracker.attach(model, optimizer, batch)
     for _ in range(init.recipe["epochs"]):
+        correct = 0
         for index in torch.randperm(len(TRAIN[0])).split(batch):
-            loss = cross_entropy(model(TRAIN[0][index]), TRAIN[1][index])
+            out, labels = model(TRAIN[0][index]), TRAIN[1][index]
+            loss = cross_entropy(out, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            correct += int((out.argmax(1) == labels).sum())
         val_loss, val_accuracy = evaluate(model, VALIDATION)
-        test_accuracy = evaluate(model, TEST)[1]
-        tracker.end_epoch(val_loss=val_loss, val_accuracy=val_accuracy, test_accuracy=test_accuracy)
+        tracker.end_epoch(
+            train_accuracy=correct / len(TRAIN[0]),
+            val_loss=val_loss,
+            val_accuracy=val_accuracy,
+            test_accuracy=evaluate(model, TEST)[1],
+        )
 
 
 if __name__ == "__main__":

@@ -31,13 +31,19 @@ def train(init, tracker, settings):
     optimizer = torch.optim.SGD(model.parameters(), lr=settings["learning_rate"])
     tracker.attach(model, optimizer, batch_size=10)
     for _ in range(settings["epochs"]):
+        correct = 0
         for index in TRAINING[torch.randperm(len(TRAINING))].split(10):
+            out = model(X[index])
             optimizer.zero_grad()
-            cross_entropy(model(X[index]), Y[index]).backward()
+            cross_entropy(out, Y[index]).backward()
             optimizer.step()
+            correct += int((out.argmax(1) == Y[index]).sum())
         out = model(X[TEST])
-        accuracy = (out.argmax(1) == Y[TEST]).float().mean()
-        tracker.end_epoch(test_loss=cross_entropy(out, Y[TEST]), test_accuracy=accuracy)
+        tracker.end_epoch(
+            train_accuracy=correct / len(TRAINING),
+            test_loss=cross_entropy(out, Y[TEST]),
+            test_accuracy=(out.argmax(1) == Y[TEST]).float().mean(),
+        )
 
 
 @hydra.main(version_base="1.3", config_path=".", config_name="hydra_app")

@@ -30,12 +30,9 @@ def logits(params, x):
 
 @jax.jit
 def loss_of(params, x, y):
-    return optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y).mean()
-
-
-@jax.jit
-def accuracy(params, x, y):
-    return (logits(params, x).argmax(1) == y).mean()
+    """The loss, and with it the accuracy."""
+    out = logits(params, x)
+    return optax.softmax_cross_entropy_with_integer_labels(out, y).mean(), (out.argmax(1) == y).mean()
 
 
 def layer(inputs, outputs):
@@ -53,18 +50,23 @@ def train(init, tracker):
 
     @jax.jit
     def update(params, state, x, y):
-        changes, state = optimizer.update(jax.grad(loss_of)(params, x, y), state, params)
-        return optax.apply_updates(params, changes), state
+        grads, accuracy = jax.grad(loss_of, has_aux=True)(params, x, y)
+        changes, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, changes), state, accuracy
 
     for epoch in range(epochs):
         order = init.generator("order", epoch).permutation(len(TRAIN[0]))
+        accuracies = []
         for index in order[: len(order) // BATCH * BATCH].reshape(-1, BATCH):
-            params, state = update(params, state, TRAIN[0][index], TRAIN[1][index])
+            params, state, accuracy = update(params, state, TRAIN[0][index], TRAIN[1][index])
             tracker.step(learning_rate(state), model=params)
+            accuracies.append(float(accuracy))
+        val_loss, val_accuracy = loss_of(params, *VALIDATION)
         tracker.end_epoch(
-            val_loss=loss_of(params, *VALIDATION),
-            val_accuracy=accuracy(params, *VALIDATION),
-            test_accuracy=accuracy(params, *TEST),
+            train_accuracy=np.mean(accuracies),
+            val_loss=val_loss,
+            val_accuracy=val_accuracy,
+            test_accuracy=loss_of(params, *TEST)[1],
         )
 
 

@@ -43,6 +43,7 @@ def train(init, tracker):
     rate = init.recipe["learning_rate"]
     tracker.attach(batch_size=BATCH)
     for epoch in range(init.recipe["epochs"]):
+        correct = 0
         for index in init.generator("order", epoch).permutation(len(x)).reshape(-1, BATCH):
             hidden, p = forward(weights, x[index])
             error = (p - y[index]) / BATCH
@@ -50,9 +51,14 @@ def train(init, tracker):
             grads = [x[index].T @ back, back.sum(0), hidden.T @ error, error.sum()]
             weights = [weight - rate * grad for weight, grad in zip(weights, grads, strict=True)]
             tracker.step(rate)
+            correct += np.sum((p > 0.5) == y[index])
         val_loss, val_accuracy = evaluate(weights, *validation)
-        test_accuracy = evaluate(weights, *test)[1]
-        tracker.end_epoch(val_loss=val_loss, val_accuracy=val_accuracy, test_accuracy=test_accuracy)
+        tracker.end_epoch(
+            train_accuracy=correct / len(x),
+            val_loss=val_loss,
+            val_accuracy=val_accuracy,
+            test_accuracy=evaluate(weights, *test)[1],
+        )
 
 
 if __name__ == "__main__":

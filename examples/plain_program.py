@@ -38,6 +38,7 @@ def step(net, x, y, label):
         unit[1] -= RATE * back * y
         unit[2] -= RATE * back
     net["bias"] -= RATE * error
+    return (p > 0.5) == bool(label)
 
 
 def evaluate(net, data):
@@ -62,11 +63,10 @@ def main():
     with Path(asked.out).open("a") as out:
         for _ in range(asked.epochs):
             rng.shuffle(training)
-            for point in training:
-                step(net, *point)
+            correct = sum(step(net, *point) for point in training)
             val_loss, val_accuracy = evaluate(net, validation)
-            row = {"val_loss": val_loss, "val_accuracy": val_accuracy}
-            row["test_accuracy"] = evaluate(net, test)[1]
+            row = {"train_accuracy": correct / len(training), "val_loss": val_loss}
+            row |= {"val_accuracy": val_accuracy, "test_accuracy": evaluate(net, test)[1]}
             print(json.dumps(row), file=out, flush=True)
 
 

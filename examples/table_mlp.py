@@ -44,14 +44,21 @@ def train(init, tracker):
     optimizer = make(model.parameters(), lr=init.recipe["learning_rate"])
     tracker.attach(model, optimizer, batch)
     for _ in range(init.recipe["epochs"]):
+        correct = 0
         for index in torch.randperm(len(training[0])).split(batch):
-            loss = cross_entropy(model(training[0][index]), training[1][index])
+            out, labels = model(training[0][index]), training[1][index]
+            loss = cross_entropy(out, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            correct += int((out.argmax(1) == labels).sum())
         val_loss, val_accuracy = evaluate(model, validation)
-        test_accuracy = evaluate(model, test)[1]
-        tracker.end_epoch(val_loss=val_loss, val_accuracy=val_accuracy, test_accuracy=test_accuracy)
+        tracker.end_epoch(
+            train_accuracy=correct / len(training[0]),
+            val_loss=val_loss,
+            val_accuracy=val_accuracy,
+            test_accuracy=evaluate(model, test)[1],
+        )
 
 
 if __name__ == "__main__":

@@ -161,8 +161,9 @@ def bert():
     return BertForSequenceClassification(config)
 
 
+@pytest.mark.parametrize("logging", ["no", "epoch"])
 @pytest.mark.parametrize("eval_on_start", [False, True])
-def test_transformers(tmp_path, eval_on_start: bool) -> None:
+def test_transformers(tmp_path, eval_on_start: bool, logging: str) -> None:
     from transformers import Trainer, TrainingArguments
 
     from initmem.pipeline.transformers import TransformersTracker
@@ -173,7 +174,7 @@ def test_transformers(tmp_path, eval_on_start: bool) -> None:
     arguments = TrainingArguments(
         str(tmp_path), num_train_epochs=2, per_device_train_batch_size=4, gradient_accumulation_steps=2,
         eval_strategy="epoch", learning_rate=0.01, lr_scheduler_type="linear", weight_decay=0.1, use_cpu=True,
-        report_to="none", save_strategy="no", disable_tqdm=True, logging_strategy="no",
+        report_to="none", save_strategy="no", disable_tqdm=True, logging_strategy=logging,
         eval_on_start=eval_on_start,
     )  # fmt: skip
     trainer = Trainer(
@@ -194,6 +195,10 @@ def test_transformers(tmp_path, eval_on_start: bool) -> None:
     )  # kernels alone decay
     assert {"val_loss", "val_accuracy", "norm"} <= tracker.history.keys()
     assert not {"val_runtime", "val_samples_per_second"} & tracker.history.keys()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert len(losses) == 2 * (logging == "epoch")
+    recorded = tracker.history.get("train_loss", [])  # none before the first update: then none at all
+    assert list(recorded) == ([] if eval_on_start else losses)
     trainer.evaluate(data, metric_key_prefix="test")
     assert tracker.finals["test_accuracy"] == tracker.history["val_accuracy"][-1]
     assert "val_loss" not in tracker.finals

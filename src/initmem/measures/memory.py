@@ -363,17 +363,12 @@ def _with_mode(row: Memory) -> Memory:
     low, high, notes = row.low, row.high, row.notes
     mode: Mode | None = None
     if is_held_out(row.metric):
+        mode = "fit unknown"
+    if row.fit:
         means = row.values.mean(axis=0) * (1 if row.unit == "pp" else -1)  # a loss is better where it is less
         better, worse = row.scales[int(means.argmax())], row.scales[int(means.argmin())]
-        mode = "fit unknown"
-        if row.fit:
-            mode = row.fit.mode(better, worse, equal=row.equal_fit, p=row.p_matched_adjusted)
-        if (
-            row.fit
-            and isinstance(row.fit.matched, Matched)
-            and mode == "generalization"
-            and not row.equal_fit
-        ):
+        mode = row.fit.mode(better, worse, equal=row.equal_fit, p=row.p_matched_adjusted)
+        if mode == "generalization" and not row.equal_fit and isinstance(row.fit.matched, Matched):
             low, high = row.fit.matched.low, row.fit.matched.high
             notes += (f"the scales are not fitted equally well ({row.fit}): the size is that at equal fit",)
     return replace(row, mode=mode, size=size_range(low, high, row.tolerance), notes=notes)
@@ -423,13 +418,12 @@ def _notes(arranged: Profile, known: Spread, analysis: Analysis, trained: Failur
 
 def _fit_notes(row: Memory) -> list[str]:
     """What is known about the fit, where that is not simply equal."""
-    found = row.fit
-    if found is None:
+    if row.fit is None:
         return [
             "no train metric was recorded, so memory cannot be told from undertraining "
             "(record train_accuracy or train_loss in every epoch)"
         ]
-    match = found.matched
+    match = row.fit.matched
     if isinstance(match, str):
         return [] if row.equal_fit else [f"no memory at matched fit: {match}"]
     notes = []
@@ -437,7 +431,7 @@ def _fit_notes(row: Memory) -> list[str]:
         notes.append(
             f"{count(match.early, 'run')} reached the level of matched fit before the first validation"
         )
-    if len(match.scales) < len(found.scales) and not row.equal_fit:
+    if len(match.scales) < len(row.fit.scales) and not row.equal_fit:
         compared = ", ".join(f"{scale:g}" for scale in match.scales)
         notes.append(
             f"matched fit compares the scales {compared}: the others reached it too early to be validated"

@@ -150,12 +150,12 @@ def _fit_row(row: Memory) -> Row:
         cells |= {name: value, f"{name}_low": low, f"{name}_high": high}
     cells |= {"train_smallest": fit.train[0], "train_largest": fit.train[-1]}
     for name, match in (("matched", fit.matched), ("by_loss", fit.matched_by_loss)):
-        found = match if isinstance(match, Matched) else None
+        values = match if isinstance(match, Matched) else None
         fields = ("memory", "low", "high", "p", "level")
-        cells |= {f"{name}_{field}": found and getattr(found, field) for field in fields}
-        cells[f"{name}_scales"] = list(found.scales) if found else []
-        if found and found.by == "train_accuracy":
-            cells[f"{name}_level"] = 100 * found.level  # in percent, like all accuracies
+        cells |= {f"{name}_{field}": values and getattr(values, field) for field in fields}
+        cells[f"{name}_scales"] = list(values.scales) if values else []
+        if values and values.by == "train_accuracy":
+            cells[f"{name}_level"] = 100 * values.level  # in percent, like all accuracies
     time = fit.time
     cells |= {f"time_{name}": time and getattr(time, name) for name in ("ratio", "low", "high")}
     return cells | {"n_scales": row.n_scales, "n_seeds": row.n_seeds}

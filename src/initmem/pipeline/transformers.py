@@ -5,14 +5,17 @@
 
     def train(init, tracker):
         model = init.apply(AutoModelForSequenceClassification.from_config(config))
-        arguments = TrainingArguments("out", eval_strategy="epoch", num_train_epochs=3, report_to="none")
+        arguments = TrainingArguments(
+            "out", eval_strategy="epoch", logging_strategy="epoch", num_train_epochs=3, report_to="none"
+        )
         trainer = Trainer(model, arguments, ..., callbacks=[TransformersTracker(tracker)])
         trainer.train()
         trainer.evaluate(test_dataset, metric_key_prefix="test")
 
-Every evaluation while training ends an epoch of the tracker; `eval_accuracy` counts as `val_accuracy`. What
-is evaluated or predicted with the prefix `test` after training is that of the returned predictor. Without
-evaluation, an epoch ends with every logged training loss.
+Every evaluation while training ends an epoch of the tracker; `eval_accuracy` counts as `val_accuracy`. The
+training loss joins it as `train_loss` if it is logged as often: `logging_strategy="epoch"`. What is evaluated
+or predicted with the prefix `test` after training is that of the returned model. Without evaluation, an epoch
+ends with every logged training loss.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class TransformersTracker(TrainerCallback):
     def __init__(self, tracker: Tracker, *, l2: float = 0.0) -> None:
         self.tracker, self.l2 = tracker, l2
         self._training = False
+        self._loss: float | None = None  # logged since the last evaluation
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -53,7 +57,9 @@ class TransformersTracker(TrainerCallback):
     ) -> None:
         """End an epoch; after training, take the metrics of a test."""
         if self._training:
-            self._end(control, kwargs["metrics"])
+            losses = {} if self._loss is None else {"train_loss": self._loss}
+            self._loss = None
+            self._end(control, kwargs["metrics"] | losses)
         else:
             self._finish(kwargs["metrics"])
 
@@ -71,9 +77,13 @@ class TransformersTracker(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Without evaluation, training losses are all there is."""
-        if self._training and args.eval_strategy == "no" and "loss" in kwargs["logs"]:
+        """Keep the training loss for the evaluation to come; without evaluation it is all there is."""
+        if not self._training or "loss" not in kwargs["logs"]:
+            return
+        if args.eval_strategy == "no":
             self._end(control, {"train_loss": kwargs["logs"]["loss"]})
+        elif _logged_as_often(args):
+            self._loss = float(kwargs["logs"]["loss"])
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -89,3 +99,9 @@ class TransformersTracker(TrainerCallback):
     def _finish(self, metrics: Mapping[str, Any]) -> None:
         named = metric_names(metrics, skip=SKIP)
         self.tracker.finish(**{name: value for name, value in named.items() if name.startswith("test_")})
+
+
+def _logged_as_often(args: TrainingArguments) -> bool:
+    """Whether a training loss is logged before every evaluation, so that all epochs have one."""
+    alike = args.logging_strategy == args.eval_strategy and not args.eval_on_start
+    return alike and (args.eval_strategy == "epoch" or args.logging_steps == args.eval_steps)
