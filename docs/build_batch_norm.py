@@ -1,6 +1,8 @@
 """Draw docs/images/batch-norm.png: one training, evaluated with moving and re-estimated statistics.
 
-python docs/build_batch_norm.py      # from the root of the project; seconds, trains nothing
+    python docs/build_batch_norm.py      # from the root of the project; seconds, trains nothing
+
+Epochs whose moving averages are cold count here, in order to show what they do.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from initmem.store.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 STYLE = ROOT / "src" / "initmem" / "plots" / "initmem.mplstyle"
+FOLDER = Path("docs")
 OPTIMIZERS, BATCHES, KINDS = ("sgd", "adam"), (16, 32, 64), ("moving", "re-estimated")
 COLOR = dict(zip(KINDS, (COLORS[1], COLORS[0]), strict=True))
 
@@ -34,7 +37,7 @@ def with_cold_epochs(record: RunRecord) -> RunRecord:
 
 def groups() -> dict[tuple[str, int, str], list[RunRecord]]:
     """The records by optimizer, batch size and kind of statistics."""
-    records = initmem.open_results(ROOT / "docs" / "results" / "batch-norm.initmem").records()
+    records = initmem.open_results(FOLDER / "results" / "batch-norm.initmem").records()
     found = {}
     for recipe, group in by_recipe(records).items():
         assert isinstance(recipe, Recipe)
@@ -71,9 +74,15 @@ def ranges(
     axes.set(xlim=(0, right), ylim=(0.6 - len(rows), 0.6))
 
 
+def shown(value: float | None, low: float | None, high: float | None, none: str, end: str = "") -> str:
+    """An estimate with its interval in words."""
+    if value is None:
+        return none
+    return f"{value:.2f} [{low or 0.0:.2f}, {end if high is None else f'{high:.2f}'}]"
+
+
 def main() -> None:
     """Four panels: two curves, half-lives, exponents."""
-    plt.style.use(STYLE)
     found = groups()
     figure, axes = plt.subplots(1, 4, figsize=(13, 3.2), layout="constrained")
     for panel, optimizer in zip(axes, OPTIMIZERS, strict=False):
@@ -81,20 +90,27 @@ def main() -> None:
     lives, exponents = [], []
     for optimizer in OPTIMIZERS:
         for b in BATCHES:
+            line = []
             for kind in KINDS:
                 epochs = next(life for life in half_lives(found[optimizer, b, kind]) if life.unit == "epochs")
                 lives.append((f"{optimizer} b{b}", kind, *epochs[1:]))
-                print(f"half-life, {optimizer} b{b}, {kind}: {epochs.value} [{epochs.low}, {epochs.high}]")
+                line.append(f"{kind} {shown(*epochs[1:], 'beyond the last epoch', 'beyond')}")
+            print(f"half-life in epochs, {optimizer} b{b}: {', '.join(line)}")
+    for optimizer in OPTIMIZERS:
+        line = []
         for kind in KINDS:
             one = collapse([found[optimizer, b, kind] for b in BATCHES])
             exponents.append((optimizer, kind, one.alpha, one.low, one.high))
-            print(f"collapse, {optimizer}, {kind}: {one.alpha} [{one.low}, {one.high}] {one.reading}")
+            line.append(f"{kind} {shown(one.alpha, one.low, one.high, 'cannot tell')}")
+        print(f"alpha of the collapse, {optimizer}: {', '.join(line)}")
     ranges(axes[2], lives, "beyond the last epoch")
     axes[2].set(xlabel="half-life of |β| in epochs", title="half-life (dotted: beyond the last epoch)")
     ranges(axes[3], exponents, "cannot tell")
     axes[3].set(xlabel="α (0 epochs, 1 sum of η, 2 SGD clock)", title="collapse of batch sizes")
-    figure.savefig(ROOT / "docs" / "images" / "batch-norm.png", dpi=120, metadata={"Software": None})
+    figure.savefig(FOLDER / "images" / "batch-norm.png", dpi=120, metadata={"Software": None})
+    plt.close(figure)
 
 
 if __name__ == "__main__":
-    main()
+    with plt.style.context(STYLE):
+        main()

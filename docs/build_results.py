@@ -1,9 +1,10 @@
-"""Build docs/results.md and docs/assumptions.md: run every command of their console blocks and put what it
-prints below it.
+"""Build docs/results.md, docs/transformers.md and docs/assumptions.md: run every command of their console
+blocks and put what it prints below it.
 
     python docs/build_results.py       # from the root of the project; seconds, trains nothing
 
-Pictures are drawn by these commands, too.
+Pictures are drawn by these commands, too. A table of `measure` keeps its most important columns, as many as
+fit the page without breaking a line, and leaves its legend out: the page explains them.
 """
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import runpy
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
+
+from rich.console import Console
 
 from initmem.cli import app
+from initmem.plots.table import Table
+from initmem.plots.terminal import GAP, print_table
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "docs" / name for name in ("results.md", "assumptions.md")]
+PAGES = [ROOT / "docs" / name for name in ("results.md", "transformers.md", "assumptions.md")]
 CONSOLE = re.compile(r"```console\n(?P<text>.*?)```", re.DOTALL)
+WIDTH = 160  # characters of a table
 
 
 def refreshed(page: str) -> str:
     """The page with what its commands print now, run from the current directory.
 
-    A line of a legend is shown once: where its column first appears.
+    A line of a legend or a note is shown once.
     """
     seen: set[str] = set()
     return CONSOLE.sub(lambda block: f"```console\n{_session(block['text'], seen)}```", page)
@@ -42,15 +51,43 @@ def _new(text: str, seen: set[str]) -> str:
 
 
 def printed(command: str) -> str:
-    """What a command of this package prints, without margins."""
-    name, *words = shlex.split(command)
-    if name != "initmem":
-        raise SystemExit(f"{command}: only initmem is run here")
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        app(words, standalone_mode=False)
+    """What a command of this package or a script of this folder prints, without margins."""
+    name, *words = (path for word in shlex.split(command) for path in _expanded(word))
+    output, printer = io.StringIO(), _print_narrow if words[0] == "measure" else print_table
+    with contextlib.redirect_stdout(output), patch("initmem.cli.base.print_table", printer):
+        if name == "initmem":
+            app(words, standalone_mode=False)
+        elif name == "python":
+            runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+        else:
+            raise SystemExit(f"{command}: only initmem and python are run here")
     lines = [line.rstrip() for line in output.getvalue().strip().splitlines()]
     return "".join(f"{line}\n" for line in lines if line)
+
+
+def _expanded(word: str) -> list[str]:
+    """The files that a pattern stands for, as in a shell."""
+    return sorted(map(str, Path().glob(word))) if "*" in word else [word]
+
+
+def _print_narrow(table: Table, console: Console) -> None:
+    narrow = narrowed(table.without_pictures(), WIDTH)
+    print_table(replace(narrow, columns=[column._replace(about="") for column in narrow.columns]), console)
+
+
+def narrowed(table: Table, width: int) -> Table:
+    """The table without the columns that do not fit; the least important leave first."""
+    widths = [
+        max(len(str(column)), *(len(row[i].text) for row in table.rows))
+        for i, column in enumerate(table.columns)
+    ]
+    kept = list(range(len(widths)))
+    while sum(widths[i] + GAP for i in kept) - GAP > width:
+        candidates = [i for i in kept if table.columns[i].priority]
+        if not candidates:
+            break
+        kept.remove(max(candidates, key=lambda i: (table.columns[i].priority, i)))
+    return table.keep(kept)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def first(content: dict) -> dict:
         (lambda c: first(c).update(layout=99), "IndexError"),
         (lambda c: first(c).update(layout="a"), "TypeError"),
         (lambda c: first(c).pop("sha256"), "KeyError"),
-        (lambda c: c["records"].pop(), "histories of another length"),
+        (lambda c: c["records"].remove(first(c)), "histories of another length"),
         (lambda c: c["layouts"][first(c)["layout"]].append("more"), "histories of another length"),
         (lambda c: c.update(layouts=3), "TypeError"),
         (lambda c: c.update(studies=[{}]), "not a readable archive"),

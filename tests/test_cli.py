@@ -329,8 +329,9 @@ def documented(schema: str) -> set[str]:
     "words",
     [
         ["studies"], ["studies", "chaos"], ["plan", "quickstart", "--effort", "smoke", "--gpus", "1"],
-        ["status", "STORE"], ["measure", "STORE"], ["measure", "STORE", "--what", "fit"], ["measure", "STORE", "--what", "beta"],
-        *(["measure", "STORE", "--what", what] for what in ("half-life", "radial", "scale", "failures")),
+        ["status", "STORE"], ["measure", "STORE"],
+        *(["measure", "STORE", "--what", what] for what in ("fit", "beta", "half-life")),
+        *(["measure", "STORE", "--what", what] for what in ("radial", "scale", "failures")),
         ["measure", "GRID", "--what", "clocks"],
         ["plan", "quickstart", "--power", "--noise", "1.0"],
         *(["measure", "STORE", "--what", what] for what in ("interpolation", "repair", "chaos", "collapse")),

@@ -205,11 +205,14 @@ def test_late_generalization_counts_equal_fit_in_the_last_epoch() -> None:
             rise = 1 / (1 + np.exp(-(ends - 10 - 12 * scale)))
             noise = 0.003 * np.random.default_rng(int(100 * seed + 10 * scale)).standard_normal()
             history = dict(one.history) | {"val_accuracy": 0.1 + 0.8 * rise + noise}
+            if scale == 2.5:  # the first epoch is selected, before the data are fitted
+                history["val_objective"] = ends
             summary = summarize(history, norm_init=scale, test_accuracy=float(history["val_accuracy"][-1]))
             runs.append(RunRecord(one.run, "completed", summary, history))
     found = fit(runs)
     assert found is not None
     assert found.late
+    assert max(found.train) - min(found.train) > 10
     assert memory(runs).mode == "generalization"
 
 
@@ -232,3 +235,17 @@ def of_archive(name: str, label: str) -> Fit:
     found = fit(labelled(initmem.open_results(ARCHIVES / f"{name}.initmem").records())[label])
     assert found is not None
     return found
+
+
+def test_measures_over_time_name_the_epochs_that_they_leave_out() -> None:
+    from initmem.measures.beta import beta_curve
+    from initmem.measures.fit import cold_notes
+
+    cold = [moving(scale, seed) for seed in range(3) for scale in SCALES]
+    warm = [moving(scale, seed, batch_statistics="re-estimated") for seed in range(3) for scale in SCALES]
+    left_out = np.isnan(beta_curve(cold).beta)
+    assert left_out.tolist() == [True] * 12 + [False] * 28  # 848 updates of 68 an epoch, at scale 0.1
+    assert not np.isnan(beta_curve(warm).beta).any()
+    assert np.array_equal(beta_curve(cold).beta[12:], beta_curve(warm).beta[12:])
+    (line,) = cold_notes({"cold": cold, "warm": warm})
+    assert line.startswith("cold: epochs 1 to 12 are left out")

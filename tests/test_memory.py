@@ -12,7 +12,7 @@ from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.measures.design import Analysis
 from initmem.measures.failures import equal_rates_p, failures, rate_limits
-from initmem.measures.memory import judged, measured, memory, memory_table
+from initmem.measures.memory import judged, memory, memory_table
 from initmem.measures.statistics import (
     adjusted,
     equivalence_p,
@@ -295,9 +295,7 @@ def test_adjusted_p_values_are_those_of_the_textbook() -> None:
 
 def test_verdicts_are_adjusted_for_the_number_of_recipes() -> None:
     rng = np.random.default_rng(3)
-    quick = {"values": np.empty((0, 0))}  # no simulation of the seeds that are needed
-    drawn = [records(80 + rng.normal(0, 1, (5, 5))) for _ in range(60)]
-    rows = [judged([replace(measured(some, "test_accuracy"), **quick)])[0] for some in drawn]
+    rows = [memory(records(80 + rng.normal(0, 1, (5, 5)))) for _ in range(60)]
     false = [row for row in rows if row.verdict == "remembers"]
     assert false  # sixty recipes without memory: some are significant
     among_all = judged(rows)
@@ -343,7 +341,7 @@ def test_the_interval_of_an_interim_analysis_has_its_level() -> None:
     assert titles == ["95% interval", "99.9% interval", "interval"]
 
 
-# -- failures to train ---------------------------------------------------------------------------------------
+# -- untrained runs -----------------------------------------------------------------------------------------
 
 
 def test_rates_are_compared_over_all_tables_with_the_same_margins() -> None:

@@ -273,15 +273,16 @@ def test_schedule_free_is_evaluated_at_the_average_with_statistics_of_its_own(ti
         expected = 0.9 * state[f"average/{name}"] + 0.1 * state[f"fast/{name}"]
         assert torch.allclose(iterate[name], expected, rtol=1e-12, atol=1e-14)  # what training resumes with
 
-    # Statistics: plain means over the epoch's batches at the average, the variance the biased one.
+    # Statistics: means over the epoch's batches at the average, by their size; the variance the biased one.
     pack.network.load_state_dict(pack.best)
     pack.network.train()
     first, seen = pack.network.stem.conv, []
     first.register_forward_hook(lambda module, inputs, output: seen.append(output))
     for batch in pack._order(1).split(recipe.batch_size):
         pack._logits(pack.train.packed(batch)[0])
-    means = torch.stack([each.mean((0, 2, 3)) for each in seen]).mean(0)
-    variances = torch.stack([each.var((0, 2, 3), correction=0) for each in seen]).mean(0)
+    shares = torch.tensor([len(each) for each in seen], dtype=torch.float64)[:, None] / len(pack.train)
+    means = (shares * torch.stack([each.mean((0, 2, 3)) for each in seen])).sum(0)
+    variances = (shares * torch.stack([each.var((0, 2, 3), correction=0) for each in seen])).sum(0)
     assert torch.allclose(pack.best["stem.norm.moving_mean"], means, rtol=1e-10)
     assert torch.allclose(pack.best["stem.norm.moving_variance"], variances, rtol=1e-10)
 

@@ -141,7 +141,7 @@ def test_every_part_has_its_place_for_every_kind_of_study() -> None:
 
 def memory_row(verdict: str, **values: object) -> Memory:
     numbers = {"memory": 3.0, "low": 1.0, "high": 5.0, "noise_range": 1.0, "p": 0.01, "debiased": 2.5}
-    fixed = {"seeds_needed": None, "unit": "pp", "recipe_id": "0" * 16}
+    fixed = {"unit": "pp", "recipe_id": "0" * 16}
     return Memory("r", "test_accuracy", 5, 3, **(numbers | fixed | values), verdict=verdict)  # type: ignore[arg-type]
 
 

@@ -121,7 +121,7 @@ def test_the_first_page_works_as_written_from_the_wheel(wheel: Path, tmp_path: P
         else:
             printed.append(said("python", "-c", text))
     first, *_, code, mine, measured = printed
-    assert "12 runs trained" in first and len(re.findall("inconclusive|fit unknown", first)) == 3
+    assert "12 runs trained" in first and len(re.findall("inconclusive|fit unknown|untrained", first)) == 3
     assert code.startswith("12 runs\nsgd lr=0.01 ")
     assert re.search(r"^iris: test_accuracy .* \(5 scales x 5 seeds\)$", mine, flags=re.M)
     assert re.search(r"^iris .* 5 × 5", measured, flags=re.M)

@@ -106,8 +106,7 @@ def _records(results: AnyResults) -> tuple[Sequence[RunRecord], Sequence[Study]]
     """Records, and the studies that asked for them, as far as they are known."""
     if isinstance(results, Result):
         return results.records, [results.study]
-    data = collected(results)
-    return data.records(), data.studies()
+    return collected(results)
 
 
 def _drawn(plot: Plot, axes: Axes | None) -> tuple[Figure, Axes]:

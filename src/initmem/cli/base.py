@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from initmem.plots.table import Table
-    from initmem.store.record import RunRecord
-    from initmem.study import Study
 
 app = typer.Typer(
     name="initmem",
@@ -176,14 +174,6 @@ def console(*, stderr: bool = False, wide: bool = False) -> Console:
     fits = (sys.stderr if stderr else sys.stdout).isatty() and not wide
     width = None if fits else UNLIMITED
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
-
-
-def opened(*stores: Path) -> tuple[list[RunRecord], list[Study]]:
-    """Records and studies of all of them; a run that several hold counts once."""
-    from initmem.store.results import collected
-
-    data = collected(stores)
-    return data.records(), data.studies()
 
 
 def output_path(output: Path | None, default: str, *, several: bool) -> Path:

@@ -13,7 +13,6 @@ from initmem.cli.base import (
     StoresArgument,
     app,
     missing_in_words,
-    opened,
     output_path,
     print_json,
     say,
@@ -36,8 +35,9 @@ def figure(
     As .pdf, .png or .svg; runs that are missing are named.
     """
     from initmem.paper import figures
+    from initmem.store.results import collected
 
-    records, studies = opened(*stores)
+    records, studies = collected(stores)
     wanted = figures.available(records) if name == "all" else (name,)
     rows = []
     for one in wanted:

@@ -85,7 +85,7 @@ def measure(
         memories = memory_table(data, metric, **options)
         show(memory_tables.memory_table(memories), wide=wide)
         if metric is None and memories:
-            say(metric_reason(memories[0].metric, data.records()))
+            say(metric_reason(memories[0].metric, data.records))
         return
     rows, unused = measured(data, what, metric=metric, **options), not_applicable(what, data)
     left_out = remarks(what, data)

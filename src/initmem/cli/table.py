@@ -14,7 +14,6 @@ from initmem.cli.base import (
     Wide,
     app,
     missing_in_words,
-    opened,
     output_path,
     print_json,
     say,
@@ -42,10 +41,11 @@ def table(
     from initmem.paper import tables
     from initmem.plots.table_text import render
     from initmem.store.files import write_atomic
+    from initmem.store.results import collected
 
     if name not in (*tables.NAMES, "all"):
         raise ConfigError(f"table {name!r} ({allowed([*tables.NAMES, 'all'])})")
-    records, studies = opened(store)
+    records, studies = collected(store)
     wanted = tables.NAMES if name == "all" else (name,)
     made = {one: tables.make(one, records, studies, reference=reference) for one in wanted}
     if output is None and not as_json:

@@ -18,7 +18,7 @@ from initmem.data.sources import sizes
 from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside
 from initmem.errors import InitmemError, count
 from initmem.measures.design import analysis_of, default_metric, schedule
-from initmem.measures.memory import measured
+from initmem.measures.memory import memory
 from initmem.recipe import ALONE, AnyRecipe, PipelineRecipe, Recipe, network_of
 from initmem.store.record import cause_line, same_cause
 from initmem.store.store import Store
@@ -275,7 +275,7 @@ def _too_wide(study: Study, store: Store, width: float) -> list[AnyRecipe]:
     wide = []
     for recipe in study.recipes:
         records = [known[run.id] for run in study.runs(recipe) if run.id in known]
-        row = measured(records, default_metric(records), analysis=analysis_of(study, recipe))
+        row = memory(records, default_metric(records), analysis=analysis_of(study, recipe))
         if row.low is None or row.high is None or row.high - row.low > width:
             wide.append(recipe)
     return wide

@@ -151,21 +151,23 @@ def profile(records: Sequence[RunRecord], metric: str) -> Profile:
         raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
     metric = present_name(metric, records)
     factor, _ = unit_of(metric)
-    found = {(r.run.seed, r.run.scale): r.metric(metric) for r in plain(records)}
-    scales = sorted({scale for _, scale in found})
+    values_of = {(r.run.seed, r.run.scale): r.metric(metric) for r in plain(records)}
+    scales = sorted({scale for _, scale in values_of})
     seeds = [
         seed
-        for seed in sorted({seed for seed, _ in found})
-        if all((value := found.get((seed, scale))) is not None and math.isfinite(value) for scale in scales)
+        for seed in sorted({seed for seed, _ in values_of})
+        if all(
+            (value := values_of.get((seed, scale))) is not None and math.isfinite(value) for scale in scales
+        )
     ]
-    values = np.array([[found[seed, scale] for scale in scales] for seed in seeds], dtype=float)
+    values = np.array([[values_of[seed, scale] for scale in scales] for seed in seeds], dtype=float)
     return Profile(
         recipe=records[0].run.recipe,
         metric=metric,
         scales=tuple(scales),
         seeds=tuple(seeds),
         values=factor * values.reshape(len(seeds), len(scales)),
-        dropped=tuple(sorted({seed for seed, _ in found} - set(seeds))),
+        dropped=tuple(sorted({seed for seed, _ in values_of} - set(seeds))),
     )
 
 

@@ -18,7 +18,7 @@ values (`cold_epochs`) is not used.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -139,8 +139,8 @@ class Fit(NamedTuple):
         for name in parts:
             row[name] = None if row[name] is None else row[name]._asdict()
         for name in ("matched", "matched_by_loss"):
-            found = row[name]
-            row[name] = found._asdict() if isinstance(found, Matched) else {"missing": found}
+            match = row[name]
+            row[name] = match._asdict() if isinstance(match, Matched) else {"missing": match}
         return row
 
 
@@ -168,7 +168,7 @@ def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | No
     if unit_of(metric)[1] == unit:
         test_change, gap_change = _split(train, profile(records, metric))
     crossings = _crossings(records, "train_accuracy" if unit == "pp" else name)
-    losses = [_matched(_crossings(records, loss)) for loss in TRAIN_LOSSES]
+    losses = [_matched(_crossings(records, column)) for column in TRAIN_LOSSES]
     return Fit(
         metric=name,
         unit=unit,
@@ -180,7 +180,7 @@ def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | No
         train_change=_change(train.values),
         gap_change=gap_change,
         matched=_matched(crossings),
-        matched_by_loss=next((found for found in losses if isinstance(found, Matched)), losses[0]),
+        matched_by_loss=next((loss for loss in losses if isinstance(loss, Matched)), losses[0]),
         time=None if isinstance(crossings, str) else _time_to_fit(crossings),
         late=not isinstance(crossings, str) and _rises_late(crossings),
     )
@@ -229,15 +229,15 @@ def _matched(crossings: _Crossings | str) -> Matched | str:
         return f"{crossings.by} {at}, the common level, is reached before validation can be used"
     factor, unit = unit_of(metric)
     table = factor * np.array([[values[seed, scale] for scale in scales] for seed in crossings.seeds])
-    found = spread(table, bound=100.0 if unit == "pp" else math.inf)
+    ranges = spread(table, bound=100.0 if unit == "pp" else math.inf)
     return Matched(
         by=crossings.by,
         level=crossings.level,
         metric=metric,
         memory=float(np.ptp(table.mean(axis=0))),
-        low=found.low,
-        high=found.high,
-        p=found.p,
+        low=ranges.low,
+        high=ranges.high,
+        p=ranges.p,
         scales=tuple(scales),
         means=tuple(table.mean(axis=0).tolist()),
         n_seeds=len(crossings.seeds),
@@ -270,15 +270,17 @@ def cold_until(records: Sequence[RunRecord]) -> int:
     return max((cold_epochs(record) for record in plain(records)), default=0)
 
 
-def cold_note(records: Sequence[RunRecord]) -> str:
-    """One line about the epochs that measures over time leave out; empty if there are none."""
-    last = cold_until(records)
-    if not last:
-        return ""
-    return (
-        f"epochs 1 to {last} are left out: the moving averages of batch norm still contained their starting "
-        'values (batch_statistics = "re-estimated" avoids that)'
-    )
+def cold_notes(groups: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """The epochs that measures over time leave out: a line for each number of them, with its recipes."""
+    labels: dict[int, list[str]] = {}
+    for label, records in groups.items():
+        labels.setdefault(cold_until(records), []).append(label)
+    return [
+        f"{', '.join(names)}: epochs 1 to {last} are left out: the moving averages of batch norm still "
+        'contained their starting values (batch_statistics = "re-estimated" avoids that)'
+        for last, names in labels.items()
+        if last
+    ]
 
 
 def _updates_per_epoch(record: RunRecord, recipe: Recipe) -> float:
@@ -347,11 +349,11 @@ def _time_to_fit(crossings: _Crossings) -> TimeToFit:
     first = {key: float(_positions(r)[0]) for key, r in crossings.runs.items()}
     times = {key: max(time, first[key]) for key, time in crossings.times.items()}
     logs = np.log([[times[seed, scale] for scale in crossings.scales] for seed in crossings.seeds])
-    found = spread(logs)
-    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
+    ranges = spread(logs)
+    low, high = (None if end is None else math.exp(end) for end in (ranges.low, ranges.high))
     means = np.exp(logs.mean(axis=0))
     return TimeToFit(
-        crossings.level, float(means.max() / means.min()), low, high, found.p, tuple(means.tolist())
+        crossings.level, float(means.max() / means.min()), low, high, ranges.p, tuple(means.tolist())
     )
 
 

@@ -66,7 +66,6 @@ class Memory:
     mode: Mode | None = None  # of a memory: whether the scales differ at equal fit; None: does not apply
     fit: Fit | None = None  # None: the metric is not one of new data, or no train metric was recorded
     size: str | None = None  # of a memory that is significant: the classes that its interval reaches
-    seeds_needed: int | None = None  # in all, to settle an inconclusive verdict; None: settled, or over 300
     tolerance: float | None = None
     p_equivalence: float | None = None  # of "the range exceeds the tolerance", by two one-sided tests
     p_adjusted: float | None = None  # of the two p-values the one that decides the verdict, adjusted
@@ -74,6 +73,7 @@ class Memory:
     p_matched_adjusted: float | None = None  # of no memory at matched fit: it decides the mode
     adjust: str = "bh"
     family: int = 1  # number of recipes that it is adjusted for
+    next_alpha: float = ALPHA  # level at which the next verdict of the family would be given
     alpha: float = ALPHA  # level of this analysis; the interval has level 1 - alpha
     analysis: int = 1  # its number in a planned schedule
     alpha_spent: float = ALPHA  # over all analyses so far
@@ -88,10 +88,18 @@ class Memory:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the thresholds behind the words."""
-        row = asdict(replace(self, fit=None)) | {"fit": self.fit and self.fit.to_json()}
-        row |= {"verdict_text": self.verdict_text, "thresholds": self.thresholds}
-        del row["values"]
-        return row
+        texts = {"verdict_text": self.verdict_text, "thresholds": self.thresholds}
+        row = asdict(replace(self, fit=None)) | {"seeds_needed": self.seeds_needed} | texts
+        row |= {"fit": self.fit and self.fit.to_json()}
+        return {name: value for name, value in row.items() if name not in ("values", "next_alpha")}
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """How many seeds in all would settle an inconclusive verdict; None: it is settled, or over 300."""
+        means_pass = self.p_equivalence is not None and self.p_equivalence <= self.alpha / 2
+        if self.verdict != "inconclusive" or (means_pass and not self.equal_failure_rates):
+            return None  # failure rates leave it open
+        return seeds_needed(self.values, self.tolerance, alpha=self.next_alpha)
 
     @property
     def equal_fit(self) -> bool:
@@ -130,41 +138,38 @@ class Memory:
     @property
     def meaning(self) -> str:
         """The verdict in words."""
+        shown, noise = self._shown(self.memory), f"{self.noise_range or 0:.2g}"
+        within = (
+            f"The mean {self.metric} differs by at most {self._shown(self.high)} between any two "
+            f"initialization scales, which is within the tolerance of {self._shown(self.tolerance)}"
+        )
         match self.verdict:
             case "not applicable":
                 return "The pipeline never used the initialization scale, so there is nothing to measure."
             case "untrained":
                 return "All runs are at chance, so there is nothing to remember."
-        if self.memory is None:
-            return f"No seed has a {self.metric} at every scale yet."
-        if self.noise_range is None:
-            shown = self._shown(self.memory)
-            return f"One seed says nothing about noise: the {self.metric} has a range of {shown}."
-        return f"{self._finding}. {ABOUT_INTERVAL}."
-
-    @property
-    def _finding(self) -> str:
-        shown, noise = self._shown(self.memory), f"{self.noise_range or 0:.2g}"
-        family = f", adjusted for {self.family} recipes" if self.family > 1 and self.adjust != "none" else ""
-        within = (
-            f"The mean {self.metric} differs by at most {self._shown(self.high)} between any two "
-            f"initialization scales, which is within the tolerance of {self._shown(self.tolerance)}"
-        )
-        if self.verdict == "remembers":
-            return (
-                f"Changing only the initialization scale changes the mean {self.metric} by {shown} "
-                f"(expected from noise alone: {noise}), which is significant at the "
-                f"{100 * self.alpha:.2g}% level{family}{self._reading}"
-            )
-        if self.verdict == "forgets":
-            return within + (f"; {self.not_excluded}" if self.not_excluded else "")
-        if not self.equal_failure_rates and self._passes:
-            rates = f"rates of untrained runs that differ by {100 * (self.failure_limit or 0):.0f}%"
-            return f"{within}, but {rates} between scales are not excluded"
-        return (
-            f"The mean {self.metric} has a range of {shown} over the initialization scales (expected "
-            f"from noise alone: {noise}): neither memory nor its absence is established"
-        )
+            case _ if self.memory is None:
+                return f"No seed has a {self.metric} at every scale yet."
+            case _ if self.noise_range is None:
+                return f"One seed says nothing about noise: the {self.metric} has a range of {shown}."
+            case "remembers":
+                family = f", adjusted for {self.family} recipes" if self.family > 1 else ""
+                finding = (
+                    f"Changing only the initialization scale changes the mean {self.metric} by {shown} "
+                    f"(expected from noise alone: {noise}), which is significant at the "
+                    f"{100 * self.alpha:.2g}% level{family if self.adjust == 'bh' else ''}{self._reading}"
+                )
+            case "forgets":
+                finding = within + (f"; {self.not_excluded}" if self.not_excluded else "")
+            case _ if not self.equal_failure_rates and (self.p_equivalence or 1.0) <= self.alpha / 2:
+                rates = f"rates of untrained runs that differ by {100 * (self.failure_limit or 0):.0f}%"
+                finding = f"{within}, but {rates} between scales are not excluded"
+            case _:
+                finding = (
+                    f"The mean {self.metric} has a range of {shown} over the initialization scales (expected "
+                    f"from noise alone: {noise}): neither memory nor its absence is established"
+                )
+        return f"{finding}. {ABOUT_INTERVAL}."
 
     @property
     def _reading(self) -> str:
@@ -181,11 +186,6 @@ class Memory:
             case "fit unknown":
                 return ". Whether that is because some scales were not fitted as well as others is not known"
         return ""
-
-    @property
-    def _passes(self) -> bool:
-        """Whether the interval lies within the tolerance."""
-        return self.high is not None and self.tolerance is not None and self.high <= self.tolerance
 
     def _repr_html_(self) -> str:
         return Memories([self])._repr_html_()
@@ -321,51 +321,40 @@ def judged(rows: Sequence[Memory], adjust: str = "bh") -> Memories:
     A level other than 5% enters as a weight of the p-value.
     """
     claims = [_claim(row) for row in rows]
-    weights = [ALPHA / row.alpha for row in rows]
-    raw = [
-        None if claim is None else min(claim[1] * w, 1.0) for claim, w in zip(claims, weights, strict=True)
-    ]
-    ps = adjusted(raw, adjust)
-    family, settled = sum(p is not None for p in raw), sum(p is not None and p <= ALPHA for p in ps)
+    weighted = [p and min(p * (ALPHA / row.alpha), 1.0) for row, (_, p) in zip(rows, claims, strict=True)]
+    ps = adjusted(weighted, adjust)
+    family, settled = max(sum(p is not None for p in ps), 1), sum(p is not None and p <= ALPHA for p in ps)
+    share = 1.0 if adjust == "none" else min((settled + 1) / family, 1.0)
     matches = adjusted([row.fit.matched_p if row.fit else None for row in rows], adjust)
     memories = Memories()
-    for row, claim, weight, p, matched in zip(rows, claims, weights, ps, matches, strict=True):
-        made = replace(row, adjust=adjust, family=max(family, 1), p_matched_adjusted=matched)
-        if claim is not None and p is not None:
-            share = 1.0 if adjust == "none" else min((settled + 1) / family, 1.0)
-            made = _verdict(made, *claim, max(claim[1], p / weight), share)
+    for row, (claim, alone), p, matched in zip(rows, claims, ps, matches, strict=True):
+        next_alpha = float(f"{row.alpha * share:.2g}")
+        made = replace(row, adjust=adjust, family=family, next_alpha=next_alpha, p_matched_adjusted=matched)
         memories.append(made)
+        if alone is not None and p is not None:
+            memories[-1] = _with_verdict(memories[-1], claim, alone, max(alone, p * (row.alpha / ALPHA)))
     return memories
 
 
-def _claim(row: Memory) -> tuple[Verdict, float] | None:
-    """What a memory claims if it is settled, with the p-value that is judged at its alpha."""
+def _claim(row: Memory) -> tuple[Verdict, float | None]:
+    """What a memory says if it is significant, with the p-value that is judged at its alpha."""
     if row.p is None or row.verdict in ("untrained", "not applicable"):
-        return None
+        return row.verdict, None
     if row.p_equivalence is not None and row.equal_failure_rates and 2 * row.p_equivalence <= row.alpha:
         return "forgets", 2 * row.p_equivalence
     return "remembers", row.p
 
 
-def _verdict(row: Memory, claim: Verdict, alone: float, p: float, share: float) -> Memory:
-    """A memory whose claim has a p-value alone and adjusted; the next claim is judged at a share of alpha."""
-    verdict: Verdict = claim if p <= row.alpha else "inconclusive"
-    forgets, notes, needed = claim == "forgets", row.notes, None
-    if verdict == "inconclusive" and alone <= row.alpha:
+def _with_verdict(row: Memory, claim: Verdict, alone: float, p: float) -> Memory:
+    """A memory whose claim has these p-values, alone and adjusted."""
+    forgets, notes = claim == "forgets", row.notes
+    if p > row.alpha >= alone:
         what, times = ("equivalence p", 0.5) if forgets else ("p", 1.0)
         notes += (f"{what} = {times * alone:.2g} alone, {times * p:.2g} adjusted for {row.family} recipes",)
-    if verdict == "inconclusive" and (row.equal_failure_rates or not row._passes):
-        needed = seeds_needed(row.values, row.tolerance, alpha=float(f"{row.alpha * share:.2g}"))
-    if verdict == "remembers":
-        row = _with_mode(row)
-    return replace(
-        row,
-        verdict=verdict,
-        p_adjusted=None if forgets else p,
-        p_equivalence_adjusted=p / 2 if forgets else None,
-        seeds_needed=needed,
-        notes=notes,
-    )
+    verdict: Verdict = claim if p <= row.alpha else "inconclusive"
+    own: dict[str, Any] = {"p_equivalence_adjusted": p / 2} if forgets else {"p_adjusted": p}
+    judged_row = replace(row, verdict=verdict, notes=notes, **own)
+    return _with_mode(judged_row) if verdict == "remembers" else judged_row
 
 
 def _with_mode(row: Memory) -> Memory:
@@ -374,17 +363,12 @@ def _with_mode(row: Memory) -> Memory:
     low, high, notes = row.low, row.high, row.notes
     mode: Mode | None = None
     if is_held_out(row.metric):
+        mode = "fit unknown"
+    if row.fit:
         means = row.values.mean(axis=0) * (1 if row.unit == "pp" else -1)  # a loss is better where it is less
         better, worse = row.scales[int(means.argmax())], row.scales[int(means.argmin())]
-        mode = "fit unknown"
-        if row.fit:
-            mode = row.fit.mode(better, worse, equal=row.equal_fit, p=row.p_matched_adjusted)
-        if (
-            row.fit
-            and isinstance(row.fit.matched, Matched)
-            and mode == "generalization"
-            and not row.equal_fit
-        ):
+        mode = row.fit.mode(better, worse, equal=row.equal_fit, p=row.p_matched_adjusted)
+        if mode == "generalization" and not row.equal_fit and isinstance(row.fit.matched, Matched):
             low, high = row.fit.matched.low, row.fit.matched.high
             notes += (f"the scales are not fitted equally well ({row.fit}): the size is that at equal fit",)
     return replace(row, mode=mode, size=size_range(low, high, row.tolerance), notes=notes)
@@ -434,13 +418,12 @@ def _notes(arranged: Profile, known: Spread, analysis: Analysis, trained: Failur
 
 def _fit_notes(row: Memory) -> list[str]:
     """What is known about the fit, where that is not simply equal."""
-    found = row.fit
-    if found is None:
+    if row.fit is None:
         return [
             "no train metric was recorded, so memory cannot be told from undertraining "
             "(record train_accuracy or train_loss in every epoch)"
         ]
-    match = found.matched
+    match = row.fit.matched
     if isinstance(match, str):
         return [] if row.equal_fit else [f"no memory at matched fit: {match}"]
     notes = []
@@ -448,7 +431,7 @@ def _fit_notes(row: Memory) -> list[str]:
         notes.append(
             f"{count(match.early, 'run')} reached the level of matched fit before the first validation"
         )
-    if len(match.scales) < len(found.scales) and not row.equal_fit:
+    if len(match.scales) < len(row.fit.scales) and not row.equal_fit:
         compared = ", ".join(f"{scale:g}" for scale in match.scales)
         notes.append(
             f"matched fit compares the scales {compared}: the others reached it too early to be validated"
@@ -511,10 +494,10 @@ def memory_table(
     (Benjamini-Hochberg; `adjust="none"`: not). Without a metric: test accuracy, or the next best recorded.
     """
     data = collected(source)
-    order = recipes_of(data.studies()) if recipes is None else recipes
-    records = [r for r in data.records() if recipes is None or r.run.recipe in recipes]
+    order = recipes_of(data.studies) if recipes is None else recipes
+    records = [r for r in data.records if recipes is None or r.run.recipe in recipes]
     chosen = present_name(metric_name(metric), records) if metric else default_metric(records)
-    groups, analyses = labelled(records, order), analyses_of(data.studies(), (r.run.recipe for r in records))
+    groups, analyses = labelled(records, order), analyses_of(data.studies, (r.run.recipe for r in records))
     return judged(
         [
             measured(

@@ -28,7 +28,7 @@ from initmem.measures.design import (
 )
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.failures import failures
-from initmem.measures.fit import Matched, cold_note
+from initmem.measures.fit import Matched, cold_notes
 from initmem.measures.interpolation import median_interpolation
 from initmem.measures.memory import Memory, judged, measured, memory_table, scale_used
 from initmem.measures.metric_names import metric_name
@@ -38,7 +38,7 @@ from initmem.measures.statistics import adjusted
 from initmem.recipe import AnyRecipe
 from initmem.store.encoding import plain_values
 from initmem.store.record import RunRecord
-from initmem.store.results import Collection, Data, Source, collected
+from initmem.store.results import Collection, Source, collected
 from initmem.study import recipes_of
 
 Row = dict[str, Any]
@@ -71,24 +71,24 @@ def measure(
             raise ConfigError(f"{name} does nothing with what = {what!r} ({allowed(OPTIONS[name])})")
     data = at_scales(source, scales)
     if what == "memory":
-        return memory_rows(memory_table(data, metric, **options), data.records())
-    chosen = metric and present_name(metric_name(metric), data.records())
-    groups, left_out = labelled(data.records(), recipes_of(data.studies())), not_applicable(what, data)
+        return memory_rows(memory_table(data, metric, **options), data.records)
+    chosen = metric and present_name(metric_name(metric), data.records)
+    groups, left_out = labelled(data.records, recipes_of(data.studies)), not_applicable(what, data)
     used = {label: group for label, group in groups.items() if label not in left_out}
     if what in ("difference", "fit"):
-        options |= {"analyses": analyses_of(data.studies(), (r.run.recipe for r in data.records()))}
+        options |= {"analyses": analyses_of(data.studies, (r.run.recipe for r in data.records))}
     return [plain_values(row) for row in MEASURES[what](used, chosen, **options)]
 
 
-def at_scales(source: Source, scales: Sequence[float] | None) -> Data:
+def at_scales(source: Source, scales: Sequence[float] | None) -> Collection:
     """The records at some of the scales."""
     data = collected(source)
     if scales is None:
         return data
-    there = sorted({record.run.scale for record in data.records()})
+    there = sorted({record.run.scale for record in data.records})
     if missing := sorted(set(scales) - set(there)):
         raise ConfigError(f"scales = {missing} ({allowed(there)})")
-    return Collection([r for r in data.records() if r.run.scale in scales], data.studies())
+    return Collection([r for r in data.records if r.run.scale in scales], data.studies)
 
 
 def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> list[Row]:
@@ -103,11 +103,11 @@ def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> lis
     ]
 
 
-def not_applicable(what: str, data: Data) -> list[str]:
+def not_applicable(what: str, data: Collection) -> list[str]:
     """The recipes that never used the scale, where a measure asks for its effect."""
     if what not in OF_SCALE:
         return []
-    groups = labelled(data.records(), recipes_of(data.studies()))
+    groups = labelled(data.records, recipes_of(data.studies))
     return [label for label, group in groups.items() if not scale_used(group)]
 
 
@@ -150,12 +150,12 @@ def _fit_row(row: Memory) -> Row:
         cells |= {name: value, f"{name}_low": low, f"{name}_high": high}
     cells |= {"train_smallest": fit.train[0], "train_largest": fit.train[-1]}
     for name, match in (("matched", fit.matched), ("by_loss", fit.matched_by_loss)):
-        found = match if isinstance(match, Matched) else None
+        values = match if isinstance(match, Matched) else None
         fields = ("memory", "low", "high", "p", "level")
-        cells |= {f"{name}_{field}": found and getattr(found, field) for field in fields}
-        cells[f"{name}_scales"] = list(found.scales) if found else []
-        if found and found.by == "train_accuracy":
-            cells[f"{name}_level"] = 100 * found.level  # in percent, like all accuracies
+        cells |= {f"{name}_{field}": values and getattr(values, field) for field in fields}
+        cells[f"{name}_scales"] = list(values.scales) if values else []
+        if values and values.by == "train_accuracy":
+            cells[f"{name}_level"] = 100 * values.level  # in percent, like all accuracies
     time = fit.time
     cells |= {f"time_{name}": time and getattr(time, name) for name in ("ratio", "low", "high")}
     return cells | {"n_scales": row.n_scales, "n_seeds": row.n_seeds}
@@ -367,16 +367,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def remarks(what: str, data: Data) -> list[str]:
-    """What is left out of a measure over time, recipe by recipe."""
-    if what not in ("beta", "half-life", "collapse"):
-        return []
-    groups = labelled(data.records(), recipes_of(data.studies()))
-    about: dict[str, list[str]] = {}
-    for label, records in groups.items():
-        if note := cold_note(records):
-            about.setdefault(note, []).append(label)
-    return [f"{', '.join(names)}: {note}" for note, names in about.items()]
+def remarks(what: str, data: Collection) -> list[str]:
+    """What a measure over time leaves out."""
+    over_time = what in ("beta", "half-life", "collapse")
+    return cold_notes(labelled(data.records, recipes_of(data.studies))) if over_time else []
 
 
 # What is printed below the table of a measure.

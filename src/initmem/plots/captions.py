@@ -238,6 +238,10 @@ def phrase(recipe: AnyRecipe, name: str) -> str:
             return f"{value:,} training examples" if value else "all training examples"
         case "width":
             return f"width {value}"
+        case "batch_statistics":
+            return f"{value} batch statistics"
+        case "test_unused":
+            return "tested on unused training examples, too" if value else "tested on the test split alone"
         case _:
             return recipe.label([name])
 

@@ -58,16 +58,10 @@ MEASURES: dict[str, tuple[str, Columns]] = {
                 "after", about="memory of the second; debiased unless paired", form=".1f~", priority=3
             ),
             "difference": Column("difference", about="second minus first", form=".1f~"),
-            ("low", "high"): Column(
-                "interval",
-                about="of the difference: of 95%, or as the memory's in an interim analysis",
-                form=".1f~",
-            ),
+            ("low", "high"): Column("interval", about="of the difference (95% unless interim)", form=".1f~"),
             "significant": Column("significant", "text", "yes: the interval excludes 0"),
             "p": Column("p", about="of no difference", form=".2g", priority=2),
-            "p_adjusted": Column(
-                "p (adjusted)", about="p adjusted for the number of pairs", form=".2g", priority=7
-            ),
+            "p_adjusted": Column("p (adjusted)", about="for the number of pairs", form=".2g", priority=7),
             "method": Column("method", "text", "how the interval was found", priority=8),
             "n_scales": Column("scales", about="number of scales that both recipes have", priority=6),
             "n_seeds": Column("seeds", about="number of seeds that both recipes have", priority=5),

@@ -22,14 +22,12 @@ _COLUMNS = {
         "memory of the validation metric when each run first reaches a common level of fit",
         priority=4,
     ),
-    "noise_range": Column(
-        "noise range", about="the memory expected from noise alone if the scale did not matter", priority=7
-    ),
+    "noise_range": Column("noise range", about="the memory expected from noise alone", priority=7),
     "debiased": Column("debiased", about="the memory minus its upward bias", priority=8),
     "p": Column("p", about="p-value of the hypothesis that the scale does not matter", priority=9),
     "p_adjusted": Column(
         "p (adjusted)",
-        about="p adjusted for the number of recipes; for forgets, of the equivalence test (limit: 0.025)",
+        about="for the number of recipes; for forgets, p of the equivalence test (limit: 0.025)",
         priority=6,
     ),
     "design": Column(

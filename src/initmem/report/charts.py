@@ -196,7 +196,7 @@ def _memory(content: Content, recipe: AnyRecipe | None) -> float:
 def _memory_tip(content: Content, recipe: AnyRecipe | None) -> str:
     if recipe is None or math.isnan(_memory(content, recipe)):
         return "no value"
-    row = content.stats[recipe].memory
+    row = content.memory_of[recipe]
     counts = f"n = {row.n_scales} × {row.n_seeds}"
     limits = ""
     if row.low is not None:

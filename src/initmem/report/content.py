@@ -53,6 +53,11 @@ class Content:
         """The memory of every recipe, as `initmem measure` has it."""
         return judged([replace(one.memory, recipe=self.names[key]) for key, one in self.stats.items()])
 
+    @cached_property
+    def memory_of(self) -> dict[AnyRecipe, Memory]:
+        """The same by recipe."""
+        return dict(zip(self.stats, self.memories, strict=True))
+
     def study_of(self, recipe: AnyRecipe) -> Study | None:
         """The first study that asks for a recipe."""
         return next((study for study in self.survey.studies if recipe in study.recipes), None)

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from initmem import __version__
 from initmem.errors import StoreError, count
+from initmem.measures.fit import cold_notes
 from initmem.plots.builders import metric_title
 from initmem.plots.html import chart_json, heat_rows
 from initmem.report import audit, charts, tables
@@ -153,6 +154,7 @@ def _slopes(content: Content) -> dict[str, Any] | None:
         "metrics": list(dict.fromkeys(s.followed.replace("_", " ") for s in content.stats.values())),
         "half_lives": tables.half_life_table(content),
         "collapse": tables.collapse_table(content),
+        "cold": cold_notes({content.names[recipe]: group for recipe, group in content.groups.items()}),
     }
 
 

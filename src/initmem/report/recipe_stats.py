@@ -60,7 +60,7 @@ class RecipeStats:
 
     @cached_property
     def memory(self) -> Memory:
-        """The memory, without a name and a verdict: both depend on what else a page shows."""
+        """The memory. Its name and its verdict depend on what else a page shows: see `Content.memories`."""
         return measured(self._records, self.metric, analysis=self._analysis)
 
     @cached_property

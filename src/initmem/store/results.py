@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from initmem.recipe import AnyRecipe
 from initmem.store.archive import Archive
@@ -16,25 +16,21 @@ from initmem.store.store import Store
 from initmem.study import Study, recipes_of
 
 
-class Data(Protocol):
-    """What measures need."""
-
-    def studies(self) -> list[Study]:
-        """What was asked for."""
-
-    def records(self) -> list[RunRecord]:
-        """All records, in a fixed order."""
-
-
-class Results(Data, Protocol):
+class Results(Protocol):
     """What a store and an archive have in common: all that reports, figures and tables need."""
 
     @property
     def path(self) -> Path:
         """Where they are."""
 
+    def studies(self) -> list[Study]:
+        """What was asked for."""
+
     def survey(self) -> tuple[list[RunRecord], list[str]]:
         """All records, and what is wrong with each that cannot be read."""
+
+    def records(self) -> list[RunRecord]:
+        """All records, in a fixed order."""
 
     def in_flight(self) -> list[str]:
         """Ids of the runs that are claimed now, by workers alive or dead."""
@@ -54,27 +50,20 @@ def open_results(path: str | Path) -> Results:
     return Archive(path) if Path(path).is_file() else Store(path)
 
 
-@dataclass(frozen=True, slots=True)
-class Collection:
+class Collection(NamedTuple):
     """Records, and the studies that asked for them as far as they are known."""
 
-    all_records: list[RunRecord]
-    all_studies: list[Study]
-
-    def studies(self) -> list[Study]:
-        """What was asked for."""
-        return self.all_studies
-
-    def records(self) -> list[RunRecord]:
-        """All records, in a fixed order."""
-        return self.all_records
+    records: list[RunRecord]
+    studies: list[Study]
 
 
-Source: TypeAlias = str | Path | Data | Iterable[str | Path | Data | RunRecord]
+Source: TypeAlias = str | Path | Results | Collection | Iterable[str | Path | Results | RunRecord]
 
 
 def collected(source: Source) -> Collection:
     """What several stores, archives, paths of these, or plain records hold; a run that several hold, once."""
+    if isinstance(source, Collection):
+        return source
     parts = source if isinstance(source, Iterable) and not isinstance(source, str) else [source]
     records: dict[str, RunRecord] = {}
     studies: list[Study] = []

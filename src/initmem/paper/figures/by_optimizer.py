@@ -80,18 +80,18 @@ def _unlike_published(shown: ByOptimizer) -> list[str]:
     """Where SGD differs from the published figure, in which it interpolates and its gap grows with scale."""
     notes = []
     for member in shown.everyone():
-        found = fit(shown.view.cell(member.key)) if member.label == "sgd" else None
-        if found is None or found.gap_change is None:
+        of_scales = fit(shown.view.cell(member.key)) if member.label == "sgd" else None
+        if of_scales is None or of_scales.gap_change is None:
             continue
-        gap, name = found.gap_change, f"{member.label} b{member.key[1]}"
-        small, large = found.train[0], found.train[-1]
+        gap, name = of_scales.gap_change, f"{member.label} b{member.key[1]}"
+        small, large = of_scales.train[0], of_scales.train[-1]
         fitted = f"train accuracy {small:.1f}% at the smallest scale, {large:.1f}% at the largest"
         if gap.high is not None and gap.high < 0:
             notes.append(
                 f"Unlike the published figure, the accuracy gap of {name} falls with the scale, by "
                 f"{-gap.value:.1f} pp; {fitted}"
             )
-        elif min(found.train) < 100 * INTERPOLATION:
+        elif min(of_scales.train) < 100 * INTERPOLATION:
             notes.append(f"Unlike in the published figure, {name} does not interpolate: {fitted}")
     return notes
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from initmem.clocks import is_adaptive
 from initmem.paper.figures.select import OPTIMIZERS, also
 from initmem.paper.reference import settings_of
-from initmem.paper.tables.cells import OPTIMIZER, paper_table
+from initmem.paper.tables.cells import NO_VALUES, OPTIMIZER, paper_table
 from initmem.plots.captions import phrase
 from initmem.plots.table import Column, Table, Value
 from initmem.recipe import TORCH_OPTIMIZERS, Recipe
@@ -52,7 +52,7 @@ def settings(records: Sequence[RunRecord], studies: Sequence[Study], *, referenc
         notes=[
             "cosine: the learning rate falls from η to the given fraction of it over the run",
             "Blank: does not apply",
-            *([PAPER] if reference else []),
+            *([PAPER if any(row[-1] for row in rows) else NO_VALUES] if reference else []),
         ],
         missing=[f"{name}: no recipe" for name in absent],
     )
