@@ -3,14 +3,13 @@ blocks and put what it prints below it.
 
     python docs/build_results.py       # from the root of the project; seconds, trains nothing
 
-Pictures are drawn by these commands, too. A table of `measure` keeps its most important columns, as many as fit
-the page without breaking a line, and leaves its legend out: the page explains them.
+Pictures are drawn by these commands, too. A table of `measure` keeps its most important columns, as many as
+fit the page without breaking a line, and leaves its legend out: the page explains them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import io
 import re
 import runpy
@@ -68,7 +67,7 @@ def printed(command: str) -> str:
 
 def _expanded(word: str) -> list[str]:
     """The files that a pattern stands for, as in a shell."""
-    return sorted(glob.glob(word)) if "*" in word else [word]
+    return sorted(map(str, Path().glob(word))) if "*" in word else [word]
 
 
 def _print_narrow(table: Table, console: Console) -> None:
