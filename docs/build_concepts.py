@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 import initmem
 from initmem.clocks import clocks
 from initmem.measures.design import by_recipe, profile
+from initmem.measures.radial import radial_memory
 from initmem.plots.styles import PALETTE, SEQUENCE
 from initmem.recipe import AnyRecipe, labels, network_of
 from initmem.store.record import RunRecord
@@ -23,7 +24,7 @@ from initmem.store.record import RunRecord
 ROOT = Path(__file__).resolve().parents[1]
 STYLE = ROOT / "src" / "initmem" / "plots" / "initmem.mplstyle"
 SIZE = (7.2, 2.7)  # inches
-N_TRAIN = {"quickstart": 1078, "lr-l2-mini": 5000}  # training images behind each archive
+N_TRAIN = 5000  # training images behind lr-l2-mini
 
 
 def groups(name: str) -> dict[AnyRecipe, list[RunRecord]]:
@@ -39,15 +40,15 @@ def mean_curve(records: Sequence[RunRecord], column: str, scale: float) -> np.nd
 
 
 def recipe() -> Figure:
-    """Four recipes at scale 1: what is the same, and what a recipe changes."""
+    """Three recipes at scale 1: what is the same, and what a recipe changes."""
     figure, axes = plt.subplots(figsize=SIZE)
     found = groups("quickstart")
     for style, label, records in zip(PALETTE, labels(list(found)), found.values(), strict=False):
         curve = 100 * mean_curve(records, "val_accuracy", 1.0)
         epochs = np.arange(1, len(curve) + 1)
         axes.plot(epochs, curve, color=style.color, ls=style.dash, label=label)
-    axes.set(xlabel="epoch", ylabel="validation accuracy (%)")
-    axes.set_title("Four recipes: the same network, data and initial weights (scale 1, mean of 5 seeds)")
+    axes.set(xlabel="epoch", ylabel="validation accuracy (%)", xscale="log")
+    axes.set_title("Three recipes: the same network, data and initial weights (scale 1, mean of 6 seeds)")
     axes.legend(frameon=False, loc="lower right")
     return figure
 
@@ -63,26 +64,26 @@ def scale() -> Figure:
         deviation = each / np.sqrt(36)  # fan-in of a 3x3 convolution of four channels
         density = np.exp(-0.5 * (grid / deviation) ** 2) / (deviation * np.sqrt(2 * np.pi))
         left.plot(grid, density, color=color, label=f"{each:g}")
-        right.plot(
-            range(1, 31), 100 * mean_curve(records, "val_accuracy", each), color=color, label=f"{each:g}"
-        )
+        curve = 100 * mean_curve(records, "val_accuracy", each)
+        right.plot(np.arange(1, len(curve) + 1), curve, color=color, label=f"{each:g}")
     left.set(xlabel="initial weight (fan-in 36)", ylabel="density", ylim=(0, 6))
     left.set_title("Before training: five scales")
-    right.set(xlabel="epoch", ylabel="validation accuracy (%)")
-    right.set_title(f"{label}: five paths, mean of 5 seeds")
+    right.set(xlabel="epoch", ylabel="validation accuracy (%)", xscale="log")
+    right.set_title(f"{label}: five paths, mean of 6 seeds")
     right.legend(frameon=False, title="scale", loc="lower right")
     return figure
 
 
 def memory() -> Figure:
-    """The range of the means over scales: large for one recipe, within noise for another."""
+    """The range of the means over scales, of a recipe that remembers and one that forgets."""
     figure, panels = plt.subplots(1, 2, figsize=SIZE, sharey=True)
     found = groups("quickstart")
     names = labels(list(found))
-    for axes, label in zip(panels, ("sgd lr=0.001", "sgd lr=0.1 l2=0.01"), strict=True):
+    for axes, label in zip(panels, ("sgd lr=0.01", "sgd lr=0.1 l2=0.02"), strict=True):
         records = list(found.values())[names.index(label)]
         _range(axes, label, records)
-    panels[0].set_ylabel("test accuracy (%)")
+    panels[0].set_ylabel("accuracy (%)")
+    panels[0].legend(frameon=False, loc="lower left")
     return figure
 
 
@@ -91,34 +92,42 @@ def _range(axes: Axes, label: str, records: Sequence[RunRecord]) -> None:
     means = arranged.values.mean(axis=0)
     for values in arranged.values:
         axes.plot(arranged.scales, values, "o", ms=2.5, color="#7F7F7F", alpha=0.7)
-    axes.plot(arranged.scales, means, "-o", color=PALETTE[0].color, label="mean over seeds")
+    axes.plot(arranged.scales, means, "-o", color=PALETTE[0].color, label="test accuracy, mean over seeds")
+    assert row.fit is not None
+    axes.plot(row.fit.scales, row.fit.train, "--", color=PALETTE[1].color, label="train accuracy")
     axes.axhspan(means.min(), means.max(), color=PALETTE[0].color, alpha=0.12, lw=0)
-    axes.set_title(f"{label}: {row.memory:.1f} pp, {row.verdict}")
+    axes.set_title(f"{label}: {row.memory:.1f} pp, {row.verdict}{f': {row.mode}' if row.mode else ''}")
     axes.set_xlabel("initialization scale")
 
 
 def clock() -> Figure:
-    """Time as the optimizer counts it, and the memory that is left after it."""
+    """Time as the optimizer counts it, and what is left of the initial norm of the weights after it."""
     figure, (left, right) = plt.subplots(1, 2, figsize=SIZE)
     found = groups("lr-l2-mini")
     sgd = {r: records for r, records in found.items() if r.get("optimizer") == "sgd"}
     styles = dict(zip(sgd, PALETTE, strict=False))
     for (each, records), label in zip(sgd.items(), labels(list(sgd)), strict=True):
-        counted = clocks(network_of(each), N_TRAIN["lr-l2-mini"])
-        row, style = initmem.memory(records), styles[each]
+        counted = clocks(network_of(each), N_TRAIN)
+        kept, style = radial_memory(records), styles[each]
+        assert kept is not None
         epochs = range(1, len(counted.sgd) + 1)
-        if not each.get("l2"):  # a penalty turns another clock
+        if not each.get("l2"):  # L2 advances another clock
             left.plot(epochs, counted.sgd, color=style.color, ls=style.dash)
-        error = [[row.memory - row.low], [row.high - row.memory]]
+        error = [[kept.elasticity - kept.low], [kept.high - kept.elasticity]]
         right.errorbar(
-            counted.sgd[-1], row.memory, error, fmt=style.marker, color=style.color, capsize=2, label=label
+            counted.sgd[-1],
+            kept.elasticity,
+            error,
+            fmt=style.marker,
+            color=style.color,
+            capsize=2,
+            label=label,
         )
     left.set(xlabel="epoch", ylabel="SGD clock", yscale="log", xticks=range(0, 21, 5))
     left.set_title("The SGD clock at three learning rates")
-    right.axhline(2, color="#404040", lw=0.8, ls="--")
-    right.set(xlabel="SGD clock at the last epoch", ylabel="memory (pp)", xscale="log", ylim=(-1, 40))
-    right.set_title("What is left after it (dashed: tolerance)")
-    right.legend(frameon=False, fontsize=6, loc="upper right")
+    right.set(xlabel="SGD clock at the last epoch", ylabel="norm elasticity", xscale="log", ylim=(-0.05, 1))
+    right.set_title("What is left of the initial norm")
+    right.legend(frameon=False, fontsize=6, loc="lower left")
     return figure
 
 

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -522,7 +523,9 @@ def stored_recipe(values: Mapping[str, Any]) -> AnyRecipe:
 
 def _bad_setting(name: str, value: object) -> str:
     """What is wrong with a declared value; empty if nothing is."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = (
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    )
     if not name or len(name) > 100:
         return f"recipe setting {name!r} (allowed: a name of 1 to 100 characters)"
     if name in WHOLE and not (type(value) is int and value >= 1):
