@@ -149,21 +149,24 @@ def _typed(words: list[str], capsys) -> str:
     return capsys.readouterr().out
 
 
-def test_the_page_of_results_is_what_its_commands_print_and_draw(tmp_path: Path, monkeypatch) -> None:
-    """No number on it but from a command; its pictures come out of a fresh folder the same."""
+def test_the_pages_of_results_are_what_their_commands_print_and_draw(tmp_path: Path, monkeypatch) -> None:
+    """No number on them but from a command; their pictures come out of a fresh folder the same."""
     monkeypatch.syspath_prepend(ROOT / "docs")
     from build_results import refreshed
 
     (tmp_path / "docs" / "images").mkdir(parents=True)
     (tmp_path / "docs" / "results").symlink_to(ROOT / "docs" / "results")
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "results.md").read_text("utf-8")
-    assert refreshed(page) == page
+    results, transformers = (
+        (ROOT / "docs" / name).read_text("utf-8") for name in ("results.md", "transformers.md")
+    )
+    assert refreshed(results) == results
+    assert refreshed(transformers) == transformers
     drawn = sorted((tmp_path / "docs" / "images").iterdir())
     assert drawn
     for picture in drawn:
         kept = ROOT / "docs" / "images" / picture.name
-        assert f"](images/{picture.name})" in page
+        assert f"](images/{picture.name})" in results
         assert np.abs(imread(picture) - imread(kept)).max() < 0.02, picture.name
 
 
