@@ -1,7 +1,7 @@
 """JAX with optax: parameters are a pytree, here a plain dict; those of flax and equinox work the same way.
 
-A grid of two recipes: with SGD test accuracy depends on the scale of the initialization, because not all scales
-are fitted after 30 epochs; with AdamW the scale is forgotten.
+A grid of two recipes: with SGD test accuracy depends on the scale of the initialization, because not all
+scales are fitted after 30 epochs; with AdamW the scale is forgotten.
 
     python examples/jax_optax.py [--quick]
 """
