@@ -12,7 +12,7 @@ import planted
 from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.measures.chaos import chaos_floor, seed_variance
-from initmem.measures.design import curves, plain
+from initmem.measures.design import curves, levels, plain
 from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.interpolation import median_interpolation, survival
 from initmem.measures.memory import memory
@@ -21,6 +21,7 @@ from initmem.measures.rows import measure
 from initmem.measures.statistics import adjusted
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.store.record import RunRecord, failed, summarize
+from initmem.store.results import Collection
 from initmem.study import PERTURBATION, Run, Study
 
 RECIPE = Recipe(dataset="digits")
@@ -48,6 +49,14 @@ def test_radial_memory_is_the_elasticity_of_the_norm(power: float) -> None:
     assert found.low <= power <= found.high or abs(found.elasticity - power) < 0.01
     assert (found.n_runs, found.n_seeds) == (20, 4)
     assert radial_memory(records[:1]) is None
+    # At the level of an interim analysis the interval is wider by the ratio of Student's quantiles.
+    interim = radial_memory(records, alpha=0.01)
+    ratio = stats.t.isf(0.005, 3) / stats.t.isf(0.025, 3)
+    assert (interim.high - interim.low) / (found.high - found.low) == pytest.approx(ratio)
+    plan = Study("s", "", "full", "", (RECIPE,), SCALES, tuple(range(4)), schedule=(4, 8))
+    (row,) = measure(Collection(records, [plan]), "radial")
+    level = levels((4, 8))[0]
+    assert row["high"] == pytest.approx(radial_memory(records, alpha=level).high) != found.high
 
 
 def test_survival_is_the_product_over_event_times() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.design import plain
-from initmem.measures.statistics import student
+from initmem.measures.statistics import ALPHA, student
 from initmem.store.record import RunRecord
 
 Array = NDArray[np.float64]
@@ -26,8 +26,8 @@ class Radial(NamedTuple):
     n_seeds: int
 
 
-def radial_memory(records: Sequence[RunRecord]) -> Radial | None:
-    """Slope of log ||W(tau_best)|| on log ||W(init)||; the interval leaves out one seed at a time."""
+def radial_memory(records: Sequence[RunRecord], *, alpha: float = ALPHA) -> Radial | None:
+    """Slope of log ||W(tau_best)|| on log ||W(init)||; the interval, of level 1 - alpha, is a jackknife's."""
     rows = [
         (r.run.seed, r.summary.norm_init, r.summary.norm_best)
         for r in plain(records)
@@ -45,7 +45,7 @@ def radial_memory(records: Sequence[RunRecord]) -> Radial | None:
         return Radial(slope, None, None, len(rows), n)
     left_out = np.array([_slope(x[seeds != seed], y[seeds != seed]) for seed in distinct])
     error = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
-    half = student(n - 1) * error
+    half = student(n - 1, alpha / 2) * error
     return Radial(slope, slope - half, slope + half, len(rows), n)
 
 

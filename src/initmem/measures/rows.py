@@ -75,7 +75,7 @@ def measure(
     chosen = metric and present_name(metric_name(metric), data.records)
     groups, left_out = labelled(data.records, recipes_of(data.studies)), not_applicable(what, data)
     used = {label: group for label, group in groups.items() if label not in left_out}
-    if what in ("difference", "fit"):
+    if what in ("difference", "fit", "radial"):
         options |= {"analyses": analyses_of(data.studies, (r.run.recipe for r in data.records))}
     return [plain_values(row) for row in MEASURES[what](used, chosen, **options)]
 
@@ -270,9 +270,12 @@ def _clocks_said(rows: Sequence[Row]) -> str:
     return "\n".join(said)
 
 
-def _radial(groups: Groups, metric: str | None) -> list[Row]:
-    found = ((label, radial_memory(records)) for label, records in groups.items())
-    return [{"recipe": label} | radial._asdict() for label, radial in found if radial is not None]
+def _radial(groups: Groups, metric: str | None, *, analyses: Mapping[AnyRecipe, Analysis]) -> list[Row]:
+    rows = []
+    for label, records in groups.items():
+        radial = radial_memory(records, alpha=analyses[records[0].run.recipe].alpha)
+        rows += [{"recipe": label} | radial._asdict()] if radial is not None else []
+    return rows
 
 
 def _interpolation(groups: Groups, metric: str | None) -> list[Row]:

@@ -277,6 +277,8 @@ def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     named = [
         dict(row) | {key: names[key].get(row[key], row[key]) for key in names if key in row} for row in rows
     ]
+    if what == "fit" and all(row["train_metric"].endswith("accuracy") for row in rows):  # all in points
+        columns = {key: head._replace(form=head.form.removesuffix("~")) for key, head in columns.items()}
     return table_of(title, named, columns)
 
 
