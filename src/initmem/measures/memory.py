@@ -180,7 +180,10 @@ class Memory:
             case "generalization":
                 return f". The scales are not fitted equally well ({self.fit}), but differ at equal fit, too"
             case "trainability":
-                return f". The scales are not fitted equally well ({self.fit}): at equal fit no difference is significant"
+                return (
+                    f". The scales are not fitted equally well ({self.fit}): at equal fit no difference is "
+                    "significant"
+                )
             case "fit unknown":
                 return ". Whether that is because some scales were not fitted as well as others is not known"
         return ""
