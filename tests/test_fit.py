@@ -249,3 +249,12 @@ def test_measures_over_time_name_the_epochs_that_they_leave_out() -> None:
     assert np.array_equal(beta_curve(cold).beta[12:], beta_curve(warm).beta[12:])
     (line,) = cold_notes({"cold": cold, "warm": warm})
     assert line.startswith("cold: epochs 1 to 12 are left out")
+
+
+@pytest.mark.parametrize(
+    ("loss", "level"), [(2.92, 3.0), (2.0, 2.0), (0.0123, 0.013), (99.1, 100.0), (-0.5, -0.5)]
+)
+def test_a_common_loss_is_rounded_up_to_two_digits(loss: float, level: float) -> None:
+    from initmem.measures.fit import _rounded_up
+
+    assert _rounded_up(loss) == pytest.approx(level)

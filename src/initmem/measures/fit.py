@@ -33,7 +33,6 @@ from initmem.store.record import RunRecord
 Array = NDArray[np.float64]
 
 ACCURACY_LEVELS = (0.995, 0.99, *(round(0.05 * i, 2) for i in range(19, 1, -1)))  # the highest first
-LOSS_LEVELS = tuple(digit * 10.0**power for power in range(-6, 3) for digit in (1, 2, 5))  # the lowest first
 TRAIN_LOSSES = ("train_cross_entropy", "train_loss")
 HELD_OUT = ("val_accuracy", "val_cross_entropy", "val_loss", "test_accuracy", "test_loss")  # over epochs
 FITTED, LATE = 0.95, 0.2  # a rise of validation accuracy by LATE after train accuracy FITTED: grokking
@@ -205,13 +204,23 @@ def _crossings(records: Sequence[RunRecord], by: str) -> _Crossings | str:
     if not columns:
         return "no seed has all scales"
     sign = 1.0 if by == "train_accuracy" else -1.0
-    levels = ACCURACY_LEVELS if by == "train_accuracy" else LOSS_LEVELS
     reached = min(float((sign * column).max()) for column in columns)
-    level = next((level for level in levels if sign * level <= reached), None)
+    if by == "train_accuracy":
+        level = next((level for level in ACCURACY_LEVELS if level <= reached), None)
+    else:
+        level = _rounded_up(-reached)
     if level is None:
         return f"the runs reach no common level of {by}"
     times = {key: _first_crossing(r, by, level, sign) for key, r in chosen.items()}
     return _Crossings(by, level, seeds, scales, times, chosen)
+
+
+def _rounded_up(loss: float) -> float:
+    """The next number of two significant digits; what is zero or less has none below its own value."""
+    if loss <= 0:
+        return loss
+    unit = 10.0 ** (math.floor(math.log10(loss)) - 1)
+    return float(f"{math.ceil(loss / unit - 1e-9) * unit:.2g}")
 
 
 def _matched(crossings: _Crossings | str) -> Matched | str:

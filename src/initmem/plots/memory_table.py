@@ -12,7 +12,7 @@ from initmem.plots.table import Cell, Column, Table, cell, interval
 
 _COLUMNS = {
     "recipe": Column("recipe", "text", "the settings in which the recipes differ"),
-    "verdict": Column("verdict", "text", "whether the trained predictor still depends on the scale"),
+    "verdict": Column("verdict", "text", "whether the trained model still depends on the scale"),
     "memory": Column("memory", about="range over scales (max - min) of the mean over seeds"),
     "interval": Column("interval"),  # columns_of knows its level
     "train": Column("train accuracy", "text", "lowest and highest mean over scales, of the selected models"),

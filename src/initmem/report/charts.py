@@ -22,8 +22,8 @@ from initmem.store.record import INTERPOLATION
 MOST_METRICS = 8
 MOST_EPOCHS = 48  # points of a learning curve
 SIMULTANEOUS = "95% simultaneous band"
-SELECTED = f"Of the predictor with the least validation loss, with a {SIMULTANEOUS}."
-NORM = f"Of all kernels of the selected predictor, with a {SIMULTANEOUS}."
+SELECTED = f"Of the model with the least validation loss, with a {SIMULTANEOUS}."
+NORM = f"Of all kernels of the selected model, with a {SIMULTANEOUS}."
 FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
 REPAIR = "Validation accuracy when selected less that at interpolation, over the runs that interpolated."
 SHARPNESS = "Largest Hessian eigenvalue of the training objective: mean over runs, 10th to 90th percentile."
