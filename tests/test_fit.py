@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,22 @@ def test_the_split_recovers_both_parts_to_rounding() -> None:
     assert found.test_change.value == pytest.approx(
         found.train_change.value - found.gap_change.value, abs=1e-9
     )
+
+
+def test_the_split_is_exact_where_a_seed_has_no_test_result() -> None:
+    records = study(5, slower, some)
+    untested = replace(records[0], summary=replace(records[0].summary, test_accuracy=None))
+    lower = dict(records[4].history) | {"train_accuracy": 0.9 * records[4].history["train_accuracy"]}
+    found = fit([untested, *records[1:4], replace(records[4], history=lower), *records[5:]])
+    assert found is not None
+    assert found.test_change is not None
+    assert found.gap_change is not None
+    assert found.test_change.value == pytest.approx(
+        found.train_change.value - found.gap_change.value, abs=1e-9
+    )
+    others = fit(records[5:])  # the seed is left out of all three
+    assert others is not None
+    assert found.train_change == pytest.approx(others.train_change)
 
 
 def test_the_paired_interval_of_a_change_is_scipys() -> None:

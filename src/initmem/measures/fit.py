@@ -163,9 +163,9 @@ def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | No
     if not train.seeds or len(train.scales) < 2:
         return None
     _, unit = unit_of(name)
-    test_change = gap_change = None
+    train_change, test_change, gap_change = _change(train.values), None, None
     if unit_of(metric)[1] == unit:
-        test_change, gap_change = _split(train, profile(records, metric))
+        train_change, test_change, gap_change = _split(train, profile(records, metric))
     crossings = _crossings(records, "train_accuracy" if unit == "pp" else name)
     losses = [_matched(_crossings(records, column)) for column in TRAIN_LOSSES]
     return Fit(
@@ -176,7 +176,7 @@ def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | No
         last=_in_last_epoch(train, records, name),
         range=spread(train.values, bound=100.0 if unit == "pp" else math.inf),
         test_change=test_change,
-        train_change=_change(train.values),
+        train_change=train_change,
         gap_change=gap_change,
         matched=_matched(crossings),
         matched_by_loss=next((loss for loss in losses if isinstance(loss, Matched)), losses[0]),
@@ -305,13 +305,13 @@ def _updates_per_epoch(record: RunRecord, recipe: Recipe) -> float:
     return count
 
 
-def _split(train: Profile, test: Profile) -> tuple[Change | None, Change | None]:
-    """The changes of the test metric and of the generalization gap, over the seeds that have both."""
+def _split(train: Profile, test: Profile) -> tuple[Change, Change | None, Change | None]:
+    """The changes of the train metric, the test metric and their gap, over the seeds that have both."""
     seeds = [seed for seed in train.seeds if seed in test.seeds]
     if not seeds or train.scales != test.scales:
-        return None, None
+        return _change(train.values), None, None
     fitted, tested = (side.values[[side.seeds.index(seed) for seed in seeds]] for side in (train, test))
-    return _change(tested), _change(fitted - tested)
+    return _change(fitted), _change(tested), _change(fitted - tested)
 
 
 def _change(values: Array) -> Change:
