@@ -26,7 +26,7 @@ from initmem.paper import figures
 from initmem.paper import tables as papertables
 from initmem.plots.table_text import render
 from initmem.recipe import Recipe
-from initmem.store.record import RunRecord, summarize
+from initmem.record import RunRecord, summarize
 from initmem.store.store import Store
 from initmem.study import Run, Study
 from initmem.study_file import load_study

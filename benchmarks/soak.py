@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.store.store import Store
 
 STUDY = """

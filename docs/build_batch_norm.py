@@ -20,7 +20,7 @@ from initmem.measures.collapse import collapse
 from initmem.measures.design import by_recipe
 from initmem.plots.styles import COLORS
 from initmem.recipe import Recipe, network_of
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 STYLE = ROOT / "src" / "initmem" / "plots" / "initmem.mplstyle"

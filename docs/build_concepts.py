@@ -19,7 +19,7 @@ from initmem.measures.design import by_recipe, profile
 from initmem.measures.radial import radial_memory
 from initmem.plots.styles import PALETTE, SEQUENCE
 from initmem.recipe import AnyRecipe, labels, network_of
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 STYLE = ROOT / "src" / "initmem" / "plots" / "initmem.mplstyle"

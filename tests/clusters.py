@@ -22,7 +22,7 @@ from initmem.engines.engine import Event, Finished, Settings, Tick, engine_named
 from initmem.engines.worker import Worker
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import Run, Study
 

@@ -18,7 +18,7 @@ import torch
 from initmem import register
 from initmem.cli import main
 from initmem.recipe import Recipe
-from initmem.store.record import COLUMNS, RunRecord, summarize
+from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 
 torch.set_num_threads(1)

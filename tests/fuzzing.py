@@ -41,12 +41,12 @@ from initmem.data import cifar10_sources as sources
 from initmem.data.sources import load, sizes
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
+from initmem.record import failed
 from initmem.store import checkpoints
 from initmem.store.archive import Archive, pack
 from initmem.store.claims import look, new_claim
 from initmem.store.encoding import decode, encode
 from initmem.store.faults import Fault, to_line
-from initmem.store.record import failed
 from initmem.store.store import Store, decode_study
 from initmem.study import Run, Study
 from initmem.study_file import bundled, load_study

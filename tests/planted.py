@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from initmem.recipe import Recipe
-from initmem.store.record import COLUMNS, RunRecord, summarize
+from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 from initmem.study_file import load_study
 

@@ -13,7 +13,7 @@ from initmem.measures.advice import Observation, changes, family_clock, nearest,
 from initmem.measures.memory import memory_table
 from initmem.paper.reference import observations as published
 from initmem.recipe import Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 N = 40_000
 # Settings of the paper with their memory in points.

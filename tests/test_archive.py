@@ -15,9 +15,9 @@ import pytest
 
 from conftest import fake_record
 from initmem.errors import InitmemError, StoreError
+from initmem.record import RunRecord, Summary, failed
 from initmem.store import archive as archive_module
 from initmem.store.archive import Archive, pack, restore, write_archive
-from initmem.store.record import RunRecord, Summary, failed
 from initmem.store.results import open_results
 from initmem.store.store import Store
 from initmem.study import Run, Study

@@ -14,7 +14,7 @@ from initmem.measures.collapse import collapse, disagreement
 from initmem.measures.rows import measure
 from initmem.measures.statistics import critical, mean_band
 from initmem.recipe import Recipe
-from initmem.store.record import COLUMNS, RunRecord, summarize
+from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run
 
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)

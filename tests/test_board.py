@@ -21,6 +21,7 @@ import planted
 from boards import ask, serving, until
 from conftest import fake_record
 from initmem.errors import ConfigError
+from initmem.record import failed
 from initmem.report import page as pages
 from initmem.report.board import server, watch
 from initmem.report.board.access import is_loopback
@@ -29,7 +30,6 @@ from initmem.report.board.server import Board
 from initmem.report.content import Content
 from initmem.store.archive import write_archive
 from initmem.store.claims import EXPIRY, Claim, Flight
-from initmem.store.record import failed
 from initmem.store.results import Survey, open_results, store_status
 from initmem.store.store import Store
 from initmem.study import Run, Study

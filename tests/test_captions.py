@@ -21,7 +21,7 @@ from initmem.paper.reference import references
 from initmem.plots import matplotlib as renderer
 from initmem.plots.captions import caption
 from initmem.plots.model import Heatmap, Plot
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.store.results import open_results
 from initmem.study import Study
 from planted import without

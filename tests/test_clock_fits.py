@@ -9,7 +9,7 @@ import pytest
 
 from initmem.measures.clock_fits import Observed, clock_fits, observed, selected_clocks
 from initmem.recipe import Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Run
 from planted import record as planted_record
 

@@ -19,7 +19,7 @@ from faultlab import residue
 from initmem.data.sources import load
 from initmem.engines.engine import engine_named
 from initmem.errors import ConfigError
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.store.store import Store
 from initmem.train.loop import train_pack
 

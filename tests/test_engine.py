@@ -23,8 +23,8 @@ from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe, network_of
+from initmem.record import RunRecord
 from initmem.store.faults import MOST_LOSSES
-from initmem.store.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import Run, Study
 from initmem.study_file import load_study

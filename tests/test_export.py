@@ -17,8 +17,8 @@ from initmem.errors import ConfigError
 from initmem.export import export
 from initmem.export.rows import plain_names
 from initmem.recipe import PipelineRecipe
+from initmem.record import COLUMNS, RunRecord, failed
 from initmem.store.archive import write_archive
-from initmem.store.record import COLUMNS, RunRecord, failed
 from initmem.store.results import open_results
 from initmem.store.store import Store
 from initmem.study import Run, Study

@@ -23,8 +23,8 @@ from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
 from initmem.recipe import Recipe
+from initmem.record import RunRecord
 from initmem.store.faults import MOST_LOSSES, Fault, cause_of, from_lines, next_pack, to_line
-from initmem.store.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import Run
 

@@ -13,7 +13,7 @@ from initmem.paper.figures import select
 from initmem.plots.captions import caption
 from initmem.plots.model import log_limits
 from initmem.plots.series import common_grid, folded
-from initmem.store.record import RunRecord, failed
+from initmem.record import RunRecord, failed
 from initmem.study import Run
 from planted import accuracies, recipe, without
 

@@ -15,7 +15,7 @@ from initmem.measures.design import labelled
 from initmem.measures.fit import Fit, Matched, cold_epochs, fit
 from initmem.measures.memory import memory
 from initmem.recipe import PipelineRecipe, Recipe
-from initmem.store.record import COLUMNS, RunRecord, summarize
+from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run
 
 SCALES, EPOCHS = (0.1, 0.5, 1.0, 1.8, 2.5), 40

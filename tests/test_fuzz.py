@@ -17,8 +17,8 @@ from initmem import study_file as study_module
 from initmem.data import sources
 from initmem.data.sources import load
 from initmem.errors import ConfigError, DataError, StoreError
+from initmem.files import read_bounded
 from initmem.recipe import Recipe
-from initmem.store.files import read_bounded
 from initmem.study_file import load_study
 
 FUZZING = Path(__file__).with_name("fuzzing.py")

@@ -17,7 +17,7 @@ from initmem.data.sources import load
 from initmem.engines.engine import Settings
 from initmem.errors import ConfigError, ModelError
 from initmem.recipe import Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Run
 from initmem.train import graphs, layers, native
 from initmem.train.loop import train_pack

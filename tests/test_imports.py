@@ -14,11 +14,12 @@ import initmem
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
     {"errors", "seeds"},
-    {"register"},
+    {"files", "register"},
     {"recipe"},
     {"clocks", "shapes"},
     {"study"},
-    {"study_file", "store"},
+    {"study_file", "record"},
+    {"store"},
     {"data"},
     {"measures"},
     {"train", "plots"},

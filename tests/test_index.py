@@ -15,9 +15,9 @@ from hypothesis import strategies as some
 from conftest import fake_record
 from initmem.errors import StoreError
 from initmem.recipe import Recipe
+from initmem.record import RunRecord, Summary, failed
 from initmem.store import records as records_module
 from initmem.store.encoding import decode, encode, split
-from initmem.store.record import RunRecord, Summary, failed
 from initmem.store.store import Store
 from initmem.study import Run, Study
 

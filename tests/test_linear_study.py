@@ -18,8 +18,8 @@ from initmem.measures.collapse import collapse
 from initmem.measures.memory import memory
 from initmem.pipeline.bundled import bundled_pipeline
 from initmem.recipe import PipelineRecipe, Recipe
+from initmem.record import COLUMNS, RunRecord
 from initmem.store.encoding import decode, encode
-from initmem.store.record import COLUMNS, RunRecord
 from initmem.store.store import Store
 from initmem.study import Run
 from initmem.study_file import load_study

@@ -20,7 +20,7 @@ from initmem.measures.radial import radial_memory
 from initmem.measures.rows import measure
 from initmem.measures.statistics import adjusted
 from initmem.recipe import PipelineRecipe, Recipe
-from initmem.store.record import RunRecord, failed, summarize
+from initmem.record import RunRecord, failed, summarize
 from initmem.store.results import Collection
 from initmem.study import PERTURBATION, Run, Study
 

@@ -12,7 +12,7 @@ from initmem.data.sources import load, sizes
 from initmem.engines.execute import packs
 from initmem.engines.plan import plan
 from initmem.recipe import RATE_FREE, Recipe
-from initmem.store.record import COLUMNS
+from initmem.record import COLUMNS
 from initmem.study import Run, Study
 from initmem.train.loop import train_pack
 from initmem.train.pack import Pack

@@ -13,9 +13,9 @@ from initmem.cli import app
 from initmem.data.sources import load
 from initmem.measures.design import present_name
 from initmem.recipe import PipelineRecipe, Recipe
+from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.store.archive import Archive, pack, restore
 from initmem.store.encoding import decode, encode
-from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.store.store import Store
 from initmem.study import Run
 from initmem.train.pack import Checkpoint, Pack

@@ -17,7 +17,7 @@ from initmem.data.sources import load, sizes
 from initmem.engines.execute import packs
 from initmem.errors import ConfigError
 from initmem.recipe import ALONE, OPTIMIZERS, TORCH_OPTIMIZERS, Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Run, Study
 from initmem.study_file import load_study
 from initmem.train.layers import by_replica

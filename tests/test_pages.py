@@ -19,10 +19,10 @@ import pytest
 import planted
 from conftest import fake_record
 from initmem.recipe import Recipe
+from initmem.record import failed
 from initmem.report.board import watch
 from initmem.report.board.server import Board
 from initmem.report.page import write_report
-from initmem.store.record import failed
 from initmem.store.results import open_results
 from initmem.store.store import Store
 from initmem.study import Study

@@ -14,7 +14,7 @@ from initmem.paper.tables.cells import mean_of, paper_table
 from initmem.plots.table import Column, Mean, Table, cell
 from initmem.plots.table_text import latex_escape, render
 from initmem.recipe import Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from planted import accuracies, recipe
 
 ALL = planted.everything()

@@ -12,7 +12,7 @@ import pytest
 
 from clusters import STUDY, STUDY_FILE, RayCluster, assert_same, environment, wait_for
 from faultlab import residue
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.store.store import Store
 
 

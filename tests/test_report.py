@@ -29,6 +29,7 @@ from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
 from initmem.plots.model import Plot, Series
 from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
+from initmem.record import RunRecord, Summary, failed, summarize
 from initmem.report import charts
 from initmem.report import page as pages
 from initmem.report.audit import packs, run_rows, which
@@ -38,7 +39,6 @@ from initmem.report.page import render, write_report
 from initmem.report.recipe_stats import Kept
 from initmem.report.tables import paper_table
 from initmem.report.verdicts import headline, scale_table
-from initmem.store.record import RunRecord, Summary, failed, summarize
 from initmem.store.results import Survey
 from initmem.store.store import Store
 from initmem.study import Run, Study

@@ -19,8 +19,8 @@ from initmem.measures.rows import measure
 from initmem.measures.sharpness import sharpness, sharpness_curve
 from initmem.plots.builders import scale_plot, sharpness_plot
 from initmem.recipe import Recipe
+from initmem.record import COLUMNS, SHARPNESS
 from initmem.store.encoding import decode, encode
-from initmem.store.record import COLUMNS, SHARPNESS
 from initmem.study import Run
 from initmem.train import native
 from initmem.train import sharpness as measured

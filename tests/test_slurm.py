@@ -15,7 +15,7 @@ import pytest
 
 from clusters import STUDY_FILE, assert_same, environment, wait_for
 from faultlab import residue
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.store.store import Store
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "slurm"

@@ -19,10 +19,10 @@ import torch
 
 from conftest import fake_record
 from initmem.errors import StoreError
+from initmem.record import RunRecord, failed
 from initmem.store import checkpoints, encoding
 from initmem.store import claims as claims_module
 from initmem.store.encoding import decode, encode
-from initmem.store.record import RunRecord, failed
 from initmem.store.records import Records, Scan
 from initmem.store.store import Store, encode_study
 from initmem.study import Run, Study

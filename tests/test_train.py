@@ -11,8 +11,8 @@ from initmem.clocks import clocks, epoch_rates, updates_per_epoch
 from initmem.data.sources import load
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
+from initmem.record import COLUMNS, RunRecord
 from initmem.store.encoding import decode, encode
-from initmem.store.record import COLUMNS, RunRecord
 from initmem.study import Run
 from initmem.train.init import initialize
 from initmem.train.layers import by_replica

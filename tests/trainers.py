@@ -6,7 +6,7 @@ import os
 
 from initmem.engines.training import train_bundled
 from initmem.errors import StoreError
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Run
 
 

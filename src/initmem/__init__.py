@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from initmem.pipeline.run import run as run
     from initmem.pipeline.tracker import Tracker as Tracker
     from initmem.recipe import Recipe as Recipe
-    from initmem.store.record import RunRecord as RunRecord
+    from initmem.record import RunRecord as RunRecord
     from initmem.store.results import open_results as open_results
     from initmem.store.store import Store as Store
     from initmem.study import Run as Run
@@ -40,7 +40,7 @@ _HOMES = {
     "Recipe": "initmem.recipe",
     "Result": "initmem.pipeline.result",
     "Run": "initmem.study",
-    "RunRecord": "initmem.store.record",
+    "RunRecord": "initmem.record",
     "Store": "initmem.store.store",
     "Study": "initmem.study",
     "Tracker": "initmem.pipeline.tracker",

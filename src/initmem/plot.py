@@ -22,7 +22,7 @@ from initmem.paper import figures
 from initmem.pipeline.result import Result
 from initmem.plots import builders, matplotlib
 from initmem.plots.model import Plot
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.store.results import Source, collected
 from initmem.study import Study, recipes_of
 

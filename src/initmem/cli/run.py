@@ -154,8 +154,8 @@ def run(
     from initmem.measures.memory import Memories, memory_table
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
+    from initmem.record import failure_causes, failure_lines
     from initmem.store.paths import default_store
-    from initmem.store.record import failure_causes, failure_lines
     from initmem.store.results import Collection
     from initmem.store.store import Store
     from initmem.train.requirements import check

@@ -22,7 +22,7 @@ def status(
     """Count the runs of each study by what became of them."""
     from initmem.plots.columns import STATUS
     from initmem.plots.table import table_of
-    from initmem.store.record import FailureCause
+    from initmem.record import FailureCause
     from initmem.store.results import open_results, store_status
 
     opened = open_results(store)

@@ -38,9 +38,9 @@ def table(
 
     As .txt, .md, .tex or .csv; runs that are missing are named.
     """
+    from initmem.files import write_atomic
     from initmem.paper import tables
     from initmem.plots.table_text import render
-    from initmem.store.files import write_atomic
     from initmem.store.results import collected
 
     if name not in (*tables.NAMES, "all"):

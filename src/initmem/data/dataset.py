@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import DataError
+from initmem.files import read_bounded
 from initmem.register import Tokens
-from initmem.store.files import read_bounded
 
 SPLIT_SEED = 42
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from initmem import register
 from initmem.data.dataset import Dataset, Examples, Sizes, read_file, split, split_three
 from initmem.errors import DataError
+from initmem.files import open_regular
 from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe, network_of
-from initmem.store.files import open_regular
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
 SYNTHETIC_CLASSES = 10

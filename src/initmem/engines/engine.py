@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeAlias, get_args
 
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import AnyRecipe
+from initmem.record import RunRecord, Status
 from initmem.store.faults import Cause
-from initmem.store.record import RunRecord, Status
 from initmem.store.store import Store
 from initmem.study import Run
 from initmem.train.requirements import Compile, Precision

@@ -20,7 +20,7 @@ from initmem.errors import InitmemError, count
 from initmem.measures.design import analysis_of, default_metric, schedule
 from initmem.measures.memory import memory
 from initmem.recipe import ALONE, AnyRecipe, PipelineRecipe, Recipe, network_of
-from initmem.store.record import cause_line, same_cause
+from initmem.record import cause_line, same_cause
 from initmem.store.store import Store
 from initmem.study import Run, Study
 

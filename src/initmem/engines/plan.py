@@ -18,8 +18,8 @@ from initmem.engines.execute import pack_size, packs, pipeline_packs
 from initmem.engines.speed import Elapsed, Speedometer, run_flops, timed
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import AnyRecipe, Recipe, network_of
+from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.store.encoding import encode
-from initmem.store.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 from initmem.train.flops import flops_per_image
 from initmem.train.requirements import notes_of

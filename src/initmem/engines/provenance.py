@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from initmem import __version__
+from initmem.files import processor_lines
 from initmem.recipe import content_id
+from initmem.record import RunRecord
 from initmem.store.faults import Fault, counted
-from initmem.store.files import processor_lines
-from initmem.store.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import Run
 

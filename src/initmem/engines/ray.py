@@ -26,10 +26,10 @@ from initmem.engines.provenance import environment, pack_id
 from initmem.engines.watch import StopSign, Watch
 from initmem.engines.worker import Worker, heartbeat, make_ready, whole_pack
 from initmem.errors import ConfigError, InitmemError, StoreError
+from initmem.files import explained, temporary
+from initmem.record import failed
 from initmem.store.encoding import decode, encode
 from initmem.store.faults import Cause, counted
-from initmem.store.files import explained, temporary
-from initmem.store.record import failed
 from initmem.store.store import Store
 from initmem.study import Run
 

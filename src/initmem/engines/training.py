@@ -33,8 +33,8 @@ from initmem.engines.engine import EpochEnded, Faulted, Listener, Settings, oper
 from initmem.engines.provenance import environment, history, with_provenance
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.recipe import AnyRecipe
+from initmem.record import RunRecord, failed
 from initmem.store.faults import Cause, cause_of
-from initmem.store.record import RunRecord, failed
 from initmem.store.store import Store
 from initmem.study import Run
 from initmem.train.loop import train_pack

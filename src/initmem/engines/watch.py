@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from initmem.engines.engine import EpochEnded, Finished, Listener
-from initmem.store.files import explained
+from initmem.files import explained
 from initmem.store.store import Store
 from initmem.study import Run
 

@@ -18,9 +18,9 @@ from initmem.engines.engine import Claimed, Finished, Listener, Released, Settin
 from initmem.engines.provenance import environment, pack_id
 from initmem.engines.training import ClaimLost, Interrupted, Job, Training
 from initmem.errors import FullDisk, StoreError
+from initmem.record import RunRecord, failed
 from initmem.store.claims import EXPIRY
 from initmem.store.faults import LOSSES, counted, next_pack
-from initmem.store.record import RunRecord, failed
 from initmem.store.store import Store
 from initmem.study import Run
 

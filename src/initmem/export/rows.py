@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from initmem.errors import ConfigError
 from initmem.measures.design import labelled
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.store.results import Results
 from initmem.study import recipes_of
 

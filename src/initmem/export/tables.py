@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 
 from initmem.export.rows import NamedRun, provenance, settings, summary
+from initmem.files import write_atomic
 from initmem.recipe import Recipe
-from initmem.store.files import write_atomic
-from initmem.store.record import Summary
+from initmem.record import Summary
 
 KEYS = ("run", "recipe", "scale", "seed", "epoch")  # of the history table
 

@@ -20,7 +20,7 @@ from initmem.export.rows import (
     studies_of,
     summary,
 )
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export must not call home
 try:

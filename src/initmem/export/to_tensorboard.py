@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 from initmem.export.rows import NamedRun, Value, known, needs, plain_names, settings, spent, summary
-from initmem.store.files import write_atomic
+from initmem.files import write_atomic
 
 try:
     from tensorboard.compat.proto.event_pb2 import Event

@@ -18,7 +18,7 @@ from initmem.clocks import CLOCKS, effective_clocks, family_of, horizon_sums
 from initmem.measures.design import default_metric, labelled, plain
 from initmem.measures.memory import memory_table
 from initmem.recipe import AnyRecipe, Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 
 class Observation(NamedTuple):

@@ -12,7 +12,7 @@ from initmem.clocks import CLOCKS, family_of
 from initmem.measures.design import curves, plain
 from initmem.measures.fit import cold_until
 from initmem.measures.statistics import critical, student
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from initmem.measures.design import plain, unit_of
 from initmem.measures.statistics import expected_range
+from initmem.record import RunRecord
 from initmem.seeds import ROLES, Role
-from initmem.store.record import RunRecord
 
 
 class Chaos(NamedTuple):

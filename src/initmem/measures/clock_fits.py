@@ -24,7 +24,7 @@ from initmem.clocks import CLOCKS, effective_clocks, family_of, is_adaptive
 from initmem.measures.design import plain
 from initmem.measures.radial import radial_memory
 from initmem.recipe import AnyRecipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 

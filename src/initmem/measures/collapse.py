@@ -18,7 +18,7 @@ from initmem.clocks import CLOCKS
 from initmem.measures.beta import beta_curve, seed_slopes
 from initmem.measures.statistics import student
 from initmem.recipe import AnyRecipe, Recipe, labels
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 GRID = 200  # points on an axis where curves are compared

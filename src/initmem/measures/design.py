@@ -24,7 +24,7 @@ from scipy.special import ndtr
 from initmem.errors import ConfigError, allowed
 from initmem.measures.statistics import ALPHA
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, labels
-from initmem.store.record import COLUMNS, RENAMED, SHARPNESS, SUMMARY_FIELDS, RunRecord
+from initmem.record import COLUMNS, RENAMED, SHARPNESS, SUMMARY_FIELDS, RunRecord
 from initmem.study import Study
 
 Array = NDArray[np.float64]

@@ -15,7 +15,7 @@ from scipy.special import stdtr
 from initmem.measures.design import profile
 from initmem.measures.statistics import ALPHA, Spreads, spreads, student
 from initmem.recipe import AnyRecipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.measures.design import plain
 from initmem.recipe import AnyRecipe, PipelineRecipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 NEAR_CHANCE = 0.05  # of the way from chance to a perfect score
 MEMORIZED = 0.9  # accuracy on training examples from which on they count as fitted

@@ -28,7 +28,7 @@ from initmem.clocks import epoch_rates
 from initmem.measures.design import Profile, plain, profile, unit_of
 from initmem.measures.statistics import ALPHA, Spread, spread, student
 from initmem.recipe import Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 

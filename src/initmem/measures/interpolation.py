@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.design import plain
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 

@@ -28,7 +28,7 @@ from initmem.measures.fit import Fit, Matched, Mode, fit
 from initmem.measures.metric_names import metric_name
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
 from initmem.recipe import AnyRecipe, Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.store.results import Source, collected
 from initmem.study import recipes_of
 

@@ -17,7 +17,7 @@ from initmem.measures.design import by_recipe, default_metric, profile
 from initmem.measures.memory import TOLERANCE_PP
 from initmem.measures.statistics import noise_of, spreads
 from initmem.recipe import AnyRecipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study
 
 POWER = 0.8

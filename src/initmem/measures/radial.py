@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from initmem.measures.design import plain
 from initmem.measures.statistics import ALPHA, student
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 

@@ -36,8 +36,8 @@ from initmem.measures.radial import radial_memory
 from initmem.measures.sharpness import sharpness
 from initmem.measures.statistics import adjusted
 from initmem.recipe import AnyRecipe
+from initmem.record import RunRecord
 from initmem.store.encoding import plain_values
-from initmem.store.record import RunRecord
 from initmem.store.results import Collection, Source, collected
 from initmem.study import recipes_of
 

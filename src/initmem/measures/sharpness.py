@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from initmem.clocks import stability_limit
 from initmem.measures.design import plain
 from initmem.recipe import Recipe
-from initmem.store.record import SHARPNESS, RunRecord
+from initmem.record import SHARPNESS, RunRecord
 
 Array = NDArray[np.float64]
 

@@ -40,7 +40,7 @@ from initmem.pipeline.guard import guarded
 from initmem.pipeline.records import own_record
 from initmem.pipeline.tracker import Row, Tracker
 from initmem.recipe import AnyRecipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import SCALES, SEEDS, Run, Study
 from initmem.study_file import load_study, override, own_study
 

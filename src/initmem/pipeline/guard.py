@@ -7,8 +7,8 @@ from typing import Any
 
 from initmem.engines.training import is_for_engine, traceback_of
 from initmem.errors import StoreError
+from initmem.record import RunRecord, failed
 from initmem.store.faults import cause_of
-from initmem.store.record import RunRecord, failed
 from initmem.study import Run
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from initmem.errors import ConfigError
 from initmem.pipeline.tracker import Tracker
-from initmem.store.record import TESTED, RunRecord, summarize
+from initmem.record import TESTED, RunRecord, summarize
 from initmem.study import Run
 
 

@@ -28,7 +28,7 @@ from initmem.measures.metric_names import metric_name
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
-from initmem.store.record import RunRecord, failure_lines
+from initmem.record import RunRecord, failure_lines
 from initmem.store.results import Collection
 from initmem.store.store import Store
 from initmem.study import Study

@@ -42,9 +42,9 @@ from initmem.pipeline.result import Result
 from initmem.pipeline.seeding import seeded
 from initmem.pipeline.stale import refuse_stale
 from initmem.pipeline.tracker import Tracker
+from initmem.record import RunRecord
 from initmem.seeds import Role
 from initmem.store.paths import default_store
-from initmem.store.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import SCALES, SEEDS, Run
 from initmem.study_file import own_study

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from initmem.errors import ConfigError
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.recipe import AnyRecipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import Study
 

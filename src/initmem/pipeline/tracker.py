@@ -33,7 +33,7 @@ from initmem.measures.metric_names import metric_name
 from initmem.pipeline.init import Init
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.pipeline.variables import kernel_variables, variables
-from initmem.store.record import SUMMARY_FIELDS, TESTED
+from initmem.record import SUMMARY_FIELDS, TESTED
 from initmem.train.variables import Kernels, Variable
 
 Row = dict[str, float]

@@ -37,7 +37,7 @@ from initmem.plots.series import (
 )
 from initmem.plots.styles import COLORS, GUIDE, nth
 from initmem.recipe import AnyRecipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 BETA = "|β| per unit of σ"
 SHARPNESS_TITLE = "largest Hessian eigenvalue"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from initmem.plots.model import AnyPanel, Heatmap, Interval, Intervals, Panel, Plot, Series, log_limits
 from initmem.recipe import AnyRecipe
-from initmem.store.record import INTERPOLATION
+from initmem.record import INTERPOLATION
 from initmem.study import Study
 
 SIGMA = "initialization scale σ"

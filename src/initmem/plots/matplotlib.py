@@ -19,6 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import TextToPath
 
 from initmem.errors import ConfigError, StoreError
+from initmem.files import write_atomic
 from initmem.plots.axes import (
     FAINT,
     INK,
@@ -31,8 +32,7 @@ from initmem.plots.axes import (
 )
 from initmem.plots.captions import caption
 from initmem.plots.model import AnyPanel, Entry, Heatmap, Intervals, Panel, Plot, Style, log_limits
-from initmem.store.files import write_atomic
-from initmem.store.record import INTERPOLATION
+from initmem.record import INTERPOLATION
 
 WIDTH = 7.2  # inches: two columns of a journal page
 ENDINGS = (".pdf", ".png", ".svg")

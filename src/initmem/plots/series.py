@@ -16,7 +16,7 @@ from initmem.measures.sharpness import sharpness_curve
 from initmem.measures.statistics import mean_band, spread_of, student
 from initmem.plots.model import Series, Style
 from initmem.plots.styles import GUIDE
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 Value = Callable[[RunRecord], float | None]

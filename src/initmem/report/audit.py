@@ -11,9 +11,9 @@ from initmem.measures.design import unit_of
 from initmem.plots.builders import metric_title
 from initmem.plots.html import numbers
 from initmem.plots.table import Cell, Column, Table, cell
+from initmem.record import RunRecord
 from initmem.report.content import Content, runs_of
 from initmem.report.verdicts import hardware
-from initmem.store.record import RunRecord
 from initmem.store.results import study_status
 from initmem.study import Run
 

@@ -15,9 +15,9 @@ from initmem.plots.model import Heatmap, Panel, Plot, Series, form_between
 from initmem.plots.series import UNSTYLED, beta_series
 from initmem.plots.styles import ORDERED
 from initmem.recipe import AnyRecipe
+from initmem.record import INTERPOLATION
 from initmem.report.content import Content, Facet, runs_of
 from initmem.report.recipe_stats import RecipeStats
-from initmem.store.record import INTERPOLATION
 
 MOST_METRICS = 8
 MOST_EPOCHS = 48  # points of a learning curve

@@ -13,9 +13,9 @@ from initmem.plots.html import glyph, interval_bar, nice_limit, sparkline
 from initmem.plots.memory_table import columns_of, memory_cells, memory_remark
 from initmem.plots.series import profile_series
 from initmem.plots.table import Cell, Column, Table, cell
+from initmem.record import RunRecord
 from initmem.report.page import environment, static
 from initmem.report.verdicts import headline
-from initmem.store.record import RunRecord
 
 SHOWN = (
     "recipe",

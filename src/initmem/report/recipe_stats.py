@@ -29,7 +29,7 @@ from initmem.measures.memory import Memory, measured
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
 from initmem.recipe import AnyRecipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 SEEDS_SHOWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # where the estimate is shown as seeds come in

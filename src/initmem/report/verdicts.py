@@ -19,8 +19,8 @@ from initmem.plots.memory_table import columns_of, memory_cells, memory_form
 from initmem.plots.model import decimals_between
 from initmem.plots.table import Cell, Column, Mean, Table, cell, interval
 from initmem.recipe import AnyRecipe
+from initmem.record import failure_lines
 from initmem.report.content import Content, runs_of
-from initmem.store.record import failure_lines
 
 WORDS: dict[Verdict, str] = {
     "remembers": "the scale of the initialization is still visible in the trained model",

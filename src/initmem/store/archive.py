@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from initmem.errors import InitmemError, StoreError, allowed
+from initmem.files import open_regular, reason, write_atomic
+from initmem.record import History, RunRecord
 from initmem.store.claims import Flight
 from initmem.store.encoding import encode, head_of, history_of, join, parse_json, split, with_history
-from initmem.store.files import open_regular, reason, write_atomic
-from initmem.store.record import History, RunRecord
 from initmem.store.store import Store
 from initmem.study import Study
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from initmem.errors import StoreError
-from initmem.store.files import open_regular, reason, write_atomic, writes
-from initmem.store.paths import Paths
+from initmem.files import open_regular, reason, write_atomic
+from initmem.store.paths import Paths, writes
 from initmem.study import Run
 
 if TYPE_CHECKING:

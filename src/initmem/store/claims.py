@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from initmem.store.faults import FaultLog
-from initmem.store.files import (
+from initmem.files import (
     append,
     is_gone,
     machine,
@@ -29,9 +28,9 @@ from initmem.store.files import (
     read_bounded,
     temporary,
     write_atomic,
-    writes,
 )
-from initmem.store.paths import Paths
+from initmem.store.faults import FaultLog
+from initmem.store.paths import Paths, writes
 from initmem.store.records import Records
 from initmem.study import Run
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from initmem.errors import ConfigError, Damaged, StoreError
-from initmem.store.record import SCHEMA, STATUSES, History, RunRecord, StoredHistory, Summary
+from initmem.record import SCHEMA, STATUSES, History, RunRecord, StoredHistory, Summary
 from initmem.study import Run
 
 READABLE = (1, SCHEMA)

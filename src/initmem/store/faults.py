@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import BinaryIO, Literal, get_args
 
 from initmem.errors import FullDisk, StoreError
-from initmem.store.files import append, explained, open_regular, permit, read_bounded, reason, writes
-from initmem.store.paths import Paths
+from initmem.files import append, explained, open_regular, permit, read_bounded, reason
+from initmem.store.paths import Paths, writes
 from initmem.study import Run
 
 Cause = Literal["lost worker", "exception", "out of memory", "divergence", "timeout", "full disk"]

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from initmem.recipe import AnyRecipe, Recipe
-from initmem.store.record import RENAMED, History, Summary
+from initmem.record import RENAMED, History, Summary
 
 FORMER = {new: old for old, new in RENAMED.items()}
 ADDED = ("train_objective", "test_cross_entropy", "test_objective")  # what schema 1 does not have

@@ -19,9 +19,14 @@ import functools
 import hashlib
 import re
 import string
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from initmem.errors import StoreError
+from initmem.files import explained
 
 PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
 LONGEST_NAME = 60
@@ -123,3 +128,34 @@ class Paths:
                 raise StoreError(f"{folder}: is a symbolic link (allowed: a folder of the store)")
             self._opened.add(run_id)
         return folder
+
+
+def move_aside(path: Path, paths: Paths, name: str) -> Path:
+    """Move a file out of the way, under a unique name; where it is now."""
+    paths.make_folder(paths.aside)
+    target = paths.aside / f"{name}-{uuid.uuid4().hex[:8]}.json"
+    with suppress(FileNotFoundError):  # another process may have done it
+        path.replace(target)
+    return target
+
+
+class InAStore(Protocol):
+    """Whatever keeps its files in a store."""
+
+    paths: Paths
+
+
+S = TypeVar("S", bound=InAStore)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def writes(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Let a method that writes to a store say in one line what the disk refused."""
+
+    @functools.wraps(method)
+    def writing(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with explained(self.paths.root):
+            return method(self, *args, **kwargs)
+
+    return writing

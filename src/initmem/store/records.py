@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from initmem.errors import Damaged, StoreError
+from initmem.files import open_regular, read_bounded, reason, sweep, write_atomic, write_once
+from initmem.record import History, RunRecord, failed, finite
 from initmem.store.encoding import (
     LARGEST_RECORD,
     TooLarge,
@@ -30,18 +32,7 @@ from initmem.store.encoding import (
     split,
     with_history,
 )
-from initmem.store.files import (
-    move_aside,
-    open_regular,
-    read_bounded,
-    reason,
-    sweep,
-    write_atomic,
-    write_once,
-    writes,
-)
-from initmem.store.paths import RUN_ID, Paths
-from initmem.store.record import History, RunRecord, failed, finite
+from initmem.store.paths import RUN_ID, Paths, move_aside, writes
 from initmem.study import Run
 
 VERSION = 1

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from initmem.recipe import AnyRecipe
+from initmem.record import RunRecord, failure_causes
 from initmem.store.archive import Archive
 from initmem.store.claims import Flight
-from initmem.store.record import RunRecord, failure_causes
 from initmem.store.store import Store
 from initmem.study import Study, recipes_of
 

@@ -12,21 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from initmem.errors import ConfigError, Damaged, InitmemError, StoreError
+from initmem.files import check_file_system, explained, read_bounded, reason, sweep, write_atomic
+from initmem.record import RunRecord
 from initmem.store.checkpoints import Checkpoints
 from initmem.store.claims import EXPIRY, Claim, Claims, Flight, Heartbeats, LiveHistory, look
 from initmem.store.faults import FaultLog
-from initmem.store.files import (
-    check_file_system,
-    explained,
-    move_aside,
-    read_bounded,
-    reason,
-    sweep,
-    write_atomic,
-    writes,
-)
-from initmem.store.paths import Paths
-from initmem.store.record import RunRecord
+from initmem.store.paths import Paths, move_aside, writes
 from initmem.store.records import Records
 from initmem.study import Run, Study
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from initmem.clocks import RateSums
-from initmem.store.record import RunRecord, Status, summarize
+from initmem.record import RunRecord, Status, summarize
 from initmem.study import Run
 from initmem.theory._arrays import Array, Factors, Integers
 from initmem.theory.ensemble import (

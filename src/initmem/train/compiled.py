@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from initmem.store.files import processor_lines, reason, write_atomic
+from initmem.files import processor_lines, reason, write_atomic
 
 SOURCE = Path(__file__).parent / "native"
 SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c", "chain.c", "head.c", "update.c")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from initmem.data.dataset import Dataset
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Run
 from initmem.train import native
 from initmem.train.pack import Checkpoint, Pack

@@ -21,8 +21,8 @@ from initmem import __version__
 from initmem.clocks import CLOCKS, RateSums, epoch_rates, updates_per_epoch
 from initmem.data.dataset import Dataset
 from initmem.recipe import PER_REPLICA, network_of
+from initmem.record import COLUMNS, SHARPNESS, RunRecord, Status, finite, summarize
 from initmem.seeds import generator
-from initmem.store.record import COLUMNS, SHARPNESS, RunRecord, Status, finite, summarize
 from initmem.study import Run
 from initmem.train import compiled, native
 from initmem.train.batches import Images, evaluation_batch, flip_crop_draws

@@ -14,8 +14,8 @@ from initmem import register
 from initmem.data.dataset import Dataset, Examples, Sizes
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
+from initmem.record import COLUMNS
 from initmem.register import in_a_line
-from initmem.store.record import COLUMNS
 from initmem.study import Run
 from initmem.train.modules import builder, check_module
 from initmem.train.pack import Pack

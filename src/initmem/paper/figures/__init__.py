@@ -15,7 +15,7 @@ from initmem.measures.design import bundled
 from initmem.paper.figures import by_optimizer, pairs, sensitivity, sweep
 from initmem.plots.builders import beta_plot, clocks_plot, scale_plot, sharpness_plot
 from initmem.plots.model import Plot
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study, recipes_of
 
 __all__ = ["ABOUT", "NAMES", "Drawn", "available", "draw", "plot_of"]

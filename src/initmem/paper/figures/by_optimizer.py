@@ -21,7 +21,7 @@ from initmem.plots.series import (
     scale_series,
     value_of,
 )
-from initmem.store.record import INTERPOLATION, RunRecord
+from initmem.record import INTERPOLATION, RunRecord
 from initmem.study import Study
 
 FIELDS = ("optimizer", "batch_size")

@@ -12,7 +12,7 @@ from initmem.plots import styles
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import AnyPanel, Intervals, Panel, Plot, Style
 from initmem.plots.series import MEAN, value_of
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study
 
 OPTIMIZERS = ("sgd", "adam")  # those of the paper's figures; others have rows of their own below

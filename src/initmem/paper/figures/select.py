@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from initmem.measures.design import by_recipe, plain
 from initmem.plots.captions import phrase
 from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe, network_of
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study
 
 Key = tuple[Any, ...]

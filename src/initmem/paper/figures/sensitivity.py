@@ -13,7 +13,7 @@ from initmem.plots import captions, styles
 from initmem.plots.builders import BETA
 from initmem.plots.model import Panel, Plot, Series
 from initmem.plots.series import SLOPE, beta_series
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study
 
 FIELDS = ("optimizer", "batch_size")

@@ -11,7 +11,7 @@ from initmem.plots import captions, styles
 from initmem.plots.model import Entry, Intervals, Panel, Plot
 from initmem.plots.series import MEAN, common_grid, value_of
 from initmem.recipe import AnyRecipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study
 
 FIELDS = ("optimizer", "learning_rate", "l2", "batch_size")

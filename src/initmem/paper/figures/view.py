@@ -12,7 +12,7 @@ from initmem.plots import captions
 from initmem.plots.model import AnyPanel, Entry, Interval, Intervals, Mark, Member, Plot, Series
 from initmem.plots.series import Value, common_grid, scale_series, spread_over, usual_grid
 from initmem.recipe import Recipe, network_of
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study
 
 __all__ = ["Member", "View", "legend_entries"]

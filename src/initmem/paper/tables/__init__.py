@@ -9,7 +9,7 @@ from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.design import bundled
 from initmem.paper.tables import best, grid, moments, spreads
 from initmem.plots.table import Table
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study
 
 __all__ = ["ABOUT", "ENDINGS", "NAMES", "make"]

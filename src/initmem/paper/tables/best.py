@@ -10,7 +10,7 @@ from initmem.paper.reference import find
 from initmem.paper.tables.cells import BATCH, Entry, interpolated, mean_of, number, paper_table, sources
 from initmem.plots.series import value_of
 from initmem.plots.table import Cell, Column, Mean, Table
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study
 
 FIELDS = ("optimizer", "learning_rate", "l2", "batch_size")

@@ -10,7 +10,7 @@ from initmem.measures.interpolation import median_interpolation
 from initmem.paper.figures.select import Key
 from initmem.paper.figures.view import View
 from initmem.plots.table import MISSING, Cell, Column, Mean, Table, Value, cell
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 
 Entry = Value | Cell  # None: missing; "": does not apply
 

@@ -11,7 +11,7 @@ from initmem.paper.tables.cells import NO_VALUES, OPTIMIZER, paper_table
 from initmem.plots.captions import phrase
 from initmem.plots.table import Column, Table, Value
 from initmem.recipe import TORCH_OPTIMIZERS, Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study, recipes_of
 
 INERTIA = ("momentum", "muon", "muon-conv", "normuon", "sf-normuon")

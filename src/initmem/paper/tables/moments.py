@@ -11,7 +11,7 @@ from initmem.paper.tables.cells import BATCH, OPTIMIZER, Entry, interpolated, me
 from initmem.plots.series import value_of
 from initmem.plots.table import Column, Table
 from initmem.recipe import Recipe
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study
 
 FIELDS = ("optimizer", "batch_size")

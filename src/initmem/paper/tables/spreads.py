@@ -23,7 +23,7 @@ from initmem.paper.tables.cells import (
 )
 from initmem.plots.series import spread_over, value_of
 from initmem.plots.table import Cell, Column, Table
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study import Study
 
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # where nothing has been run at all

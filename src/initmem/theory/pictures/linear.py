@@ -14,7 +14,7 @@ from initmem.measures.collapse import Collapse, collapse
 from initmem.plots.model import Entry, Member, Panel, Plot, Series, Style, Text
 from initmem.plots.styles import GREY, nth
 from initmem.recipe import AnyRecipe, labels
-from initmem.store.record import RunRecord
+from initmem.record import RunRecord
 from initmem.study_file import load_study
 from initmem.theory.ensemble import LinearSettings
 from initmem.theory.lab import train_linear

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import functools
 import hashlib
 import os
 import socket
 import stat
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import BinaryIO, Literal
 
 from initmem.errors import FullDisk, StoreError
-from initmem.store.paths import Paths
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_SUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
@@ -107,15 +105,6 @@ def _here() -> str:
     return hashlib.sha256(machine().encode()).hexdigest()[:8]
 
 
-def move_aside(path: Path, paths: Paths, name: str) -> Path:
-    """Move a file out of the way, under a unique name; where it is now."""
-    paths.make_folder(paths.aside)
-    target = paths.aside / f"{name}-{uuid.uuid4().hex[:8]}.json"
-    with suppress(FileNotFoundError):  # another process may have done it
-        path.replace(target)
-    return target
-
-
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open a file to read it. Anything but a regular file is refused: a FIFO would block for ever."""
@@ -172,28 +161,6 @@ def check_file_system(folder: Path) -> None:
     finally:
         link.unlink(missing_ok=True)
         probe.unlink(missing_ok=True)
-
-
-class InAStore(Protocol):
-    """Whatever keeps its files in a store."""
-
-    paths: Paths
-
-
-S = TypeVar("S", bound=InAStore)
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def writes(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Let a method that writes to a store say in one line what the disk refused."""
-
-    @functools.wraps(method)
-    def writing(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with explained(self.paths.root):
-            return method(self, *args, **kwargs)
-
-    return writing
 
 
 @lru_cache(maxsize=1)
