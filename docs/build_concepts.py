@@ -18,7 +18,8 @@ from initmem.clocks import clocks
 from initmem.measures.design import by_recipe, profile
 from initmem.measures.radial import radial_memory
 from initmem.plots.styles import PALETTE, SEQUENCE
-from initmem.recipe import AnyRecipe, labels, network_of
+from initmem.labels import labels
+from initmem.recipe import AnyRecipe, network_of
 from initmem.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,8 @@ import initmem
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
     {"errors", "seeds"},
-    {"files", "register"},
+    {"files", "catalog", "labels", "bad_fields"},
+    {"register"},
     {"recipe"},
     {"clocks", "shapes"},
     {"study"},

@@ -26,8 +26,9 @@ from initmem.engines.engine import Settings
 from initmem.engines.inline import InlineEngine
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, StoreError
+from initmem.labels import labels
 from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
-from initmem.recipe import PipelineRecipe, Recipe, labels, network_of
+from initmem.recipe import PipelineRecipe, Recipe, network_of
 from initmem.store.encoding import decode, encode
 from initmem.store.store import Store
 from initmem.study import Run

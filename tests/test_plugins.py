@@ -23,7 +23,8 @@ from initmem.data.sources import load, sizes
 from initmem.engines.execute import packs
 from initmem.engines.plan import plan
 from initmem.errors import ConfigError, InitmemError, ModelError
-from initmem.recipe import OPTIMIZERS, Recipe, labels, stored_recipe
+from initmem.labels import labels
+from initmem.recipe import Recipe, stored_recipe
 from initmem.store.store import Store
 from initmem.study import Run, Study, recipe_json
 from initmem.study_file import load_study
@@ -526,10 +527,6 @@ def test_a_broken_optimizer_is_refused_before_anything_is_trained(build, text: s
 def test_a_bad_registration_of_an_optimizer_is_one_clear_line(name: str, build: object, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         register.optimizer(name)(build)
-
-
-def test_reserved_optimizers_are_those_of_recipes() -> None:
-    assert tuple(OPTIMIZERS) == register.OPTIMIZERS
 
 
 def test_records_of_an_edited_optimizer_are_refused(folder: Path, command) -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from initmem.errors import ConfigError
-from initmem.recipe import Recipe, labels
+from initmem.labels import labels
+from initmem.recipe import Recipe
 
 
 def test_defaults_are_the_main_grid() -> None:

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS
+from initmem.labels import labels
 from initmem.measures.beta import beta_curve, seed_slopes
 from initmem.measures.statistics import student
-from initmem.recipe import AnyRecipe, Recipe, labels
+from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
 
 Array = NDArray[np.float64]

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from initmem.errors import ConfigError, allowed
+from initmem.labels import labels
 from initmem.measures.statistics import ALPHA
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, labels
+from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
 from initmem.record import COLUMNS, RENAMED, SHARPNESS, SUMMARY_FIELDS, RunRecord
 from initmem.study import Study
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+from initmem.labels import labels
 from initmem.measures.collapse import Collapse, families
 from initmem.measures.design import analyses_of, by_recipe
 from initmem.measures.memory import Memory, judged
 from initmem.plots.captions import common, phrase
 from initmem.plots.model import Member, Style
 from initmem.plots.styles import PALETTE, nth
-from initmem.recipe import AnyRecipe, PipelineRecipe, labels
+from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.report.recipe_stats import Kept
 from initmem.store.results import Survey
 from initmem.study import Study
