@@ -50,7 +50,7 @@ COMMANDS = [
     ["studies"],
     ["studies", "--efforts"],
     ["studies", "main-grid"],
-    ["plan", "quickstart", "--effort", "smoke", "--gpus", "2"],
+    ["plan", "quickstart", "--effort", "smoke"],
     ["run", "LONG", "--store", "STORE", "--workers", "2"],
     ["status", "STORE"],
     ["status", GRID],

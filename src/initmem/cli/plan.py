@@ -24,7 +24,7 @@ from initmem.cli.base import (
 from initmem.errors import count
 
 if TYPE_CHECKING:
-    from initmem.engines.plan import Pipeline, Plan, Schedule
+    from initmem.engines.plan import Pipeline, Plan
     from initmem.study import Study
 
 
@@ -35,15 +35,6 @@ def plan(
     settings: Settings = None,
     plugins: Plugins = None,
     workers: Workers = None,
-    accelerator: Annotated[
-        str, typer.Option(metavar="NAME", help="h100, h200, a100, l40s, rtx4090 or v100.")
-    ] = "h100",
-    utilization: Annotated[
-        float, typer.Option(min=0.001, max=1.0, metavar="SHARE", help="Share of its peak rate.")
-    ] = 0.2,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Simulate a schedule on N accelerators.")
-    ] = None,
     power: Annotated[
         bool, typer.Option("--power", help="In place of the cost: how many seeds a verdict takes.")
     ] = False,
@@ -66,31 +57,23 @@ def plan(
 ) -> None:
     """Say what a study costs before it runs.
 
-    Runs, operations, disk space, and the time here and on a GPU; with --power, the seeds it needs.
+    Runs, operations, disk space and time; with --power, the seeds it needs.
     """
     from initmem import study_file as studies
     from initmem.engines.engine import cores
     from initmem.engines.plan import plan as plan_of
-    from initmem.engines.plan import simulate
 
     asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
     if power:
         _print_power(asked, noise, pilot, memory, tolerance, wide=wide, as_json=as_json)
         return
-    made = plan_of(
-        asked,
-        workers=workers or cores(),
-        accelerator=accelerator,
-        utilization=utilization,
-        pipeline=_pipeline(asked),
-    )
-    schedule = simulate(asked, gpus=gpus, accelerator=accelerator, utilization=utilization) if gpus else None
+    made = plan_of(asked, workers=workers or cores(), pipeline=_pipeline(asked))
     if as_json:
         summary = asdict(made)
         rows = summary.pop("rows")
-        print_json("plan", rows, **summary, schedule=asdict(schedule) if schedule else None)
+        print_json("plan", rows, **summary)
     else:
-        _print(made, schedule, wide=wide)
+        _print(made, wide=wide)
 
 
 def _pipeline(study: Study) -> Pipeline | None:
@@ -130,7 +113,7 @@ def _print_power(
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
 
-def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
+def _print(made: Plan, *, wide: bool) -> None:
     from initmem.engines.progress import duration
     from initmem.plots.columns import PLAN
     from initmem.plots.table import table_of
@@ -144,12 +127,6 @@ def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
     say(f"{count(made.updates, 'update')}, {operations}{size}")
     say(f"here, with {count(made.workers, 'worker')}: {_here(made)} (from timed training steps)")
-    if made.accelerator_hours is not None:
-        share = f"{100 * made.utilization:.0f}% of its peak rate"
-        say(f"one {made.accelerator} at {share}: {duration(3600 * made.accelerator_hours)}")
-    if schedule:
-        span = f"{duration(3600 * schedule.makespan_hours)}, {100 * schedule.busy:.0f}% busy"
-        say(f"{schedule.gpus} of them (simulated): {span}")
 
 
 def _here(made: Plan) -> str:

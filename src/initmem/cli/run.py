@@ -29,7 +29,7 @@ from initmem.cli.base import (
     show,
 )
 from initmem.errors import ConfigError, count
-from initmem.train.requirements import Compile, Precision
+from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
     from initmem.engines.engine import Listener
@@ -88,7 +88,7 @@ def run(
         int, typer.Option(min=1, metavar="N", help="With --until: the most seeds per recipe.")
     ] = 30,
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or mps (a Mac's GPU).")
+        str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested), mps (a Mac's GPU).")
     ] = "cpu",
     slots: Annotated[
         int, typer.Option(min=1, metavar="N", help="Packs that train at the same time on each GPU.")
@@ -97,10 +97,6 @@ def run(
         Precision,
         typer.Option(metavar="NAME", help="float32, tf32 or amp (bfloat16 layers); recorded with each run."),
     ] = "float32",
-    compile: Annotated[
-        Compile,
-        typer.Option(metavar="NAME", help="none or graphs (CUDA graphs of updates); recorded with each run."),
-    ] = "none",
     checkpoint_every: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints.")
     ] = 60.0,
@@ -180,7 +176,7 @@ def run(
             bundled = bundled_pipeline(asked)
             trainer, pack = bundled.trainer, pack or bundled.pack
         else:
-            check(asked, compile)
+            check(asked)
             code = plugin_code(asked)
     chosen = engine_named(
         engine,
@@ -189,7 +185,6 @@ def run(
             device=device,
             slots=slots,
             precision=precision,
-            compile=compile,
             checkpoint_every=checkpoint_every,
             timeout=limit,
             trainer=trainer,

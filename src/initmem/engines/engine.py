@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, get_args
+from typing import Any, Protocol, TypeAlias
 
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import AnyRecipe
@@ -24,7 +24,7 @@ from initmem.record import RunRecord, Status
 from initmem.store.faults import Cause
 from initmem.store.store import Store
 from initmem.study import Run
-from initmem.train.requirements import Compile, Precision
+from initmem.train.requirements import Precision
 
 # What trains runs in place of the bundled loop: it takes runs of one recipe and a function to call after
 # every epoch with (run, row of its history), which may raise to stop it. It is sent to other processes.
@@ -55,22 +55,12 @@ class Settings:
     device: str = "cpu"
     slots: int = 1  # packs that share a GPU
     precision: Precision = "float32"
-    compile: Compile = "none"
     checkpoint_every: float = 60.0  # seconds
     timeout: float | None = None  # seconds in which a pack has to finish an epoch
     trainer: Trainer | None = None  # None: the networks of recipes
     plugins: tuple[str, ...] = ()  # modules to import: networks and datasets of recipes may come from them
     # Fingerprints of user code by recipe id, of plugins by registered name.
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.compile not in get_args(Compile):
-            raise ConfigError(f"compile = {self.compile!r} ({allowed(get_args(Compile))})")
-        if self.compile == "graphs" and self.trainer is not None:
-            raise ConfigError("compile = 'graphs' with your own training code (allowed: none)")
-        if self.compile == "graphs" and not self.device.startswith("cuda"):
-            given = f"compile = 'graphs' with device = {self.device!r}"
-            raise ConfigError(f"{given} (allowed: none; graphs with device cuda or cuda:N)")
 
     def code_of(self, recipe: AnyRecipe) -> dict[str, Any]:
         """For the provenance of a record: the fingerprint of the user code, or of the plugins, it uses."""

@@ -39,7 +39,7 @@ from initmem.store.store import Store
 from initmem.study import Run
 from initmem.train.loop import train_pack
 from initmem.train.pack import Checkpoint, Pack
-from initmem.train.requirements import Compile, Precision
+from initmem.train.requirements import Precision
 
 LOOK_EVERY = 0.05  # seconds between two looks whether to stop or to save: a small step takes a millisecond
 
@@ -172,7 +172,6 @@ class _Attempt:
             self.pack,
             device=self.settings.device,
             precision=self.settings.precision,
-            compile=self.settings.compile,
             resume=self._checkpoints(),
             on_epoch=self._on_epoch,
             pause=self._should_pause,
@@ -278,7 +277,6 @@ def train_bundled(
     *,
     device: str = "cpu",
     precision: Precision = "float32",
-    compile: Compile = "none",
     resume: Sequence[Checkpoint] | None = None,
     on_epoch: Callable[[Pack], None] | None = None,
     pause: Callable[[], bool] = lambda: False,
@@ -292,7 +290,6 @@ def train_bundled(
             data,
             device=device,
             precision=precision,
-            compile=compile,
             resume=resume,
             on_epoch=on_epoch,
             pause=pause,
