@@ -25,6 +25,7 @@ LEVELS = (
     {"train", "plots"},
     {"theory"},
     {"engines"},
+    {"session"},
     {"paper"},
     {"report"},
     {"pipeline", "export"},

@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from conftest import fake_record
 from initmem.data.sources import sizes
 from initmem.engines.plan import (
-    Pipeline,
     _makespan,
     accelerator_rate,
     plan,
@@ -18,10 +17,10 @@ from initmem.engines.plan import (
     run_flops,
     simulate,
 )
-from initmem.engines.progress import duration as in_words
 from initmem.engines.speed import Elapsed, Speedometer
 from initmem.errors import ConfigError
-from initmem.pipeline.bundled import bundled_pipeline, schedule_of
+from initmem.errors import duration as in_words
+from initmem.pipeline.bundled import bundled_pipeline
 from initmem.recipe import MODELS, Recipe
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
@@ -106,7 +105,7 @@ def test_packs_go_to_the_first_free_worker(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_pipeline_is_timed_too() -> None:
     study = load_study("linear", "smoke")
-    found = plan(study, workers=2, pipeline=Pipeline(*bundled_pipeline(study), schedule_of))
+    found = plan(study, workers=2, pipeline=bundled_pipeline(study))
     assert (found.runs, len(found.rows), found.flops, found.accelerator_hours) == (36, 9, None, None)
     assert found.hours_here is not None
     assert 3 / 3600 < found.hours_here < 0.1

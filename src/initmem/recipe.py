@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -141,6 +141,8 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    is_pipeline: ClassVar[bool] = False
+
     dataset: str = Field("cifar10", description="a dataset of `initmem data list`, or a .npz file")
     data_sha256: str | None = Field(
         None, description="digest of the user's file, filled in when a study is read"
@@ -210,6 +212,11 @@ class Recipe(BaseModel):
     init_mode: Literal["redraw", "rescale"] = Field(
         "redraw", description="rescale: the scale multiplies the initialization that the network has itself"
     )
+
+    @property
+    def network(self) -> Recipe:
+        """The recipe itself: it describes a network. That of user code raises a `ConfigError`."""
+        return self
 
     @property
     def selecting_loss(self) -> str:
@@ -404,8 +411,18 @@ WHOLE = ("batch_size", "epochs", "width", "train_size", "patience")
 class PipelineRecipe:
     """A training procedure of user code: its name, and what was declared about it, in order of names."""
 
+    is_pipeline: ClassVar[bool] = True
+
     pipeline: str
     declared: tuple[tuple[str, Value], ...] = ()
+
+    @property
+    def network(self) -> Recipe:
+        """What asks for a network's recipe cannot work with user code: a `ConfigError`."""
+        raise ConfigError(
+            f"pipeline = {self.pipeline!r}: its data and network are known to its own code alone "
+            "(allowed here: bundled networks; initmem.run and `initmem run --command` train pipelines)"
+        )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> PipelineRecipe:
@@ -504,12 +521,7 @@ def parse_recipe(values: Mapping[str, Any]) -> AnyRecipe:
 
 def network_of(recipe: AnyRecipe) -> Recipe:
     """The recipe of a bundled network; what asks for one cannot do with user code."""
-    if isinstance(recipe, PipelineRecipe):
-        raise ConfigError(
-            f"pipeline = {recipe.pipeline!r}: its data and network are known to its own code alone "
-            "(allowed here: bundled networks; initmem.run and `initmem run --command` train pipelines)"
-        )
-    return recipe
+    return recipe.network
 
 
 def stored_recipe(values: Mapping[str, Any]) -> AnyRecipe:
