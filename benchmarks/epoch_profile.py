@@ -15,7 +15,7 @@ from bench.workloads import Workload
 from torch.profiler import ProfilerActivity, profile
 
 from initmem.data.sources import load
-from initmem.engines.execute import pack_size
+from initmem.engines.packs import pack_size
 from initmem.engines.worker import make_ready
 from initmem.study import Run
 from initmem.train.pack import Pack

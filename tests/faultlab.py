@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from initmem.engines import training as training_module
+from initmem.engines import attempt as attempt_module
 from initmem.engines import worker as worker_module
 from initmem.engines.engine import Settings
 from initmem.engines.worker import Worker
@@ -475,7 +475,7 @@ def main() -> None:
     torch.set_num_threads(1)
     claims_module.EXPIRY = worker_module.EXPIRY = SHORT_EXPIRY
     worker_module.PAUSE = 0.02
-    training_module.LOOK_EVERY = 0.0  # save at every chance: the same calls every time
+    attempt_module.LOOK_EVERY = 0.0  # save at every chance: the same calls every time
     found = {}
     for text in asked.experiments:
         name, _, times = text.partition("=")

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 
+from initmem.engines.attempt import train_bundled
 from initmem.engines.engine import Faulted, Settings, Trainer
-from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
 from initmem.recipe import Recipe
@@ -120,7 +120,7 @@ def test_a_network_that_exits_is_a_failed_run(
             raise error
         return train_bundled(pack, **how)
 
-    monkeypatch.setattr("initmem.engines.training.train_bundled", exiting)
+    monkeypatch.setattr("initmem.engines.attempt.train_bundled", exiting)
     before = signal.signal(signal.SIGINT, lambda *_: None)  # as in a worker process
     try:
         Worker(store, Settings()).work([runs])
@@ -158,7 +158,7 @@ def test_a_mistake_of_the_user_stops_everything_and_keeps_what_is_done(
             raise ConfigError("field = 1 (allowed: 2)")
         return train_bundled(pack, **how)
 
-    monkeypatch.setattr("initmem.engines.training.train_bundled", mistaken)
+    monkeypatch.setattr("initmem.engines.attempt.train_bundled", mistaken)
     with pytest.raises(ConfigError, match="field = 1"):
         Worker(store, Settings()).work([runs[:2], runs[2:]])
     assert [store.has(run) for run in runs] == [True, True, False, False]

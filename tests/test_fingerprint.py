@@ -10,13 +10,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from initmem.pipeline.stale import differences
 
 import initmem
 from initmem.errors import ConfigError
 from initmem.pipeline.command import study_of
 from initmem.pipeline.file_fingerprint import command_fingerprint
 from initmem.pipeline.fingerprint import Fingerprint, fingerprint
-from initmem.pipeline.stale import differences
 from initmem.store.store import Store
 
 PROJECT = {

@@ -26,6 +26,7 @@ LEVELS = (
     {"train", "plots"},
     {"theory"},
     {"engines"},
+    {"session"},
     {"paper"},
     {"report"},
     {"pipeline", "export"},

@@ -13,9 +13,9 @@ from scipy.stats import norm
 import initmem
 from conftest import fake_record
 from initmem.engines.engine import Settings
-from initmem.engines.execute import execute_until
 from initmem.measures.design import alpha_spent, analyses_of, analysis_of, levels, schedule
 from initmem.recipe import Recipe
+from initmem.session import run_study
 from initmem.store.store import Store, decode_study, encode_study
 from initmem.study import Study
 
@@ -36,7 +36,7 @@ class Planted:
 
 
 def until(study: Study, store: Store, width: float, most: int) -> None:
-    execute_until(study, store, Planted(), width=width, max_seeds=most, pack=1, watch=lambda work: None)
+    run_study(study, store.path, Planted(), until=width, max_seeds=most, pack=1)
 
 
 def test_a_schedule_doubles_from_five_seeds_to_the_most() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from initmem.data.sources import load, sizes
-from initmem.engines.execute import packs
+from initmem.data.sources import load
+from initmem.engines.packs import packs
 from initmem.engines.plan import plan
 from initmem.recipe import RATE_FREE, Recipe
 from initmem.record import COLUMNS
@@ -101,11 +101,10 @@ def test_other_recipes_do_not_mix(values: dict[str, object]) -> None:
 def test_a_grid_of_rates_fills_packs_and_the_plan_counts_each_recipe() -> None:
     grid = (*recipes(), *recipes(optimizer="momentum"))
     study = Study("mixed", "Mixed", "full", "", grid, (0.5, 1.0), (0,))
-    shapes = [sizes(recipe) for recipe in grid]
-    cut = packs(study, shapes, size=8, workers=1)
+    cut = packs(study, size=8, workers=1)
     assert sorted(map(len, cut)) == [2, 2, 2, 6]
     assert {run for pack in cut for run in pack} == set(study.all_runs())
-    assert sorted(map(len, packs(study, shapes, size=5, workers=1))) == [2, 2, 2, 2, 4]
+    assert sorted(map(len, packs(study, size=5, workers=1))) == [2, 2, 2, 2, 4]
     rows = plan(study, workers=1, calibrated=False).rows
     assert [row.runs for row in rows] == [2] * 6
     assert [row.pack for row in rows] == [6, 6, 6, 2, 2, 2]

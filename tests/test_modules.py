@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from initmem import register
 from initmem.data.sources import load, sizes
-from initmem.engines.execute import pack_size
+from initmem.engines.packs import pack_size
 from initmem.errors import ConfigError, ModelError
 from initmem.pipeline.init import Init
 from initmem.recipe import Recipe

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from initmem.clocks import epoch_rates, family_of, horizon_sums, is_adaptive, step_momentum
-from initmem.data.sources import load, sizes
-from initmem.engines.execute import packs
+from initmem.data.sources import load
+from initmem.engines.packs import packs
 from initmem.errors import ConfigError
 from initmem.recipe import ALONE, OPTIMIZERS, TORCH_OPTIMIZERS, Recipe
 from initmem.record import RunRecord
@@ -240,7 +240,7 @@ def test_an_optimizer_that_sees_whole_variables_trains_alone(tiny: Recipe) -> No
     with pytest.raises(ValueError, match="one replica at a time"):
         Pack(runs_of(recipe), load(recipe))
     study = Study("s", "s", "full", "", (recipe,), (0.5, 1.0), (0, 1))
-    assert [len(runs) for runs in packs(study, [sizes(recipe)], size=4, workers=1)] == [1] * 4
+    assert [len(runs) for runs in packs(study, size=4, workers=1)] == [1] * 4
 
 
 @pytest.mark.parametrize(("name", "allowed"), [("sdg", "'torch:NAME'"), ("torch:LBFGS", "'torch:AdamW'")])

@@ -23,8 +23,7 @@ from torch import nn
 import initmem
 from initmem.cli import app
 from initmem.engines.engine import Settings
-from initmem.engines.inline import InlineEngine
-from initmem.engines.local import LocalEngine
+from initmem.engines.local import InlineEngine, LocalEngine
 from initmem.errors import ConfigError, StoreError
 from initmem.labels import labels
 from initmem.pipeline.run import PipelineTrainer, Sent, engine_for

@@ -10,15 +10,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from conftest import fake_record
 from initmem.data.sources import sizes
 from initmem.engines.plan import (
-    Pipeline,
     _makespan,
     plan,
     record_bytes,
     run_flops,
 )
-from initmem.engines.progress import duration as in_words
 from initmem.engines.speed import Elapsed, Speedometer
-from initmem.pipeline.bundled import bundled_pipeline, schedule_of
+from initmem.errors import duration as in_words
+from initmem.pipeline.bundled import bundled_pipeline
 from initmem.recipe import MODELS, Recipe
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
@@ -103,7 +102,7 @@ def test_packs_go_to_the_first_free_worker(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_pipeline_is_timed_too() -> None:
     study = load_study("linear", "smoke")
-    found = plan(study, workers=2, pipeline=Pipeline(*bundled_pipeline(study), schedule_of))
+    found = plan(study, workers=2, pipeline=bundled_pipeline(study))
     assert (found.runs, len(found.rows), found.flops) == (36, 9, None)
     assert found.hours_here is not None
     assert 3 / 3600 < found.hours_here < 0.1

@@ -20,7 +20,7 @@ from torch import nn
 import initmem
 from initmem import register
 from initmem.data.sources import load, sizes
-from initmem.engines.execute import packs
+from initmem.engines.packs import packs
 from initmem.engines.plan import plan
 from initmem.errors import ConfigError, InitmemError, ModelError
 from initmem.labels import labels
@@ -299,7 +299,7 @@ def test_what_cannot_be_packed_is_trained_alone_and_plan_says_so(network, text: 
     recipe = Recipe.parse(TINY | {"model": "own"})
     study = study_of(recipe)
     assert text in obstacle(recipe, sizes(recipe))
-    assert {len(pack) for pack in packs(study, [sizes(recipe)], size=4, workers=1)} == {1}
+    assert {len(pack) for pack in packs(study, size=4, workers=1)} == {1}
     (row,) = plan(study, workers=1, calibrated=False).rows
     assert row.pack == 1 and row.note.startswith("trains alone: ") and text in row.note
 
@@ -334,7 +334,7 @@ def test_the_plugin_of_the_page_resumes_after_sigkill_to_the_same_records(folder
     before = len(Store(folder / "store").records())
     assert command(*arguments)[0] == 0
     study = load_study("mixing.toml")
-    cut = packs(study, [sizes(recipe) for recipe in study.recipes], size=None, workers=1)
+    cut = packs(study, size=None, workers=1)
     expected = [record for pack in cut for record in train_pack(pack, load(pack[0].recipe))]
     found = {record.id: record for record in Store(folder / "store").records()}
     assert before < len(found) == len(expected) == 24

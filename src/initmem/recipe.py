@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -48,6 +48,8 @@ class Recipe(BaseModel):
     """One training procedure. The defaults are those of the paper's main grid."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    is_pipeline: ClassVar[bool] = False
 
     dataset: str = Field("cifar10", description="a dataset of `initmem data list`, or a .npz file")
     data_sha256: str | None = Field(
@@ -120,6 +122,11 @@ class Recipe(BaseModel):
     )
 
     @property
+    def network(self) -> Recipe:
+        """The recipe itself: it describes a network. That of user code raises a `ConfigError`."""
+        return self
+
+    @property
     def selecting_loss(self) -> str:
         """The column of a history whose least value selects the predictor."""
         return "val_" + self.select_by.replace("-", "_")
@@ -178,11 +185,6 @@ class Recipe(BaseModel):
             for name in ("bias_std", "distribution", "width_scaling"):
                 if (value := getattr(self, name)) != defaults[name]:
                     raise ValueError(f"{name} = {value!r} with init_mode = 'rescale' (nothing is drawn anew)")
-        return self
-
-    @property
-    def network(self) -> Recipe:
-        """The recipe itself: it trains a bundled network."""
         return self
 
     @property
@@ -308,6 +310,8 @@ WHOLE = ("batch_size", "epochs", "width", "train_size", "patience")
 @dataclass(frozen=True, slots=True)
 class PipelineRecipe:
     """A training procedure of user code: its name, and what was declared about it, in order of names."""
+
+    is_pipeline: ClassVar[bool] = True
 
     pipeline: str
     declared: tuple[tuple[str, Value], ...] = ()

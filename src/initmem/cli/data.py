@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, DataDir, Plugins, Wide, app, console, print_help, print_json, say, show
+from initmem.cli.base import AsJson, DataDir, Plugins, app, console, print_help, print_json, say, show
 
 data_app = typer.Typer(help="List and download datasets.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
@@ -22,9 +22,7 @@ def _without_command(context: typer.Context) -> None:
 
 
 @data_app.command("list")
-def list_data(
-    data_dir: DataDir = None, plugins: Plugins = None, wide: Wide = False, as_json: AsJson = False
-) -> None:
+def list_data(data_dir: DataDir = None, plugins: Plugins = None, as_json: AsJson = False) -> None:
     """List the datasets, their sizes and where they are."""
     from initmem import register
     from initmem.data import packages
@@ -51,7 +49,7 @@ def list_data(
     if as_json:
         print_json("data.list", rows)
         return
-    show(table_of("Datasets", rows, DATASETS), wide=wide)
+    show(table_of("Datasets", rows, DATASETS))
     say(f"also synthetic:NxCxHxW, modular-addition:MODULUS:FRACTION, text:LENGTH; your own: {OWN}")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from initmem.cli.base import AsJson, StoresArgument, Wide, app, print_json, say, show
+from initmem.cli.base import AsJson, StoresArgument, app, print_json, say, show
 from initmem.errors import ConfigError
 
 
@@ -64,7 +64,6 @@ def measure(
             metavar="NAME", help="For the number of recipes or pairs: bh (Benjamini-Hochberg) or none."
         ),
     ] = "bh",
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the memory of every recipe in a store.
@@ -83,7 +82,7 @@ def measure(
     options |= {"failure_tolerance": failure_tolerance}
     if what == "memory" and not as_json:
         memories = memory_table(data, metric, **options)
-        show(memory_tables.memory_table(memories), wide=wide)
+        show(memory_tables.memory_table(memories))
         if metric is None and memories:
             say(metric_reason(memories[0].metric, data.records))
         return
@@ -98,7 +97,7 @@ def measure(
     if not rows:
         say("nothing to measure: the store has no runs of the kind that this measure needs")
     else:
-        show(measure_table(what, rows), wide=wide)
+        show(measure_table(what, rows))
         if what in REMARKS:
             for line in REMARKS[what](rows).splitlines():
                 say(line)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, StoreArgument, Wide, app, print_json, say, show
+from initmem.cli.base import AsJson, StoreArgument, app, print_json, say, show
 from initmem.errors import count
 
 
@@ -16,7 +16,6 @@ def status(
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every record against its checksum, changed or not.")
     ] = False,
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Count the runs of each study by what became of them."""
@@ -42,7 +41,7 @@ def status(
         for study in state["studies"]:
             done = f"{study['done']:,} of {count(study['runs'], 'run')} done"
             title = f"{study['name']}, effort {study['effort']}: {done}"
-            show(table_of(title, study["recipes"], STATUS), wide=wide)
+            show(table_of(title, study["recipes"], STATUS))
             for cause in study["failures"]:
                 say(f"failed: {FailureCause(**cause)}")
         for line in state["damaged"]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from initmem.cli.base import AsJson, Wide, app, bundled_studies, print_json, say, show
+from initmem.cli.base import AsJson, app, bundled_studies, print_json, say, show
 
 if TYPE_CHECKING:
     from initmem.plots.columns import Columns
@@ -22,8 +22,6 @@ def list_studies(
             help="A study: list its efforts.", show_default="every study", autocompletion=bundled_studies
         ),
     ] = None,
-    every_effort: Annotated[bool, typer.Option("--efforts", help="List the efforts of every study.")] = False,
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """List the bundled studies and how long they take here.
@@ -38,14 +36,14 @@ def list_studies(
         print_json("studies", rows)
         return
     shown = [row | {"time": in_words(row["hours_here"])} for row in rows]
-    if name is None and not every_effort:
+    if name is None:
         brief = [row for row in shown if row["default"]]
-        show(table_of("Bundled studies", _only(brief, STUDIES), STUDIES), wide=wide)
-        say("`initmem studies NAME` or --efforts lists smaller and larger versions of each.")
+        show(table_of("Bundled studies", _only(brief, STUDIES), STUDIES))
+        say("`initmem studies NAME` lists smaller and larger versions of one.")
     else:
-        title = f"{name}: {rows[0]['title']}" if name else "Bundled studies by effort"
-        columns = {key: column for key, column in EFFORTS.items() if key != "study" or not name}
-        show(table_of(title, _only(shown, columns), columns), wide=wide)
+        title = f"{name}: {rows[0]['title']}"
+        columns = {key: column for key, column in EFFORTS.items() if key != "study"}
+        show(table_of(title, _only(shown, columns), columns))
         say("`initmem run STUDY --effort NAME` runs one; `initmem plan STUDY` times real training steps.")
 
 

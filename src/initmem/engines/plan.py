@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from initmem.clocks import Schedule as RateSchedule
 from initmem.clocks import clocks, updates_per_epoch
 from initmem.data.sources import sizes
-from initmem.engines.engine import Trainer, cores
-from initmem.engines.execute import pack_size, packs, pipeline_packs
+from initmem.engines.engine import Pipeline, cores
+from initmem.engines.packs import pack_size, packs
 from initmem.engines.speed import Elapsed, Speedometer, run_flops, timed
-from initmem.recipe import AnyRecipe, Recipe, network_of
+from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
@@ -64,14 +64,6 @@ class Plan:
     rows: tuple[RecipePlan, ...]
 
 
-class Pipeline(NamedTuple):
-    """What has to be known of a pipeline to plan it."""
-
-    trainer: Trainer
-    pack: int
-    schedule_of: Callable[[AnyRecipe], tuple[RateSchedule, int]]  # and the number of training examples
-
-
 def plan(
     study: Study,
     *,
@@ -80,7 +72,7 @@ def plan(
     pipeline: Pipeline | None = None,
 ) -> Plan:
     """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
-    packed = _packs(study, workers, pipeline)
+    packed = packs(study, size=pipeline.pack if pipeline else None, workers=workers)
     times = _times(packed, pipeline) if calibrated else {}
     rows = [
         _row(label, recipe, packed, times, workers, pipeline)
@@ -104,13 +96,6 @@ def plan(
     )
 
 
-def _packs(study: Study, workers: int, pipeline: Pipeline | None) -> list[list[Run]]:
-    if pipeline is not None:
-        return pipeline_packs(study, size=pipeline.pack)
-    shapes = [sizes(recipe) for recipe in study.recipes]
-    return packs(study, shapes, size=None, workers=workers)
-
-
 def _kind(pack: list[Run]) -> tuple[AnyRecipe, int]:
     return pack[0].recipe, len(pack)
 
@@ -121,7 +106,7 @@ def _times(packed: Sequence[list[Run]], pipeline: Pipeline | None) -> dict[tuple
     if pipeline is not None:
         return {kind: _time_pipeline(pack, pipeline) for kind, pack in kinds.items()}
     speed = Speedometer()
-    return {(recipe, size): speed.measure(network_of(recipe), sizes(recipe), size) for recipe, size in kinds}
+    return {(recipe, size): speed.measure(recipe.network, sizes(recipe), size) for recipe, size in kinds}
 
 
 def _time_pipeline(pack: list[Run], pipeline: Pipeline) -> Elapsed:
@@ -162,8 +147,8 @@ def _row(
         schedule, n_train = pipeline.schedule_of(recipe)
         flops = None
     else:
-        schedule, n_train = network_of(recipe), sizes(recipe).n_train
-        flops = runs * run_flops(network_of(recipe), sizes(recipe))
+        schedule, n_train = recipe.network, sizes(recipe).n_train
+        flops = runs * run_flops(recipe.network, sizes(recipe))
     at_end = clocks(schedule, n_train).at_end()
     seconds = sum(times[_kind(pack)].quiet * n / len(pack) for pack, n in shares) if times else None
     return RecipePlan(
@@ -176,7 +161,7 @@ def _row(
         clock_sgd=at_end["sgd"],
         clock_l2=at_end["l2"],
         clock_adaptive=at_end["adaptive"],
-        note="" if pipeline else "; ".join(notes_of(network_of(recipe), sizes(recipe))),
+        note="" if pipeline else "; ".join(notes_of(recipe.network, sizes(recipe))),
     )
 
 
@@ -224,7 +209,7 @@ def study_flops(study: Study) -> float:
 
 
 def _networks(study: Study) -> list[Recipe]:
-    return [recipe for recipe in study.recipes if isinstance(recipe, Recipe)]
+    return [recipe.network for recipe in study.recipes if not recipe.is_pipeline]
 
 
 def matmul_rate(side: int = 768) -> float:

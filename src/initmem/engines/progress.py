@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
@@ -21,11 +22,20 @@ from initmem.engines.engine import (
     Stopping,
     WorkerLost,
 )
-from initmem.engines.execute import Workload
-from initmem.errors import count
+from initmem.errors import count, duration
 from initmem.plots.terminal import printable
 
 QUIET_SECONDS = 15.0  # between two lines where there is no terminal to draw on
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a session is about to do, for the display of its progress."""
+
+    runs: int
+    done: int
+    costs: dict[str, float]  # relative cost per run id, of runs that have no record yet
+    epochs: dict[str, int]  # epochs per run id
 
 
 class Display:
@@ -157,13 +167,3 @@ def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
             live.update(task, description=what, completed=share)
 
         yield report
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: under 1 s, 45 s, 12 min, 3.5 h, 2.1 days, 40 days, 3.2 years."""
-    for size, unit in ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h")):
-        if seconds >= 2 * size or (seconds >= size and unit != "years"):
-            return f"{seconds / size:,.{1 if seconds < 10 * size else 0}f} {unit}"
-    if seconds < 1:
-        return "under 1 s"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -82,7 +82,7 @@ def _noise(
     if own := known.get(recipe):
         return own, "pilot"
     if typical is None:
-        raise ConfigError("power needs the noise over seeds (allowed: --noise POINTS, or --pilot STORE)")
+        raise ConfigError("power needs the noise over seeds (allowed: points, or a store with more seeds)")
     return typical, "pilot, other recipes"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from initmem.engines.training import is_for_engine, traceback_of
+from initmem.engines.worker import is_for_engine, traceback_of
 from initmem.errors import StoreError
 from initmem.record import RunRecord, failed
 from initmem.store.faults import cause_of

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from initmem.errors import ConfigError, ModelError, allowed
+from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.pipeline.jax_variables import is_pytree, rebuilt
 from initmem.pipeline.meta import materialise
 from initmem.pipeline.variables import is_keras, variables
@@ -83,8 +83,7 @@ class InitTable:
             for v, first, own in columns
             if v.role == "kernel" and first and own and not 1 / ALIKE < first / own < ALIKE
         ]
-        more = f" and {len(far) - 3} more" if len(far) > 3 else ""
-        return f'mode="rescale" keeps the model\'s own sizes (std: {", ".join(far[:3])}{more})' if far else ""
+        return f'mode="rescale" keeps the model\'s own sizes (std: {first_of(far, 3, ", ")})' if far else ""
 
     def names(self, role: str) -> list[str]:
         """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from initmem.clocks import CLOCKS
+from initmem.engines.stale import stale_note
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.design import (
@@ -26,7 +27,6 @@ from initmem.measures.design import (
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
 from initmem.measures.metric_names import metric_name
 from initmem.pipeline.fingerprint import Fingerprint
-from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord, failure_lines
 from initmem.store.results import Collection

@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from initmem.engines.engine import Engine, Settings, Trainer, engine_named
-from initmem.engines.execute import execute
-from initmem.engines.inline import InlineEngine
+from initmem.engines.local import InlineEngine
 from initmem.engines.progress import watching
 from initmem.errors import ConfigError, allowed
 from initmem.pipeline.fingerprint import Fingerprint, fingerprint
@@ -40,10 +39,10 @@ from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.records import own_record
 from initmem.pipeline.result import Result
 from initmem.pipeline.seeding import seeded
-from initmem.pipeline.stale import refuse_stale
 from initmem.pipeline.tracker import Tracker
 from initmem.record import RunRecord
 from initmem.seeds import Role
+from initmem.session import run_study
 from initmem.store.paths import default_store
 from initmem.store.store import Store
 from initmem.study import SCALES, SEEDS, Run
@@ -107,15 +106,19 @@ def run(
     trainer = PipelineTrainer(train, fingerprint(train))
     code = {recipe.id: trainer.fingerprint for recipe in study.recipes}
     chosen = engine_for(engine, Settings(trainer=trainer, timeout=timeout, code=code), workers)
-    opened = Store.create(store or default_store(called))
-    refuse_stale(opened, study, lambda recipe: trainer.fingerprint, keep_old=keep_old)
     with watching(sys.stderr if progress else None) as watch:
-        outcome = execute(
-            study, opened, chosen, retry_failed=retry_failed, keep_going=keep_going, watch=watch
+        outcome = run_study(
+            study,
+            store or default_store(called),
+            chosen,
+            retry_failed=retry_failed,
+            keep_old=keep_old,
+            keep_going=keep_going,
+            watch=watch,
         )
     if outcome.interrupted:
         raise KeyboardInterrupt
-    result = Result(opened, study, fingerprint=trainer.fingerprint)
+    result = Result(Store(outcome.store), study, fingerprint=trainer.fingerprint)
     for note in result.notes if progress else ():
         print(f"initmem: {note}", file=sys.stderr)
     return result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from initmem.errors import first_of
 from initmem.plots.model import AnyPanel, Heatmap, Interval, Intervals, Panel, Plot, Series, log_limits
 from initmem.recipe import AnyRecipe
 from initmem.record import INTERPOLATION
@@ -244,9 +245,3 @@ def phrase(recipe: AnyRecipe, name: str) -> str:
             return "tested on unused training examples, too" if value else "tested on the test split alone"
         case _:
             return recipe.label([name])
-
-
-def first_of(names: Sequence[str], most: int) -> str:
-    """So many names at most, and how many more there are."""
-    rest = f"; and {len(names) - most} more" if len(names) > most else ""
-    return "; ".join(names[:most]) + rest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from initmem.errors import count
+from initmem.errors import count, first_of
 from initmem.measures.design import unit_of
 from initmem.measures.memory import NEVER_USED, Memory
 from initmem.measures.statistics import ALPHA
@@ -76,8 +76,7 @@ def shared_notes(rows: Sequence[Memory], until: float | None = None) -> list[str
             about.setdefault(note, []).append(row.recipe)
     lines = []
     for note, names in about.items():
-        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-        lines.append(note if len(names) == len(rows) else f"{', '.join(names[:2])}{more}: {note}")
+        lines.append(note if len(names) == len(rows) else f"{first_of(names, 2, ', ')}: {note}")
     left = len(lines) - MOST_NOTES
     return [*lines[:MOST_NOTES], *([f"{count(left, 'more note')} (--json has them all)"] if left > 0 else [])]
 

@@ -44,7 +44,7 @@ def print_table(table: Table, console: Console) -> None:
     console.print()
     if left_out:
         names = ", ".join(column.title for column in left_out)
-        _line(console, f"left out to fit {console.width} columns: {names} (--wide shows all)", "dim")
+        _line(console, f"left out to fit {console.width} columns: {names} (| cat shows all)", "dim")
     for line in legend(shown.columns):
         _line(console, line, "dim")
     for note in table.footing():

@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from initmem.data.sources import sizes
-from initmem.engines.execute import cost
-from initmem.engines.progress import duration
-from initmem.errors import InitmemError, count
+from initmem.engines.packs import cost
+from initmem.errors import InitmemError, count, duration
 from initmem.measures.design import preferred
 from initmem.plots.builders import metric_title
 from initmem.plots.html import course, tick
 from initmem.plots.table import Cell, Column, Table, cell
-from initmem.recipe import AnyRecipe, network_of
+from initmem.recipe import AnyRecipe
 from initmem.report.audit import failures
 from initmem.report.content import Content, runs_of
 from initmem.store.claims import EXPIRY, Flight
@@ -145,8 +143,8 @@ def _add(spent: dict[AnyRecipe, list[float]], recipe: AnyRecipe, seconds: float,
 def relative_cost(recipe: AnyRecipe) -> float:
     """The relative cost of one epoch; 1 where it is unknown (user code, or data that is not here)."""
     try:
-        network = network_of(recipe)
-        return cost(network, sizes(network)) / network.epochs
+        network = recipe.network
+        return cost(network) / network.epochs
     except InitmemError:
         return 1.0
 

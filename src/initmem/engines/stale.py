@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from initmem.errors import ConfigError
-from initmem.pipeline.fingerprint import Fingerprint
+from initmem.errors import ConfigError, first_of
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.store import Store
 from initmem.study import Study
 
+Fingerprint = Mapping[str, str]  # of code: a text for each of its parts
 DIGEST = re.compile("#[0-9a-f]{16}$")  # of a value too large to show
 SHOWN = 4  # changes that a message lists
 HOW = "keep_old=True (--keep-old) keeps them as they are, a new `name` (--name) trains all runs anew"
@@ -39,7 +39,7 @@ def refuse_stale(
         first = next(iter(stale.values()))
         raise ConfigError(
             f"{len(stale)} of {len(records)} runs in {store.path} were trained before this changed: "
-            f"{listed(first)} ({how})"
+            f"{first_of(first, SHOWN)} ({how})"
         )
     outdated = {r.id for r in records if r.status == "failed" and _is_other(r, fingerprints)}
     if outdated:
@@ -52,7 +52,8 @@ def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fing
     fingerprints = {record.run.recipe: current(record.run.recipe) for record in done}
     changed = [changes for record in done if (changes := _changes(record, fingerprints))]
     if changed:
-        return f"{len(changed)} of {len(done)} runs were trained before this changed: {listed(changed[0])}"
+        before_what = f"{len(changed)} of {len(done)} runs were trained before this changed"
+        return f"{before_what}: {first_of(changed[0], SHOWN)}"
     unknown = sum("fingerprint" not in record.provenance for record in done)
     if unknown and any(fingerprints.values()):
         return f"{unknown} of {len(done)} runs do not say what code trained them: the present code may differ"
@@ -84,9 +85,3 @@ def _edited(name: str, before: str, now: str) -> str:
     if DIGEST.search(before) or DIGEST.search(now):
         return f"{name} changed"
     return f"{name} {before} -> {now}"
-
-
-def listed(changes: list[str]) -> str:
-    """The first changes, and how many more there are."""
-    more = len(changes) - SHOWN
-    return "; ".join(changes[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
