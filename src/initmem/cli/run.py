@@ -34,7 +34,7 @@ from initmem.train.requirements import Compile, Precision
 if TYPE_CHECKING:
     from initmem.engines.engine import Listener
     from initmem.engines.execute import Workload
-    from initmem.pipeline.fingerprint import Fingerprint
+    from initmem.pipeline.source import Fingerprint
     from initmem.study import Study
 
 StoreOption = Annotated[

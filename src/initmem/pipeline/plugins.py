@@ -9,7 +9,7 @@ import numpy as np
 
 from initmem import register
 from initmem.data.sources import load
-from initmem.pipeline.fingerprint import Fingerprint, fingerprint
+from initmem.pipeline.code_version import Fingerprint, fingerprint
 from initmem.recipe import SPLIT_SIZES, Recipe
 
 

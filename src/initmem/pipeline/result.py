@@ -25,7 +25,7 @@ from initmem.measures.design import (
 )
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
 from initmem.measures.metric_names import metric_name
-from initmem.pipeline.fingerprint import Fingerprint
+from initmem.pipeline.source import Fingerprint
 from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord, failure_lines

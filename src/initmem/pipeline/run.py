@@ -13,7 +13,7 @@
 
 `train` is called once for every scale and seed, in worker processes of one thread each. It leaves in the
 store what a bundled study leaves, so `initmem status|measure|report runs` work as well. Called again, `run`
-trains only what is missing, provided that the code has not changed since: see `initmem.pipeline.fingerprint`.
+trains only what is missing, provided that the code has not changed: see `initmem.pipeline.code_version`.
 A run that raised or exited is in the store with its traceback.
 """
 
@@ -34,12 +34,13 @@ from initmem.engines.execute import execute
 from initmem.engines.inline import InlineEngine
 from initmem.engines.progress import watching
 from initmem.errors import ConfigError, allowed
-from initmem.pipeline.fingerprint import Fingerprint, fingerprint
+from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.guard import guarded
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.records import own_record
 from initmem.pipeline.result import Result
 from initmem.pipeline.seeding import seeded
+from initmem.pipeline.source import Fingerprint
 from initmem.pipeline.stale import refuse_stale
 from initmem.pipeline.tracker import Tracker
 from initmem.record import RunRecord
