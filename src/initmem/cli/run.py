@@ -290,9 +290,9 @@ def plugin_code(study: Study) -> dict[str, Fingerprint]:
         for r in recipes
     ):
         return {}
-    from initmem.pipeline.plugins import fingerprints
+    from initmem.pipeline.code_version import plugin_fingerprints
 
-    return fingerprints(recipes)
+    return plugin_fingerprints(recipes)
 
 
 def seconds(text: str) -> float:

@@ -26,14 +26,17 @@ import random
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+import joblib
 import numpy as np
 import torch
 from joblib.hashing import NumpyHasher, Pickler
 
+from initmem import register
+from initmem.data.sources import load
 from initmem.pipeline.source import (
     LONGEST,
     Fingerprint,
@@ -56,6 +59,7 @@ from initmem.pipeline.source import (
     short_name,
     uses_of,
 )
+from initmem.recipe import SPLIT_SIZES, Recipe
 
 UNHASHABLE = "cannot be hashed"
 MOST_ENTRIES = 60  # of a dict that is shown entry by entry
@@ -72,6 +76,35 @@ def fingerprint(train: object) -> Fingerprint:
     walk.callable(train)
     walk.read_globals()
     return dict(sorted(walk.entries.items()))
+
+
+def plugin_fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
+    """The versions of the registered networks, optimizers and datasets that recipes name, by that name.
+
+    The arrays of a dataset count as well: its function may read a file or draw random numbers.
+    """
+    versions: dict[str, Fingerprint] = {}
+    for recipe in recipes:
+        model, optimizer = register.find_model(recipe.model), register.find_optimizer(recipe.optimizer)
+        dataset = register.find_dataset(recipe.dataset)
+        if model is not None and recipe.model not in versions:
+            versions[recipe.model] = fingerprint(model.build)
+        if optimizer is not None and recipe.optimizer not in versions:
+            versions[recipe.optimizer] = fingerprint(optimizer.build)
+        if dataset is not None and recipe.dataset not in versions:
+            data = load(recipe.replace(**dict.fromkeys(SPLIT_SIZES)))
+            content = joblib.hash([(part.x, part.y) for part in (data.train, data.val, data.test)])[:16]
+            versions[recipe.dataset] = fingerprint(dataset) | {f"data {recipe.dataset}": f"#{content}"}
+    for name, version in versions.items():
+        if unhashed := unhashed_note(version):
+            print(f"initmem: {name}: {unhashed}", file=sys.stderr)
+    return versions
+
+
+def unhashed_note(version: Fingerprint) -> str:
+    """What a fingerprint cannot cover, as one sentence; empty where it covers everything."""
+    names = [name for name, text in version.items() if text.endswith(UNHASHABLE)]
+    return f"{UNHASHABLE}, so that a change to it goes unnoticed: {', '.join(names)}" if names else ""
 
 
 class _Walk:

@@ -34,10 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from initmem.errors import ConfigError, allowed
-from initmem.pipeline.guard import guarded
-from initmem.pipeline.records import own_record
 from initmem.pipeline.source import Fingerprint, file_fingerprint, note
 from initmem.pipeline.tracker import Row, Tracker
+from initmem.pipeline.trainer import OnEpoch, guarded, own_record
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.study import SCALES, SEEDS, Run, Study
@@ -49,8 +48,6 @@ NEEDED = ("scale", "history")
 TAIL = 4000  # characters of what a failed program said last
 LOOK_EVERY = 0.2  # seconds between two looks at what a program has written
 PATIENCE = 5.0  # seconds that a program has to end after it was asked to
-
-OnEpoch = Callable[[Run, Row], None]
 
 
 class ProgramError(Exception):

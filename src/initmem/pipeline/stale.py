@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable
 
 from initmem.errors import ConfigError
-from initmem.pipeline.code_version import UNHASHABLE
 from initmem.pipeline.source import Fingerprint
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
@@ -48,23 +47,16 @@ def refuse_stale(
 
 
 def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fingerprint]) -> str:
-    """What to know about the code behind some records: changes, and what no fingerprint can cover."""
+    """One sentence about records that were kept although the code has changed; empty if there are none."""
     done = [record for record in records if record.status != "failed"]
     fingerprints = {record.run.recipe: current(record.run.recipe) for record in done}
     changed = [changes for record in done if (changes := _changes(record, fingerprints))]
-    unknown = sum("fingerprint" not in record.provenance for record in done)
-    notes = []
     if changed:
-        notes.append(
-            f"{len(changed)} of {len(done)} runs were trained before this changed: {listed(changed[0])}"
-        )
-    elif unknown and any(fingerprints.values()):
-        notes.append(f"{unknown} of {len(done)} runs have no fingerprint: other code may have trained them")
-    texts = {name: text for version in fingerprints.values() for name, text in version.items()}
-    unhashed = [name for name, text in sorted(texts.items()) if text.endswith(UNHASHABLE)]
-    if unhashed:
-        notes.append(f"{listed(unhashed)} {UNHASHABLE}: a change to it would go unnoticed")
-    return "; ".join(notes)
+        return f"{len(changed)} of {len(done)} runs were trained before this changed: {listed(changed[0])}"
+    unknown = sum("fingerprint" not in record.provenance for record in done)
+    if unknown and any(fingerprints.values()):
+        return f"{unknown} of {len(done)} runs do not say what code trained them: the present code may differ"
+    return ""
 
 
 def _changes(record: RunRecord, current: dict[AnyRecipe, Fingerprint]) -> list[str]:
@@ -95,6 +87,6 @@ def _edited(name: str, before: str, now: str) -> str:
 
 
 def listed(changes: list[str]) -> str:
-    """The first items, and how many more there are."""
+    """The first changes, and how many more there are."""
     more = len(changes) - SHOWN
     return "; ".join(changes[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
