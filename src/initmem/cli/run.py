@@ -232,9 +232,9 @@ def of_study(study: str, effort: str | None, settings: Sequence[str], plugins: S
     ]
     if not with_plugins:
         return Work(asked, {})
-    from initmem.pipeline.plugins import fingerprints
+    from initmem.pipeline.code_version import plugin_fingerprints
 
-    return Work(asked, fingerprints(with_plugins))
+    return Work(asked, plugin_fingerprints(with_plugins))
 
 
 def engine_option(text: str) -> tuple[str, str | int]:

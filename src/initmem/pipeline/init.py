@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from initmem.errors import ConfigError, ModelError, allowed, first_of
-from initmem.pipeline.jax_variables import is_pytree, rebuilt
-from initmem.pipeline.meta import materialise
-from initmem.pipeline.variables import is_keras, variables
+from initmem.pipeline.jax import is_pytree, rebuilt
+from initmem.pipeline.variables import is_keras, materialize, variables
 from initmem.plots.table import table_of
 from initmem.plots.table_text import html
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
@@ -232,7 +231,7 @@ class Init:
         """
         _check_kind(model)
         if isinstance(model, nn.Module) and not is_keras(model):
-            materialise(model, device)
+            materialize(model, device)
         table = self.describe(model, mode=mode, kernels=kernels, bias_std=bias_std)
         _refuse_stuck(table)
         self.used = True

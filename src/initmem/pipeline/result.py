@@ -26,7 +26,8 @@ from initmem.measures.design import (
 )
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
 from initmem.measures.metric_names import metric_name
-from initmem.pipeline.fingerprint import Fingerprint
+from initmem.pipeline.code_version import unhashed_note
+from initmem.pipeline.source import Fingerprint
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord, failure_lines
 from initmem.store.results import Collection
@@ -207,8 +208,8 @@ class Result:
     @property
     def notes(self) -> list[str]:
         """What the reader should know beside the verdict."""
-        stale = stale_note(self.records, lambda recipe: self._fingerprint)
-        return [*_notes(self.records), *([stale] if stale else [])]
+        code = [stale_note(self.records, lambda recipe: self._fingerprint), unhashed_note(self._fingerprint)]
+        return [*_notes(self.records), *filter(None, code)]
 
     def explain(self, metric: str | None = None, *, tolerance: float | None = None) -> str:
         """The memory of a metric with its verdict, what that means in one sentence, and the notes."""

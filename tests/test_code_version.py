@@ -10,13 +10,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from initmem.pipeline.stale import differences
 
 import initmem
+from initmem.engines.stale import differences
 from initmem.errors import ConfigError
-from initmem.pipeline.command import study_of
-from initmem.pipeline.file_fingerprint import command_fingerprint
-from initmem.pipeline.fingerprint import Fingerprint, fingerprint
+from initmem.pipeline.code_version import fingerprint
+from initmem.pipeline.command import command_fingerprint, study_of
+from initmem.pipeline.source import Fingerprint
 from initmem.store.store import Store
 
 PROJECT = {
@@ -216,7 +216,7 @@ CHANGES = [
     (TRAIN, "helpers.py", "return 0.0", "return 1.0", "function helpers.loss was edited"),
     (TRAIN, "late.py", "x + SHIFT", "x - SHIFT", "late"),
     (TRAIN, "late.py", "SHIFT = 1", "SHIFT = 2", "late"),
-    (TRAIN, "later.py", "NOISE = 1", "NOISE = 2", "module later was edited"),
+    (TRAIN, "later.py", "NOISE = 1", "NOISE = 2", "later.NOISE 1 -> 2"),
     (TRAIN, "helpers.py", "range(2)", "range(3)", "function helpers.timed.twice was edited"),
     (TRAIN, "mine.py", '"warmup": 5', '"warmup": 6', "mine.SET_HERE['warmup'] 5 -> 6"),
     (TRAIN, "mine.py", "batch=16", "batch=17", "mine.TOLD['batch'] 16 -> 17"),
@@ -356,7 +356,7 @@ def test_a_global_that_another_function_fills_is_state_but_a_variable_of_the_sam
     assert fingerprint(uses_what_another_function_loads) == before
     monkeypatch.setitem(OPTIONS, "lr", 0.5)
     said = differences(before, fingerprint(uses_what_another_function_loads))
-    assert said == ["test_fingerprint.OPTIONS['lr'] 0.1 -> 0.5"]
+    assert said == ["test_code_version.OPTIONS['lr'] 0.1 -> 0.5"]
 
 
 @pytest.mark.usefixtures("fresh_modules")
@@ -375,7 +375,7 @@ def test_a_script_has_the_same_fingerprint_as_when_it_is_imported(tmp_path: Path
     import subprocess
 
     (tmp_path / "mine.py").write_text(
-        "import json\nfrom initmem.pipeline.fingerprint import fingerprint\nN = 3\n"
+        "import json\nfrom initmem.pipeline.code_version import fingerprint\nN = 3\n"
         "def helper():\n    return N\n"
         "def train(init, tracker):\n    return {'loss': helper()}\n"
         "if __name__ == '__main__':\n    print(json.dumps(fingerprint(train)))\n"
