@@ -170,9 +170,7 @@ def test_the_numbers_are_those_of_the_measures() -> None:
     order = [recipe for study in studies for recipe in study.recipes]
     memories = list(content.memories.values())
     assert memories == memory_table(records, recipes=order)
-    assert memories[0].memory == pytest.approx(
-        float(np.ptp(planted.accuracies(order[0]).mean(axis=1)))
-    )
+    assert memories[0].memory == pytest.approx(float(np.ptp(planted.accuracies(order[0]).mean(axis=1))))
     plots = charts.curves(content)
     series = series_of(plots["test_accuracy"])
     assert set(series) == {recipe.id for recipe in order}

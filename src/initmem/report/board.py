@@ -122,7 +122,7 @@ def _equal(given: str, wanted: str) -> bool:
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """A thread per connection, bounded in number and time: idle or slow clients cannot make it unreachable."""
+    """A thread per connection, bounded in number and time: idle clients cannot make it unreachable."""
 
     daemon_threads = True
     request_queue_size = 1024

@@ -1,4 +1,4 @@
-"""What the pages show: a store recipe by recipe, and every measure of it, computed when it is first needed."""
+"""What the pages show: a store by recipe, and every measure of it, computed when it is first needed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def runs_of(recipe_id: str, scale: float | None = None) -> str:
 
 
 class RecipeStats:
-    """The measures of one recipe. The first ones need the summaries of records only, the later ones histories."""
+    """The measures of one recipe: the first ones need summaries of records only, the later ones histories."""
 
     def __init__(self, records: Sequence[RunRecord], analysis: Analysis | None = None) -> None:
         self._records, self._analysis = records, analysis
@@ -75,7 +75,7 @@ class RecipeStats:
 
     @cached_property
     def memory(self) -> Memory:
-        """The memory before it is judged: its verdict depends on the other recipes, see `Content.memories`."""
+        """The memory without its verdict, which depends on the other recipes: see `Content.memories`."""
         return measured(self._records, self.metric, analysis=self._analysis)
 
     @cached_property
@@ -163,7 +163,7 @@ class RecipeStats:
 
 
 class Content:
-    """A survey by recipe, in the order of the studies. What `previous` computed of equal records is reused."""
+    """A survey by recipe, in the order of the studies; reuses what `previous` computed of equal records."""
 
     def __init__(self, survey: Survey, previous: Content | None = None) -> None:
         self.survey = survey
@@ -171,7 +171,9 @@ class Content:
         recipes = list(dict.fromkeys([*survey.order(), *self.groups]))
         self.names = dict(zip(recipes, labels(recipes), strict=True))  # also of recipes without a record
         analyses = analyses_of(survey.studies, self.groups)
-        self.stats = {recipe: RecipeStats(group, analyses.get(recipe)) for recipe, group in self.groups.items()}
+        self.stats = {
+            recipe: RecipeStats(group, analyses.get(recipe)) for recipe, group in self.groups.items()
+        }
         self._collapses: dict[tuple[RecipeStats, ...], Collapse] = {}
         if previous is not None:
             self._reuse(previous)

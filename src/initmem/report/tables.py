@@ -110,9 +110,7 @@ def _published(recipe: Recipe, stats: RecipeStats, item: Reference) -> Published
         reached = item.quantity == "tau_interp" and bool(stats.interpolation.y)
         void = "not reached from every scale" if reached else "not run"
     settings = common([recipe], ("learning_rate", "l2", "batch_size", "momentum"))
-    return Published(
-        recipe, item, f"{QUANTITIES[item.quantity]}{scale}{unit}", value, limits, void, settings
-    )
+    return Published(recipe, item, f"{QUANTITIES[item.quantity]}{scale}{unit}", value, limits, void, settings)
 
 
 def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, Limits | None]:

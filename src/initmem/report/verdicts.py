@@ -13,7 +13,7 @@ from initmem.errors import count
 from initmem.measures.design import AtScale, scale_means, unit_of
 from initmem.measures.fit import Mode
 from initmem.measures.memory import NEVER_USED, Memory, Verdict
-from initmem.plots.builders import memory_interval, metric_title
+from initmem.plots.builders import memory_interval
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
 from initmem.plots.memory_table import columns_of, memory_cells
 from initmem.plots.model import decimals_between

@@ -32,7 +32,7 @@ TITLES = {"live": "Now"} | {name: title for name, (title, _) in SECTIONS.items()
 
 
 class Watcher:
-    """The state of a board. One thread reads the store; any number may read the state and wait for changes."""
+    """The state of a board. One thread reads the store; others read the state and wait for changes."""
 
     def __init__(self, store: Results) -> None:
         self.store = store
@@ -187,7 +187,7 @@ class Watcher:
 
     def _show_problem(self, error: Exception) -> None:
         """Show what is wrong: on the terminal once, on the page until the store can be read again."""
-        self._problem = f"The store cannot be read: {error or type(error).__name__}"
+        self._problem = f"The store cannot be read: {str(error) or type(error).__name__}"
         if self._problem != self._printed:
             self._printed = self._problem
             print(f"initmem: {self._problem}", file=sys.stderr)
