@@ -25,9 +25,7 @@ SIMULTANEOUS = "95% simultaneous band"
 SELECTED = f"Of the model with the least validation loss, with a {SIMULTANEOUS}."
 NORM = f"Of all weights of the selected model, with a {SIMULTANEOUS}."
 FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
-REPAIR = (
-    "Validation accuracy of the selected model minus its value at interpolation, of runs that interpolated."
-)
+REPAIR = "Validation accuracy of the selected model minus its value at interpolation, where it interpolated."
 SHARPNESS = "Largest Hessian eigenvalue of the training objective: mean over runs, 10th to 90th percentile."
 EDGE = "The same as a fraction of 2/η, or 2(1 + μ)/η with momentum. At 1: the edge of stability."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe on one axis."

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from initmem.data.sources import sizes
 from initmem.engines.execute import cost
@@ -15,7 +17,7 @@ from initmem.measures.design import preferred
 from initmem.plots.builders import metric_title
 from initmem.plots.html import course
 from initmem.recipe import AnyRecipe, network_of
-from initmem.report.content import Content
+from initmem.report.content import Array, Content
 from initmem.report.tables import failures
 from initmem.store.claims import EXPIRY, Flight
 from initmem.study import Run
@@ -115,25 +117,15 @@ def _seconds_left(content: Content, training: Flights) -> dict[str, float]:
 
 def _seconds_per_epoch(content: Content, training: Flights) -> dict[AnyRecipe, float]:
     """Seconds of one worker per epoch. A recipe that has not started is estimated by its relative cost."""
-    timed = [
-        (
-            record.run.recipe,
-            record.provenance["seconds"] / (record.provenance.get("pack") or 1),
-            record.summary.epochs,
-        )
-        for record in content.survey.records
-        if record.status != "failed" and "seconds" in record.provenance
-    ]
-    timed += [
-        (content.requested[run_id].recipe, sum(row.get("seconds", 0.0) for row in f.rows), len(f.rows))
-        for run_id, f in training.items()
-    ]
-    seconds: dict[AnyRecipe, float] = {}
-    epochs: dict[AnyRecipe, int] = {}
-    for recipe, spent, n in timed:
-        seconds[recipe] = seconds.get(recipe, 0.0) + spent
-        epochs[recipe] = epochs.get(recipe, 0) + n
-    measured = {recipe: seconds[recipe] / n for recipe, n in epochs.items() if n}
+    totals: defaultdict[AnyRecipe, Array] = defaultdict(lambda: np.zeros(2))  # seconds, epochs
+    for record in content.survey.records:
+        origin = record.provenance
+        if record.status != "failed" and "seconds" in origin:
+            totals[record.run.recipe] += origin["seconds"] / (origin.get("pack") or 1), record.summary.epochs
+    for run_id, flight in training.items():
+        seconds = sum(row.get("seconds", 0.0) for row in flight.rows)
+        totals[content.requested[run_id].recipe] += seconds, len(flight.rows)
+    measured = {recipe: float(seconds / epochs) for recipe, (seconds, epochs) in totals.items() if epochs}
     if not measured:
         return {}
     costs = {recipe: _relative_cost(recipe) for recipe in content.names}

@@ -22,6 +22,7 @@ from initmem.files import write_atomic
 from initmem.measures.fit import cold_notes
 from initmem.plots.builders import metric_title
 from initmem.plots.html import chart_json, heat_rows
+from initmem.plots.memory_table import memory_cells
 from initmem.plots.model import Plot
 from initmem.report import charts, tables
 from initmem.report.content import Content, runs_of
@@ -189,7 +190,8 @@ def environment() -> jinja2.Environment:
     )
     templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
     templates.filters["count_of"] = count
-    templates.globals |= {"heat_rows": heat_rows, "metric_title": metric_title, "runs_of": runs_of}
+    templates.globals |= {"heat_rows": heat_rows, "memory_cells": memory_cells}
+    templates.globals |= {"metric_title": metric_title, "runs_of": runs_of}
     return templates
 
 

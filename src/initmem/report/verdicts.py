@@ -68,21 +68,16 @@ COLUMNS = (
 
 def verdicts(content: Content) -> dict[str, Any]:
     """The values for the template of the first screen."""
-    rows, records = list(content.memories.values()), content.survey.records
+    rows, by_recipe = list(content.memories.values()), reached(content)
     metrics = list(dict.fromkeys(row.metric for row in rows)) or ["test_accuracy"]
     names = [name.replace("_", " ") for name in metrics]
-    by_recipe = reached(content)
     tolerances = {f"{row.tolerance:g} {row.unit}".strip() for row in rows if row.tolerance is not None}
     meanings = {verdict: wording.meaning for verdict, wording in VERDICTS.items()}
     if rows and not tolerances:
         meanings["forgets"] = NO_TOLERANCE.format(" or ".join(names))
     return {
         "headline": headline(rows, waiting=len(content.names) - len(rows)),
-        "failures": failure_lines(records),
-        "diverged": sum(record.status == "diverged" for record in records),
-        "n_runs": len(records),
-        "damaged": len(content.survey.damaged),
-        "extremes": extremes(rows),
+        "failures": failure_lines(content.survey.records),
         "reached": by_recipe,
         "scales": sorted({scale for row in by_recipe for scale in row.by_scale}),
         "table": memory_table(content),
@@ -93,9 +88,6 @@ def verdicts(content: Content) -> dict[str, Any]:
         "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
         "unit": "%" if "accuracy" in metrics[0] else "",
         "tolerance": " or ".join(sorted(tolerances)),
-        "studies": content.survey.studies,
-        "setting": content.setting,
-        "grids": sorted({row.n_scales for row in rows}),
     }
 
 
@@ -129,17 +121,6 @@ def _modes(rows: Sequence[Memory]) -> str:
     counts = Counter(row.mode for row in rows)
     shown = [f"{counts[mode]} {mode}" if len(rows) > 1 else mode for mode in MODES if counts[mode]]
     return f" ({', '.join(shown)})" if shown else ""
-
-
-def extremes(rows: Sequence[Memory]) -> list[tuple[str, Memory, dict[str, Cell]]]:
-    """The largest and the smallest memory where they can be compared: a title, the row and its cells."""
-    measured = sorted((row for row in rows if row.memory is not None), key=lambda row: -(row.memory or 0.0))
-    if not measured or len({row.metric for row in measured}) > 1:
-        return []
-    titles = {"Largest memory": measured[0], "Smallest": measured[-1]}
-    if len(measured) == 1:
-        titles = {"Its memory": measured[0]}
-    return [(title, row, memory_cells(row)) for title, row in titles.items()]
 
 
 def remarks(content: Content) -> list[tuple[str, str]]:
