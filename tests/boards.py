@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from initmem.report.board.server import Board
+from initmem.report.board import Board
 from initmem.store.results import Results
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from boards import ask, connect, request, rest, serving, until
 from conftest import fake_record
-from initmem.report.board import connections
-from initmem.report.board.server import HEADERS, Board
+from initmem.report import board as board_module
+from initmem.report.board import HEADERS, Board
 from initmem.store.store import Store
 from initmem.study import Study
 
@@ -75,7 +75,7 @@ def test_idle_connections_leave_room_for_a_reader(store: Store, files: int) -> N
 def test_a_stream_gives_way_when_all_connections_are_streams(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MOST", 8)
+    monkeypatch.setattr(board_module, "MOST", 8)
     with serving(store) as board, ExitStack() as stack:
         streams = []
         for _ in range(8):
@@ -98,7 +98,7 @@ def ended(line: socket.socket) -> bool:
 
 def test_a_slow_request_is_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then keeps no connection open: the whole head has to arrive in time."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(board_module, "HEAD_SECONDS", 0.5)
     with serving(store) as board, connect(board.port) as line:
         started = time.monotonic()
         line.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{board.port}\r\n".encode())
@@ -110,7 +110,7 @@ def test_a_slow_request_is_not_waited_for(store: Store, monkeypatch: pytest.Monk
 
 
 def test_a_silent_connection_is_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(board_module, "HEAD_SECONDS", 0.3)
     with serving(store) as board, connect(board.port) as silent, connect(board.port) as asked:
         asked.sendall(request(board.port, "/part/verdicts"))
         assert rest(silent) == b""
@@ -118,7 +118,7 @@ def test_a_silent_connection_is_closed(store: Store, monkeypatch: pytest.MonkeyP
 
 
 def test_an_answer_nobody_reads_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(board_module, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr("initmem.report.page.static", lambda name: "x" * (64 << 20))
     with serving(store) as board, connect(board.port) as line:
         line.sendall(request(board.port, "/static/page.js"))

@@ -14,8 +14,7 @@ import pytest
 
 from conftest import fake_record
 from initmem.errors import ConfigError
-from initmem.export import export
-from initmem.export.rows import plain_names
+from initmem.export import export, plain_names
 from initmem.recipe import PipelineRecipe
 from initmem.record import COLUMNS, RunRecord, failed
 from initmem.store.archive import write_archive
@@ -55,7 +54,7 @@ def store(tmp_path: Path, tiny_study: Study, records: list[RunRecord]) -> Store:
 
 def test_csv_holds_every_number_exactly(store: Store, records: list[RunRecord], tmp_path: Path) -> None:
     done = export(store, "csv")
-    assert (done.place, done.runs, done.written) == (str(tmp_path / "store-csv"), 7, 7)
+    assert (done.output, done.runs, done.written) == (str(tmp_path / "store-csv"), 7, 7)
     with (tmp_path / "store-csv" / "history.csv").open(newline="") as stream:
         rows = {(row["run"], int(row["epoch"])): row for row in csv.DictReader(stream)}
     with (tmp_path / "store-csv" / "runs.csv").open(newline="") as stream:

@@ -20,8 +20,8 @@ import planted
 from conftest import fake_record
 from initmem.recipe import Recipe
 from initmem.record import failed
-from initmem.report.board import watch
-from initmem.report.board.server import Board
+from initmem.report import watch
+from initmem.report.board import Board
 from initmem.report.page import write_report
 from initmem.store.results import open_results
 from initmem.store.store import Store
@@ -184,7 +184,7 @@ def test_charts_are_read_with_the_keyboard_and_switched(visit: Visit, report: st
     expect(page.locator("#tip")).to_contain_text("σ = 0.5")
     page.keyboard.press("Escape")
     expect(page.locator("#tip")).to_be_hidden()
-    page.get_by_role("radio", name="Kernel norm").check()
+    page.get_by_role("radio", name="Weight norm").check()
     expect(page.locator("#curves svg .title").last).to_have_text("Frobenius norm")
     lines = page.locator("#curves .plot").first.locator(".series")
     before = lines.count()
@@ -243,7 +243,7 @@ def test_memory_by_seeds_and_learning_curves_have_a_chart_per_recipe(visit: Visi
     expect(curves.locator(".chart")).to_have_count(5)
     expect(curves.locator(".legend")).to_be_hidden()
     expect(curves.locator(".chart").first.locator("g.series")).to_have_count(1)
-    curves.get_by_role("radio", name="Kernel norm").check()
+    curves.get_by_role("radio", name="Weight norm").check()
     expect(curves.locator(".chart")).to_have_count(1)
     learning.get_by_role("radio", name="Train cross entropy").check()
     expect(learning.locator(".chart")).to_have_count(5)
@@ -385,7 +385,7 @@ def test_what_the_reader_did_survives_an_update(
     store.commit([fake_record(run, 0.9 - 0.1 * run.scale + 0.01 * run.seed) for run in runs])
     page = visit.page
     page.goto(board_of(store))
-    page.locator("#curves").get_by_role("radio", name="Kernel norm").check()
+    page.locator("#curves").get_by_role("radio", name="Weight norm").check()
     details = page.locator("#slopes details.more")
     for _ in range(5):  # a section that is replaced just under the pointer misses the click
         if details.get_attribute("open") is None:
@@ -395,7 +395,7 @@ def test_what_the_reader_did_survives_an_update(
     store.commit([fake_record(last, 0.6)])
     expect(page.locator("#live")).to_contain_text("All 6 runs are done.", timeout=30_000)
     expect(page.locator("#progress tbody td").nth(3)).to_have_text("6")
-    expect(page.locator("#curves").get_by_role("radio", name="Kernel norm")).to_be_checked()
+    expect(page.locator("#curves").get_by_role("radio", name="Weight norm")).to_be_checked()
     expect(page.locator("#slopes details.more")).to_have_attribute("open", "")
     expect(page.locator("#progress th[aria-sort=descending]")).to_have_text("runs")
     page.locator("#memory td.name a").click()

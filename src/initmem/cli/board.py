@@ -29,7 +29,7 @@ def board(
 
     Progress, curves, failures and the memory so far.
     """
-    from initmem.report.board.server import Board
+    from initmem.report.board import Board
     from initmem.store.results import open_results
 
     served = Board(open_results(store), host=host, port=port, token=token)
