@@ -9,7 +9,7 @@ import pytest
 import planted
 from initmem.errors import ConfigError
 from initmem.paper import figures
-from initmem.paper.figures import select
+from initmem.paper.selection import name_of
 from initmem.plots.captions import caption
 from initmem.plots.model import log_limits
 from initmem.plots.series import common_grid, folded
@@ -349,8 +349,8 @@ def test_another_penalty_stands_in_where_the_usual_one_was_not_run() -> None:
 
 
 def test_names_of_cells_need_no_complete_recipe() -> None:
-    assert select.name_of(("model", "optimizer"), ("linear", "muon")) == "linear muon"
-    assert select.name_of(("optimizer", "l2", "batch_size"), ("sgd", 0.0, 16)) == "sgd b16"
+    assert name_of(("model", "optimizer"), ("linear", "muon")) == "linear muon"
+    assert name_of(("optimizer", "l2", "batch_size"), ("sgd", 0.0, 16)) == "sgd b16"
 
 
 def test_a_diverged_run_without_an_epoch_has_no_gap_but_an_accuracy() -> None:
