@@ -395,7 +395,7 @@ def test_help_names_every_option_and_cuts_nothing() -> None:
     for name in (
         "--records-travel",
         "--checkpoint-every",
-        "--retry-failed",
+        "--retry-crashed",
         "--max-seeds",
         "--data-dir",
         "--wide",

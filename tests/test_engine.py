@@ -150,7 +150,7 @@ def test_a_run_that_raises_is_a_failed_record_and_the_rest_goes_on(tmp_path: Pat
     Worker(store, Settings(trainer=explode)).work([tiny_study.all_runs()])
     status = {record.id: record.status for record in store.records()}
     assert len(status) == 6
-    assert [run_id for run_id, state in status.items() if state == "failed"] == [unlucky.id]
+    assert [run_id for run_id, state in status.items() if state == "crashed"] == [unlucky.id]
     assert "RuntimeError: the unlucky run" in str(store.read(unlucky.id).error)
 
 
@@ -196,7 +196,7 @@ def test_a_crashing_worker_costs_its_own_pack_only(tmp_path: Path) -> None:
     subprocess.run(command, check=True, timeout=120)
     found = {record.run.scale: record for record in Store(store).records()}
     assert found[1.0].status == "completed"
-    assert found[2.0].status == "failed"
+    assert found[2.0].status == "crashed"
     assert "lost worker: the worker was lost 3 times" in str(found[2.0].error)
     assert found[2.0].provenance["faults"] == {"lost worker": MOST_LOSSES}
 
@@ -236,7 +236,7 @@ def test_a_process_that_leaves_with_code_0_and_a_claim_is_a_loss(tiny: Recipe, t
     lost: list[Event] = []
     engine = LocalEngine(workers=1, settings=Settings(trainer=trainers.leaves_quietly))
     assert engine.run(store, [[run]], lost.append)
-    assert store.read(run.id).status == "failed"
+    assert store.read(run.id).status == "crashed"
     assert sum(isinstance(event, WorkerLost) for event in lost) == MOST_LOSSES
 
 

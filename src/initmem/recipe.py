@@ -127,10 +127,6 @@ PROCEDURE = (
 # How weights are drawn; `Init` takes these of user code, too.
 INITIALIZATION = ("bias_std", "distribution", "scaled", "layer_scales", "width_scaling")
 STORED = {"stored": True}  # the context in which a recipe is read from a store: plugins may not be there
-# Fields that were renamed after the first records were written. Ids are still made of the old names, and
-# old files are read, so that no run changes its id.
-OLD_NAMES = {"lr_floor": "floor", "scaled": "probe"}
-
 
 Scalar: TypeAlias = str | bool | int | float
 Value: TypeAlias = "Scalar | tuple[Value, ...]"
@@ -339,11 +335,7 @@ class Recipe(BaseModel):
     @property
     def id(self) -> str:
         """A content hash: equal recipes have equal ids on every machine."""
-        return content_id(self.hashed())
-
-    def hashed(self) -> dict[str, Any]:
-        """The changes under the names that ids are made of."""
-        return {OLD_NAMES.get(name, name): value for name, value in self.changes().items()}
+        return content_id(self.changes())
 
     def settings(self) -> dict[str, Any]:
         """All that is known about the procedure, by name."""
@@ -423,11 +415,7 @@ class PipelineRecipe:
     @property
     def id(self) -> str:
         """A content hash: equal recipes have equal ids on every machine."""
-        return content_id(self.hashed())
-
-    def hashed(self) -> dict[str, Any]:
-        """What ids are made of."""
-        return self.changes()
+        return content_id(self.changes())
 
     def changes(self) -> dict[str, Any]:
         """The name and everything that was declared: the identity of the recipe."""
@@ -513,12 +501,10 @@ def network_of(recipe: AnyRecipe) -> Recipe:
 
 
 def stored_recipe(values: Mapping[str, Any]) -> AnyRecipe:
-    """A recipe from a file of a store, which may be older than the names of today."""
-    new_names = {old: new for new, old in OLD_NAMES.items()} if values.get("pipeline") is None else {}
-    named = {new_names.get(name, name): value for name, value in values.items()}
-    if named.get("pipeline") is not None:
-        return PipelineRecipe.parse(named)
-    return Recipe.parse(named, context=STORED)
+    """A recipe from a file of a store: plugins that it names may not be there."""
+    if values.get("pipeline") is not None:
+        return PipelineRecipe.parse(values)
+    return Recipe.parse(values, context=STORED)
 
 
 def _bad_setting(name: str, value: object) -> str:

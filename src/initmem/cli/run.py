@@ -113,7 +113,7 @@ def run(
         ),
     ] = None,
     data_dir: DataDir = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Train failed runs again.")] = False,
+    retry_crashed: Annotated[bool, typer.Option("--retry-crashed", help="Train crashed runs again.")] = False,
     command: Annotated[
         str | None,
         typer.Option(
@@ -154,7 +154,7 @@ def run(
     from initmem.measures.memory import Memories, memory_table
     from initmem.plots import memory_table as memory_tables
     from initmem.recipe import PipelineRecipe
-    from initmem.record import failure_causes, failure_lines
+    from initmem.record import crash_causes, crash_lines
     from initmem.store.paths import default_store
     from initmem.store.results import Collection
     from initmem.store.store import Store
@@ -221,7 +221,7 @@ def run(
                 opened,
                 chosen,
                 pack=pack,
-                retry_failed=retry_failed,
+                retry_crashed=retry_crashed,
                 keep_going=keep_going,
                 watch=watch,
             )
@@ -243,7 +243,7 @@ def run(
         if note := stale_note(records, chosen.settings.fingerprint):
             say(f"initmem: {note}", err=True)
     memories, metric = Memories(), ""
-    if any(record.status != "failed" for record in records):
+    if any(record.status != "crashed" for record in records):
         metric = default_metric(records)
         data = Collection(records, opened.studies())
         memories = memory_table(data, metric, recipes=asked.recipes)
@@ -251,12 +251,12 @@ def run(
         from initmem.measures.rows import memory_rows
 
         rows = memory_rows(memories, records)
-        causes = [cause.to_json() for cause in failure_causes(records)]
+        causes = [cause._asdict() for cause in crash_causes(records)]
         about = {"study": asked.name, "effort": asked.effort} | asdict(outcome)
-        print_json("run", rows, **about, failures=causes)
+        print_json("run", rows, **about, crashes=causes)
     else:
         say(f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}")
-        for line in failure_lines(records):
+        for line in crash_lines(records):
             say(line)
         if memories:
             show(memory_tables.memory_table(memories, until=until), wide=wide)

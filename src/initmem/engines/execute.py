@@ -44,7 +44,7 @@ class Outcome:
     trained: int  # in this session
     completed: int
     diverged: int
-    failed: int
+    crashed: int
     missing: int
     interrupted: bool
     seconds: float
@@ -52,14 +52,14 @@ class Outcome:
 
     def summary(self) -> str:
         """Counts in words."""
-        counts = {name: getattr(self, name) for name in ("completed", "diverged", "failed", "missing")}
+        counts = {name: getattr(self, name) for name in ("completed", "diverged", "crashed", "missing")}
         said = ", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "completed")
         return f"of {count(self.runs, 'run')}: {said}"
 
     @property
     def complete(self) -> bool:
         """Whether all asked work is done."""
-        return self.missing == 0 and self.failed == 0
+        return self.missing == 0 and self.crashed == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def execute(
     engine: Engine,
     *,
     pack: int | None = None,
-    retry_failed: bool = False,
+    retry_crashed: bool = False,
     keep_going: bool = True,
     watch: Callable[[Workload], Listener],
 ) -> Outcome:
@@ -90,8 +90,8 @@ def execute(
     """
     started = time.monotonic()
     moved_aside = store.recover()
-    if retry_failed:
-        store.set_aside(lambda record: record.status == "failed")
+    if retry_crashed:
+        store.set_aside(lambda record: record.status == "crashed")
     study = with_known_seeds(study, store)
     store.add_study(study)
     runs = study.all_runs()
@@ -120,7 +120,7 @@ def execute(
         trained=sum(run.id in states for run in left),
         completed=counts["completed"],
         diverged=counts["diverged"],
-        failed=counts["failed"],
+        crashed=counts["crashed"],
         missing=len(runs) - counts.total(),
         interrupted=not finished,
         seconds=round(time.monotonic() - started, 3),
@@ -306,7 +306,7 @@ def with_known_seeds(study: Study, store: Store) -> Study:
 
 
 class StoppedEarly(InitmemError):
-    """The first runs of a study failed alike; what was trained is kept."""
+    """The first runs of a study crashed alike; what was trained is kept."""
 
 
 class EarlyStop:
@@ -323,14 +323,14 @@ class EarlyStop:
         if not isinstance(event, Finished) or not self._armed:
             return
         for run_id, status in event.runs:
-            self._armed = self._armed and status == "failed"
+            self._armed = self._armed and status == "crashed"
             if self._armed:
                 self._causes.append(cause_line(self._store.read(run_id)))
         self._armed = self._armed and len({same_cause(cause) for cause in self._causes}) <= 1
         if self._armed and len(self._causes) >= ALIKE:
             raise StoppedEarly(
-                f"stopped: the first {len(self._causes)} of {self._runs} runs all failed with "
+                f"stopped: the first {len(self._causes)} of {self._runs} runs all crashed with "
                 f"{self._causes[0]} (their tracebacks are in {self._store.path}; once the code is fixed, the "
-                "same call tries them again; retry_failed=True or --retry-failed does so in any case, "
+                "same call tries them again; retry_crashed=True or --retry-crashed does so in any case, "
                 "keep_going=True or --keep-going trains the rest)"
             )

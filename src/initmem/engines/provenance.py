@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from initmem import __version__
-from initmem.files import processor_lines
+from initmem.machine import processor_lines
 from initmem.recipe import content_id
 from initmem.record import RunRecord
 from initmem.store.faults import Fault, counted
@@ -23,7 +23,7 @@ from initmem.study import Run
 
 def with_provenance(record: RunRecord, store: Store, pack: Sequence[Run]) -> RunRecord:
     """The record with where, with what and in which pack it was trained; what it says already is kept."""
-    faults = {"diverged": [Fault("divergence")], "failed": [Fault("exception")]}.get(record.status, [])
+    faults = {"diverged": [Fault("divergence")], "crashed": [Fault("exception")]}.get(record.status, [])
     where = environment(str(record.provenance.get("device", "cpu")))
     how = history(store, record.run, pack, *faults)
     return replace(record, provenance={**where, **record.provenance, **how})

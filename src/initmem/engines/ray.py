@@ -27,7 +27,7 @@ from initmem.engines.watch import StopSign, Watch
 from initmem.engines.worker import Worker, heartbeat, make_ready, whole_pack
 from initmem.errors import ConfigError, InitmemError, StoreError
 from initmem.files import explained, temporary
-from initmem.record import failed
+from initmem.record import crashed
 from initmem.store.encoding import decode, encode
 from initmem.store.faults import Cause, counted
 from initmem.store.store import Store
@@ -195,7 +195,7 @@ class RayEngine:
         for run in runs:
             origin = environment(self.settings.device) | self.settings.code_of(run.recipe)
             faults = {"faults": counted(store.faults.of(run.id))}
-            store.commit([failed(run, f"{cause}: {error}", origin | faults)])
+            store.commit([crashed(run, f"{cause}: {error}", origin | faults)])
         return []
 
     def _give_back(self, store: Store, flight: _Flight) -> None:

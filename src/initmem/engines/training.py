@@ -1,11 +1,11 @@
 """Train claimed runs whatever happens: resume from checkpoints, and meet every fault by its policy.
 
     lost worker    another worker tries again, from the second loss on in halved packs; a run that is lost
-                   three times alone is recorded as failed
+                   three times alone is recorded as crashed
     timeout        the same, and twice alone is enough
-    out of memory  the pack is trained in halves; a run that does not fit alone is recorded as failed
+    out of memory  the pack is trained in halves; a run that does not fit alone is recorded as crashed
     exception      a checkpoint that does not fit is dropped, else the pack's runs are trained one by one, so
-                   that each answers for itself; the one that raises or exits alone is recorded as failed
+                   that each answers for itself; the one that raises or exits alone is recorded as crashed
     divergence     a result, recorded
     full disk      everything stops; nothing that was committed is lost
     user mistake   any `InitmemError`: everything stops with its one line (from user code, only a
@@ -33,7 +33,7 @@ from initmem.engines.engine import EpochEnded, Faulted, Listener, Settings, oper
 from initmem.engines.provenance import environment, history, with_provenance
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.recipe import AnyRecipe
-from initmem.record import RunRecord, failed
+from initmem.record import RunRecord, crashed
 from initmem.store.faults import Cause, cause_of
 from initmem.store.store import Store
 from initmem.study import Run
@@ -121,7 +121,7 @@ class Training:
         return isinstance(error, InitmemError if self.settings.trainer is None else StoreError)
 
     def _smaller(self, job: Job, cause: Cause, attempt: _Attempt) -> list[Job]:
-        """What to try after a fault, in order; nothing when a run failed alone."""
+        """What to try after a fault, in order; nothing when a run crashed alone."""
         runs = job.claimed
         if cause == "exception" and attempt.stumbled:
             self.store.checkpoints.drop(runs)
@@ -138,7 +138,7 @@ class Training:
 
     def _failed(self, run: Run, detail: str) -> RunRecord:
         about = environment(self.settings.device) | self.settings.code_of(run.recipe)
-        return failed(run, detail, about | history(self.store, run, [run]))
+        return crashed(run, detail, about | history(self.store, run, [run]))
 
 
 class _Attempt:

@@ -18,7 +18,7 @@ from initmem.engines.engine import Claimed, Finished, Listener, Released, Settin
 from initmem.engines.provenance import environment, pack_id
 from initmem.engines.training import ClaimLost, Interrupted, Job, Training
 from initmem.errors import FullDisk, StoreError
-from initmem.record import RunRecord, failed
+from initmem.record import RunRecord, crashed
 from initmem.store.claims import EXPIRY
 from initmem.store.faults import LOSSES, counted, next_pack
 from initmem.store.store import Store
@@ -72,7 +72,7 @@ class Worker:
 
     def _room(self, run: Run, pack: int) -> int:
         store, newest = self.store, self.store.checkpoints.newest(run.id)
-        return next_pack(store.faults.of(run.id), session=store.session, epoch=newest, pack=pack)
+        return next_pack(store.faults.of(run.id), session=store.session, update=newest, pack=pack)
 
     def _given_up(self, run: Run) -> RunRecord:
         faults = self.store.faults.of(run.id)
@@ -81,7 +81,7 @@ class Worker:
         said = f"{last.cause}: the worker was lost {len(losses)} times\n{last.detail}"
         counts = {"attempts": self.store.faults.attempt(run.id) - 1, "faults": counted(faults), "pack": 1}
         about = environment(self.settings.device) | self.settings.code_of(run.recipe)
-        return failed(run, said.strip(), about | counts)
+        return crashed(run, said.strip(), about | counts)
 
     def _train(self, job: Job) -> None:
         runs = job.claimed
@@ -103,7 +103,7 @@ class Worker:
                 raise
 
     def _commit(self, records: list[RunRecord]) -> None:
-        records = self.store.commit(records)
+        self.store.commit(records)
         self.listen(Finished(tuple((record.id, record.status) for record in records)))
 
 

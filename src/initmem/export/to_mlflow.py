@@ -86,7 +86,7 @@ def _log(client: MlflowClient, experiment: str, run: NamedRun) -> None:
     metrics = list(_metrics(record, [start + moment for moment in took], end))
     for first in range(0, len(metrics), BATCH):
         client.log_batch(address, metrics=metrics[first : first + BATCH])
-    client.set_terminated(address, "FAILED" if record.status == "failed" else "FINISHED", end_time=end)
+    client.set_terminated(address, "FAILED" if record.status == "crashed" else "FINISHED", end_time=end)
     client.set_tag(address, ID, record.id)  # last, so that an interrupted export logs the run again
 
 

@@ -64,7 +64,7 @@ def _all_events(run: NamedRun) -> Iterator[Event]:
     results = known(summary(record))
     results = {f"summary/{plain}": results[name] for name, plain in plain_names(results).items()}
     yield _scalars(results, record.summary.epochs, end)
-    status = api_pb2.STATUS_FAILURE if record.status == "failed" else api_pb2.STATUS_SUCCESS
+    status = api_pb2.STATUS_FAILURE if record.status == "crashed" else api_pb2.STATUS_SUCCESS
     yield _hparams_event(
         metadata.SESSION_END_INFO_TAG, end, session_end_info=SessionEndInfo(status=status, end_time_secs=end)
     )

@@ -83,5 +83,5 @@ def _write(named: NamedRun, project: str, place: Path) -> Path:
     results = known(summary(record))
     run.summary.update({f"summary/{plain}": results[name] for name, plain in plain_names(results).items()})
     home = Path(run.dir).parent
-    run.finish(exit_code=1 if record.status == "failed" else 0)
+    run.finish(exit_code=1 if record.status == "crashed" else 0)
     return home

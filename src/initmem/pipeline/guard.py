@@ -1,4 +1,4 @@
-"""User code that ends in any other way than by returning: a failed run, with its cause."""
+"""User code that ends in any other way than by returning: a crashed run, with its cause."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from initmem.engines.training import is_for_engine, traceback_of
 from initmem.errors import StoreError
-from initmem.record import RunRecord, failed
+from initmem.record import RunRecord, crashed
 from initmem.store.faults import cause_of
 from initmem.study import Run
 
 
 def guarded(run: Run, train: Callable[[], RunRecord], about: Mapping[str, Any]) -> RunRecord:
-    """The record of a run, a failed one if user code raises or exits; `about` joins its provenance.
+    """The record of a run, a crashed one if user code raises or exits; `about` joins its provenance.
 
     What concerns the engine passes through: a stop, a lost claim, a bad store, a full disk, no memory.
     """
@@ -24,4 +24,4 @@ def guarded(run: Run, train: Callable[[], RunRecord], about: Mapping[str, Any]) 
     except BaseException as error:
         if is_for_engine(error) or cause_of(error) != "exception":
             raise
-        return failed(run, traceback_of(error), about)
+        return crashed(run, traceback_of(error), about)

@@ -68,7 +68,7 @@ def run(
     split: Sequence[Role] = (),
     keep_old: bool = False,
     keep_going: bool = False,
-    retry_failed: bool = False,
+    retry_crashed: bool = False,
     timeout: float | None = None,
     progress: bool = True,
 ) -> Result:
@@ -97,8 +97,8 @@ def run(
         keep_old: keep runs that were trained before the code changed. Otherwise they are refused, with a
             message that says what changed. Failed runs of other code are always tried again.
         keep_going: do not stop when the first runs all fail with the same error.
-        retry_failed: train all failed runs again.
-        timeout: seconds within which a run has to end an epoch; one that does not is a failed run.
+        retry_crashed: train all crashed runs again.
+        timeout: seconds within which a run has to end an epoch; one that does not is a crashed run.
         progress: show a bar on stderr.
     """
     _check_function(train)
@@ -111,7 +111,7 @@ def run(
     refuse_stale(opened, study, lambda recipe: trainer.fingerprint, keep_old=keep_old)
     with watching(sys.stderr if progress else None) as watch:
         outcome = execute(
-            study, opened, chosen, retry_failed=retry_failed, keep_going=keep_going, watch=watch
+            study, opened, chosen, retry_crashed=retry_crashed, keep_going=keep_going, watch=watch
         )
     if outcome.interrupted:
         raise KeyboardInterrupt
@@ -149,7 +149,7 @@ def engine_for(name: str, settings: Settings, workers: int | None) -> Engine:
 class Sent:
     """A trainer on its way to another process: also functions of a notebook or a script can travel so.
 
-    It is unpacked where a failure to do so is a failed run, with its traceback, not a dead worker.
+    It is unpacked where a failure to do so is a crashed run, with its traceback, not a dead worker.
     """
 
     packed: bytes

@@ -1,4 +1,4 @@
-"""The audit: every number leads to its runs; what failed, diverged or is missing is listed, not hidden."""
+"""The audit: every number leads to its runs; what crashed, diverged or is missing is listed, not hidden."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def progress_table(content: Content) -> Table:
         Column("study", "text"),
         Column("recipe", "text"),
         Column("runs"),
-        *(Column(name) for name in ("completed", "diverged", "failed", "training", "missing")),
+        *(Column(name) for name in ("completed", "diverged", "crashed", "training", "missing")),
     ]
     rows = []
     recipes = [recipe for study in content.survey.studies for recipe in study.recipes]
@@ -116,7 +116,7 @@ def failures(content: Content) -> list[Failure]:
     """Failed runs, those with the same error together."""
     groups: dict[str, list[RunRecord]] = {}
     for record in content.survey.records:
-        if record.status == "failed":
+        if record.status == "crashed":
             lines = (record.error or "unknown error").strip().splitlines()
             groups.setdefault(lines[-1] if lines else "unknown error", []).append(record)
     return [

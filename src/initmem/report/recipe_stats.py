@@ -43,7 +43,7 @@ class RecipeStats:
 
     def __init__(self, records: Sequence[RunRecord], analysis: Analysis | None = None) -> None:
         self._records, self._analysis = records, analysis
-        self._kept = [record for record in plain(records) if record.status != "failed"]
+        self._kept = [record for record in plain(records) if record.status != "crashed"]
         self._curves: dict[str, Series] = {}
         self.recipe: AnyRecipe = records[0].run.recipe
         self.runs = {scale: [record.id for record in at] for scale, at in by_scale(self._kept).items()}
@@ -194,6 +194,6 @@ class Kept:
 
 
 def fingerprint(records: Sequence[RunRecord]) -> Hashable:
-    """Equal for equal records, without their histories: a record never changes, but a failed run can be
+    """Equal for equal records, without their histories: a record never changes, but a crashed run can be
     trained again under its old id."""
     return tuple((r.id, r.status, r.error, r.summary) for r in records)

@@ -19,7 +19,7 @@ from initmem.plots.memory_table import columns_of, memory_cells, memory_form
 from initmem.plots.model import decimals_between
 from initmem.plots.table import Cell, Column, Mean, Table, cell, interval
 from initmem.recipe import AnyRecipe
-from initmem.record import failure_lines
+from initmem.record import crash_lines
 from initmem.report.content import Content, runs_of
 
 WORDS: dict[Verdict, str] = {
@@ -76,7 +76,7 @@ def failures(content: Content) -> list[str]:
     """What went wrong, a sentence each: this belongs above every number."""
     records = content.survey.records
     counts = Counter(record.status for record in records)
-    said = [f"{line}." for line in failure_lines(records)]
+    said = [f"{line}." for line in crash_lines(records)]
     if counts["diverged"]:
         said.append(f"{counts['diverged']:,} of {count(len(records), 'run')} diverged.")
     if content.survey.damaged:
@@ -280,7 +280,7 @@ def remarks(content: Content, recipe: AnyRecipe, row: Memory) -> list[str]:
     missing = len(asked - {record.id for record in records})
     found = [f"about {row.seeds_needed} seeds would settle it"] if row.seeds_needed else []
     found += [row.not_excluded] if row.not_excluded else []
-    named = {"crashed": counts["failed"], "diverged": counts["diverged"]}
+    named = {"crashed": counts["crashed"], "diverged": counts["diverged"]}
     found += [f"{n} {name}" for name, n in named.items() if n]
     found += [f"{count(missing, 'run')} to come"] if missing else []
     found += ["mixed hardware"] if len({hardware(record.provenance) for record in records}) > 1 else []

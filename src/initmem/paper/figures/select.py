@@ -115,9 +115,9 @@ def _adopt(settings: Settings, first: Setting, others: Sequence[Setting], index:
 
 
 def usable(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs of the main design that have a result: no perturbed replicates, no failures."""
+    """The runs of the main design that have a result: no perturbed replicates, no crashed runs."""
     groups = by_recipe(records).values()
-    return [record for group in groups for record in plain(group) if record.status != "failed"]
+    return [record for group in groups for record in plain(group) if record.status != "crashed"]
 
 
 def setting_of(recipe: AnyRecipe, without: Sequence[str]) -> Setting:
@@ -166,9 +166,9 @@ def _procedure(setting: Setting) -> Setting:
 
 
 def _failures(records: Sequence[RunRecord], fields: Sequence[str], setting: Setting) -> list[str]:
-    lost = Counter(record.run.recipe for record in records if record.status == "failed")
+    lost = Counter(record.run.recipe for record in records if record.status == "crashed")
     n = sum(count for recipe, count in lost.items() if setting_of(recipe, fields) == setting)
-    return [f"{n} runs failed"] if n else []
+    return [f"{n} runs crashed"] if n else []
 
 
 def _difference(recipe: AnyRecipe, setting: Setting, base: Setting) -> str:

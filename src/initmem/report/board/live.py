@@ -19,7 +19,7 @@ from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import AnyRecipe, network_of
 from initmem.report.audit import failures
 from initmem.report.content import Content, runs_of
-from initmem.store.claims import EXPIRY, Flight
+from initmem.store.claims import EXPIRY, LiveRun
 from initmem.study import Run
 
 SHOWN = 24  # runs in training shown one by one
@@ -41,13 +41,13 @@ def requested_runs(content: Content) -> dict[str, Run]:
     return {run.id: run for study in content.survey.studies for run in study.all_runs()}
 
 
-def live(content: Content, requested: Mapping[str, Run], flights: Mapping[str, Flight]) -> dict[str, Any]:
+def live(content: Content, requested: Mapping[str, Run], flights: Mapping[str, LiveRun]) -> dict[str, Any]:
     """The values for the template of the live section."""
     done = {record.id for record in content.survey.records}
     training = {
         run_id: flight for run_id, flight in flights.items() if run_id in requested and run_id not in done
     }
-    alive = {run_id: flight for run_id, flight in training.items() if flight.silence < EXPIRY}
+    alive = {run_id: flight for run_id, flight in training.items() if flight.heartbeat_age < EXPIRY}
     total, finished = len(requested), sum(run_id in done for run_id in requested)
     speed = pace(content, requested, training)
     order = sorted(training, key=lambda run_id: (run_id not in alive, *_place(content, requested[run_id])))
@@ -81,12 +81,12 @@ def summary(total: int, finished: int, training: int, lost: int) -> str:
     return f"{count(training, 'run')} in training, {total - finished - training:,} waiting{ended}."
 
 
-def pace(content: Content, requested: Mapping[str, Run], training: Mapping[str, Flight]) -> Pace:
+def pace(content: Content, requested: Mapping[str, Run], training: Mapping[str, LiveRun]) -> Pace:
     """The current pace, from the last epochs of the runs in training; the time left, from all epochs so far.
 
     The seconds of a run are its share of the pack's, so that they add up to the time of one worker.
     """
-    alive = {run_id: flight for run_id, flight in training.items() if flight.silence < EXPIRY}
+    alive = {run_id: flight for run_id, flight in training.items() if flight.heartbeat_age < EXPIRY}
     workers = {(f.claim.host, f.claim.pid) for f in alive.values() if f.claim is not None}
     recent = [row["seconds"] for f in alive.values() for row in f.rows[-RECENT:] if "seconds" in row]
     per_epoch = sum(recent) / len(recent) if recent else None
@@ -105,7 +105,7 @@ def pace(content: Content, requested: Mapping[str, Run], training: Mapping[str, 
 
 
 def _work_left(
-    content: Content, requested: Mapping[str, Run], training: Mapping[str, Flight]
+    content: Content, requested: Mapping[str, Run], training: Mapping[str, LiveRun]
 ) -> dict[str, float]:
     """Seconds of one worker for each run that is not done; empty while no epoch has been timed.
 
@@ -115,7 +115,7 @@ def _work_left(
     for recipe, records in content.groups.items():
         for record in records:
             origin = record.provenance
-            if record.status != "failed" and "seconds" in origin and record.summary.epochs:
+            if record.status != "crashed" and "seconds" in origin and record.summary.epochs:
                 share = float(origin["seconds"]) / float(origin.get("pack") or 1)
                 _add(spent, recipe, share, record.summary.epochs)
     for run_id, flight in training.items():
@@ -152,7 +152,7 @@ def relative_cost(recipe: AnyRecipe) -> float:
 
 
 def _share_done(
-    content: Content, requested: Mapping[str, Run], done: set[str], training: Mapping[str, Flight]
+    content: Content, requested: Mapping[str, Run], done: set[str], training: Mapping[str, LiveRun]
 ) -> float:
     """The share of all epochs that is done; a run of unknown length counts as one epoch."""
     lengths = {run_id: content.epochs(run.recipe) or 1 for run_id, run in requested.items()}
@@ -165,7 +165,7 @@ def _place(content: Content, run: Run) -> tuple[str, float, int]:
     return content.names.get(run.recipe, "unknown"), run.scale, run.seed
 
 
-def flight_table(content: Content, flights: Mapping[Run, Flight]) -> Table:
+def flight_table(content: Content, flights: Mapping[Run, LiveRun]) -> Table:
     """The runs in training: how far each is, its curve so far, and its worker."""
     columns = [
         Column("compare", "picture", "tick runs to see their curves together"),
@@ -183,7 +183,7 @@ def flight_table(content: Content, flights: Mapping[Run, Flight]) -> Table:
     return Table("Runs in training", columns, rows, id="flights", style="flights")
 
 
-def _row(content: Content, run: Run, flight: Flight) -> list[Cell]:
+def _row(content: Content, run: Run, flight: LiveRun) -> list[Cell]:
     recipe, scale, seed = _place(content, run)
     epoch, epochs = len(flight.rows), content.epochs(run.recipe)
     metric = next(iter(preferred(name for row in flight.rows for name in row)), "")
@@ -202,23 +202,23 @@ def _row(content: Content, run: Run, flight: Flight) -> list[Cell]:
         Cell(picture=course(values, max(epochs or 0, len(values)), *bounds) if values else ""),
         cell(latest, ".1f" if accuracy else ".4g", style="val"),
         cell(metric_title(metric)),
-        cell(_worker(flight), style="remark silent" if flight.silence >= EXPIRY else "remark"),
+        cell(_worker(flight), style="remark silent" if flight.heartbeat_age >= EXPIRY else "remark"),
     ]
 
 
-def _worker(flight: Flight) -> str:
+def _worker(flight: LiveRun) -> str:
     """Who trains a run, in which attempt, and whether there is a sign of life."""
-    claim, silent = flight.claim, flight.silence >= EXPIRY
+    claim, silent = flight.claim, flight.heartbeat_age >= EXPIRY
     said = [f"{claim.host.partition(' ')[0]} {claim.pid}"] if claim else []
     said += [f"attempt {flight.attempt}"] if flight.attempt > 1 else []
     if silent:
-        known = math.isfinite(flight.silence)
-        said.append(f"no heartbeat for {duration(flight.silence)}" if known else "process has ended")
+        known = math.isfinite(flight.heartbeat_age)
+        said.append(f"no heartbeat for {duration(flight.heartbeat_age)}" if known else "process has ended")
     return ", ".join(said)
 
 
 def _recipes(
-    content: Content, requested: Mapping[str, Run], done: set[str], training: Mapping[str, Flight]
+    content: Content, requested: Mapping[str, Run], done: set[str], training: Mapping[str, LiveRun]
 ) -> Sequence[dict[str, Any]]:
     """Progress per recipe."""
     runs: dict[AnyRecipe, list[str]] = {}

@@ -120,7 +120,7 @@ class Watcher:
         if record is not None:
             columns = {name: column.tolist() for name, column in record.history.items()}
             return self._shown(record.run, run_id, record.status, columns, record.error)
-        flight = self.store.flight(run_id)
+        flight = self.store.live_run(run_id)
         if not flight.rows and flight.claim is None:
             return None
         names = flight.rows[0] if flight.rows else ()
@@ -194,7 +194,7 @@ class Watcher:
             return
         values: dict[str, Any] = {"problem": self._problem, "total": None}
         if self.content is not None:
-            flights = {run_id: self.store.flight(run_id) for run_id in sorted(self._claimed)}
+            flights = {run_id: self.store.live_run(run_id) for run_id in sorted(self._claimed)}
             values |= live(self.content, self._requested, flights)
         self._publish("live", page.Part("Now", page.fragment("live", values)))
         with self._change:
