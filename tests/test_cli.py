@@ -389,7 +389,7 @@ def test_times_are_told_in_words(hours: float, text: str) -> None:
 
 def test_help_names_every_option_and_cuts_nothing() -> None:
     shown = spawned("run", "--help", COLUMNS="80", TERM="dumb").stdout
-    for name in ("--checkpoint-every", "--engine-option", "--retry-failed", "--max-seeds"):
+    for name in ("--checkpoint-every", "--engine-option", "--retry-crashed", "--max-seeds"):
         assert re.search(rf"^ +{name} ", shown, flags=re.M)
     assert "<bool>" not in shown
     assert "…" not in shown

@@ -13,7 +13,7 @@ import initmem
 
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
-    {"errors", "seeds"},
+    {"errors", "seeds", "machine"},
     {"files", "catalog", "labels", "bad_fields"},
     {"register"},
     {"recipe"},

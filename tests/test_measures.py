@@ -20,7 +20,7 @@ from initmem.measures.radial import radial_memory
 from initmem.measures.rows import measure
 from initmem.measures.statistics import adjusted
 from initmem.recipe import PipelineRecipe, Recipe
-from initmem.record import RunRecord, failed, summarize
+from initmem.record import RunRecord, crashed, summarize
 from initmem.store.results import Collection
 from initmem.study import PERTURBATION, Run, Study
 
@@ -262,7 +262,7 @@ def test_where_no_accuracy_was_recorded_the_slope_is_that_of_the_loss() -> None:
     assert lives[0]["value"] == pytest.approx(1.0)
     (chosen,) = measure(records, "beta", metric="clock_sgd")
     assert chosen["metric"] == "clock_sgd"
-    assert measure([failed(record.run, "ValueError", {}) for record in records], "beta") == []
+    assert measure([crashed(record.run, "ValueError", {}) for record in records], "beta") == []
 
 
 def test_differences_of_many_pairs_have_q_values() -> None:

@@ -27,9 +27,11 @@ def test_quickstart_is_three_recipes_five_scales_six_seeds() -> None:
 
 
 def test_golden_run_ids() -> None:
-    run = Run(Recipe(), 1.0, 0)
-    assert run.id == "ec637d9d0fc87453"
+    """These must never change: a new field with a default keeps the ids of earlier runs."""
+    assert Run(Recipe(), 1.0, 0).id == "ec637d9d0fc87453"
     assert Run(Recipe(), 1.0, 0, (("order", 7),)).id == "54888b6c018ae5c0"
+    assert Run(Recipe(), 1.0, 0, perturbation=1.001).id == "9f529e818c3fb78d"
+    assert Run(Recipe(lr_floor=0.5, scaled="biases"), 1.0, 0).id == "51aa26a3159a420e"
     user_code = PipelineRecipe.parse({"pipeline": "mine", "batch_size": 32, "optimizer": "adam"})
     assert Run(user_code, 0.5, 1).id == "1fcf9a114fd3d626"
     assert load_study("quickstart").all_runs()[0].id == "6da83011179fd5e2"

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from initmem import register
 from initmem.data.dataset import Dataset, Examples, Sizes, read_file, split, split_three
 from initmem.errors import DataError
-from initmem.files import open_regular
 from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe, network_of
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
@@ -232,8 +231,7 @@ def _read_npz(path: Path, sha256: str | None) -> dict[str, NDArray[Any]]:
 
 def _check_zip(path: Path) -> None:
     """Refuse what is no zip file by its end, before it is read whole."""
-    with open_regular(path) as stream:
-        zipfile.ZipFile(stream).close()
+    zipfile.ZipFile(path).close()
 
 
 def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:

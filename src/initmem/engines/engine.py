@@ -177,7 +177,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Faulted:
-    """Training raised: the runs are tried again in smaller packs, or recorded as failed."""
+    """Training raised: the runs are tried again in smaller packs, or recorded as crashed."""
 
     cause: Cause
     runs: tuple[str, ...]

@@ -39,7 +39,7 @@ class Workload:
 
 
 class Display:
-    """Shows runs done, failed and diverged, and the time left. A listener of an engine."""
+    """Shows runs done, crashed and diverged, and the time left. A listener of an engine."""
 
     def __init__(self, work: Workload, console: Console) -> None:
         self.work, self.console = work, console
@@ -86,7 +86,7 @@ class Display:
                 )
             case Faulted(cause, hit):
                 self.console.print(
-                    f"{cause}: {count(len(hit), 'run')} will be tried again in smaller packs or marked failed"
+                    f"{cause}: {count(len(hit), 'run')} will be tried in smaller packs or marked crashed"
                 )
             case MovedAside(lines):
                 for line in lines:
@@ -120,7 +120,7 @@ class Display:
     def _text(self) -> str:
         left = self.seconds_left()
         parts = [f"{self.done} of {count(self.work.runs, 'run')}"]
-        parts += [f"{self.counts[name]} {name}" for name in ("diverged", "failed") if self.counts[name]]
+        parts += [f"{self.counts[name]} {name}" for name in ("diverged", "crashed") if self.counts[name]]
         parts.append("time left unknown yet" if left is None else f"{duration(left)} left")
         return ", ".join(parts)
 

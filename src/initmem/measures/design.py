@@ -25,7 +25,7 @@ from initmem.errors import ConfigError, allowed
 from initmem.labels import labels
 from initmem.measures.statistics import ALPHA
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
-from initmem.record import COLUMNS, RENAMED, SHARPNESS, SUMMARY_FIELDS, RunRecord
+from initmem.record import COLUMNS, SHARPNESS, SUMMARY_FIELDS, RunRecord
 from initmem.study import Study
 
 Array = NDArray[np.float64]
@@ -116,7 +116,6 @@ def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:
 
 def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
     """Mean and standard deviation of a metric at every scale, smallest scale first."""
-    metric = present_name(metric, records)
     factor, _ = unit_of(metric)
     rows = []
     for scale, at in by_scale(plain(records)).items():
@@ -127,7 +126,7 @@ def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
                 float(values.mean()) if len(values) else None,
                 float(values.std(ddof=1)) if len(values) > 1 else None,
                 len(values),
-                sum(record.status == "failed" for record in at),
+                sum(record.status == "crashed" for record in at),
             )
         )
     return rows
@@ -150,7 +149,6 @@ def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     known = dict.fromkeys([*METRICS, *own_metrics(records)])
     if metric not in known:
         raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
-    metric = present_name(metric, records)
     factor, _ = unit_of(metric)
     values_of = {(r.run.seed, r.run.scale): r.metric(metric) for r in plain(records)}
     scales = sorted({scale for _, scale in values_of})
@@ -243,12 +241,6 @@ def _recorded(records: Sequence[RunRecord]) -> list[str]:
     names = ["test_accuracy", "val_accuracy", *losses, "val_objective", *own_metrics(records)]
     known = [name for name in names if not name.startswith(DERIVED)]
     return [name for name in known if any(record.metric(name) is not None for record in records)]
-
-
-def present_name(metric: str, records: Sequence[RunRecord]) -> str:
-    """A loss of bundled networks by the name that says which, where it was asked for by its former name."""
-    of_networks = all(isinstance(record.run.recipe, Recipe) for record in records)
-    return RENAMED.get(metric, metric) if of_networks else metric
 
 
 # -- interim analyses -------------------------------------------------------------------------------------

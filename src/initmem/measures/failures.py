@@ -58,7 +58,7 @@ class Failures(NamedTuple):
 
 def failures(records: Sequence[RunRecord]) -> Failures | None:
     """Count the untrained runs of one recipe by scale; None if all runs crashed: crashes do not count."""
-    trained = [record for record in plain(records) if record.status != "failed"]
+    trained = [record for record in plain(records) if record.status != "crashed"]
     if not trained:
         return None
     limit = chance_limit(trained[0].run.recipe)

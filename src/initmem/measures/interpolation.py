@@ -49,7 +49,7 @@ def median_interpolation(records: Sequence[RunRecord]) -> Interpolation:
 
 def interpolation_times(records: Sequence[RunRecord]) -> tuple[Array, NDArray[np.bool_]]:
     """tau_interp, or the last epoch of runs that never got there; and whether they did; (run,) each."""
-    chosen = [r for r in plain(records) if r.status != "failed" and r.summary.epochs > 0]
+    chosen = [r for r in plain(records) if r.status != "crashed" and r.summary.epochs > 0]
     reached = np.array([r.summary.tau_interp is not None for r in chosen], dtype=bool)
     times = np.array([float(r.summary.tau_interp or r.summary.epochs) for r in chosen])
     return times, reached

@@ -19,7 +19,6 @@ from initmem.measures.design import (
     default_metric,
     is_held_out,
     labelled,
-    present_name,
     profile,
     unit_of,
 )
@@ -310,7 +309,7 @@ def measured(
 
 def scale_used(records: Sequence[RunRecord]) -> bool:
     """Whether the training code asked for the scale; user code may not, and then there is no memory."""
-    trained = [record for record in records if record.status != "failed"]
+    trained = [record for record in records if record.status != "crashed"]
     return not trained or any(record.provenance.get("scale_used", True) for record in trained)
 
 
@@ -459,7 +458,7 @@ def _early_notes(records: Sequence[RunRecord]) -> list[str]:
 
 def _code_notes(records: Sequence[RunRecord]) -> list[str]:
     """Whether the runs were trained by different code: their fingerprints differ."""
-    known = [record.provenance.get("fingerprint") for record in records if record.status != "failed"]
+    known = [record.provenance.get("fingerprint") for record in records if record.status != "crashed"]
     counts = Counter(str(sorted(one.items())) for one in known if isinstance(one, dict))
     if len(counts) < 2:
         return []
@@ -497,7 +496,7 @@ def memory_table(
     data = collected(source)
     order = recipes_of(data.studies) if recipes is None else recipes
     records = [r for r in data.records if recipes is None or r.run.recipe in recipes]
-    chosen = present_name(metric_name(metric), records) if metric else default_metric(records)
+    chosen = metric_name(metric) if metric else default_metric(records)
     groups, analyses = labelled(records, order), analyses_of(data.studies, (r.run.recipe for r in records))
     return judged(
         [

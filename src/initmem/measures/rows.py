@@ -22,7 +22,6 @@ from initmem.measures.design import (
     default_metric,
     labelled,
     plain,
-    present_name,
     scale_means,
     unit_of,
 )
@@ -72,7 +71,7 @@ def measure(
     data = at_scales(source, scales)
     if what == "memory":
         return memory_rows(memory_table(data, metric, **options), data.records)
-    chosen = metric and present_name(metric_name(metric), data.records)
+    chosen = metric and metric_name(metric)
     groups, left_out = labelled(data.records, recipes_of(data.studies)), not_applicable(what, data)
     used = {label: group for label, group in groups.items() if label not in left_out}
     if what in ("difference", "fit", "radial"):

@@ -180,7 +180,7 @@ def select(
 def _usable(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The runs of the main design that have a result: no perturbed replicates, no failures."""
     groups = by_recipe(records).values()
-    return [record for group in groups for record in plain(group) if record.status != "failed"]
+    return [record for group in groups for record in plain(group) if record.status != "crashed"]
 
 
 def _setting_of(recipe: AnyRecipe, without: Sequence[str]) -> Setting:
@@ -250,9 +250,9 @@ def _not_shown(
 
 
 def _failures(records: Sequence[RunRecord], without: Sequence[str], chosen: Setting) -> list[str]:
-    lost = Counter(record.run.recipe for record in records if record.status == "failed")
+    lost = Counter(record.run.recipe for record in records if record.status == "crashed")
     n = sum(count for recipe, count in lost.items() if _setting_of(recipe, without) == chosen)
-    return [f"{n} runs failed"] if n else []
+    return [f"{n} runs crashed"] if n else []
 
 
 def _difference(one: _Candidate, base: Setting) -> str:

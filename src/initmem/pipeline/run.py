@@ -59,7 +59,7 @@ def run(
     split: Sequence[Role] = (),
     keep_old: bool = False,
     keep_going: bool = False,
-    retry_failed: bool = False,
+    retry_crashed: bool = False,
     timeout: float | None = None,
     progress: bool = True,
 ) -> Result:
@@ -86,10 +86,10 @@ def run(
         chaos: give every run a replicate with one perturbed weight, for `initmem measure --what chaos`.
         split: roles (`init`, `order`) whose seed is also varied alone, for `initmem measure --what seeds`.
         keep_old: keep runs that were trained before the code changed. Otherwise they are refused, with a
-            message that says what changed. Failed runs of other code are always tried again.
+            message that says what changed. Crashed runs of other code are always tried again.
         keep_going: do not stop when the first runs all fail with the same error.
-        retry_failed: train all failed runs again.
-        timeout: seconds within which a run has to end an epoch; one that does not is a failed run.
+        retry_crashed: train all crashed runs again.
+        timeout: seconds within which a run has to end an epoch; one that does not is a crashed run.
         progress: show a bar on stderr.
     """
     _check_function(train)
@@ -103,7 +103,7 @@ def run(
             study,
             store or default_store(called),
             chosen,
-            retry_failed=retry_failed,
+            retry_crashed=retry_crashed,
             keep_old=keep_old,
             keep_going=keep_going,
             watch=watch,

@@ -287,7 +287,7 @@ STATUS: Columns = {
     "runs": Column("runs", about="runs that the study asks for"),
     "completed": Column("completed", about="trained to the end"),
     "diverged": Column("diverged", about="stopped at a loss that is not finite: a result"),
-    "failed": Column("failed", about="stopped with an error; --retry-failed trains them again"),
+    "crashed": Column("crashed", about="stopped with an error; --retry-crashed trains them again"),
     "training": Column("training", about="being trained now"),
     "missing": Column("missing", about="without a record yet"),
 }

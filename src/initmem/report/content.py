@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.labels import labels
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse, families
 from initmem.measures.design import (
@@ -33,7 +34,6 @@ from initmem.measures.memory import Memory, judged, measured
 from initmem.plots.captions import common
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
-from initmem.labels import labels
 from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Survey
@@ -53,7 +53,7 @@ class RecipeStats:
 
     def __init__(self, records: Sequence[RunRecord], analysis: Analysis | None = None) -> None:
         self._records, self._analysis = records, analysis
-        self._trained = [record for record in plain(records) if record.status != "failed"]
+        self._trained = [record for record in plain(records) if record.status != "crashed"]
         self._curves: dict[str, Series] = {}
         self.recipe: AnyRecipe = records[0].run.recipe
         self.runs = {scale: [record.id for record in at] for scale, at in by_scale(self._trained).items()}
@@ -61,7 +61,7 @@ class RecipeStats:
 
     @cached_property
     def state(self) -> Hashable:
-        """Equal for equal records. A record never changes, but a failed run can be trained again."""
+        """Equal for equal records. A record never changes, but a crashed run can be trained again."""
         return self._analysis, tuple((r.id, r.status, r.error, r.summary) for r in self._records)
 
     @cached_property

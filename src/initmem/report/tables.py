@@ -206,10 +206,10 @@ def packs(content: Content) -> dict[str, tuple[int, list[int]]]:
 
 
 def failures(content: Content) -> list[dict[str, Any]]:
-    """Failed runs, those with the same cause together: the cause, a traceback, and the runs."""
+    """Crashed runs, those with the same cause together: the cause, a traceback, and the runs."""
     groups: dict[str, list[RunRecord]] = {}
     for record in content.survey.records:
-        if record.status == "failed":
+        if record.status == "crashed":
             groups.setdefault(same_cause(cause_line(record)), []).append(record)
     return [
         {

@@ -19,7 +19,7 @@ from initmem.plots.memory_table import columns_of, memory_cells
 from initmem.plots.model import decimals_between
 from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import AnyRecipe
-from initmem.record import RunRecord, failure_lines
+from initmem.record import RunRecord, crash_lines
 from initmem.report.content import Content, runs_of
 
 
@@ -77,7 +77,7 @@ def verdicts(content: Content) -> dict[str, Any]:
         meanings["forgets"] = NO_TOLERANCE.format(" or ".join(names))
     return {
         "headline": headline(rows, waiting=len(content.names) - len(rows)),
-        "failures": failure_lines(content.survey.records),
+        "failures": crash_lines(content.survey.records),
         "reached": by_recipe,
         "scales": sorted({scale for row in by_recipe for scale in row.by_scale}),
         "table": memory_table(content),
@@ -143,7 +143,7 @@ def _remarks(content: Content, recipe: AnyRecipe, row: Memory) -> list[str]:
     lines = [
         row.seeds_needed and f"about {row.seeds_needed} seeds would settle it",
         row.not_excluded,
-        counts["failed"] and f"{counts['failed']} crashed",
+        counts["crashed"] and f"{counts['crashed']} crashed",
         counts["diverged"] and f"{counts['diverged']} diverged",
         missing and f"{count(missing, 'run')} to come",
         len(hardware(records)) > 1 and "mixed hardware",

@@ -243,13 +243,10 @@ class Pack:
             for name, tensor in mine.items():
                 tensor.copy_(saved.tensors[name])
         self.earlier = [list(meta["sessions"]) for meta in metas]
-        from initmem.store.old_names import present_rows  # of checkpoints from before columns were renamed
-
-        histories = [present_rows(m["history"], r.l2) for m, r in zip(metas, self.recipes, strict=True)]
-        self.history = [{name: list(rows[name]) for name in self.columns} for rows in histories]
+        self.history = [{name: list(meta["history"][name]) for name in self.columns} for meta in metas]
         self.norm_init = [meta["norm_init"] for meta in metas]
         self.status = [meta["status"] for meta in metas]
-        self.seconds = sum(meta.get("seconds", 0.0) for meta in metas)  # older checkpoints do not say
+        self.seconds = sum(meta["seconds"] for meta in metas)
 
     def _sessions(self, replica: int) -> list[Session]:
         """Under which conditions a run was trained, and until which update; like sessions count as one."""
