@@ -96,7 +96,7 @@ class Worker:
     def _room(self, run: Run, pack: int) -> int:
         """In packs of how many a run may be tried after its losses; 0 gives it up."""
         faults, newest = self.store.faults.of(run.id), self.store.checkpoints.newest(run.id)
-        return next_pack(faults, session=self.store.session, epoch=newest, pack=pack)
+        return next_pack(faults, session=self.store.session, update=newest, pack=pack)
 
     def _given_up(self, run: Run) -> RunRecord:
         losses = [fault for fault in self.store.faults.of(run.id) if fault.cause in LOSSES]

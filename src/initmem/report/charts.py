@@ -15,7 +15,8 @@ from initmem.plots.html import thinned
 from initmem.plots.model import Heatmap, Member, Panel, Plot, Series, Style, form_between
 from initmem.plots.series import UNSTYLED, beta_series
 from initmem.plots.styles import ORDERED, PALETTE, nth
-from initmem.recipe import AnyRecipe, labels
+from initmem.labels import labels
+from initmem.recipe import AnyRecipe
 from initmem.record import INTERPOLATION
 from initmem.report.content import Content, RecipeStats, runs_of
 
