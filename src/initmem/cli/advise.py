@@ -49,9 +49,9 @@ def advise(
     from initmem.measures.advice import observations
     from initmem.paper import reference
     from initmem.plots.columns import ADVICE, SEEN
-    from initmem.plots.table import table_of
     from initmem.recipe import network_of
     from initmem.store.results import open_results
+    from initmem.table import table_of
 
     asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
     recipes = [network_of(recipe) for recipe in asked.recipes]

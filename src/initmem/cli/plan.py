@@ -114,10 +114,9 @@ def _print_power(
     wide: bool,
     as_json: bool,
 ) -> None:
-    from initmem.measures.power import power_rows
-    from initmem.plots.columns import POWER
-    from initmem.plots.table import table_of
+    from initmem.measures.power import COLUMNS, power_rows
     from initmem.store.results import open_results
+    from initmem.table import table_of
 
     records = open_results(pilot).records() if pilot else []
     powers = power_rows(study, noise=noise, pilot=records, memory=memory, tolerance=tolerance)
@@ -126,14 +125,14 @@ def _print_power(
         print_json("plan.power", rows)
         return
     title = f"{study.name}, effort {study.effort}: seeds for a verdict in 80% of studies"
-    show(table_of(title, rows, POWER), wide=wide)
+    show(table_of(title, rows, COLUMNS), wide=wide)
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
 
 def _print(made: Plan, schedule: Schedule | None, *, wide: bool) -> None:
     from initmem.engines.progress import duration
     from initmem.plots.columns import PLAN
-    from initmem.plots.table import table_of
+    from initmem.table import table_of
 
     rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]
     if not any(row["note"] for row in rows):

@@ -152,7 +152,7 @@ def run(
     from initmem.engines.progress import duration
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
-    from initmem.plots import memory_table as memory_tables
+    from initmem.measures.memory_columns import verdict_table
     from initmem.recipe import PipelineRecipe
     from initmem.record import failure_causes, failure_lines
     from initmem.store.paths import default_store
@@ -248,7 +248,7 @@ def run(
         data = Collection(records, opened.studies())
         memories = memory_table(data, metric, recipes=asked.recipes)
     if as_json:
-        from initmem.measures.rows import memory_rows
+        from initmem.measures.measure import memory_rows
 
         rows = memory_rows(memories, records)
         causes = [cause.to_json() for cause in failure_causes(records)]
@@ -259,7 +259,7 @@ def run(
         for line in failure_lines(records):
             say(line)
         if memories:
-            show(memory_tables.memory_table(memories, until=until), wide=wide)
+            show(verdict_table(memories, until=until), wide=wide)
             say(metric_reason(metric, records))
         say(f"next: initmem report {place}")
     if outcome.interrupted:

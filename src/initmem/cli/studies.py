@@ -9,7 +9,7 @@ import typer
 from initmem.cli.base import AsJson, Wide, app, bundled_studies, print_json, say, show
 
 if TYPE_CHECKING:
-    from initmem.plots.columns import Columns
+    from initmem.table import Columns
 
 FIRST = "quickstart"
 GPU = "h100"
@@ -32,7 +32,7 @@ def list_studies(
     With a name: the efforts of that study, its smaller and larger versions.
     """
     from initmem.plots.columns import EFFORTS, STUDIES
-    from initmem.plots.table import table_of
+    from initmem.table import table_of
 
     rows = _rows(name)
     if as_json:

@@ -26,11 +26,11 @@ from initmem.errors import ConfigError, ModelError, allowed
 from initmem.pipeline.jax_variables import is_pytree, rebuilt
 from initmem.pipeline.meta import materialise
 from initmem.pipeline.variables import is_keras, variables
-from initmem.plots.table import table_of
 from initmem.plots.table_text import html
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
+from initmem.table import table_of
 from initmem.train.init import deviations, draw, factors
 from initmem.train.variables import Kernels, Variable, layout_of
 

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 
 from initmem.clocks import decay_rate
-from initmem.measures.metric_names import metric_names
+from initmem.metric import metric_names
 from initmem.pipeline.tracker import Tracker
 
 

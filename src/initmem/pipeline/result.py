@@ -15,16 +15,15 @@ from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.design import (
-    METRICS,
     curve_metric,
     default_metric,
     metric_reason,
     own_metrics,
     present_name,
-    scale_means,
 )
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
-from initmem.measures.metric_names import metric_name
+from initmem.measures.scales import scale_means
+from initmem.metric import METRICS, metric_name
 from initmem.pipeline.fingerprint import Fingerprint
 from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe

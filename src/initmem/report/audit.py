@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from initmem.errors import count
-from initmem.measures.design import unit_of
-from initmem.plots.builders import metric_title
+from initmem.metric import metric_of, metric_title
 from initmem.plots.html import numbers
-from initmem.plots.table import Cell, Column, Table, cell
 from initmem.record import RunRecord
 from initmem.report.content import Content, runs_of
 from initmem.report.verdicts import hardware
 from initmem.store.results import study_status
 from initmem.study import Run
+from initmem.table import Cell, Column, Table, cell
 
 ENVIRONMENT = ("hardware", "device", "threads", "torch", "python", "initmem")
 RUN_COLUMNS = (
@@ -173,9 +172,8 @@ def diverged_table(content: Content) -> Table | None:
 
 
 def _result(record: RunRecord, metric: str) -> list[Cell]:
-    factor, unit = unit_of(metric)
-    value = record.metric(metric)
-    shown = cell(None if value is None else factor * value, ".1f" if unit else ".4g")
+    value, shown_as = record.metric(metric), metric_of(metric)
+    shown = cell(None if value is None else shown_as.factor * value, ".1f" if shown_as.unit else ".4g")
     return [cell(metric_title(metric)), shown]
 
 

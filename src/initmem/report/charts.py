@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from initmem.clocks import CLOCK_NAMES
-from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE, metric_title
+from initmem.metric import metric_of, metric_title
+from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE
 from initmem.plots.captions import SIGMA
 from initmem.plots.html import thinned
 from initmem.plots.model import Heatmap, Panel, Plot, Series, form_between
@@ -229,7 +230,7 @@ def _metric_map(
         rows=[_over(curves[recipe], scales)._replace(label=label) for recipe, label, _ in members],
         limits=limits,
         crossed=[[train.get(s, 100.0) < 100 * INTERPOLATION for s in scales] for train in trains],
-        form=few if "accuracy" in content.metric else form_between(*limits),
+        form=few if metric_of(content.metric).is_percentage else form_between(*limits),
         tips=[[_tip(content, recipe, curves[recipe], s) for s in scales] for recipe, _, _ in members],
         links=[[runs_of(recipe.id, scale) for scale in scales] for recipe, _, _ in members],
     )
@@ -246,7 +247,7 @@ def _tip(content: Content, recipe: AnyRecipe, curve: Series, scale: float) -> st
     if i is None:
         return "no runs"
     limits, train = curve.limits[i], content.stats[recipe].train.get(scale)
-    percent = "%" if "accuracy" in content.metric else ""
+    percent = "%" if metric_of(content.metric).is_percentage else ""
     text = f"{content.names[recipe]}, σ = {scale:g}: {curve.y[i]:.4g}{percent}"
     text += f", 95% interval {limits[0]:.4g} to {limits[1]:.4g}" if limits else ""
     text += f", n = {curve.n[i]}" + (f", train accuracy {train:.1f}%" if train is not None else "")

@@ -8,14 +8,14 @@ from markupsafe import Markup
 
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.memory import Memory
+from initmem.measures.memory_columns import columns_of, memory_cells, memory_remark
 from initmem.plots.builders import memory_interval
 from initmem.plots.html import glyph, interval_bar, nice_limit, sparkline
-from initmem.plots.memory_table import columns_of, memory_cells, memory_remark
 from initmem.plots.series import profile_series
-from initmem.plots.table import Cell, Column, Table, cell
 from initmem.record import RunRecord
 from initmem.report.page import environment, static
 from initmem.report.verdicts import headline
+from initmem.table import Cell, Column, Table, cell
 
 SHOWN = (
     "recipe",

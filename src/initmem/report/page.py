@@ -20,7 +20,7 @@ from initmem import __version__
 from initmem.errors import StoreError, count
 from initmem.files import write_atomic
 from initmem.measures.fit import cold_notes
-from initmem.plots.builders import metric_title
+from initmem.metric import metric_title
 from initmem.plots.html import chart_json, heat_rows
 from initmem.report import audit, charts, tables
 from initmem.report.content import Content

@@ -15,10 +15,10 @@ from initmem.measures.beta import HalfLife
 from initmem.paper.reference import Reference, references
 from initmem.plots.captions import common
 from initmem.plots.series import folded
-from initmem.plots.table import Cell, Column, Table, cell, interval, three_digits
 from initmem.recipe import AnyRecipe, Recipe, network_of
 from initmem.report.content import Content, runs_of
 from initmem.report.recipe_stats import RecipeStats
+from initmem.table import Cell, Column, Table, cell, interval, three_digits
 
 
 @lru_cache(maxsize=1024)

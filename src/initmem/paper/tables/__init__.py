@@ -8,9 +8,9 @@ from typing import NamedTuple
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.design import bundled
 from initmem.paper.tables import best, grid, moments, spreads
-from initmem.plots.table import Table
 from initmem.record import RunRecord
 from initmem.study import Study
+from initmem.table import Table
 
 __all__ = ["ABOUT", "ENDINGS", "NAMES", "make"]
 

@@ -9,9 +9,9 @@ from initmem.paper.figures.view import View
 from initmem.paper.reference import find
 from initmem.paper.tables.cells import BATCH, Entry, interpolated, mean_of, number, paper_table, sources
 from initmem.plots.series import value_of
-from initmem.plots.table import Cell, Column, Mean, Table
 from initmem.record import RunRecord
 from initmem.study import Study
+from initmem.table import Cell, Column, Mean, Table
 
 FIELDS = ("optimizer", "learning_rate", "l2", "batch_size")
 RECIPES = (("momentum", 0.1, 5e-4), ("adam", 1e-3, 0.0))

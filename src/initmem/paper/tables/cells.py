@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from initmem.measures.interpolation import median_interpolation
+from initmem.measures.scales import median_interpolation
 from initmem.paper.figures.select import Key
 from initmem.paper.figures.view import View
-from initmem.plots.table import MISSING, Cell, Column, Mean, Table, Value, cell
 from initmem.record import RunRecord
+from initmem.table import MISSING, Cell, Column, Mean, Table, Value, cell
 
 Entry = Value | Cell  # None: missing; "": does not apply
 

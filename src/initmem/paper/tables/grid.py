@@ -9,10 +9,10 @@ from initmem.paper.figures.select import OPTIMIZERS, also
 from initmem.paper.reference import settings_of
 from initmem.paper.tables.cells import NO_VALUES, OPTIMIZER, paper_table
 from initmem.plots.captions import phrase
-from initmem.plots.table import Column, Table, Value
 from initmem.recipe import TORCH_OPTIMIZERS, Recipe
 from initmem.record import RunRecord
 from initmem.study import Study, recipes_of
+from initmem.table import Column, Table, Value
 
 INERTIA = ("momentum", "muon", "muon-conv", "normuon", "sf-normuon")
 AS_PUBLISHED = "as published"

@@ -9,10 +9,10 @@ from initmem.paper.figures.view import View
 from initmem.paper.reference import find
 from initmem.paper.tables.cells import BATCH, OPTIMIZER, Entry, interpolated, mean_of, paper_table, sources
 from initmem.plots.series import value_of
-from initmem.plots.table import Column, Table
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.study import Study
+from initmem.table import Column, Table
 
 FIELDS = ("optimizer", "batch_size")
 BATCHES = (16, 32, 64, 128, 256)

@@ -22,9 +22,9 @@ from initmem.paper.tables.cells import (
     sources,
 )
 from initmem.plots.series import spread_over, value_of
-from initmem.plots.table import Cell, Column, Table
 from initmem.record import RunRecord
 from initmem.study import Study
+from initmem.table import Cell, Column, Table
 
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # where nothing has been run at all
 SPREAD = "Spread: range (max - min) of the means over the scales shown, over seeds that have them all"

@@ -13,14 +13,14 @@ from initmem.engines.execute import cost
 from initmem.engines.progress import duration
 from initmem.errors import InitmemError, count
 from initmem.measures.design import preferred
-from initmem.plots.builders import metric_title
+from initmem.metric import metric_of, metric_title
 from initmem.plots.html import course, tick
-from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import AnyRecipe, network_of
 from initmem.report.audit import failures
 from initmem.report.content import Content, runs_of
 from initmem.store.claims import EXPIRY, Flight
 from initmem.study import Run
+from initmem.table import Cell, Column, Table, cell
 
 SHOWN = 24  # runs in training shown one by one
 RECENT = 5  # epochs of each run that the current pace is computed from
@@ -189,7 +189,7 @@ def _row(content: Content, run: Run, flight: Flight) -> list[Cell]:
     metric = next(iter(preferred(name for row in flight.rows for name in row)), "")
     known = [float(row.get(metric, math.nan)) for row in flight.rows]
     values = [value for value in known if math.isfinite(value)]
-    accuracy = "accuracy" in metric
+    accuracy = metric_of(metric).is_percentage
     bounds = (0.0, 1.0) if accuracy else (min(values, default=0.0), max(values, default=1.0))
     latest = values[-1] * (100 if accuracy else 1) if values else None
     return [
