@@ -18,13 +18,12 @@ import planted
 from conftest import fake_record
 from initmem import __version__
 from initmem.errors import StoreError
+from initmem.measures.measure import measure, measure_table
 from initmem.measures.memory import Memory, memory_table
-from initmem.measures.rows import measure
 from initmem.measures.statistics import critical
 from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
 from initmem.plots.captions import caption
-from initmem.plots.columns import measure_table
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
 from initmem.plots.model import Plot, Series
 from initmem.plots.styles import PALETTE

@@ -15,8 +15,8 @@ from initmem import register
 from initmem.clocks import stability_limit
 from initmem.data.sources import load
 from initmem.errors import ConfigError
-from initmem.measures.rows import measure
-from initmem.measures.sharpness import sharpness, sharpness_curve
+from initmem.measures.measure import measure
+from initmem.measures.scales import sharpness, sharpness_curve
 from initmem.plots.builders import scale_plot, sharpness_plot
 from initmem.recipe import Recipe
 from initmem.record import COLUMNS, SHARPNESS

@@ -19,7 +19,7 @@ from initmem.plots.terminal import print_table, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from initmem.plots.table import Table
+    from initmem.table import Table
 
 app = typer.Typer(
     name="initmem",

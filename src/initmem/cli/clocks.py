@@ -30,7 +30,7 @@ def clocks(
     from initmem.paper.reference import clock_of
     from initmem.pipeline.bundled import schedule_of
     from initmem.plots.columns import CLOCK_COLUMNS
-    from initmem.plots.table import table_of
+    from initmem.table import table_of
 
     register.load(plugins or ())
     if study is None:

@@ -29,8 +29,8 @@ def list_data(data_dir: DataDir = None, plugins: Plugins = None, as_json: AsJson
     from initmem.data.cifar10 import is_cached
     from initmem.data.sources import cache_dir, sizes
     from initmem.plots.columns import DATASETS
-    from initmem.plots.table import table_of
     from initmem.recipe import NAMED_DATASETS, Recipe
+    from initmem.table import table_of
 
     register.load(plugins or ())
     cached = {name: packages.is_cached(name, data_dir) for name in packages.PACKAGES}

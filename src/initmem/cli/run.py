@@ -314,7 +314,7 @@ def print_outcome(
     from initmem.engines.stale import stale_note
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
-    from initmem.plots import memory_table as memory_tables
+    from initmem.measures.memory_columns import verdict_table
     from initmem.record import crash_causes, crash_lines
     from initmem.store.results import Collection
     from initmem.store.store import Store
@@ -328,7 +328,7 @@ def print_outcome(
         metric = default_metric(records)
         memories = memory_table(Collection(records, opened.studies()), metric, recipes=study.recipes)
     if as_json:
-        from initmem.measures.rows import memory_rows
+        from initmem.measures.measure import memory_rows
 
         causes = [cause._asdict() for cause in crash_causes(records)]
         about = {"study": study.name, "effort": study.effort} | asdict(outcome)
@@ -338,6 +338,6 @@ def print_outcome(
     for line in crash_lines(records):
         say(line)
     if memories:
-        show(memory_tables.memory_table(memories, until=until))
+        show(verdict_table(memories, until=until))
         say(metric_reason(metric, records))
     say(f"next: initmem report {store}")

@@ -20,9 +20,9 @@ def status(
 ) -> None:
     """Count the runs of each study by what became of them."""
     from initmem.plots.columns import STATUS
-    from initmem.plots.table import table_of
     from initmem.record import CrashCause
     from initmem.store.results import open_results, store_status
+    from initmem.table import table_of
 
     opened = open_results(store)
     broken = opened.verify() if verify else []

@@ -9,7 +9,7 @@ import typer
 from initmem.cli.base import AsJson, app, bundled_studies, print_json, say, show
 
 if TYPE_CHECKING:
-    from initmem.plots.columns import Columns
+    from initmem.table import Columns
 
 FIRST = "quickstart"
 
@@ -29,7 +29,7 @@ def list_studies(
     With a name: the efforts of that study, its smaller and larger versions.
     """
     from initmem.plots.columns import EFFORTS, STUDIES
-    from initmem.plots.table import table_of
+    from initmem.table import table_of
 
     rows = _rows(name)
     if as_json:

@@ -8,12 +8,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from initmem.measures.interpolation import median_interpolation
+from initmem.measures.scales import median_interpolation
 from initmem.paper.lines import missing, origin
 from initmem.paper.reference import find, memory_of
 from initmem.paper.selection import Line, Selection
 from initmem.plots.series import spread_over, value_of
-from initmem.plots.table import MISSING, Cell, Column, Mean, Table, Value, cell
+from initmem.table import MISSING, Cell, Column, Mean, Table, Value, cell
 
 Entry = Value | Cell  # None: missing; "": does not apply
 

@@ -23,8 +23,8 @@ from initmem.plots import styles
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import AnyPanel, Heatmap, Panel, Plot, Series
 from initmem.plots.series import MEAN, MEDIAN, accuracy_gap, interpolation_series, scale_series, value_of
-from initmem.plots.table import Column, Table
 from initmem.record import INTERPOLATION
+from initmem.table import Column, Table
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "muon")
 ALL_BATCHES = (16, 32, 64, 128, 256)

@@ -28,7 +28,7 @@ from initmem.plots import styles
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import AnyPanel, Intervals, Panel, Plot, Style
 from initmem.plots.series import MEAN, value_of
-from initmem.plots.table import Column, Table
+from initmem.table import Column, Table
 
 OPTIMIZERS = ("sgd", "adam")  # of the paper's figures; others have rows of their own below
 BATCHES = (16, 128)

@@ -20,8 +20,8 @@ from initmem.paper.selection import (
 from initmem.plots import captions, styles
 from initmem.plots.model import Entry, Panel, Plot
 from initmem.plots.series import MEAN, value_of
-from initmem.plots.table import Cell, Column, Table
 from initmem.recipe import AnyRecipe
+from initmem.table import Cell, Column, Table
 
 FIELDS = ("optimizer", "learning_rate", "l2", "batch_size")
 RATES = (1e-3, 1e-2, 1e-1)

@@ -15,9 +15,9 @@ from initmem.paper.reference import settings_of
 from initmem.paper.selection import Line, Records, Selection, Studies, name_of, select, wanted_first
 from initmem.plots.captions import phrase
 from initmem.plots.styles import GUIDE
-from initmem.plots.table import Column, Table, Value
 from initmem.recipe import TORCH_OPTIMIZERS, Recipe
 from initmem.study import recipes_of
+from initmem.table import Column, Table, Value
 
 __all__ = ["NAMES", "make"]
 

@@ -25,11 +25,11 @@ from torch import nn
 from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.pipeline.jax import is_pytree, rebuilt
 from initmem.pipeline.variables import is_keras, materialize, variables
-from initmem.plots.table import table_of
 from initmem.plots.table_text import html
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
+from initmem.table import table_of
 from initmem.train.init import deviations, draw, factors
 from initmem.train.variables import Kernels, Variable, layout_of
 

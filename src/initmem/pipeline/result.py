@@ -15,16 +15,10 @@ from initmem.clocks import CLOCKS
 from initmem.engines.stale import stale_note
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
-from initmem.measures.design import (
-    METRICS,
-    curve_metric,
-    default_metric,
-    metric_reason,
-    own_metrics,
-    scale_means,
-)
+from initmem.measures.design import curve_metric, default_metric, metric_reason, own_metrics
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
-from initmem.measures.metric_names import metric_name
+from initmem.measures.scales import scale_means
+from initmem.metric import METRICS, metric_name
 from initmem.pipeline.code_version import unhashed_note
 from initmem.pipeline.source import Fingerprint
 from initmem.recipe import AnyRecipe

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from html import escape
 
 from initmem.errors import ConfigError, allowed
-from initmem.plots.table import Mean, Table
+from initmem.table import Mean, Table
 
 WIDE = 100  # columns of text for the notes
 LEFT, RIGHT = (f' style="text-align: {side}; padding: .2em .8em"' for side in ("left", "right"))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from initmem.plots.table import Cell, Column, Table
+from initmem.table import Cell, Column, Table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -12,7 +12,7 @@ import numpy as np
 from initmem.engines.packs import cost
 from initmem.errors import InitmemError, duration
 from initmem.measures.design import preferred
-from initmem.plots.builders import metric_title
+from initmem.metric import metric_title
 from initmem.plots.html import course
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Array, Content

@@ -1,7 +1,7 @@
 """The table model: what a table says. The renderers say how it looks.
 
-`terminal` prints it in a terminal, `table_text` writes text, Markdown, LaTeX and CSV, and the macro of
-`report/templates/macros.html.j2` makes the sortable table of a page.
+`plots.terminal` prints it in a terminal, `plots.table_text` writes text, Markdown, LaTeX and CSV, and the
+macro of `report/templates/macros.html.j2` makes the sortable table of a page.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ class Column(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+RECIPE = Column("recipe", "text", "the settings in which the recipes differ")
 
 
 class Cell(NamedTuple):
@@ -153,29 +156,31 @@ def three_digits(value: float | None) -> Cell:
 
 
 Key = str | tuple[str, str]  # two keys: the limits of an interval
+Columns = Mapping[Key, Column]  # by the keys of the rows
 
 
 def table_of(
-    title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[Key, Column], notes: Sequence[str] = ()
+    title: str, rows: Sequence[Mapping[str, Any]], columns: Columns, notes: Sequence[str] = ()
 ) -> Table:
     """A table of rows with equal keys; a key that has no column here gets a plain one, the first to leave."""
     keys = [key for key, value in rows[0].items() if not isinstance(value, dict | list)] if rows else []
-    described = [key for key in columns if set([key] if isinstance(key, str) else key) <= set(keys)]
-    known = {one for key in columns for one in ([key] if isinstance(key, str) else key)}
-    heads = {key: columns[key] for key in described} | {
-        key: _plain_column(key, rows) for key in keys if key not in known
-    }
+    heads = {key: column for key, column in columns.items() if set(_parts(key)) <= set(keys)}
+    described = {part for key in columns for part in _parts(key)}
+    heads |= {key: _plain_column(key, rows) for key in keys if key not in described}
     heads = {key: head._replace(form=_form(head.form, key, rows)) for key, head in heads.items()}
     cells = [[_cell_of(row, key, head) for key, head in heads.items()] for row in rows]
     return Table(title, list(heads.values()), cells, notes)
+
+
+def _parts(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
 
 
 def _form(form: str, key: Key, rows: Sequence[Mapping[str, Any]]) -> str:
     """Tenths suit percentage points; of losses they would leave nothing."""
     if not form.endswith("~"):
         return form
-    keys = [key] if isinstance(key, str) else key
-    sizes = [abs(row[one]) for row in rows for one in keys if row[one] is not None]
+    sizes = [abs(row[part]) for row in rows for part in _parts(key) if row[part] is not None]
     return ".3g" if max(sizes, default=0.0) < 1 else form[:-1]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from initmem.measures.clock_fits import Observed, clock_fits, observed, selected_clocks
+from initmem.measures.elasticity import Observed, clock_fits, observed, selected_clocks
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.study import Run
@@ -101,8 +101,7 @@ def test_momentum_is_in_every_clock_of_gradient_steps() -> None:
 
 def test_one_angular_clock_for_sgd_with_and_without_a_penalty() -> None:
     groups = sgd_and_l2(np.random.default_rng(3))
-    known = [observed(str(i), records) for i, records in enumerate(groups.values())]
-    fits = clock_fits([one for one in known if one is not None])
+    fits = clock_fits(observed({recipe.id: records for recipe, records in groups.items()}))
     joint = [fit for fit in fits if fit.family == "sgd+l2"]
     assert joint[0].clock == "angular"
     assert joint[0].n_recipes == 12
@@ -113,8 +112,8 @@ def test_one_angular_clock_for_sgd_with_and_without_a_penalty() -> None:
 
 def test_sgd_alone_is_not_fitted_twice() -> None:
     groups = sgd_and_l2(np.random.default_rng(3))
-    alone = [observed(str(i), records) for i, (recipe, records) in enumerate(groups.items()) if not recipe.l2]
-    assert {fit.family for fit in clock_fits([one for one in alone if one is not None])} == {"sgd"}
+    alone = observed({recipe.id: records for recipe, records in groups.items() if not recipe.l2})
+    assert {fit.family for fit in clock_fits(alone)} == {"sgd"}
 
 
 @pytest.mark.parametrize(("decay", "family"), [(1e-4, "adaptive"), (0.1, "l2")])
@@ -122,9 +121,8 @@ def test_an_adaptive_optimizer_follows_the_l2_clock_where_its_decay_is_not_negli
     decay: float, family: str
 ) -> None:
     recipe = Recipe(dataset="digits", optimizer="adamw", weight_decay=decay)
-    found = observed("adamw", gradient_steps(recipe, 0.5, 0.3))
-    assert found is not None
-    assert found.families == (family,)
+    (one,) = observed({"adamw": gradient_steps(recipe, 0.5, 0.3)})
+    assert one.families == (family,)
 
 
 def test_momentum_does_not_amplify_decoupled_decay() -> None:
