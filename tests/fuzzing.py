@@ -34,10 +34,8 @@ import safetensors.torch
 import torch
 from safetensors.torch import save
 
-import test_cifar10 as cifar
 from conftest import fake_record
 from faultlab import memory_folder
-from initmem.data import cifar10_sources as sources
 from initmem.data.sources import load, sizes
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
@@ -156,7 +154,6 @@ class Readers:
         self.checkpoints = [checkpoints.encode(runs[0].id, 1, saved, meta) for saved in (tensors, {})]
         self.archived = pack([self.study], [decode(data) for data in self.records])
         self.npz = self._npz_samples()
-        self.archives = self._archive_samples()
 
     def _path(self, name: str, data: bytes) -> Path:
         path = self.folder / name
@@ -317,30 +314,6 @@ class Readers:
         load(recipe)
         sizes(recipe)
 
-    def _archive_samples(self) -> list[bytes]:
-        made = []
-        for number, files in enumerate(cifar.FORMS.values()):
-            cifar.folder(self.folder / f"form-{number}", files())
-            for mode in ("w", "w:gz"):
-                made.append(cifar.archive(self.folder / "archive", files(), mode).read_bytes())
-        return made
-
-    def cifar_archives(self, mutator: Mutator, number: int) -> None:
-        data = self.archives[number % len(self.archives)]
-        path = self._path("cifar.tar", mutator.bytes(data, mutator.random.choice(self.archives)))
-        sources.read(path, cifar.SMALL, cifar.quiet)
-
-    def cifar_folders(self, mutator: Mutator, number: int) -> None:
-        """One file of a folder is damaged: pickles, pictures and lists are reached at once."""
-        folder = self.folder / f"form-{number % len(cifar.FORMS)}"
-        path = mutator.random.choice(sorted(folder.iterdir()))
-        good = path.read_bytes()
-        path.write_bytes(mutator.bytes(good, good))
-        try:
-            sources.read(folder, cifar.SMALL, cifar.quiet)
-        finally:
-            path.write_bytes(good)
-
 
 def _safetensors(header: Any, body: bytes) -> bytes:
     raw = json.dumps(header).encode()
@@ -375,8 +348,6 @@ SHARES = {
     "signed_archives": 40,
     "indices": 60,
     "npz_files": 100,
-    "cifar_archives": 30,
-    "cifar_folders": 40,
 }
 
 

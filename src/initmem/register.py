@@ -105,7 +105,10 @@ OPTIMIZERS = (
     "sgd", "momentum", "adam", "adamw", "muon", "muon-conv", "normuon", "lion", "schedule-free-sgd",
     "schedule-free-adamw", "sf-normuon",
 )  # fmt: skip
-DATASETS = ("digits", "cifar10", "mnist", "fashion-mnist", "synthetic", "modular-addition", "text")
+DATASETS = (
+    "digits", "cifar10", "cifar100", "svhn", "mnist", "fashion-mnist", "synthetic", "modular-addition",
+    "text",
+)  # fmt: skip
 
 # What plugins have registered in this process: filled by the decorators, as in pytest and timm.
 _models: dict[str, Model] = {}

@@ -142,23 +142,6 @@ def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
             old.stop()
 
 
-@contextmanager
-def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Show the progress of a fetch: a report of (what, share done)."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as live:
-        task = live.add_task("", total=1.0)
-
-        def report(what: str, share: float) -> None:
-            live.update(task, description=what, completed=share)
-
-        yield report
-
-
 def duration(seconds: float) -> str:
     """Seconds in words: under 1 s, 45 s, 12 min, 3.5 h, 2.1 days, 40 days, 3.2 years."""
     for size, unit in ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h")):
