@@ -248,7 +248,7 @@ def test_a_registered_dataset_is_trained_on() -> None:
     check(study_of(recipe))
     for function, text in (
         (_raise, "its function raised RuntimeError"),
-        (lambda: {"x": np.zeros(3)}, "it returned x"),
+        (lambda: {"x": np.zeros(3)}, "contains x"),
         (lambda: {"x": np.zeros((30, 4)), "y": np.zeros(30)}, "y is float64"),
     ):
         register._datasets["other"] = function

@@ -124,7 +124,10 @@ OPTIMIZERS = {
     "torch:SGD": Optimizer("heavy ball", "torch", TORCH_DECAY | {"momentum": 0.0}),
 }
 
-DATASETS = ("digits", "cifar10", "mnist", "fashion-mnist", "synthetic", "modular-addition", "text")
+DATASETS = (
+    "digits", "cifar10", "cifar100", "svhn", "mnist", "fashion-mnist", "synthetic", "modular-addition",
+    "text",
+)  # fmt: skip
 
 
 def steps_of(optimizer: str) -> Steps | None:

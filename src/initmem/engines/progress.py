@@ -150,20 +150,3 @@ def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
     finally:
         for old in shown:
             old.stop()
-
-
-@contextmanager
-def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Show the progress of a fetch: a report of (what, share done)."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as live:
-        task = live.add_task("", total=1.0)
-
-        def report(what: str, share: float) -> None:
-            live.update(task, description=what, completed=share)
-
-        yield report
