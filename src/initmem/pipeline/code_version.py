@@ -37,28 +37,8 @@ from joblib.hashing import NumpyHasher, Pickler
 
 from initmem import register
 from initmem.data.sources import load
-from initmem.pipeline.source import (
-    LONGEST,
-    Fingerprint,
-    Uses,
-    class_digest,
-    definition,
-    function_digest,
-    imported,
-    is_project,
-    is_state,
-    methods_reached,
-    module_files,
-    module_of,
-    named_parts,
-    names_used,
-    note,
-    parsed,
-    python_fingerprint,
-    qualified_name,
-    short_name,
-    uses_of,
-)
+from initmem.pipeline import source
+from initmem.pipeline.source import Fingerprint, Uses
 from initmem.recipe import SPLIT_SIZES, Recipe
 
 UNHASHABLE = "cannot be hashed"
@@ -120,11 +100,11 @@ class _Walk:
     def callable(self, thing: object) -> None:
         """Enter what is called to train: a function, a partial, a bound method or an object."""
         if isinstance(thing, functools.partial):
-            for key, value in {**dict(enumerate(thing.args, start=1)), **thing.keywords}.items():
+            for key, value in _arguments(thing):
                 self.value(f"argument {key}", value)
             self.callable(thing.func)
             return
-        self._note("trained by", qualified_name(thing))
+        self._note("trained by", source.qualified_name(thing))
         if isinstance(thing, types.FunctionType | type):
             self.code(thing)
         elif isinstance(thing, types.MethodType):
@@ -136,8 +116,8 @@ class _Walk:
         """A method and its object, attribute by attribute, except for state that the method keeps."""
         kind = owner if isinstance(owner, type) else type(owner)
         uses: Uses = set()
-        for function in methods_reached(kind, method):
-            uses |= uses_of(definition(function.__code__), {"self"})
+        for function in source.methods_reached(kind, method):
+            uses |= source.uses_of(source.definition(function.__code__), {"self"})
         for name, value in _attributes(owner).items():
             self._setting(f"{kind.__name__}.{name}", value, _hows(uses, f"self.{name}"))
         self.code(kind)
@@ -149,8 +129,8 @@ class _Walk:
         if id(thing) in self._seen:
             return
         self._seen[id(thing)] = thing
-        module = module_of(thing)
-        if not is_project(module):
+        module = source.module_of(thing)
+        if not source.is_project(module):
             self._package(module)
             if isinstance(thing, types.FunctionType):  # an installed decorator holds the project's function
                 for inner in map(_content, thing.__closure__ or ()):
@@ -163,13 +143,13 @@ class _Walk:
         self._reach(vars(thing).get("__wrapped__"))
 
     def _function(self, function: types.FunctionType) -> None:
-        code, module = function.__code__, module_of(function)
-        label = short_name(module)
+        code, module = function.__code__, source.module_of(function)
+        label = source.short_name(module)
         name = f"{label}.{code.co_qualname.replace('.<locals>', '')}"  # functools.wraps changes __qualname__
-        self._note(f"function {name}", function_digest(code))
-        node = definition(code)
-        loaded, attributes = names_used(code)
-        uses = uses_of(node, {*loaded, *code.co_freevars})
+        self._note(f"function {name}", source.function_digest(code))
+        node = source.definition(code)
+        loaded, attributes = source.names_used(code)
+        uses = source.uses_of(node, {*loaded, *code.co_freevars})
         self._uses[module] |= uses
         for parameter in inspect.signature(function, follow_wrapped=False).parameters.values():
             if parameter.default is not parameter.empty:
@@ -177,7 +157,7 @@ class _Walk:
         for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if (value := _content(cell)) is not function:
                 self._setting(f"{name.rpartition('.')[0]}.{key}", value, _hows(uses, key))
-        for import_name in imported(node) if node else ():
+        for import_name in source.imported(node) if node else ():
             self._import(import_name, Path(code.co_filename).parent)
         for key in sorted(loaded & function.__globals__.keys()):
             value = function.__globals__[key]
@@ -190,7 +170,7 @@ class _Walk:
 
     def _class(self, kind: type) -> None:
         """A class: each method, its plain attributes, the rest of its body, and its bases."""
-        name = f"{short_name(kind.__module__)}.{kind.__qualname__.replace('.<locals>', '')}"
+        name = f"{source.short_name(kind.__module__)}.{kind.__qualname__.replace('.<locals>', '')}"
         for key, value in sorted(vars(kind).items()):
             inner = getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
             if isinstance(inner, types.FunctionType | type) and inner.__module__ == kind.__module__:
@@ -199,30 +179,30 @@ class _Walk:
                     self.code(inner)
             elif isinstance(value, (bool, int, float, str, *COLLECTIONS)) and not key.startswith("__"):
                 self.value(f"{name}.{key}", value)
-        node = definition(kind)
-        bases = ", ".join(map(qualified_name, kind.__bases__))
-        self._note(f"class {name}", class_digest(node) if isinstance(node, ast.ClassDef) else bases)
+        node = source.definition(kind)
+        bases = ", ".join(map(source.qualified_name, kind.__bases__))
+        self._note(f"class {name}", source.class_digest(node) if isinstance(node, ast.ClassDef) else bases)
         for base in kind.__bases__:
             self.code(base)
 
     def _module(self, module: types.ModuleType, attributes: set[str]) -> None:
         """Of a module of the project what some code may take from it; of an installed one the version."""
-        if not is_project(module.__name__):
+        if not source.is_project(module.__name__):
             self._package(module.__name__)
             return
         for name in sorted(attributes & vars(module).keys()):
             value = vars(module)[name]
             if not isinstance(value, types.ModuleType):
-                self.value(f"{short_name(module.__name__)}.{name}", value)
+                self.value(f"{source.short_name(module.__name__)}.{name}", value)
             elif id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._module(value, attributes)
 
     def _import(self, name: str, folder: Path) -> None:
         """A module that a function imports counts by its file: the same whether it is loaded yet or not."""
-        paths = module_files(name, folder)
+        paths = source.module_files(name, folder)
         for path in paths:
-            for key, text in python_fingerprint(path, self._files).items():
+            for key, text in source.python_fingerprint(path, self._files).items():
                 self._note(key, text)
         if not paths:
             self._package(name)
@@ -237,28 +217,28 @@ class _Walk:
     def read_globals(self) -> None:
         """Enter the global values that functions use, and what they lead to in turn."""
         for function, key in self._globals:  # grows on the way
-            module, value = module_of(function), function.__globals__[key]
+            module, value = source.module_of(function), function.__globals__[key]
             hows = _hows(self._uses[module], key)
-            if is_state(value, hows):
+            if source.is_state(value, hows):
                 self._initial(module, key)
             else:
-                self._setting(f"{short_name(module)}.{key}", value, hows)
+                self._setting(f"{source.short_name(module)}.{key}", value, hows)
 
     def _initial(self, module: str, key: str) -> None:
         """What a global begins with that the code goes on to change; nothing where that is empty."""
         try:
-            tree = parsed(inspect.getsource(sys.modules[module]))
+            tree = source.parsed(inspect.getsource(sys.modules[module]))
         except (OSError, TypeError, KeyError):
             return  # a notebook has no such source
         for statement in tree.body if tree else ():
             is_empty = not any(isinstance(part, ast.Constant) for part in ast.walk(statement))
-            for name, text in named_parts(short_name(module), statement):
-                if name == f"{short_name(module)}.{key}" and not is_empty:
+            for name, text in source.named_parts(source.short_name(module), statement):
+                if name == f"{source.short_name(module)}.{key}" and not is_empty:
                     self._note(name, text)
 
     def _setting(self, name: str, value: object, hows: set[str]) -> None:
         """A value that is not state, without entries that the code writes, as in CONFIG["lr"] = rate."""
-        if is_state(value, hows):
+        if source.is_state(value, hows):
             return
         if isinstance(value, dict):
             value = {key: part for key, part in value.items() if f"key {key}" not in hows}
@@ -267,11 +247,11 @@ class _Walk:
     def value(self, name: str, value: Any) -> None:
         """Enter a value: readable where it is small, by its hash where it is large."""
         if isinstance(value, functools.partial):
-            for key, part in {**dict(enumerate(value.args)), **value.keywords}.items():
+            for key, part in _arguments(value):
                 self.value(f"{name}({key})", part)
             self.value(f"{name}.func", value.func)
         elif isinstance(value, (*CODE, types.MethodType)):
-            self._note(name, qualified_name(value))
+            self._note(name, source.qualified_name(value))
             self._reach(value)
         elif isinstance(value, types.ModuleType):
             self._module(value, set())
@@ -298,7 +278,7 @@ class _Walk:
     def _reach(self, thing: object) -> None:
         """Enter code that is part of a value."""
         if isinstance(thing, types.MethodType):
-            self.value(f"{qualified_name(thing)}.__self__", thing.__self__)
+            self.value(f"{source.qualified_name(thing)}.__self__", thing.__self__)
             thing = thing.__func__
         inner = thing if isinstance(thing, types.FunctionType | type) else getattr(thing, "__wrapped__", None)
         if isinstance(inner, types.FunctionType | type):
@@ -307,7 +287,7 @@ class _Walk:
             self._package(str(getattr(thing, "__module__", None) or "builtins"))
 
     def _note(self, name: str, text: str) -> None:
-        note(self.entries, name, text)
+        source.note(self.entries, name, text)
 
 
 class _Hasher(NumpyHasher):  # type: ignore[misc]
@@ -321,7 +301,7 @@ class _Hasher(NumpyHasher):  # type: ignore[misc]
         """Hash one part of a value."""
         if isinstance(obj, CODE):
             self._reach(obj)
-            obj = ("code", qualified_name(obj))
+            obj = ("code", source.qualified_name(obj))
         elif isinstance(obj, GENERATORS):  # their state moves while a program runs
             obj = type(obj).__name__
         elif isinstance(obj, types.ModuleType):
@@ -347,7 +327,7 @@ def _array(tensor: torch.Tensor) -> Any:
 
 def _short_text(value: object) -> str | None:
     """A small plain value as Python writes it; None for anything else."""
-    if isinstance(value, COLLECTIONS) and len(value) <= LONGEST:
+    if isinstance(value, COLLECTIONS) and len(value) <= source.LONGEST:
         text = repr(sorted(value, key=repr) if isinstance(value, set | frozenset) else value)
         try:
             ast.literal_eval(text)
@@ -357,7 +337,7 @@ def _short_text(value: object) -> str | None:
         text = repr(value)
     else:
         return None
-    return text if len(text) <= LONGEST else None
+    return text if len(text) <= source.LONGEST else None
 
 
 def _is_small_dict(value: object) -> bool:
@@ -371,7 +351,7 @@ def _is_expandable(value: object) -> bool:
     if isinstance(value, (np.ndarray, torch.Tensor, torch.nn.Module, *COLLECTIONS)):
         return False
     kind = type(value)
-    is_holder = is_project(kind.__module__) or kind.__name__ in ("Namespace", "SimpleNamespace")
+    is_holder = source.is_project(kind.__module__) or kind.__name__ in ("Namespace", "SimpleNamespace")
     return is_holder and bool(_attributes(value))
 
 
@@ -382,6 +362,10 @@ def _attributes(owner: object) -> dict[str, Any]:
     state = object.__getstate__(owner)
     parts = state if isinstance(state, tuple) else (state,)
     return dict(sorted(item for part in parts if part for item in part.items()))
+
+
+def _arguments(partial: functools.partial[Any]) -> list[tuple[int | str, Any]]:
+    return [*enumerate(partial.args, start=1), *partial.keywords.items()]
 
 
 def _content(cell: types.CellType) -> object:
@@ -400,12 +384,8 @@ def _version(package: str) -> str | None:
     """The version of what provides a top-level module; None for Python's own modules and for initmem."""
     if package in sys.stdlib_module_names or package in ("initmem", "__main__"):
         return None
-    for name in (package, *_distributions().get(package, ())):
-        try:
-            return importlib.metadata.version(name)
-        except (importlib.metadata.PackageNotFoundError, ValueError):
-            continue
-    return None
-
-
-_distributions = functools.cache(importlib.metadata.packages_distributions)
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # scikit-learn provides sklearn
+        names = importlib.metadata.packages_distributions().get(package)  # takes half a second
+        return importlib.metadata.version(names[0]) if names else None

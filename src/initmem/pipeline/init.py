@@ -25,11 +25,11 @@ from torch import nn
 from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.pipeline.jax import is_pytree, rebuilt
 from initmem.pipeline.variables import is_keras, materialize, variables
-from initmem.plots.table_text import html
+from initmem.plots import table_text
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
-from initmem.table import table_of
+from initmem.table import Table, table_of
 from initmem.train.init import deviations, draw, factors
 from initmem.train.variables import Kernels, Variable, layout_of
 
@@ -88,20 +88,16 @@ class InitTable:
         """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
         return [v.name for v in self.variables if v.role == role]
 
-    def _repr_html_(self) -> str:
+    def table(self) -> Table:
+        """The rows as a table, with the advice as its note."""
         rows = [row | {"shape": " x ".join(map(str, row["shape"]))} for row in self.rows()]
-        return html(table_of("Initialization", rows, {}, notes=[self.advice] if self.advice else []))
+        return table_of("Initialization", rows, {}, notes=[self.advice] if self.advice else [])
+
+    def _repr_html_(self) -> str:
+        return table_text.html(self.table())
 
     def __str__(self) -> str:
-        rows = self.rows()
-        lines = [list(rows[0])] if rows else []
-        lines += [[_cell(value) for value in row.values()] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        return "\n".join([*table, *([self.advice] if self.advice else [])])
+        return table_text.text(self.table()).rstrip()
 
 
 class Declared(dict[str, Any]):
@@ -290,9 +286,3 @@ def _refuse_stuck(table: InitTable) -> None:
     stuck = [f"{v.name}: {v.note}" for v in table.variables if v.role == "stuck"]
     if stuck:
         raise ModelError("cannot initialize " + "; ".join(stuck))
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

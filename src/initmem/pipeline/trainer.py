@@ -117,7 +117,13 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
     return RunRecord(
         run,
         "diverged" if tracker.diverged else "completed",
-        replace(summary, **{name: tested.get(name) for name in TESTED}),
+        replace(
+            summary,
+            test_accuracy=tested.get("test_accuracy"),
+            test_loss=tested.get("test_loss"),
+            test_cross_entropy=tested.get("test_cross_entropy"),
+            test_objective=tested.get("test_objective"),
+        ),
         history,
         {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | dropped | about,
         finals={name: value for name, value in finals.items() if name not in TESTED},
