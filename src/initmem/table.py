@@ -6,6 +6,7 @@ macro of `report/templates/macros.html.j2` makes the sortable table of a page.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -47,6 +48,11 @@ class Column(NamedTuple):
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
+def number(title: str, about: str, form: str = "", *, priority: int = 0, unit: str = "") -> Column:
+    """A column of numbers, and how they are written."""
+    return Column(title, about=about, form=form, priority=priority, unit=unit)
+
+
 RECIPE = Column("recipe", "text", "the settings in which the recipes differ")
 
 
@@ -59,6 +65,11 @@ class Cell(NamedTuple):
     href: str = ""
     style: str = ""  # a class of the style sheet; the terminal knows some of them too
     picture: str = ""  # HTML
+
+    @property
+    def styles(self) -> list[str]:
+        """The words of the style: a verdict, or a class of the style sheet."""
+        return re.findall(r"[a-z]+", self.style)
 
     @property
     def sort_key(self) -> float | None:

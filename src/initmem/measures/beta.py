@@ -13,7 +13,7 @@ from initmem.measures.design import Groups, Measure, Row, curve_metric, curves, 
 from initmem.measures.fit import cold_until
 from initmem.measures.statistics import critical, student
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column
+from initmem.table import RECIPE, Column, number
 
 Array = NDArray[np.float64]
 
@@ -269,12 +269,12 @@ MEASURES = {
         {
             "recipe": RECIPE,
             "metric": METRIC,
-            "peak": Column("peak", about="slope of the largest size over training", form=".3g"),
-            "peak_epoch": Column("peak epoch", about="when it was reached", priority=4),
-            "last": Column("last", about="slope at the last epoch", form=".3g"),
-            ("low", "high"): Column("95% interval", about="of the slope at the last epoch", form=".3g"),
-            "last_epoch": Column("epochs", about="until the first run ended", priority=6),
-            "n_runs": Column("runs", about="number of runs behind the row", priority=5),
+            "peak": number("peak", "slope of the largest size over training", ".3g"),
+            "peak_epoch": number("peak epoch", "when it was reached", priority=4),
+            "last": number("last", "slope at the last epoch", ".3g"),
+            ("low", "high"): number("95% interval", "of the slope at the last epoch", ".3g"),
+            "last_epoch": number("epochs", "until the first run ended", priority=6),
+            "n_runs": number("runs", "number of runs behind the row", priority=5),
         },
         of_scale=True,
         over_time=True,
@@ -286,11 +286,11 @@ MEASURES = {
             "recipe": RECIPE,
             "metric": METRIC,
             "unit": Column("unit", "text", "epochs, or the clock of the recipe's family"),
-            "value": Column(
-                "half-life", about="how long |slope| stays above half its peak; empty: to the end", form=".4g"
+            "value": number(
+                "half-life", "how long |slope| stays above half its peak; empty: to the end", ".4g"
             ),
-            "low": Column("low", about="lower 95% limit", form=".4g"),
-            "high": Column("high", about="upper 95% limit; empty: beyond the end", form=".4g"),
+            "low": number("low", "lower 95% limit", ".4g"),
+            "high": number("high", "upper 95% limit; empty: beyond the end", ".4g"),
         },
         of_scale=True,
         over_time=True,

@@ -14,7 +14,7 @@ from initmem.measures.statistics import expected_range
 from initmem.metric import metric_of
 from initmem.record import RunRecord
 from initmem.seeds import ROLES, Role
-from initmem.table import RECIPE, Column
+from initmem.table import RECIPE, Column, number
 
 
 class Chaos(NamedTuple):
@@ -136,10 +136,10 @@ MEASURES = {
         {
             "recipe": RECIPE,
             "metric": Column("metric", "text", "what is compared", priority=2),
-            "deviation": Column("deviation", about="standard deviation of a run due to chaos", form=".2f~"),
-            "largest": Column("largest", about="largest difference within a pair", form=".2f~"),
-            "noise_range": Column("noise range", about="memory expected from chaos alone", form=".2f~"),
-            "n_pairs": Column("pairs", about="number of runs with a perturbed replicate"),
+            "deviation": number("deviation", "standard deviation of a run due to chaos", ".2f~"),
+            "largest": number("largest", "largest difference within a pair", ".2f~"),
+            "noise_range": number("noise range", "memory expected from chaos alone", ".2f~"),
+            "n_pairs": number("pairs", "number of runs with a perturbed replicate"),
         },
     ),
     "seeds": Measure(
@@ -148,10 +148,10 @@ MEASURES = {
         {
             "recipe": RECIPE,
             "role": Column("role", "text", "the only source of randomness that varies; all: every one"),
-            "deviation": Column("deviation", about="standard deviation over seeds", form=".2f~"),
-            ("low", "high"): Column("95% interval", about="of the deviation", form=".2f~"),
-            "share": Column("share", about="of the variance over whole seeds", form=".2f"),
-            "n": Column("seeds", about="number of seeds"),
+            "deviation": number("deviation", "standard deviation over seeds", ".2f~"),
+            ("low", "high"): number("95% interval", "of the deviation", ".2f~"),
+            "share": number("share", "of the variance over whole seeds", ".2f"),
+            "n": number("seeds", "number of seeds"),
             "unit": Column("unit", "text", "of the deviation", priority=2),
         },
     ),

@@ -21,7 +21,7 @@ from initmem.measures.design import Groups, Measure, Row
 from initmem.measures.statistics import student
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
-from initmem.table import Column
+from initmem.table import Column, number
 
 Array = NDArray[np.float64]
 GRID = 200  # points on an axis where curves are compared
@@ -238,7 +238,7 @@ def _rows(groups: Groups, metric: str | None) -> list[Row]:
 
 def _apart(axis: str, title: str) -> Column:
     about = f"decades between the curves against {CLOCK_NAMES.get(axis, axis)}"
-    return Column(title, about=about, form=".2f", priority=7)
+    return number(title, about, ".2f", priority=7)
 
 
 MEASURES = {
@@ -247,11 +247,11 @@ MEASURES = {
         _rows,
         {
             "family": Column("family", "text", "recipes that differ in batch size alone"),
-            "alpha": Column("alpha", about="0: epochs, 1: sum of eta, 2: the SGD clock", form=".2f"),
-            ("low", "high"): Column("95% interval", about="of alpha, from seeds", form=".2f"),
+            "alpha": number("alpha", "0: epochs, 1: sum of eta, 2: the SGD clock", ".2f"),
+            ("low", "high"): number("95% interval", "of alpha, from seeds", ".2f"),
             "reading": Column("reading", "text", "what that says; cannot tell: the curves do not overlap"),
-            "n_curves": Column("curves", about="number of batch sizes", priority=5),
-            "n_levels": Column("levels", about="levels of |slope| that at least two curves pass", priority=6),
+            "n_curves": number("curves", "number of batch sizes", priority=5),
+            "n_levels": number("levels", "levels of |slope| that at least two curves pass", priority=6),
             "apart_epochs": _apart("epochs", "by epochs"),
             "apart_sgd": _apart("sgd", "by sgd"),
             "apart_adaptive": _apart("adaptive", "by sum of lr"),

@@ -28,13 +28,13 @@ from initmem.metric import DERIVED, METRICS, metric_of
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.study import Study
-from initmem.table import Column, Columns
+from initmem.table import Columns, number
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]
 Groups = Mapping[str, Sequence[RunRecord]]  # by the label of the recipe
 
-SCALE = Column("scale", about="initialization scale", form="g")
+SCALE = number("scale", "initialization scale", "g")
 
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
 CURVES = tuple(

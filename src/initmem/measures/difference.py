@@ -16,7 +16,7 @@ from initmem.measures.design import Analysis, Groups, Measure, Row, default_metr
 from initmem.measures.statistics import ALPHA, Spreads, adjusted, spreads, student
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
-from initmem.table import Column
+from initmem.table import Column, number
 
 Array = NDArray[np.float64]
 
@@ -200,20 +200,16 @@ MEASURES = {
             "field": Column("field", "text", "the field in which two recipes differ", priority=2),
             "from": Column("from", "text", "the first recipe"),
             "to": Column("to", "text", "the second recipe"),
-            "before": Column(
-                "before", about="memory of the first; debiased unless paired", form=".1f~", priority=4
-            ),
-            "after": Column(
-                "after", about="memory of the second; debiased unless paired", form=".1f~", priority=3
-            ),
-            "difference": Column("difference", about="second minus first", form=".1f~"),
-            ("low", "high"): Column("interval", about="of the difference (95% unless interim)", form=".1f~"),
+            "before": number("before", "memory of the first; debiased unless paired", ".1f~", priority=4),
+            "after": number("after", "memory of the second; debiased unless paired", ".1f~", priority=3),
+            "difference": number("difference", "second minus first", ".1f~"),
+            ("low", "high"): number("interval", "of the difference (95% unless interim)", ".1f~"),
             "significant": Column("significant", "text", "yes: the interval excludes 0"),
-            "p": Column("p", about="of no difference", form=".2g", priority=2),
-            "p_adjusted": Column("p (adjusted)", about="for the number of pairs", form=".2g", priority=7),
+            "p": number("p", "of no difference", ".2g", priority=2),
+            "p_adjusted": number("p (adjusted)", "for the number of pairs", ".2g", priority=7),
             "method": Column("method", "text", "how the interval was found", priority=8),
-            "n_scales": Column("scales", about="number of scales that both recipes have", priority=6),
-            "n_seeds": Column("seeds", about="number of seeds that both recipes have", priority=5),
+            "n_scales": number("scales", "number of scales that both recipes have", priority=6),
+            "n_seeds": number("seeds", "number of seeds that both recipes have", priority=5),
         },
         options=("adjust", "analyses"),
         of_scale=True,

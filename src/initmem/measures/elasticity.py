@@ -26,7 +26,7 @@ from initmem.measures.design import Analysis, Groups, Measure, Row, plain
 from initmem.measures.statistics import ALPHA, student
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column
+from initmem.table import RECIPE, Column, number
 
 Array = NDArray[np.float64]
 
@@ -245,12 +245,12 @@ MEASURES = {
         {
             "family": Column("family", "text", "of recipes"),
             "clock": Column("clock", "text", "at the effective learning rate eta / (1 - momentum)"),
-            "error": Column("error", about="root mean square, for a recipe left out of the fit", form=".3f"),
-            "error_of_mean": Column("of the mean", about="error of the other recipes' mean", form=".3f"),
-            "residual": Column("residual", about="root mean square of the fit", form=".3f", priority=3),
-            "half": Column("half", about="clock that leaves half of the elasticity", form=".3g", priority=1),
-            "steepness": Column("steepness", about="of the curve, in log clock", form=".2g", priority=4),
-            "n_recipes": Column("recipes", about="number of recipes behind the row", priority=2),
+            "error": number("error", "root mean square, for a recipe left out of the fit", ".3f"),
+            "error_of_mean": number("of the mean", "error of the other recipes' mean", ".3f"),
+            "residual": number("residual", "root mean square of the fit", ".3f", priority=3),
+            "half": number("half", "clock that leaves half of the elasticity", ".3g", priority=1),
+            "steepness": number("steepness", "of the curve, in log clock", ".2g", priority=4),
+            "n_recipes": number("recipes", "number of recipes behind the row", priority=2),
         },
         of_scale=True,
         conclusion=_best_clocks,
@@ -260,10 +260,10 @@ MEASURES = {
         _elasticity_rows,
         {
             "recipe": RECIPE,
-            "elasticity": Column("elasticity", about="1: the norm is carried over; 0: forgotten", form=".3f"),
-            ("low", "high"): Column("95% interval", about="of the elasticity", form=".3f"),
-            "n_runs": Column("runs", about="number of runs behind the row", priority=5),
-            "n_seeds": Column("seeds", about="number of seeds", priority=6),
+            "elasticity": number("elasticity", "1: the norm is carried over; 0: forgotten", ".3f"),
+            ("low", "high"): number("95% interval", "of the elasticity", ".3f"),
+            "n_runs": number("runs", "number of runs behind the row", priority=5),
+            "n_seeds": number("seeds", "number of seeds", priority=6),
         },
         options=("analyses",),
         of_scale=True,

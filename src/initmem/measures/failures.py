@@ -18,7 +18,7 @@ from initmem.errors import InitmemError
 from initmem.measures.design import SCALE, Groups, Measure, Row, plain
 from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Column
+from initmem.table import RECIPE, number
 
 NEAR_CHANCE = 0.05  # of the way from chance to a perfect score
 MEMORIZED = 0.9  # accuracy on training examples from which on they count as fitted
@@ -145,13 +145,11 @@ MEASURES = {
         {
             "recipe": RECIPE,
             "scale": SCALE,
-            "untrained": Column("untrained", about="runs at chance, or diverged"),
-            "n": Column("n", about="number of runs"),
-            ("low", "high"): Column("95% interval", about="of the rate (Clopper-Pearson)", form=".2f"),
-            "p": Column("p", about="of a rate that does not depend on the scale", form=".2g"),
-            "counts_as_chance": Column(
-                "chance", about="accuracy that counts as chance", form=".3g", priority=4
-            ),
+            "untrained": number("untrained", "runs at chance, or diverged"),
+            "n": number("n", "number of runs"),
+            ("low", "high"): number("95% interval", "of the rate (Clopper-Pearson)", ".2f"),
+            "p": number("p", "of a rate that does not depend on the scale", ".2g"),
+            "counts_as_chance": number("chance", "accuracy that counts as chance", ".3g", priority=4),
         },
     )
 }

@@ -14,12 +14,12 @@ from initmem.measures.memory import NEVER_USED, Memory, judged, measured
 from initmem.measures.statistics import ALPHA
 from initmem.metric import metric_of
 from initmem.recipe import AnyRecipe
-from initmem.table import RECIPE, Cell, Column, Table, cell, interval
+from initmem.table import RECIPE, Cell, Column, Table, cell, interval, number
 
 COLUMNS = {
     "recipe": RECIPE,
     "verdict": Column("verdict", "text", "whether the trained model still depends on the scale"),
-    "memory": Column("memory", about="range over scales (max - min) of the mean over seeds"),
+    "memory": number("memory", "range over scales (max - min) of the mean over seeds"),
     "interval": Column("interval"),  # columns_of knows its level
     "train": Column("train accuracy", "text", "lowest and highest mean over scales, of the selected models"),
     "matched": Column(
@@ -28,12 +28,12 @@ COLUMNS = {
         "memory of the validation metric when each run first reaches a common level of fit",
         priority=4,
     ),
-    "noise_range": Column("noise range", about="the memory expected from noise alone", priority=7),
-    "debiased": Column("debiased", about="the memory minus its upward bias", priority=8),
-    "p": Column("p", about="p-value of the hypothesis that the scale does not matter", priority=9),
-    "p_adjusted": Column(
+    "noise_range": number("noise range", "the memory expected from noise alone", priority=7),
+    "debiased": number("debiased", "the memory minus its upward bias", priority=8),
+    "p": number("p", "p-value of the hypothesis that the scale does not matter", priority=9),
+    "p_adjusted": number(
         "p (adjusted)",
-        about="for the number of recipes; for forgets, p of the equivalence test (limit: 0.025)",
+        "for the number of recipes; for forgets, p of the equivalence test (limit: 0.025)",
         priority=6,
     ),
     "design": Column(
@@ -59,7 +59,7 @@ def columns_of(rows: Sequence[Memory]) -> dict[str, Column]:
         )
     trained = dict.fromkeys(row.fit.metric.replace("_", " ") for row in rows if row.fit) or ["train accuracy"]
     train = COLUMNS["train"]._replace(title=" or ".join(trained))
-    return COLUMNS | {"interval": Column(title, about=about), "train": train}
+    return COLUMNS | {"interval": number(title, about), "train": train}
 
 
 def verdict_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:
@@ -197,51 +197,35 @@ MEASURES = {
         {
             "recipe": RECIPE,
             "verdict": Column("verdict", "text", "of the memory, with its mode"),
-            "test": Column("test", about="change of the metric: train - gap", form="+.1f~"),
-            ("test_low", "test_high"): Column(
-                "test: 95% interval", about="of this change", form=".1f~", priority=10
-            ),
-            "train": Column("train", about="change of the train metric", form="+.1f~"),
-            ("train_low", "train_high"): Column(
-                "train: 95% interval", about="of this change", form=".1f~", priority=10
-            ),
+            "test": number("test", "change of the metric: train - gap", "+.1f~"),
+            ("test_low", "test_high"): number("test: 95% interval", "of this change", ".1f~", priority=10),
+            "train": number("train", "change of the train metric", "+.1f~"),
+            ("train_low", "train_high"): number("train: 95% interval", "of this change", ".1f~", priority=10),
             ("train_smallest", "train_largest"): Column(
                 "fit", "text", "train metric of the selected models at these two scales", form=".1f~"
             ),
-            "gap": Column("gap", about="change of train - test", form="+.1f~", priority=2),
-            ("gap_low", "gap_high"): Column(
-                "gap: 95% interval", about="of this change", form=".1f~", priority=10
+            "gap": number("gap", "change of train - test", "+.1f~", priority=2),
+            ("gap_low", "gap_high"): number("gap: 95% interval", "of this change", ".1f~", priority=10),
+            "matched_memory": number(
+                "at equal fit", "memory when each run first reaches a common train accuracy", ".1f~"
             ),
-            "matched_memory": Column(
-                "at equal fit",
-                about="memory when each run first reaches a common train accuracy",
-                form=".1f~",
+            ("matched_low", "matched_high"): number("95% interval", "of it", ".1f~"),
+            "matched_p": number("p", "of no memory at equal fit", ".2g", priority=6),
+            "matched_level": number("level", "the highest train accuracy (%) that all runs reach", ".3g"),
+            "by_loss_memory": number("at equal loss", "the same, by train loss", ".1f~", priority=7),
+            ("by_loss_low", "by_loss_high"): number(
+                "loss: 95% interval", "of the memory at equal loss", ".1f~", priority=9
             ),
-            ("matched_low", "matched_high"): Column("95% interval", about="of it", form=".1f~"),
-            "matched_p": Column("p", about="of no memory at equal fit", form=".2g", priority=6),
-            "matched_level": Column(
-                "level", about="the highest train accuracy (%) that all runs reach", form=".3g"
+            "by_loss_p": number("loss: p", "of no memory at equal loss", ".2g", priority=9),
+            "by_loss_level": number("loss", "the lowest train loss that all runs reach", ".2g", priority=8),
+            "time_ratio": number(
+                "time", "to fit: epochs of the slowest scale over the fastest", ".2f", priority=3
             ),
-            "by_loss_memory": Column(
-                "at equal loss", about="the same, by train loss", form=".1f~", priority=7
-            ),
-            ("by_loss_low", "by_loss_high"): Column(
-                "loss: 95% interval", about="of the memory at equal loss", form=".1f~", priority=9
-            ),
-            "by_loss_p": Column("loss: p", about="of no memory at equal loss", form=".2g", priority=9),
-            "by_loss_level": Column(
-                "loss", about="the lowest train loss that all runs reach", form=".2g", priority=8
-            ),
-            "time_ratio": Column(
-                "time", about="to fit: epochs of the slowest scale over the fastest", form=".2f", priority=3
-            ),
-            ("time_low", "time_high"): Column(
-                "time: 95% interval", about="of this ratio", form=".2f", priority=5
-            ),
+            ("time_low", "time_high"): number("time: 95% interval", "of this ratio", ".2f", priority=5),
             "metric": Column("metric", "text", "of the memory", priority=12),
             "train_metric": Column("train metric", "text", "that measures the fit", priority=12),
-            "n_scales": Column("scales", about="number of scales", priority=11),
-            "n_seeds": Column("seeds", about="number of seeds that have them all", priority=11),
+            "n_scales": number("scales", "number of scales", priority=11),
+            "n_seeds": number("seeds", "number of seeds that have them all", priority=11),
         },
         options=("tolerance", "adjust", "analyses"),
         of_scale=True,

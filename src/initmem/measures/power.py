@@ -19,7 +19,7 @@ from initmem.measures.statistics import noise_of, spreads
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.study import Study
-from initmem.table import RECIPE, Column, Columns
+from initmem.table import RECIPE, Column, Columns, number
 
 POWER = 0.8
 MEMORY_PP = 5.0
@@ -119,13 +119,13 @@ def seeds_to_forget(scales: int, ratio: float) -> int | None:
 
 COLUMNS: Columns = {
     "recipe": RECIPE,
-    "noise": Column("noise", about="standard deviation over seeds of one run", form=".2g"),
+    "noise": number("noise", "standard deviation over seeds of one run", ".2g"),
     "noise_from": Column("from", "text", "where the noise was taken from", priority=4),
-    "scales": Column("scales", about="number of scales", priority=3),
-    "memory": Column("memory", about="to be detected", form=".3g"),
-    "seeds_to_find": Column("seeds", about="that detect it; empty: more than a hundred"),
-    "tolerance": Column("tolerance", about="range that counts as forgotten", form=".3g"),
-    "seeds_to_forget": Column("seeds to forget", about="that show it is forgotten, if there is none"),
-    "planned": Column("planned", about="seeds of the study", priority=1),
-    "found_as_planned": Column("power", about="share of studies that detect it as planned", form=".0%"),
+    "scales": number("scales", "number of scales", priority=3),
+    "memory": number("memory", "to be detected", ".3g"),
+    "seeds_to_find": number("seeds", "that detect it; empty: more than a hundred"),
+    "tolerance": number("tolerance", "range that counts as forgotten", ".3g"),
+    "seeds_to_forget": number("seeds to forget", "that show it is forgotten, if there is none"),
+    "planned": number("planned", "seeds of the study", priority=1),
+    "found_as_planned": number("power", "share of studies that detect it as planned", ".0%"),
 }

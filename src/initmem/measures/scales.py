@@ -22,7 +22,7 @@ from initmem.measures.design import (
 from initmem.metric import metric_of
 from initmem.recipe import Recipe
 from initmem.record import SHARPNESS, RunRecord
-from initmem.table import RECIPE, Column
+from initmem.table import RECIPE, Column, number
 
 Array = NDArray[np.float64]
 
@@ -232,10 +232,10 @@ MEASURES = {
             "recipe": RECIPE,
             "metric": Column("metric", "text", "accuracies in percent", priority=2),
             "scale": SCALE,
-            "mean": Column("mean", about="over seeds", form=".4g"),
-            "deviation": Column("s.d.", about="standard deviation over seeds", form=".2g"),
-            "n": Column("n", about="number of runs"),
-            "n_crashed": Column("crashed", about="runs that crashed", priority=1),
+            "mean": number("mean", "over seeds", ".4g"),
+            "deviation": number("s.d.", "standard deviation over seeds", ".2g"),
+            "n": number("n", "number of runs"),
+            "n_crashed": number("crashed", "runs that crashed", priority=1),
         },
     ),
     "interpolation": Measure(
@@ -244,13 +244,11 @@ MEASURES = {
         {
             "recipe": RECIPE,
             "scale": SCALE,
-            "median": Column(
-                "median", about="median epoch; empty: half of the runs never got there", form=".4g"
-            ),
-            "low": Column("low", about="lower 95% limit", form=".4g"),
-            "high": Column("high", about="upper 95% limit; empty: beyond the last epoch", form=".4g"),
-            "n": Column("runs", about="number of runs"),
-            "n_censored": Column("never", about="runs that never interpolated"),
+            "median": number("median", "median epoch; empty: half of the runs never got there", ".4g"),
+            "low": number("low", "lower 95% limit", ".4g"),
+            "high": number("high", "upper 95% limit; empty: beyond the last epoch", ".4g"),
+            "n": number("runs", "number of runs"),
+            "n_censored": number("never", "runs that never interpolated"),
         },
     ),
     "repair": Measure(
@@ -259,10 +257,10 @@ MEASURES = {
         {
             "recipe": RECIPE,
             "scale": SCALE,
-            "repair_gap_pp": Column("gap", about="selected minus at interpolation", unit="pp", form=".2f"),
-            "standard_error": Column("s.e.", about="standard error of the gap", form=".2f"),
-            "n": Column("runs", about="number of runs that interpolated"),
-            "n_never_interpolated": Column("never", about="runs that never interpolated"),
+            "repair_gap_pp": number("gap", "selected minus at interpolation", ".2f", unit="pp"),
+            "standard_error": number("s.e.", "standard error of the gap", ".2f"),
+            "n": number("runs", "number of runs that interpolated"),
+            "n_never_interpolated": number("never", "runs that never interpolated"),
         },
     ),
     "sharpness": Measure(
@@ -271,15 +269,13 @@ MEASURES = {
         {
             "recipe": RECIPE,
             "scale": SCALE,
-            "first": Column("first", about="after the first epoch", form=".3g"),
-            "last": Column("last", about="at the last measurement", form=".3g"),
-            "epoch": Column("epoch", about="of the last measurement", priority=5),
-            "limit": Column(
-                "2/eta", about="2 (1 + momentum) / eta: where gradient descent turns unstable", form=".3g"
-            ),
-            "ratio": Column("last / limit", about="1: at the edge of stability", form=".2f"),
-            "largest_ratio": Column("largest", about="ratio over all measurements", form=".2f", priority=4),
-            "n": Column("n", about="number of runs"),
+            "first": number("first", "after the first epoch", ".3g"),
+            "last": number("last", "at the last measurement", ".3g"),
+            "epoch": number("epoch", "of the last measurement", priority=5),
+            "limit": number("2/eta", "2 (1 + momentum) / eta: where gradient descent turns unstable", ".3g"),
+            "ratio": number("last / limit", "1: at the edge of stability", ".2f"),
+            "largest_ratio": number("largest", "ratio over all measurements", ".2f", priority=4),
+            "n": number("n", "number of runs"),
         },
     ),
 }

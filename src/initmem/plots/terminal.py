@@ -162,7 +162,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _color(cell: Cell) -> str:
-    return next((COLORS[word] for word in cell.style.split() if word in COLORS), "")
+    return next((COLORS[word] for word in cell.styles if word in COLORS), "")
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
