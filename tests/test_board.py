@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -90,12 +88,6 @@ def test_it_is_read_only(board: Board, method: str) -> None:
     assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
 
 
-def test_head_has_no_body(board: Board) -> None:
-    answer = ask(board.port, "/part/verdicts", "HEAD")
-    assert (answer.status, answer.body) == (200, b"")
-    assert int(answer.headers["Content-Length"]) > 100
-
-
 def test_only_its_own_names_are_answered(board: Board) -> None:
     port = board.port
     for name in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
@@ -171,27 +163,6 @@ def test_a_port_in_use_is_one_clear_line(store: Store) -> None:
             Board(store, port=taken.getsockname()[1])
 
 
-def test_the_command_says_where_it_is_and_ends_at_ctrl_c(store: Store) -> None:
-    command = [sys.executable, "-m", "initmem", "board", str(store.path), "--port", "0", "--json"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hear_ctrl_c
-    )
-    said = ""
-    while not said.endswith("\n}\n"):
-        said += process.stdout.readline()
-    port = int(json.loads(said)["rows"][0]["board"].rpartition(":")[2].strip("/"))
-    line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    line.request("GET", "/events")
-    assert line.getresponse().status == 200  # and it stays open while the board ends
-    process.send_signal(signal.SIGINT)
-    _, complaint = process.communicate(timeout=10)
-    assert (process.returncode, complaint) == (0, "")
-
-
-def _hear_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell may have it ignored
-
-
 # -- what it shows -------------------------------------------------------------------------------------------
 
 
@@ -202,7 +173,7 @@ def test_board_and_report_cannot_disagree(board: Board, store: Store) -> None:
 
 
 def test_events_say_what_changed(board: Board, store: Store, tiny_study: Study) -> None:
-    with socket.create_connection(("127.0.0.1", board.port), timeout=20) as line:
+    with socket.create_connection(("127.0.0.1", board.port), timeout=60) as line:
         line.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{board.port}\r\n\r\n".encode())
         stream = line.makefile("rb")
         while stream.readline().strip():
@@ -264,7 +235,7 @@ def test_a_store_that_cannot_be_read_is_said_once_and_not_the_end(board: Board, 
     with board.watcher.watching():
         broken.write_text("{")
         until(lambda: "cannot be read" in board.watcher.sections()["live"].html)
-        time.sleep(0.3)  # several looks
+        time.sleep(0.3)  # several polls
         broken.unlink()
         until(lambda: "cannot be read" not in board.watcher.sections()["live"].html)
         assert "runs done" in board.watcher.sections()["live"].html
