@@ -22,7 +22,7 @@ from initmem.study import Run
 from initmem.train.flops import flops_per_image
 from initmem.train.init import initialize_replica, initialized
 from initmem.train.layers import by_replica
-from initmem.train.loop import train_pack
+from initmem.train.loop import train_epoch, train_pack
 from initmem.train.modules import build_module, check_module
 from initmem.train.pack import Checkpoint, Pack
 from initmem.train.transformers import BUILDERS, GPT2_STD, gpt, vit
@@ -92,8 +92,8 @@ def assert_resumes(recipe: Recipe, replicas: int) -> None:
     data, runs = load(recipe), runs_of(recipe)[:replicas]
     whole = train_pack(runs, data)
     first, calls = Pack(runs, data), iter(range(9))
-    assert first.train_epoch()
-    assert not first.train_epoch(lambda: next(calls) == 1)
+    assert train_epoch(first)
+    assert not train_epoch(first, lambda: next(calls) == 1)
     saved = [Checkpoint({k: t.clone() for k, t in c.tensors.items()}, c.meta) for c in first.checkpoint()]
     assert saved[0].meta["position"] == 2
     torch.manual_seed(123)  # what happened before in the process does not matter
@@ -175,7 +175,7 @@ def test_frozen_and_unused_parameters_stay_as_they_are() -> None:
     recipe = Recipe.parse({"model": "own", "dataset": "synthetic:60x1x8x8", "batch_size": 12, "epochs": 2})
     pack = Pack(runs_of(recipe), load(recipe))
     before = {name: value.clone() for name, value in pack.network.state_dict().items()}
-    pack.train_epoch()
+    train_epoch(pack)
     changed = {
         name for name, value in pack.network.state_dict().items() if not torch.equal(value, before[name])
     }

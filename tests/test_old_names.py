@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 
 from initmem.cli import app
-from initmem.data.sources import load
 from initmem.measures.design import present_name
-from initmem.recipe import PipelineRecipe, Recipe
+from initmem.recipe import PipelineRecipe
 from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.store.archive import Archive, pack, restore
 from initmem.store.encoding import decode, encode
 from initmem.store.store import Store
 from initmem.study import Run
-from initmem.train.pack import Checkpoint, Pack
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PENALIZED = RESULTS / "lr-l2-mini.initmem"  # trained and archived before the names changed
@@ -72,24 +70,6 @@ def test_old_user_code_keeps_its_own_names() -> None:
     assert set(old.history) == {"train_loss", "val_loss"}
     assert (old.summary.test_loss, old.summary.test_cross_entropy) == (1.25, None)
     assert as_stored(old)["summary"].keys().isdisjoint({"test_cross_entropy", "test_objective"})
-
-
-def test_a_checkpoint_with_the_former_names_is_resumed(tiny: Recipe) -> None:
-    recipe = tiny.replace(l2=0.01)
-    data = load(recipe)
-    whole = Pack([Run(recipe, 1.0, 0)], data)
-    whole.train_epoch()
-    (saved,) = whole.checkpoint()
-    rows = {name: list(column) for name, column in saved.meta["history"].items()}
-    expected = rows.pop("train_objective")
-    rows["train_loss"], rows["val_loss"] = rows.pop("train_cross_entropy"), rows.pop("val_objective")
-    resumed = Pack([Run(recipe, 1.0, 0)], data)
-    resumed.restore([Checkpoint(saved.tensors, saved.meta | {"history": rows})])
-    assert resumed.history[0]["train_objective"] == pytest.approx(expected, rel=1e-5)
-    while not whole.finished:
-        whole.train_epoch()
-        resumed.train_epoch()
-    assert resumed.history[0]["val_objective"] == whole.history[0]["val_objective"]
 
 
 def test_the_former_name_is_understood_and_the_present_one_is_shown(capsys) -> None:

@@ -22,7 +22,7 @@ from initmem.errors import ConfigError, allowed
 from initmem.recipe import Distribution, Recipe, network_of, selectors
 from initmem.seeds import generator
 from initmem.study import Run
-from initmem.train.layers import Layer, by_replica
+from initmem.train.layers import by_replica
 from initmem.train.models import Grouped, Network, build
 from initmem.train.variables import Layout, Names, Role, TorchPlace, Variable, layout_of
 
@@ -58,15 +58,15 @@ def initialize(network: Grouped, runs: Sequence[Run]) -> None:
 
 def replica_variables(network: Grouped, replica: int = 0) -> list[Variable]:
     """The kernels and biases of one replica, in the order in which they are drawn."""
-    layers = [(path, module) for path, module in network.named_modules() if isinstance(module, Layer)]
+    layers = network.named_layers()
     variables = []
-    for path, layer in layers:
+    for path, layer in layers.items():
         roles: tuple[tuple[Role, float | None], ...] = (("kernel", float(layer.fan_in)), ("bias", None))
         for role, fan_in in roles:
             name = f"{path}.{role}"
             share = by_replica(getattr(layer, role), network.replicas)[replica]
             place = TorchPlace(name, layer, role, (share,))
-            is_output = role == "kernel" and layer is layers[-1][1]
+            is_output = role == "kernel" and path == list(layers)[-1]
             variables.append(Variable(name, tuple(share.shape), role, fan_in, "", place, is_output=is_output))
     return variables
 

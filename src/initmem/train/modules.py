@@ -43,13 +43,12 @@ class ModulePack(Network):
         named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
         self.shapes = {name: tensor.shape for name, tensor in named.items()}  # of one replica
         _stack(modules)
-        parameters = dict(self.net.named_parameters())
-        self._kernels = [parameters[name] for name in kernels]
+        self._kernels = list(kernels)
         self._noise_seed, self._update = noise_seed, 0
 
-    def kernels(self) -> list[nn.Parameter]:
+    def kernel_names(self) -> list[str]:
         """The parameters that are kernels by the rules of `Init`."""
-        return self._kernels
+        return [f"net.{name}" for name in self._kernels]
 
     def begin_update(self, k: int) -> None:
         """Note which update comes next: dropout draws the same numbers in it after a resumption."""
