@@ -28,7 +28,7 @@ from initmem.recipe import Recipe, stored_recipe
 from initmem.store.store import Store
 from initmem.study import Run, Study, recipe_json
 from initmem.study_file import load_study
-from initmem.train.loop import train_pack
+from initmem.train.loop import train_epoch, train_pack
 from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
 from initmem.train.packable import obstacle
@@ -470,9 +470,9 @@ def test_the_optimizer_of_the_page_follows_its_formula() -> None:
     data, run = load(recipe), Run(recipe, 1.0, 0)
     whole, pieces = Pack([run], data), Pack([run], data)
     while not whole.finished:
-        whole.train_epoch()
+        train_epoch(whole)
     while not pieces.finished:
-        pieces.train_epoch(lambda: True)
+        train_epoch(pieces, lambda: True)
         saved, pieces = pieces.checkpoint(), Pack([run], data)
         pieces.restore(saved)
     assert pieces.history[0]["train_cross_entropy"] == whole.history[0]["train_cross_entropy"]
