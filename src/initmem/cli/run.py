@@ -79,6 +79,7 @@ EngineName = Annotated[
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option(
+        "-E",
         "--engine-option",
         metavar="KEY=VALUE",
         help="For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
