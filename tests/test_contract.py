@@ -82,9 +82,7 @@ def test_an_engine_keeps_its_contract(
 def test_an_option_of_another_engine_is_a_mistake(command) -> None:
     with pytest.raises(ConfigError, match=r"engine = 'cloud' \(allowed: local, inline, ray, slurm\)"):
         engine_named("cloud")
-    with pytest.raises(
-        ConfigError, match=r"engine option address = 'auto' with engine = 'local'"
-    ):
+    with pytest.raises(ConfigError, match=r"engine option address = 'auto' with engine = 'local'"):
         engine_named("local", options={"address": "auto"})
     with pytest.raises(ConfigError, match=r"address = '127.0.0.1:1' \(no Ray cluster answers there: "):
         engine_named("ray", options={"address": "127.0.0.1:1"})

@@ -65,6 +65,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return called
 
 
+def test_the_library_has_every_function_that_the_header_declares():
+    library = compiled.library()
+    for name in dir(library.code):
+        if library.widest > 8 or not name.endswith("_wide"):
+            assert callable(getattr(library.code, name))
+
+
 def images(n: int, channels: int, side: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, channels, side, side, generator=generator).to(memory_format=torch.channels_last)

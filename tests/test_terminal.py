@@ -49,7 +49,7 @@ NOT_THERE = ("chaos", "clocks", "collapse", "seeds", "sharpness")  # in the arch
 COMMANDS = [
     ["studies"],
     ["studies", "main-grid"],
-    ["plan", "quickstart", "--effort", "smoke", "--gpus", "2"],
+    ["plan", "quickstart", "--effort", "smoke"],
     ["run", "LONG", "--store", "STORE", "--workers", "2"],
     ["status", "STORE"],
     ["status", GRID],

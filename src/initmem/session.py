@@ -88,7 +88,7 @@ def run_study(
     """
     settings = engine.settings
     if settings.trainer is None:
-        check(study, settings.compile)
+        check(study)
     opened = Store.create(store)
     if settings.code:
         how = HOW_PLUGINS if settings.trainer is None else HOW

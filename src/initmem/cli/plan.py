@@ -23,7 +23,7 @@ from initmem.cli.base import (
 from initmem.errors import ConfigError, count, duration
 
 if TYPE_CHECKING:
-    from initmem.engines.plan import Plan, Schedule
+    from initmem.engines.plan import Plan
     from initmem.study import Study
 
 
@@ -34,15 +34,6 @@ def plan(
     settings: Settings = None,
     plugins: Plugins = None,
     workers: Workers = None,
-    accelerator: Annotated[
-        str, typer.Option(metavar="NAME", help="h100, h200, a100, l40s, rtx4090 or v100.")
-    ] = "h100",
-    utilization: Annotated[
-        float, typer.Option(min=0.001, max=1.0, metavar="SHARE", help="Share of its peak rate.")
-    ] = 0.2,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Simulate a schedule on N accelerators.")
-    ] = None,
     power: Annotated[
         str | None,
         typer.Option(
@@ -61,32 +52,24 @@ def plan(
 ) -> None:
     """Say what a study costs before it runs.
 
-    Runs, operations, disk space, and the time here and on a GPU; with --power, the seeds it needs.
+    Runs, operations, disk space and time; with --power, the seeds it needs.
     """
     from initmem import study_file as studies
     from initmem.engines.engine import cores
     from initmem.engines.plan import plan as plan_of
-    from initmem.engines.plan import simulate
     from initmem.pipeline.bundled import bundled_pipeline
 
     asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
     if power is not None:
         _print_power(asked, power, memory, tolerance, as_json=as_json)
         return
-    made = plan_of(
-        asked,
-        workers=workers or cores(),
-        accelerator=accelerator,
-        utilization=utilization,
-        pipeline=bundled_pipeline(asked),
-    )
-    schedule = simulate(asked, gpus=gpus, accelerator=accelerator, utilization=utilization) if gpus else None
+    made = plan_of(asked, workers=workers or cores(), pipeline=bundled_pipeline(asked))
     if as_json:
         summary = asdict(made)
         rows = summary.pop("rows")
-        print_json("plan", rows, **summary, schedule=asdict(schedule) if schedule else None)
+        print_json("plan", rows, **summary)
     else:
-        _print(made, schedule)
+        _print(made)
 
 
 def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, as_json: bool) -> None:
@@ -112,7 +95,7 @@ def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, a
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
 
-def _print(made: Plan, schedule: Schedule | None) -> None:
+def _print(made: Plan) -> None:
     from initmem.plots.columns import PLAN
     from initmem.plots.table import table_of
 
@@ -125,12 +108,6 @@ def _print(made: Plan, schedule: Schedule | None) -> None:
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
     say(f"{count(made.updates, 'update')}, {operations}{size}")
     say(f"here, with {count(made.workers, 'worker')}: {_here(made)} (from timed training steps)")
-    if made.accelerator_hours is not None:
-        share = f"{100 * made.utilization:.0f}% of its peak rate"
-        say(f"one {made.accelerator} at {share}: {duration(3600 * made.accelerator_hours)}")
-    if schedule:
-        span = f"{duration(3600 * schedule.makespan_hours)}, {100 * schedule.busy:.0f}% busy"
-        say(f"{schedule.gpus} of them (simulated): {span}")
 
 
 def _here(made: Plan) -> str:

@@ -26,7 +26,7 @@ from initmem.cli.base import (
     show,
 )
 from initmem.errors import ConfigError, count, duration
-from initmem.train.requirements import Compile, Precision
+from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
     from initmem.engines.engine import Listener, Trainer
@@ -85,14 +85,12 @@ EngineOptions = Annotated[
         help="For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or mps (a Mac's GPU).")]
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested), mps (a Mac's GPU).")
+]
 PrecisionName = Annotated[
     Precision,
     typer.Option(metavar="NAME", help="float32, tf32 or amp (bfloat16 layers); recorded with each run."),
-]
-CompileName = Annotated[
-    Compile,
-    typer.Option(metavar="NAME", help="none or graphs (CUDA graphs of updates); recorded with each run."),
 ]
 PackSize = Annotated[
     int | None,
@@ -136,7 +134,6 @@ def run(
     engine_options: EngineOptions = None,
     device: Device = "cpu",
     precision: PrecisionName = "float32",
-    compile: CompileName = "none",
     pack: PackSize = None,
     checkpoint_every: CheckpointEvery = 60.0,
     timeout: Timeout = None,
@@ -167,7 +164,6 @@ def run(
         settings=EngineSettings(
             device=device,
             precision=precision,
-            compile=compile,
             checkpoint_every=checkpoint_every,
             timeout=None if timeout is None else seconds(timeout),
             trainer=work.trainer,

@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias, get_args
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from initmem.clocks import Schedule
 from initmem.errors import ConfigError, allowed
@@ -26,7 +26,7 @@ from initmem.record import RunRecord, Status
 from initmem.store.faults import Cause
 from initmem.store.store import Store
 from initmem.study import Run
-from initmem.train.requirements import Compile, Precision
+from initmem.train.requirements import Precision
 
 # What trains runs in place of the bundled loop: it takes runs of one recipe and a function to call after
 # every epoch with (run, row of its history), which may raise to stop it. It is sent to other processes.
@@ -66,22 +66,12 @@ class Settings:
 
     device: str = "cpu"
     precision: Precision = "float32"
-    compile: Compile = "none"
     checkpoint_every: float = 60.0  # seconds
     timeout: float | None = None  # seconds in which a pack has to finish an epoch
     trainer: Trainer | None = None  # None: the networks of recipes
     plugins: tuple[str, ...] = ()  # modules to import: networks and datasets of recipes may come from them
     # Fingerprints of user code by recipe id, of plugins by registered name.
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.compile not in get_args(Compile):
-            raise ConfigError(f"compile = {self.compile!r} ({allowed(get_args(Compile))})")
-        if self.compile == "graphs" and self.trainer is not None:
-            raise ConfigError("compile = 'graphs' with your own training code (allowed: none)")
-        if self.compile == "graphs" and not self.device.startswith("cuda"):
-            given = f"compile = 'graphs' with device = {self.device!r}"
-            raise ConfigError(f"{given} (allowed: none; graphs with device cuda or cuda:N)")
 
     def fingerprint(self, recipe: AnyRecipe) -> dict[str, str]:
         """What the user code or the plugins of a recipe are made of; empty where there are none."""
@@ -156,65 +146,56 @@ def devices(device: str) -> list[str]:
     return gpus
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A worker has claimed runs and begins to train them."""
 
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EpochEnded:
+class EpochEnded(NamedTuple):
     """Runs of one pack have finished an epoch."""
 
     runs: tuple[str, ...]
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """Runs have a record, each with its status."""
 
     runs: tuple[tuple[str, Status], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(NamedTuple):
     """A worker was asked to stop and gave its runs back."""
 
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Faulted:
+class Faulted(NamedTuple):
     """Training raised: the runs are tried again in smaller packs, or recorded as failed."""
 
     cause: Cause
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(NamedTuple):
     """A worker process ended with runs claimed; another worker takes them over."""
 
     exit_code: int | None
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MovedAside:
+class MovedAside(NamedTuple):
     """Damaged files of the store are out of the way: each with the reason, and where it is now."""
 
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping:
+class Stopping(NamedTuple):
     """The user asked the engine to stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """Nothing in particular happened: the engine is alive."""
 
 

@@ -16,7 +16,6 @@ from initmem.data.sources import sizes
 from initmem.engines.engine import Pipeline, cores
 from initmem.engines.packs import pack_size, packs
 from initmem.engines.speed import Elapsed, Speedometer, run_flops, timed
-from initmem.errors import ConfigError, allowed
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.store.encoding import encode
@@ -24,12 +23,9 @@ from initmem.study import Run, Study
 from initmem.train.flops import flops_per_image
 from initmem.train.requirements import notes_of
 
-# Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
-ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}
 # The share of a matrix product's rate that training reaches: of plain modules, and the largest with layers in
 # C, which need fewer operations than are counted; half of it at so many operations per image, layer and pack.
 SHARE_OF_MODULES, LARGEST_SHARE, HALF_SPEED = 0.2, 2.0, 2.2e6
-UTILIZATION = 0.2  # small images keep a large accelerator waiting; said with every number
 START = 3.0  # seconds until a worker trains: it starts Python and imports PyTorch
 TIMED_EPOCHS = 10  # a pipeline is timed for this part of its epochs
 
@@ -65,9 +61,6 @@ class Plan:
     workers: int
     hours_here: float | None  # on this machine if it is quiet
     hours_busy: float | None  # under its present load
-    accelerator: str
-    utilization: float
-    accelerator_hours: float | None
     rows: tuple[RecipePlan, ...]
 
 
@@ -76,8 +69,6 @@ def plan(
     *,
     workers: int,
     calibrated: bool = True,
-    accelerator: str = "h100",
-    utilization: float = UTILIZATION,
     pipeline: Pipeline | None = None,
 ) -> Plan:
     """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
@@ -89,7 +80,6 @@ def plan(
     ]
     here = _makespan([times[_kind(pack)] for pack in packed], workers) if calibrated else None
     total = None if pipeline else study_flops(study)
-    rate = accelerator_rate(accelerator, utilization)
     return Plan(
         study=study.name,
         effort=study.effort,
@@ -102,9 +92,6 @@ def plan(
         workers=workers,
         hours_here=None if here is None else here.quiet / 3600,
         hours_busy=None if here is None else here.busy / 3600,
-        accelerator=accelerator,
-        utilization=utilization,
-        accelerator_hours=None if total is None else total / rate / 3600,
         rows=tuple(rows),
     )
 
@@ -178,52 +165,12 @@ def _row(
     )
 
 
-def accelerator_rate(name: str, utilization: float) -> float:
-    """Operations per second of an accelerator at a share of its peak."""
-    if name.lower() not in ACCELERATORS:
-        raise ConfigError(f"accelerator = {name!r} ({allowed(ACCELERATORS)})")
-    return ACCELERATORS[name.lower()] * 1e12 * utilization
-
-
 def record_bytes(recipe: AnyRecipe) -> int:
     """The size of one record, from a record of as many epochs with full-length numbers."""
     rng = np.random.default_rng(0)
     history = {name: rng.random(recipe.get("epochs") or 1) for name in COLUMNS}
     summary = summarize(history, norm_init=rng.random(), test_accuracy=rng.random(), test_loss=rng.random())
     return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {})))
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A study on several accelerators, run by run."""
-
-    gpus: int
-    makespan_hours: float
-    busy: float  # share of the accelerators' time that went into runs
-
-
-def simulate(
-    study: Study,
-    *,
-    gpus: int,
-    accelerator: str,
-    utilization: float,
-) -> Schedule:
-    """Give the longest run to the first free accelerator."""
-    rate = accelerator_rate(accelerator, utilization)
-    durations = sorted(
-        (
-            run_flops(recipe, sizes(recipe)) / rate / 3600
-            for recipe in _networks(study)
-            for _ in study.runs(recipe)
-        ),
-        reverse=True,
-    )
-    free_at = [0.0] * gpus
-    for duration in durations:
-        heapq.heapreplace(free_at, free_at[0] + duration)
-    makespan = max(free_at)
-    return Schedule(gpus, makespan, sum(durations) / (gpus * makespan))
 
 
 def rough_hours(studies: Sequence[Study], workers: int) -> list[float]:

@@ -291,7 +291,7 @@ STATUS: Columns = {
     "training": Column("training", about="being trained now"),
     "missing": Column("missing", about="without a record yet"),
 }
-TIME = Column("time", "text", "rough estimate for this machine; on one H100 where that would be days")
+TIME = Column("time", "text", "rough estimate for this machine")
 STUDIES: Columns = {
     "study": Column("study", "text", "its name"),
     "title": Column("question", "text", "what it asks", room=46),

@@ -13,7 +13,7 @@ from initmem.record import RunRecord
 from initmem.study import Run
 from initmem.train import native
 from initmem.train.pack import Checkpoint, Pack
-from initmem.train.requirements import Compile, Precision
+from initmem.train.requirements import Precision
 
 
 def train_pack(
@@ -23,7 +23,6 @@ def train_pack(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     precision: Precision = "float32",
-    compile: Compile = "none",
     resume: Sequence[Checkpoint] | None = None,
     on_epoch: Callable[[Pack], None] | None = None,
     pause: Callable[[], bool] = lambda: False,
@@ -38,7 +37,7 @@ def train_pack(
     started = time.perf_counter()
     # By default PyTorch allows TF32 in GPU convolutions; here it has to be requested.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    pack = Pack(runs, data, device=device, dtype=dtype, precision=precision, compile=compile)
+    pack = Pack(runs, data, device=device, dtype=dtype, precision=precision)
     if resume is not None:
         pack.restore(resume)
     started -= pack.spent  # in earlier sessions
@@ -55,10 +54,8 @@ def provenance(pack: Pack, seconds: float) -> dict[str, Any]:
     return {
         "device": str(pack.device),
         "precision": pack.precision,
-        "compile": pack.compile,
         "native": native.ready(pack.device, pack.parameters[0].dtype),
         "layers": native.layers(pack.device, pack.parameters[0].dtype),
         "pack": pack.replicas,
         "seconds": round(seconds, 3),
-        **({"convolutions": pack.convolutions} if pack.convolutions else {}),
     }

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +30,7 @@ from initmem.train.init import initialized
 from initmem.train.layers import BatchNorm, MovingStatistics, Norm, by_replica
 from initmem.train.models import ResNet9
 from initmem.train.optimizers import PerReplica, optimizer_for, times
-from initmem.train.requirements import Compile, Precision, check_compile
-
-if TYPE_CHECKING:
-    from initmem.train.graphs import Graphed
+from initmem.train.requirements import Precision
 
 STATISTICS_BATCHES = 50  # training batches from which the statistics of batch norm are re-estimated
 
@@ -69,15 +66,13 @@ class Pack:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         precision: Precision = "float32",
-        compile: Compile = "none",
     ) -> None:
         self.runs, self.recipe = list(runs), network_of(runs[0].recipe)
         self.recipes = [network_of(run.recipe) for run in runs]
         if any(recipe.pack_key != self.recipe.pack_key for recipe in self.recipes):
             raise ValueError("the replicas of a pack must share one recipe, but for rates and penalties")
         self.replicas, self.classes = len(self.runs), data.classes
-        check_compile(compile, self.recipe)
-        self.device, self.precision, self.compile = torch.device(device), precision, compile
+        self.device, self.precision = torch.device(device), precision
         self.train, self.val, self.test = (
             Images(split, device=self.device, dtype=dtype) for split in (data.train, data.val, data.test)
         )
@@ -106,19 +101,6 @@ class Pack:
             rule = optimizer_for(self.recipe.replace(weight_decay=0.0), variables, self.replicas)
             chosen = [variables[i] for i in self._decayed()]
             self.optimizer = PerReplica(rule, variables, chosen, self.ratio, each["weight_decay"])
-        self.convolutions: dict[str, str] = {}  # how they are computed, where there was a choice
-        if self.replicas > 1 and self.device.type != "cpu" and not self.recipe.is_module:
-            from initmem.train.convolutions import choose
-
-            shape = (min(self.recipe.batch_size, len(self.train)), self.replicas)
-            index = torch.zeros(shape, dtype=torch.int64, device=self.device)
-            with self._autocast():
-                self.convolutions = choose(self.network, self.train.packed(index)[0])
-        self.graphed: Graphed[Step] | None = None
-        if compile == "graphs":
-            from initmem.train.graphs import Graphed
-
-            self.graphed = Graphed(self.recipe.batch_size, self.device)
         self.best = {name: value.clone() for name, value in self._variables().items()}
         self.epoch = 0
         self.norm_init = self._kernel_squares().sqrt().tolist()
@@ -161,7 +143,7 @@ class Pack:
         for i in range(self.position, len(batches)):
             x, y = self.train.packed(batches[i], draws[i])
             self.network.begin_update(first_update + i)
-            step = self._step(x, y) if self.graphed is None else self.graphed(self._step, x, y)
+            step = self._step(x, y)
             with torch.no_grad():
                 if recipe.batch_statistics == "moving":
                     self.statistics.absorb()
@@ -181,7 +163,7 @@ class Pack:
         return True
 
     def _step(self, x: Tensor, y: Tensor) -> Step:
-        """What the network makes of a batch. A CUDA graph may hold it, so it draws and counts nothing."""
+        """What the network makes of a batch."""
         logits = self._logits(x)
         # (batch, replica): the mean is over the batch only, so gradients do not depend on R.
         losses = _cross_entropy(logits, y)
@@ -277,14 +259,11 @@ class Pack:
             "torch": torch.__version__,
             "device": str(self.device),
             "precision": self.precision,
-            "compile": self.compile,
             "native": compiled.library().build if ready else "",
             "pack": self.replicas,
         }
-        now |= {"convolutions": self.convolutions} if self.convolutions else {}
         before = self.earlier[replica]
-        default = {"compile": "none"}  # of checkpoints from before there were graphs
-        if before and {**default, **before[-1], "updates": 0} == {**now, "updates": 0}:
+        if before and {**before[-1], "updates": 0} == {**now, "updates": 0}:
             before = before[:-1]
         return [*before, {"updates": self.updates, **now}]
 
