@@ -374,19 +374,6 @@ def test_one_is_singular() -> None:
     assert [count(n, "run") for n in (0, 1, 2, 1234)] == ["0 runs", "1 run", "2 runs", "1,234 runs"]
 
 
-@pytest.mark.parametrize(
-    ("hours", "text"),
-    [
-        (0.001, "seconds"), (0.017, "about a minute"), (0.2, "about 12 minutes"), (1.2, "about an hour"),
-        (5.2, "5 h"), (47, "47 h"), (300, "12 days"),
-    ],
-)  # fmt: skip
-def test_times_are_told_in_words(hours: float, text: str) -> None:
-    from initmem.cli.studies import in_words
-
-    assert in_words(hours) == text
-
-
 def test_help_names_every_option_and_cuts_nothing() -> None:
     shown = spawned("run", "--help", COLUMNS="80", TERM="dumb").stdout
     for name in ("--checkpoint-every", "--engine-option", "--retry-crashed", "--max-seeds"):

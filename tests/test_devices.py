@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from initmem.engines.attempt import operations_of
 from initmem.engines.engine import Settings, devices, engine_named
-from initmem.engines.local import InlineEngine, LocalEngine
+from initmem.engines.local import LocalEngine
 from initmem.engines.provenance import hardware
 from initmem.errors import ConfigError
 from initmem.store.store import Store
@@ -74,38 +73,10 @@ def test_a_cluster_may_have_what_is_not_here() -> None:
         engine_named("slurm", settings=Settings(device="tpu"))
 
 
-# What PyTorch says.
-NO_OPERATION = (
-    "The operator 'aten::_linalg_svd.U' is not currently implemented for the MPS device. If you want this "
-    "op to be considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287"
-)
-NO_DOUBLE = "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
-
-
 def test_a_mac_has_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert devices("mps") == ["mps"]
     assert "Apple GPU" in hardware("mps")
-
-
-@pytest.mark.parametrize(
-    ("error", "named"),
-    [(NotImplementedError(NO_OPERATION), "aten::_linalg_svd.U"), (TypeError(NO_DOUBLE), "float64")],
-)
-def test_an_operation_that_an_apple_gpu_lacks_stops_everything_in_one_line(
-    tmp_path: Path, tiny_study: Study, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str
-) -> None:
-    def lacking(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("initmem.engines.attempt.train_pack", lacking)
-    engine, store = InlineEngine(Settings(device="mps")), Store.create(tmp_path)
-    with pytest.raises(ConfigError, match=f"^device = 'mps': PyTorch has no {named} on Apple GPUs") as said:
-        engine.run(store, [tiny_study.all_runs()], lambda event: None)
-    assert "\n" not in str(said.value) and "PYTORCH_ENABLE_MPS_FALLBACK=1" in str(said.value)
-    assert store.records() == []  # it is no result of these runs
-    with pytest.raises(type(error)), operations_of("cpu"):  # another device's errors are what they are
-        raise error
 
 
 @pytest.mark.parametrize("engine", ["ray", "slurm"])

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from conftest import fake_record
-from initmem.engines.attempt import train_bundled
+from initmem.data.dataset import Dataset
 from initmem.engines.engine import Faulted, Settings, Trainer
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
@@ -27,6 +27,8 @@ from initmem.record import RunRecord
 from initmem.store.faults import MOST_LOSSES, Fault, cause_of, from_lines, next_pack, to_line
 from initmem.store.store import Store
 from initmem.study import Run
+from initmem.train.loop import train_pack
+from trainers import train_bundled
 
 
 @pytest.fixture
@@ -115,12 +117,12 @@ def test_an_exception_is_counted_with_the_pack_and_alone(store: Store, runs: lis
 def test_a_network_that_exits_is_a_failed_run(
     store: Store, runs: list[Run], error: BaseException, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exiting(pack: list[Run], **how: Any) -> list[RunRecord]:
+    def exiting(pack: list[Run], data: Dataset, **how: Any) -> list[RunRecord]:
         if runs[0] in pack:
             raise error
-        return train_bundled(pack, **how)
+        return train_pack(pack, data, **how)
 
-    monkeypatch.setattr("initmem.engines.attempt.train_bundled", exiting)
+    monkeypatch.setattr("initmem.engines.attempt.train_pack", exiting)
     before = signal.signal(signal.SIGINT, lambda *_: None)  # as in a worker process
     try:
         Worker(store, Settings()).work([runs])
@@ -153,12 +155,12 @@ def test_a_checkpoint_that_does_not_fit_is_dropped(store: Store, runs: list[Run]
 def test_a_mistake_of_the_user_stops_everything_and_keeps_what_is_done(
     store: Store, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mistaken(pack: list[Run], **how: Any) -> list[RunRecord]:
+    def mistaken(pack: list[Run], data: Dataset, **how: Any) -> list[RunRecord]:
         if runs[2] in pack:
             raise ConfigError("field = 1 (allowed: 2)")
-        return train_bundled(pack, **how)
+        return train_pack(pack, data, **how)
 
-    monkeypatch.setattr("initmem.engines.attempt.train_bundled", mistaken)
+    monkeypatch.setattr("initmem.engines.attempt.train_pack", mistaken)
     with pytest.raises(ConfigError, match="field = 1"):
         Worker(store, Settings()).work([runs[:2], runs[2:]])
     assert [store.has(run) for run in runs] == [True, True, False, False]

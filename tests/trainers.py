@@ -6,11 +6,18 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from initmem.engines.attempt import train_bundled
+from initmem.data.sources import load
 from initmem.errors import StoreError
 from initmem.record import RunRecord
 from initmem.study import Run
+from initmem.train.loop import train_pack
+
+
+def train_bundled(runs: list[Run], **how: Any) -> list[RunRecord]:
+    """Train runs as they are trained without a trainer."""
+    return train_pack(runs, load(runs[0].recipe), **how)
 
 
 def bad(runs, on_epoch):

@@ -112,7 +112,7 @@ def run_study(
 
 
 class Session:
-    """Trains a study on an engine, as often as seeds are added to it, and counts what came of it."""
+    """Trains a study on an engine, as often as seeds are added to it, and counts its records."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Session:
         self.store.add_study(study)
         runs = study.all_runs()
         left = [run for run in runs if not self.store.has(run)]
-        cut = packs(study, size=self.pack, workers=self.engine.workers)
+        packed = packs(study, size=self.pack, workers=self.engine.workers)
         costs = {recipe: cost(recipe) for recipe in study.recipes}
         listen = self.watch(
             Workload(
@@ -151,7 +151,7 @@ class Session:
         if not self.keep_going:
             listen = EarlyStop(listen, self.store, len(left))
         self._rounds += 1
-        self.interrupted = not self.engine.run(self.store, cut, listen)
+        self.interrupted = not self.engine.run(self.store, packed, listen)
         self.trained |= {run.id for run in left if self.store.has(run)}
 
     def outcome(self, study: Study) -> Outcome:

@@ -79,12 +79,15 @@ EngineName = Annotated[
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option(
+        "-E",
         "--engine-option",
         metavar="KEY=VALUE",
         help="For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:N or mps (a Mac's GPU).")]
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested), mps (a Mac's GPU).")
+]
 PrecisionName = Annotated[
     Precision,
     typer.Option(metavar="NAME", help="float32, tf32 or amp (bfloat16 layers); recorded with each run."),

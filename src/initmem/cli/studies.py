@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from initmem.cli.base import AsJson, app, bundled_studies, print_json, say, show
+from initmem.errors import duration
 
 if TYPE_CHECKING:
     from initmem.table import Columns
@@ -35,7 +36,7 @@ def list_studies(
     if as_json:
         print_json("studies", rows)
         return
-    shown = [row | {"time": in_words(row["hours_here"])} for row in rows]
+    shown = [row | {"time": duration(3600 * row["hours_here"])} for row in rows]
     if name is None:
         brief = [row for row in shown if row["default"]]
         show(table_of("Bundled studies", _only(brief, STUDIES), STUDIES))
@@ -81,17 +82,3 @@ def _rows(name: str | None) -> list[dict[str, Any]]:
 
 def _only(rows: list[dict[str, Any]], columns: Columns) -> list[dict[str, Any]]:
     return [{str(key): row[str(key)] for key in columns} for row in rows]
-
-
-def in_words(hours: float) -> str:
-    """As in: seconds, about a minute, about 5 minutes, about an hour, 5 h, 12 days."""
-    minutes = 60 * hours
-    if minutes < 0.75:
-        return "seconds"
-    if minutes < 1.5:
-        return "about a minute"
-    if minutes < 50:
-        return f"about {minutes:.0f} minutes"
-    if minutes < 90:
-        return "about an hour"
-    return f"{hours:.0f} h" if hours <= 48 else f"{hours / 24:,.0f} days"

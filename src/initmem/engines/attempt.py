@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -13,7 +12,6 @@ from initmem.data.dataset import Dataset
 from initmem.data.sources import load
 from initmem.engines.engine import EpochEnded, Listener, Settings
 from initmem.engines.provenance import with_provenance
-from initmem.errors import ConfigError
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.faults import Fault
@@ -21,7 +19,6 @@ from initmem.store.store import Store
 from initmem.study import Run
 from initmem.train.loop import train_pack
 from initmem.train.pack import Checkpoint, Pack
-from initmem.train.requirements import Precision
 
 LOOK_EVERY = 0.05  # seconds between two looks whether to stop or to save: a small step takes a millisecond
 
@@ -69,8 +66,9 @@ class Attempt:
     def _trained(self) -> list[RunRecord]:
         if self.settings.trainer is not None:
             return self.settings.trainer(self.pack, self._on_row)
-        return train_bundled(
+        return train_pack(
             self.pack,
+            dataset(self.pack[0].recipe),
             device=self.settings.device,
             precision=self.settings.precision,
             resume=self._checkpoints(),
@@ -176,47 +174,7 @@ class Watchdog:
             faulthandler.dump_traceback_later(self.seconds, exit=True, file=self._stream)
 
 
-def train_bundled(
-    runs: Sequence[Run],
-    *,
-    device: str = "cpu",
-    precision: Precision = "float32",
-    resume: Sequence[Checkpoint] | None = None,
-    on_epoch: Callable[[Pack], None] | None = None,
-    pause: Callable[[], bool] = lambda: False,
-    on_pause: Callable[[Pack], None] | None = None,
-) -> list[RunRecord]:
-    """Train runs of one recipe of a network: bundled, or registered by a plugin."""
-    data = dataset(runs[0].recipe)
-    with operations_of(device):
-        return train_pack(
-            runs,
-            data,
-            device=device,
-            precision=precision,
-            resume=resume,
-            on_epoch=on_epoch,
-            pause=pause,
-            on_pause=on_pause,
-        )
-
-
 @lru_cache(maxsize=2)
 def dataset(recipe: AnyRecipe) -> Dataset:
     """Load a recipe's dataset; packs of one recipe tend to follow each other."""
     return load(recipe)
-
-
-@contextlib.contextmanager
-def operations_of(device: str) -> Iterator[None]:
-    """Report in one line what PyTorch cannot do on an Apple GPU, rather than train nothing run by run."""
-    try:
-        yield
-    except (NotImplementedError, TypeError) as error:
-        if device != "mps" or "MPS" not in str(error):
-            raise
-        missing = re.search(r"aten::[\w.]+|float64", str(error))
-        raise ConfigError(
-            f"device = 'mps': PyTorch has no {missing[0] if missing else 'such operation'} on Apple GPUs "
-            "(allowed: --device cpu; or the variable PYTORCH_ENABLE_MPS_FALLBACK=1: the CPU then does it)"
-        ) from error

@@ -146,65 +146,56 @@ def devices(device: str) -> list[str]:
     return gpus
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A worker has claimed runs and begins to train them."""
 
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EpochEnded:
+class EpochEnded(NamedTuple):
     """Runs of one pack have finished an epoch."""
 
     runs: tuple[str, ...]
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """Runs have a record, each with its status."""
 
     runs: tuple[tuple[str, Status], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(NamedTuple):
     """A worker was asked to stop and gave its runs back."""
 
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Faulted:
+class Faulted(NamedTuple):
     """Training raised: the runs are tried again in smaller packs, or recorded as crashed."""
 
     cause: Cause
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(NamedTuple):
     """A worker process ended with runs claimed; another worker takes them over."""
 
     exit_code: int | None
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MovedAside:
+class MovedAside(NamedTuple):
     """Damaged files of the store are out of the way: each with the reason, and where it is now."""
 
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping:
+class Stopping(NamedTuple):
     """The user asked the engine to stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """Nothing in particular happened: the engine is alive."""
 
 

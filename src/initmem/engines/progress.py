@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -43,12 +43,11 @@ class Display:
 
     def __init__(self, work: Workload, console: Console) -> None:
         self.work, self.console = work, console
-        self.started = time.monotonic()
+        self.started = self._last_line = time.monotonic()
         self.done = work.done
         self.counts: Counter[str] = Counter()
-        self.epochs: dict[str, int] = {}  # run id -> last finished epoch, of runs in this session
-        self._base: dict[str, int] = {}
-        self._last_line = self.started
+        self._shares: dict[str, float] = {}  # run id -> share of its epochs that is done
+        self._earlier: dict[str, float] = {}  # the same of resumed runs, before this session
         self.live = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -58,36 +57,25 @@ class Display:
         )
         self.task = self.live.add_task("training", total=1.0, text="starting workers")
 
-    def start(self) -> None:
-        """Begin to draw, where there is a terminal."""
-        if self.console.is_terminal:
-            self.live.start()
-
-    def stop(self) -> None:
-        """Take the bar away."""
-        self.live.stop()
-
     def __call__(self, event: Event) -> None:
         """Take in what an engine reports."""
         match event:
             case EpochEnded(runs, epoch):
                 for run_id in runs:
-                    # A resumed run begins in the middle: what was done before is not this session's.
-                    self._base.setdefault(run_id, epoch - 1)
-                    self.epochs[run_id] = epoch
+                    epochs = self.work.epochs[run_id]
+                    self._earlier.setdefault(run_id, (epoch - 1) / epochs)
+                    self._shares[run_id] = epoch / epochs
             case Finished(runs):
                 for run_id, status in runs:
                     self.counts[status] += 1
-                    self.epochs[run_id] = self.work.epochs[run_id]
+                    self._shares[run_id] = 1.0
                     self.done += 1
             case WorkerLost(code, lost):
-                self.console.print(
-                    f"a worker was lost (exit code {code}); {count(len(lost), 'run')} will be tried again"
-                )
+                again = f"{count(len(lost), 'run')} will be tried again"
+                self.console.print(f"a worker was lost (exit code {code}); {again}")
             case Faulted(cause, hit):
-                self.console.print(
-                    f"{cause}: {count(len(hit), 'run')} will be tried in smaller packs or marked crashed"
-                )
+                again = f"{count(len(hit), 'run')} will be tried again in smaller packs or marked crashed"
+                self.console.print(f"{cause}: {again}")
             case MovedAside(lines):
                 for line in lines:
                     self.console.print(f"moved aside: {printable(line)}", soft_wrap=True)
@@ -97,25 +85,19 @@ class Display:
 
     def fraction(self) -> float:
         """Share of this session's work that is done, by cost."""
-        total = sum(self.work.costs.values())
-        part = sum(
-            self.work.costs[run_id] * epoch / self.work.epochs[run_id]
-            for run_id, epoch in self.epochs.items()
-            if run_id in self.work.costs
-        )
-        return part / total if total else 1.0
+        return self._by_cost(self._shares) if self.work.costs else 1.0
 
     def seconds_left(self) -> float | None:
         """Time left at the pace of this session; None before the first epoch."""
-        inherited = sum(
-            self.work.costs.get(run_id, 0.0) * base / self.work.epochs[run_id]
-            for run_id, base in self._base.items()
-            if run_id in self.work.costs
-        ) / max(sum(self.work.costs.values()), 1e-30)
-        fraction = self.fraction()
-        if fraction <= inherited:
+        fraction, earlier = self.fraction(), self._by_cost(self._earlier)
+        if fraction <= earlier:
             return None
-        return (time.monotonic() - self.started) * (1 - fraction) / (fraction - inherited)
+        return (time.monotonic() - self.started) * (1 - fraction) / (fraction - earlier)
+
+    def _by_cost(self, shares: dict[str, float]) -> float:
+        costs = self.work.costs
+        spent = sum(costs.get(run_id, 0.0) * share for run_id, share in shares.items())
+        return spent / max(sum(costs.values()), 1e-30)
 
     def _text(self) -> str:
         left = self.seconds_left()
@@ -134,19 +116,16 @@ class Display:
 
 @contextmanager
 def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
-    """A display on a stream for as many sessions as come; without a stream nothing is shown."""
+    """A display on a stream, a new one whenever seeds were added; without a stream nothing is shown."""
     console = Console(file=stream, quiet=stream is None, highlight=False, markup=False, emoji=False)
-    shown: list[Display] = []
+    with ExitStack() as displays:
 
-    def watch(work: Workload) -> Listener:
-        for old in shown:
-            old.stop()
-        shown.append(Display(work, console))
-        shown[-1].start()
-        return shown[-1]
+        def watch(work: Workload) -> Listener:
+            displays.close()
+            display = Display(work, console)
+            if console.is_terminal:
+                display.live.start()
+            displays.callback(display.live.stop)
+            return display
 
-    try:
         yield watch
-    finally:
-        for old in shown:
-            old.stop()

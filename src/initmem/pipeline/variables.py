@@ -27,11 +27,10 @@ def variables(model: Any, kernels: Kernels = None) -> list[Variable]:
 
         return keras_variables(model, kernels)
     from initmem.pipeline.jax import is_pytree, jax_variables
-    from initmem.train.variables import torch_variables
 
     if is_pytree(model):
         return jax_variables(model, kernels)
-    from initmem.train.torch_variables import torch_variables
+    from initmem.train.variables import torch_variables
 
     return torch_variables(model, kernels)
 
