@@ -24,10 +24,10 @@ from initmem.recipe import Recipe
 )
 def test_sizes_are_those_of_the_data(name: str, expected: tuple[int, int, int]) -> None:
     recipe = Recipe(dataset=name)
-    data, said = load(recipe), sizes(recipe)
-    assert (len(data.train), len(data.val), len(data.test)) == expected == said[:3]
-    assert data.shape == said.shape
-    assert data.classes == said.classes == len(np.unique(data.train.y))
+    data, expected_sizes = load(recipe), sizes(recipe)
+    assert (len(data.train), len(data.val), len(data.test)) == expected == expected_sizes[:3]
+    assert data.shape == expected_sizes.shape
+    assert data.classes == expected_sizes.classes == len(np.unique(data.train.y))
     assert data.train.x.min() >= 0
     assert data.train.x.max() <= 1
 

@@ -26,28 +26,34 @@ def list_data(data_dir: DataDir = None, plugins: Plugins = None, as_json: AsJson
     """List the datasets, their sizes and where they are."""
     from initmem import register
     from initmem.data.bundled import BUNDLED
-    from initmem.data.cache import cache_dir, is_cached
     from initmem.data.sources import sizes
     from initmem.plots.columns import DATASETS
     from initmem.recipe import Recipe
     from initmem.table import table_of
 
     register.load(plugins or ())
-    place = {"scikit-learn": "comes with scikit-learn", "generated": "generated when needed"}
-    places = {name: place.get(row.source, str(cache_dir(data_dir))) for name, row in BUNDLED.items()}
-    for name, row in BUNDLED.items():
-        if row.source == "download" and not is_cached(name, data_dir):
-            places[name] = f"missing: initmem data get {name}"
-    places |= dict.fromkeys(register.datasets(), "registered by a plugin")
+    availability = {name: _availability(name, row.source, data_dir) for name, row in BUNDLED.items()}
+    availability |= dict.fromkeys(register.datasets(), "registered by a plugin")
     rows = [
-        {"dataset": name} | sizes(Recipe.parse({"dataset": name}))._asdict() | {"place": places[name]}
-        for name in places
+        {"dataset": name} | sizes(Recipe.parse({"dataset": name}))._asdict() | {"place": where}
+        for name, where in availability.items()
     ]
     if as_json:
         print_json("data.list", rows)
         return
     show(table_of("Datasets", rows, DATASETS))
     say(f"also synthetic:NxCxHxW, modular-addition:MODULUS:FRACTION, text:LENGTH; your own: {OWN}")
+
+
+def _availability(name: str, source: str, data_dir: Path | None) -> str:
+    from initmem.data.cache import cache_dir, is_cached
+
+    match source:
+        case "scikit-learn":
+            return "comes with scikit-learn"
+        case "generated":
+            return "generated when needed"
+    return str(cache_dir(data_dir)) if is_cached(name, data_dir) else f"missing: initmem data get {name}"
 
 
 @data_app.command("get")

@@ -54,11 +54,10 @@ def cache_dir(data_dir: Path | None = None) -> Path:
 def load_images(name: str, data_dir: Path | None = None) -> Dataset:
     """The splits of a cached image dataset, as slices of one memory map."""
     arrays, row = cached(name, data_dir), BUNDLED[name]
+    whole = Examples(arrays["images"], arrays["labels"])
     n_train, n_val, _ = row.splits
-    train, val, test = (
-        Examples(arrays["images"][part], arrays["labels"][part])
-        for part in (slice(n_train), slice(n_train, n_train + n_val), slice(n_train + n_val, None))
-    )
+    ends = (slice(n_train), slice(n_train, n_train + n_val), slice(n_train + n_val, None))
+    train, val, test = (whole.take(part) for part in ends)
     return Dataset(name, train, val, test, row.classes)
 
 

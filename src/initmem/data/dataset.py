@@ -80,7 +80,7 @@ class Dataset:
 
 
 class Sizes(NamedTuple):
-    """The sizes of a dataset, known without loading it."""
+    """The sizes of a dataset, for whoever has not loaded it."""
 
     n_train: int
     n_val: int
