@@ -1,20 +1,25 @@
-"""Stale results: every edit that changes the training is noticed, and next to none that does not."""
+"""Stale results: every edit that changes the training is noticed, and none that does not raises an alarm."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import json
+import linecache
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import initmem
 from initmem.engines.stale import differences
 from initmem.errors import ConfigError
-from initmem.pipeline.code_version import fingerprint
+from initmem.pipeline.code_version import fingerprint, unhashed_note
 from initmem.pipeline.command import command_fingerprint, study_of
 from initmem.pipeline.source import Fingerprint
 from initmem.store.store import Store
@@ -184,7 +189,161 @@ def plot():
     "shapes/wide.py": "def factor(n):\n    return n * SIZE\n\n\nSIZE = 3\n",
 }
 
-MODULES = ("mine", "helpers", "late", "later", "shapes", "shapes.wide")
+# Decorators with arguments, inheritance over modules, callables, enums, sets, and what cannot be hashed.
+MORE = {
+    "mine.py": """
+import enum
+import functools
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+import pkg.models as models
+from pkg import *
+from pkg import data
+from pkg.models import Net, build
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+
+MODE = Mode.FAST
+LOCK = threading.Lock()
+RANDOM = np.random.default_rng(0)
+RULES = {nn.Linear: 1, nn.ReLU: 2, None: 3}
+TAGS = {"a", "b", "c"}
+NAMES = frozenset(f"n{i}" for i in range(200))
+STEPS = [lambda x: x + 1, lambda x: x * 2]
+MODEL = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+torch.nn.init.constant_(MODEL[0].weight, 0.5), torch.nn.init.zeros_(MODEL[0].bias)
+PART = functools.partial(build, 3, act="relu")
+
+
+def scaled(by):
+    def decorator(function):
+        @functools.wraps(function)
+        def inner(*given):
+            return function(*given) * by
+
+        return inner
+
+    return decorator
+
+
+@scaled(by=2)
+def loss(x):
+    return x + 10
+
+
+def tagged(kind):
+    kind.tag = 7
+    return kind
+
+
+@tagged
+@dataclass
+class Config:
+    sizes: list = field(default_factory=lambda: [8, 8])
+
+    @functools.cached_property
+    def double(self):
+        return self.sizes * 2
+
+    @staticmethod
+    def helper():
+        return 5
+
+
+class Augment:
+    __slots__ = ("p",)
+
+    def __init__(self):
+        self.p = 0.5
+
+    def __call__(self, x):
+        return x * self.p
+
+
+class Callback:
+    def __init__(self):
+        self.every = 3
+
+    def fire(self):
+        return self.every
+
+
+AUGMENT, FIRE, CONFIG = Augment(), Callback().fire, Config()
+
+
+def outer():
+    width = 4
+
+    def helper():
+        return width + 100
+
+    def unused():
+        return 77
+
+    def train(init, tracker):
+        return {"loss": helper()}
+
+    return train
+
+
+def train(init, tracker):
+    x = loss(3) + data.prepare(RULES[nn.Linear])
+    for step in STEPS if MODE is Mode.FAST else ():
+        x = step(x) + RANDOM.random()
+    with LOCK:
+        AUGMENT(x), FIRE(), PART(), MODEL(x), TAGS, NAMES, CONFIG.double
+    Net(), models.build(1), star()
+
+
+class Loop:
+    def __init__(self, lr):
+        self.lr, self.log, self.calls, self.options = lr, [], 0, {"a": 1}
+
+    def __call__(self, init, tracker):
+        return self.go()
+
+    def go(self):
+        self.calls += 1
+        self.log.append(1)
+        return self.lr
+
+
+def main():
+    print("started")
+""",
+    "pkg/__init__.py": "def star():\n    return 31\n",
+    "pkg/models.py": """
+from .base import Base
+
+
+def build(n, act="relu"):
+    return n + 20
+
+
+class Net(Base):
+    def forward(self, x):
+        return self.step(x)
+
+
+def unrelated():
+    return 0
+""",
+    "pkg/base.py": "class Base:\n    def step(self, x):\n        return x * 6\n",
+    "pkg/data.py": "LIMIT = 5\n\n\ndef prepare(x):\n    return x + LIMIT\n\n\ndef plot():\n    return 1\n",
+}
+
+MODULES = (
+    *("mine", "helpers", "late", "later", "shapes", "shapes.wide"),
+    *("pkg", "pkg.models", "pkg.base", "pkg.data"),
+)
 
 # What is trained, and then (file, before, after, what the message says).
 TRAIN = "mine.train"
@@ -231,6 +390,33 @@ CHANGES = [
     ("mine.made(2)", "", "(2)", "(3)", "power 2 -> 3"),
 ]  # fmt: skip
 
+MORE_CHANGES = [
+    (TRAIN, "mine.py", "by=2", "by=3", "mine.scaled.decorator.by 2 -> 3"),
+    (TRAIN, "mine.py", "x + 10", "x + 11", "function mine.loss was edited"),
+    (TRAIN, "mine.py", "* by", "+ by", "function mine.scaled.decorator.inner was edited"),
+    (TRAIN, "mine.py", "FAST = 1", "FAST = 3", "mine.MODE <Mode.FAST: 1> -> <Mode.FAST: 3>"),
+    (TRAIN, "mine.py", "nn.ReLU: 2", "nn.ReLU: 4", "mine.RULES changed"),
+    (TRAIN, "mine.py", '{"a", "b", "c"}', '{"a", "b"}', "mine.TAGS ['a', 'b', 'c'] -> ['a', 'b']"),
+    (TRAIN, "mine.py", "range(200)", "range(201)", "mine.NAMES changed"),
+    (TRAIN, "mine.py", "lambda x: x * 2", "lambda x: x * 3", "function mine.<lambda> (2) was edited"),
+    (TRAIN, "mine.py", "weight, 0.5", "weight, 0.25", "mine.MODEL changed"),
+    (TRAIN, "mine.py", "nn.ReLU())", "nn.Tanh())", "mine.MODEL changed"),
+    (TRAIN, "mine.py", '3, act="relu")', '3, act="tanh")', "mine.PART(act) 'relu' -> 'tanh'"),
+    (TRAIN, "mine.py", "kind.tag = 7", "kind.tag = 8", "mine.Config.tag 7 -> 8"),
+    (TRAIN, "mine.py", "[8, 8]", "[8, 9]", "mine.CONFIG.sizes [8, 8] -> [8, 9]"),
+    (TRAIN, "mine.py", "self.sizes * 2", "self.sizes * 3", "function mine.Config.double was edited"),
+    (TRAIN, "mine.py", "return 5", "return 6", "function mine.Config.helper was edited"),
+    (TRAIN, "mine.py", "self.p = 0.5", "self.p = 0.6", "mine.AUGMENT.p 0.5 -> 0.6"),
+    (TRAIN, "mine.py", "self.every = 3", "self.every = 4", "mine.Callback.fire.__self__.every 3 -> 4"),
+    (TRAIN, "pkg/__init__.py", "31", "32", "function pkg.star was edited"),
+    (TRAIN, "pkg/models.py", "n + 20", "n + 21", "function models.build was edited"),
+    (TRAIN, "pkg/base.py", "x * 6", "x * 7", "function base.Base.step was edited"),
+    (TRAIN, "pkg/data.py", "LIMIT = 5", "LIMIT = 6", "data.LIMIT 5 -> 6"),
+    ("mine.outer()", "mine.py", "width = 4", "width = 5", "mine.outer.width 4 -> 5"),
+    ("mine.outer()", "mine.py", "width + 100", "width + 101", "function mine.outer.helper was edited"),
+    ("mine.Loop(0.1)", "", "(0.1)", "(0.2)", "Loop.lr 0.1 -> 0.2"),
+]  # fmt: skip
+
 SAME = [
     (TRAIN, "mine.py", "# the data", "# the data, augmented once"),
     (TRAIN, "mine.py", '"""Train a network."""', '"""Train a network on six numbers."""'),
@@ -246,6 +432,16 @@ SAME = [
     ("mine.Fitter(0.1).fit", "mine.py", "dropout: float = 0.1", "dropout: float = 0.9"),
     ("mine.made(2)", "mine.py", "return {\"loss\": power}", "return {'loss': power}  # as it is"),
 ]  # fmt: skip
+
+MORE_SAME = [
+    (TRAIN, "mine.py", "started", "ended"),
+    (TRAIN, "mine.py", "loss(x):", "loss(x: float) -> float:"),
+    (TRAIN, "mine.py", '{"a", "b", "c"}', '{"c", "b", "a"}'),
+    (TRAIN, "pkg/models.py", "return 0", "return 2"),
+    (TRAIN, "pkg/data.py", "return 1", "return 2"),
+    ("mine.outer()", "mine.py", "return 77", "return 78"),
+    ("mine.Loop(0.1)", "mine.py", "lambda x: x * 2", "lambda x: x * 3"),
+]
 
 
 @pytest.fixture
@@ -270,7 +466,7 @@ def load(folder: Path, files: dict[str, str]) -> ModuleType:
         sys.path.remove(str(folder))
 
 
-def taken(folder: Path, what: str, files: dict[str, str] = PROJECT) -> Fingerprint:
+def taken(folder: Path, what: str, files: dict[str, str]) -> Fingerprint:
     mine = load(folder, files)
     sys.path.insert(0, str(folder))
     try:
@@ -279,38 +475,37 @@ def taken(folder: Path, what: str, files: dict[str, str] = PROJECT) -> Fingerpri
         sys.path.remove(str(folder))
 
 
-def edited(name: str, before: str, after: str) -> dict[str, str]:
-    assert PROJECT[name].count(before) == 1, (name, before)
-    return PROJECT | {name: PROJECT[name].replace(before, after)}
-
-
-def test_the_counts_that_are_asked_for() -> None:
-    assert len(CHANGES) >= 30 and len(SAME) >= 10
+def edited(files: dict[str, str], name: str, before: str, after: str) -> dict[str, str]:
+    assert files[name].count(before) == 1, (name, before)
+    return files | {name: files[name].replace(before, after)}
 
 
 @pytest.mark.usefixtures("fresh_modules")
-def test_every_edit_that_changes_the_training_is_noticed_and_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("files", "table"), [(PROJECT, CHANGES), (MORE, MORE_CHANGES)])
+def test_every_edit_that_changes_the_training_is_noticed_and_named(tmp_path: Path, files, table) -> None:
     missed, unnamed = [], []
-    for index, (what, name, before, after, words) in enumerate(CHANGES):
-        old = taken(tmp_path / f"{index}a", what)
-        files = edited(name, before, after) if name else PROJECT
-        now = taken(tmp_path / f"{index}b", what if name else what.replace(before, after), files)
-        said = differences(old, now)
-        if not said:
+    for index, (what, name, before, after, words) in enumerate(table):
+        old = taken(tmp_path / f"{index}a", what, files)
+        later = edited(files, name, before, after) if name else files
+        now = taken(tmp_path / f"{index}b", what if name else what.replace(before, after), later)
+        changes = differences(old, now)
+        if not changes:
             missed.append((name, before, after))
-        elif not any(words in line for line in said):
-            unnamed.append((words, said))
+        elif not any(words in line for line in changes):
+            unnamed.append((words, changes))
     assert missed == []
     assert unnamed == []
 
 
 @pytest.mark.usefixtures("fresh_modules")
-def test_no_edit_that_leaves_the_training_alone_raises_an_alarm(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("files", "table"), [(PROJECT, SAME), (MORE, MORE_SAME)])
+def test_no_edit_that_leaves_the_training_alone_raises_an_alarm(tmp_path: Path, files, table) -> None:
     alarms = []
-    for index, (what, name, before, after) in enumerate(SAME):
-        old = taken(tmp_path / f"{index}a", what)
-        if said := differences(old, taken(tmp_path / f"{index}b", what, edited(name, before, after))):
-            alarms.append((name, before, said))
+    for index, (what, name, before, after) in enumerate(table):
+        old = taken(tmp_path / f"{index}a", what, files)
+        later = taken(tmp_path / f"{index}b", what, edited(files, name, before, after))
+        if changes := differences(old, later):
+            alarms.append((name, before, changes))
     assert alarms == []
 
 
@@ -326,6 +521,75 @@ def test_what_code_keeps_for_itself_is_not_a_setting(tmp_path: Path) -> None:
     mine.SET_HERE["lr"] = 0.3
     mine.GROWS.append(5)
     assert fingerprint(mine.train) == before
+    loop = load(tmp_path / "more", MORE).Loop(0.1)
+    before = fingerprint(loop)
+    loop(None, None)
+    assert loop.calls == 1 and fingerprint(loop) == before
+
+
+@pytest.mark.usefixtures("fresh_modules")
+def test_a_module_that_is_imported_late_counts_the_same_once_it_is_loaded(
+    tmp_path: Path, monkeypatch
+) -> None:
+    mine = load(tmp_path, PROJECT)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = fingerprint(mine.train)
+    importlib.import_module("late")
+    assert fingerprint(mine.train) == before
+
+
+@pytest.mark.usefixtures("fresh_modules")
+def test_what_cannot_be_hashed_is_reported(tmp_path: Path) -> None:
+    version = taken(tmp_path, TRAIN, MORE)
+    words = "cannot be hashed, so that a change to it goes unnoticed: mine.LOCK"
+    assert unhashed_note(version) == words
+    assert unhashed_note(taken(tmp_path, TRAIN, PROJECT)) == ""
+    lines = (line for line in "ab")  # or an open file
+
+    def train(init, tracker):
+        return {"loss": init.scale * len(next(lines))}
+
+    (note,) = run(train, [1.0], [0], tmp_path / "store").notes
+    assert note.startswith(words.rpartition(": ")[0]) and note.endswith("is_reported.lines")
+
+
+CELLS = {
+    "<cell 1>": "from torch import nn\nLR = 0.1\nLOG = []\nmodel = 3\n",
+    "<cell 2>": "class Net(nn.Module):\n    width = 8\n    def forward(self, x):\n        return x * 2\n",
+    "<cell 3>": "def train(init, t):\n    'Doc.'\n    LOG.append(1)\n    model = Net()\n    return LR\n",
+}
+CELL_EDITS = [
+    ("LR = 0.1", "LR = 0.2", ["notebook.LR 0.1 -> 0.2"]),
+    ("width = 8", "width = 9", ["notebook.Net.width 8 -> 9"]),
+    ("x * 2", "x * 3", ["function notebook.Net.forward was edited"]),
+    ("nn.Module", "nn.Linear", ["class notebook.Net was edited"]),
+    ("return LR", "return -LR", ["function notebook.train was edited"]),
+    ("model = 3", "model = 4", []),  # another variable than that of the function
+    ("Doc.", "Text.", []),
+    ("LOG = []", "LOG = [1]", []),
+]
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+def test_cells_of_a_notebook_and_lines_of_a_console_are_followed(monkeypatch, has_source: bool) -> None:
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+    def after(before: str, now: str) -> Fingerprint:
+        vars(main).clear()
+        vars(main)["__name__"] = "__main__"
+        for name, text in CELLS.items():
+            cell = text.replace(before, now)
+            if has_source:
+                lines = cell.splitlines(keepends=True)
+                monkeypatch.setitem(linecache.cache, name, (len(cell), None, lines, name))
+            exec(compile(cell, name if has_source else "<stdin>", "exec"), vars(main))
+        return fingerprint(vars(main)["train"])
+
+    original = after("", "")
+    for before, now, changes in CELL_EDITS:
+        if has_source or changes or before != "LOG = []":  # state is read off the source
+            assert differences(original, after(before, now)) == changes
 
 
 DATA: object = None
@@ -355,45 +619,43 @@ def test_a_global_that_another_function_fills_is_state_but_a_variable_of_the_sam
     assert DATA is not None and COUNT == 1
     assert fingerprint(uses_what_another_function_loads) == before
     monkeypatch.setitem(OPTIONS, "lr", 0.5)
-    said = differences(before, fingerprint(uses_what_another_function_loads))
-    assert said == ["test_code_version.OPTIONS['lr'] 0.1 -> 0.5"]
+    changes = differences(before, fingerprint(uses_what_another_function_loads))
+    assert changes == ["test_code_version.OPTIONS['lr'] 0.1 -> 0.5"]
 
 
 @pytest.mark.usefixtures("fresh_modules")
 def test_installed_packages_count_by_their_version(tmp_path: Path) -> None:
-    entries = taken(tmp_path, TRAIN)
-    import torch
-
+    entries = taken(tmp_path, TRAIN, PROJECT)
     assert entries["package torch"] == torch.__version__.partition("+")[0]
     assert not [name for name in entries if "torch.nn" in name or "initmem" in name]
 
 
-def test_a_script_has_the_same_fingerprint_as_when_it_is_imported(tmp_path: Path) -> None:
-    """`python mine.py` and then `from mine import train` in another script."""
-    import json
-    import os
-    import subprocess
-
+def test_processes_agree_and_a_script_counts_as_when_it_is_imported(tmp_path: Path) -> None:
+    """`python mine.py` and then `from mine import train` in another script; strings hash differently."""
     (tmp_path / "mine.py").write_text(
-        "import json\nfrom initmem.pipeline.code_version import fingerprint\nN = 3\n"
-        "def helper():\n    return N\n"
+        "import json\nfrom torch import nn\nfrom initmem.pipeline.code_version import fingerprint\nN = 3\n"
+        "RULES = {nn.Linear: frozenset('abc'), None: 2}\nTAGS = {f'tag {i}' for i in range(100)}\n"
+        "def helper():\n    return N, RULES, TAGS\n"
         "def train(init, tracker):\n    return {'loss': helper()}\n"
         "if __name__ == '__main__':\n    print(json.dumps(fingerprint(train)))\n"
     )
     other = "import mine, json; print(json.dumps(mine.fingerprint(mine.train)))"
-    said = [
-        subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"PYTHONPATH": f"{Path(initmem.__file__).parents[1]}:{tmp_path}"},
-        ).stdout
-        for arguments in (["mine.py"], ["-c", other])
+    path = f"{Path(initmem.__file__).parents[1]}:{tmp_path}"
+    versions = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, *arguments],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=True,
+                env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": seed},
+            ).stdout
+        )
+        for arguments, seed in ((["mine.py"], "1"), (["-c", other], "2"))
     ]
-    assert json.loads(said[0]) == json.loads(said[1])
-    assert json.loads(said[0])["mine.N"] == "3"
+    assert versions[0] == versions[1]
+    assert versions[0]["mine.N"] == "3" and "#" in versions[0]["mine.RULES"]
 
 
 # -- commands -------------------------------------------------------------------------------------------
@@ -461,8 +723,8 @@ def test_commands_are_known_by_their_arguments_and_files(tmp_path: Path, monkeyp
     for index, (name, before, after, words) in enumerate(COMMAND_CHANGES):
         files = FILES | ({name: FILES[name].replace(before, after)} if name else {})
         command = COMMAND if name else COMMAND.replace(before, after)
-        said = differences(old, command_taken(tmp_path / str(index), monkeypatch, files, command))
-        assert words in said, (words, said)
+        changes = differences(old, command_taken(tmp_path / str(index), monkeypatch, files, command))
+        assert words in changes
     for index, (name, before, after) in enumerate(COMMAND_SAME):
         files = FILES | {name: FILES[name].replace(before, after)}
         assert files[name] != FILES[name]

@@ -82,9 +82,9 @@ def test_the_tracker_writes_what_is_read(tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
         tracker.end_epoch(val_loss=1.0)
-        reader.look()
+        reader.read()
     tracker.finish(test_accuracy=0.75)
-    reader.look(at_end=True)
+    reader.read(at_end=True)
     assert reader.tracker.history.keys() == tracker.history.keys()
     assert all((reader.tracker.history[name] == column).all() for name, column in tracker.history.items())
     assert reader.tracker.history["clock_sgd"].tolist() == [0.25**2 / 4, 0.25**2 / 2]
@@ -102,7 +102,7 @@ def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path: Path) -> None:
     [
         ("sys.exit('no data at all')", "ended with code 1\nno data at all"),
         ("say(loss=1.0)\nraise ValueError('too big')", "ValueError: too big"),
-        ("sys.exit(3)", "ended with code 3\nit said nothing on stderr"),
+        ("sys.exit(3)", "ended with code 3\nnothing on stderr"),
         ("pass", "the program wrote nothing to {history}"),
         ("say(loss=1.0); lines.write('{\"loss\": 0.')", "line 2 of the history is not JSON: '{\"loss\": 0.'"),
         ("say(loss=1.0); lines.write('oops\\n')", "line 2 of the history is not JSON: 'oops'"),

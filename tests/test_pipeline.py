@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -629,46 +628,38 @@ class Odd(BaseException):
     pass
 
 
-def leaving(how: str, init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
-    if init.seed == 1:
-        match how:
-            case "exit 0":
-                sys.exit(0)
-            case "exit 1":
-                sys.exit("no data")
-            case "quit":
-                raise SystemExit
-            case "interrupt":
-                raise KeyboardInterrupt
-            case "odd":
-                raise Odd("strange")
+def leaving(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    match init.seed:
+        case 1:
+            sys.exit(0)
+        case 2:
+            sys.exit("no data")
+        case 3:
+            raise SystemExit
+        case 4:
+            raise Odd("strange")
+        case 5:
+            raise KeyboardInterrupt
     return {"test_accuracy": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("exit 0", "SystemExit: 0 (the training code called sys.exit or quit)"),
-        ("exit 1", "SystemExit: no data (the training code"),
-        ("quit", "SystemExit: None (the training code"),
-        ("odd", "Odd: strange"),
-    ],
-)
-def test_code_that_leaves_by_itself_is_a_failed_run(tmp_path: Path, how: str, words: str) -> None:
-    result = run(functools.partial(leaving, how), [1.0, 2.0], [0, 1, 2], tmp_path)
-    assert list(result.crashes) == [(1.0, 1), (2.0, 1)]
-    assert len(result.records) == 6
-    assert f"2 of 6 runs crashed: 2 with {words}" in str(result) or words in result.crashes[1.0, 1]
+def test_code_that_exits_is_a_crashed_run(tmp_path: Path) -> None:
+    result = run(leaving, [1.0], range(5), tmp_path)
+    assert len(result.records) == 5
+    for seed, words in (
+        (1, "SystemExit: 0 (the training code called sys.exit or quit)"),
+        (2, "SystemExit: no data (the training code"),
+        (3, "SystemExit: None (the training code"),
+        (4, "Odd: strange"),
+    ):
+        assert words in result.crashes[1.0, seed] or f"1 with {words}" in str(result)
 
 
-def test_workers_survive_code_that_leaves_by_itself(tmp_path: Path) -> None:
-    for how in ("exit 0", "interrupt"):  # a worker does not hear Ctrl-C: its code raised that itself
-        result = initmem.run(
-            functools.partial(leaving, how), [1.0], [0, 1, 2], tmp_path / how, progress=False, workers=1
-        )
-        assert list(result.crashes) == [(1.0, 1)]
-        assert len(result.records) == 3
-        assert {record.provenance["attempts"] for record in result.records} == {1}
+def test_workers_survive_code_that_exits(tmp_path: Path) -> None:
+    # A worker ignores Ctrl-C, so a KeyboardInterrupt there comes from the training code.
+    result = initmem.run(leaving, [1.0], [0, 1, 5], tmp_path, progress=False, workers=1)
+    assert list(result.crashes) == [(1.0, 1), (1.0, 5)]
+    assert {record.provenance["attempts"] for record in result.records} == {1}
 
 
 def test_a_study_whose_first_runs_fail_alike_stops(
@@ -737,15 +728,14 @@ def sleeping(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
     return {"loss": 1.0}
 
 
-def test_a_run_that_hangs_is_a_failed_run_of_this_code(tmp_path: Path) -> None:
-    result = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=5, progress=False)
+def test_a_run_that_hangs_is_a_crashed_run_of_this_code(tmp_path: Path) -> None:
+    result = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=10, progress=False)
     assert list(result.crashes) == [(1.0, 1)]
     assert "timeout" in result.crashes[1.0, 1]
     done, hung = (record.provenance["fingerprint"] for record in result.records)
     assert hung == done  # so that the same code is not tried again, and other code is
-    before = time.monotonic()
-    again = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=5, progress=False)
-    assert list(again.failures) == [(1.0, 1)] and time.monotonic() - before < 5
+    again = run(sleeping, [1.0], [0, 1], tmp_path)  # without a time limit: it would hang here
+    assert list(again.crashes) == [(1.0, 1)]
 
 
 def dividing(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:

@@ -45,9 +45,9 @@ from initmem.study_file import load_study, override, own_study
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 GIVEN = ("scale", "seed", "history", "run")
 NEEDED = ("scale", "history")
-TAIL = 4000  # characters of what a failed program said last
-LOOK_EVERY = 0.2  # seconds between two looks at what a program has written
-PATIENCE = 5.0  # seconds that a program has to end after it was asked to
+TAIL = 4000  # characters of the last output of a failed program
+POLL_SECONDS = 0.2  # between two reads of what a program has written
+GRACE_SECONDS = 5.0  # that a program has to end after SIGTERM
 
 
 class ProgramError(Exception):
@@ -63,11 +63,11 @@ def parse(command: str, *, n_seeds: int = 1, declared: Iterable[str] | None = No
     if not parts:
         raise ConfigError("command = '' (allowed: a program and its arguments)")
     used = {name for part in parts for name in PLACEHOLDER.findall(part) if name}
-    known = [*GIVEN, *(used if declared is None else declared)]
-    for name in sorted(used - set(known)):
+    names = [*GIVEN, *(used if declared is None else declared)]
+    for name in sorted(used - set(names)):
         braces = "{" + name + "}"
         raise ConfigError(
-            f"command: {braces} ({allowed(known)}; --set {name}=... declares it; a literal brace is doubled)"
+            f"command: {braces} ({allowed(names)}; --set {name}=... declares it; a literal brace is doubled)"
         )
     needed = [*NEEDED, *(["seed"] if n_seeds > 1 else [])]
     for name in needed:
@@ -109,14 +109,14 @@ class CommandTrainer:
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="initmem-") as folder:
-            history, said = Path(folder) / "history.jsonl", Path(folder) / "stderr"
+            history, stderr = Path(folder) / "history.jsonl", Path(folder) / "stderr"
             arguments = self.arguments(run, history)
             reader = Reader(history, lambda row: on_epoch(run, row))
-            with said.open("wb") as errors:
-                code = _run(arguments, errors, reader.look)
+            with stderr.open("wb") as errors:
+                code = _run(arguments, errors, reader.read)
             if code != 0:
-                raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{_tail(said)}")
-            reader.look(at_end=True)
+                raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{_tail(stderr)}")
+            reader.read(at_end=True)
         seconds = time.perf_counter() - started
         return own_record(run, reader.tracker, seconds, **self._about(run))
 
@@ -136,26 +136,26 @@ class Reader:
 
     def __init__(self, path: Path, on_epoch: Callable[[Row], None]) -> None:
         self.path, self.tracker = path, Tracker(on_epoch=on_epoch)
-        self._read, self._line = 0, 0
+        self._offset, self._line = 0, 0
 
-    def look(self, *, at_end: bool = False) -> None:
-        """Take in the lines that are complete; at the end the last one, too."""
+    def read(self, *, at_end: bool = False) -> None:
+        """Take in the complete lines; at the end also a last one without a newline."""
         try:
             with self.path.open("rb") as stream:
-                stream.seek(self._read)
+                stream.seek(self._offset)
                 new = stream.read()
         except FileNotFoundError:
             new = b""
         if not at_end:
             new = new[: new.rfind(b"\n") + 1]
-        self._read += len(new)
+        self._offset += len(new)
         for line in new.split(b"\n"):
             self._line += 1
             if line.strip():
                 self._take(line)
         self._line -= 1  # what follows the last newline is the line to come
-        seen = self.tracker.history or self.tracker.finals or self.tracker.diverged
-        if at_end and not seen:
+        has_content = self.tracker.history or self.tracker.finals or self.tracker.diverged
+        if at_end and not has_content:
             raise ProgramError("the program wrote nothing to {history}")
 
     def _take(self, line: bytes) -> None:
@@ -176,7 +176,7 @@ class Reader:
             raise ProgramError(f"line {self._line} of the history: {error}") from None
 
 
-def _run(arguments: Sequence[str], errors: Any, look: Callable[[], None]) -> int:
+def _run(arguments: Sequence[str], errors: Any, poll: Callable[[], None]) -> int:
     """Run a program to its end; if anything is raised meanwhile, end it."""
     with subprocess.Popen(
         arguments,
@@ -189,20 +189,20 @@ def _run(arguments: Sequence[str], errors: Any, look: Callable[[], None]) -> int
         try:
             while True:
                 try:
-                    return program.wait(LOOK_EVERY)
+                    return program.wait(POLL_SECONDS)
                 except subprocess.TimeoutExpired:
-                    look()
+                    poll()
         except BaseException:
             _end(program)
             raise
 
 
 def _end(program: subprocess.Popen[bytes]) -> None:
-    """Ask a program and its children to end; then make them."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
+    """Terminate a program and its children; kill those that do not end."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.killpg(program.pid, how)
-            program.wait(PATIENCE)
+            os.killpg(program.pid, signal_number)
+            program.wait(GRACE_SECONDS)
             return
         except ProcessLookupError:
             return
@@ -222,7 +222,7 @@ def _die_with_worker() -> None:
 
 def _tail(path: Path) -> str:
     text = path.read_bytes()[-TAIL:].decode(errors="replace").strip()
-    return text or "it said nothing on stderr"
+    return text or "nothing on stderr"
 
 
 def study_of(
@@ -233,9 +233,9 @@ def study_of(
     settings: Sequence[str],
     watched: Sequence[Path] = (),
 ) -> tuple[Study, CommandTrainer]:
-    """The study that a command is asked to train: that of a file, or five scales and seeds of its own.
+    """The study that a command trains: one from a file, or five scales and five seeds.
 
-    Files that are `watched` are part of what is trained, as are those named in the command.
+    Files that are `watched` count as a part of the code, as do those that the command names.
     """
     called = name or name_of(parse(command))
     if study is not None:
@@ -301,8 +301,7 @@ def _is_file(name: str) -> bool:
 
 def _shared_settings(study: Study) -> list[str]:
     """The settings that every recipe of a study declares: those that a command can ask for."""
-    known = [set(recipe.settings()) for recipe in study.recipes]
-    return sorted(set.intersection(*known))
+    return sorted(set.intersection(*(set(recipe.settings()) for recipe in study.recipes)))
 
 
 def _listed(value: Any) -> list[Any]:

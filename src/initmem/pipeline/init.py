@@ -101,7 +101,7 @@ class InitTable:
 
 
 class Declared(dict[str, Any]):
-    """Settings of a pipeline by name; one that was not declared is an error that says so."""
+    """Settings of a pipeline by name; one that was not declared is an error."""
 
     def __missing__(self, name: str) -> Any:
         raise ConfigError(f"init.recipe[{name!r}]: not declared ({allowed(self) if self else 'nothing is'})")
@@ -216,11 +216,11 @@ class Init:
         """Initialize a model for this scale and seed, and return it: in place, but for a pytree of JAX.
 
         Args:
-            mode: `redraw` draws kernels and biases anew; `rescale` multiplies the model's own kernels.
+            mode: `redraw` draws new kernels and biases; `rescale` multiplies the model's own kernels.
             kernels: which parameters are kernels, where the usual rule does not know them: module types,
                 patterns of parameter names, or a function (name, parameter, module) -> fan-in, True or False.
             bias_std: deviation of the biases; the recipe's (0.2) unless given.
-            device: where a model on the `meta` device is to live; the CPU unless given.
+            device: where a model on the `meta` device goes; the CPU unless given.
 
         Norm layers and frozen parameters are left as they are. Parameters without a rule are left too, and a
         warning names them; a kernel that cannot be set is an error.

@@ -74,7 +74,7 @@ class LightningTracker(Callback):
     def _close(self) -> None:
         if self._pending and self._trainer is not None:
             logged = self._trainer.callback_metrics
-            several = tuple(name for name in logged if name.endswith("_epoch"))  # logged by step, too
+            several = tuple(name for name in logged if name.endswith("_epoch"))  # logged by step as well
             self._pending = self._validated = False
             self.tracker.end_epoch(**metric_names(logged, skip=("_step", *several)))
             self._trainer.should_stop = self._trainer.should_stop or self.tracker.diverged

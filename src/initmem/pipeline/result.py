@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """The runs of one pipeline in a store, and what they say. Print it, or ask:
+    """The runs of one pipeline in a store, and their measures. Print it, or use:
 
     `memory(metric)`, `explain(metric)`, `verdict`, `scales(metric)`, `beta()`, `half_lives()`, `clocks()`,
     `frame`, `history`, `figure(...)`, `report()`, `crashes`, `notes`, `records`. Where a grid was trained,
@@ -65,7 +65,7 @@ class Result:
 
     @cached_property
     def records(self) -> list[RunRecord]:
-        """The records of the runs that were asked for."""
+        """The records of the requested runs."""
         return [self.store.read(run.id) for run in self.study.all_runs() if self.store.has(run)]
 
     @cached_property
@@ -129,12 +129,12 @@ class Result:
         columns = {name for record in self.records for name in record.history}
         if metric is None:
             return curve_metric(self.records)
-        known = metric if metric in columns else metric_name(metric)
-        if known not in columns:
+        name = metric if metric in columns else metric_name(metric)
+        if name not in columns:
             raise ConfigError(
                 f"metric = {metric!r}: not recorded epoch by epoch ({allowed(sorted(columns))})"
             )
-        return known
+        return name
 
     def clocks(self) -> dict[str, float]:
         """The clocks at the end of training, means over runs; one that was not measured is not there."""
@@ -161,11 +161,11 @@ class Result:
     def _address(self, record: RunRecord) -> dict[str, Any]:
         """Where a run stands: the settings that the recipes differ in, its scale and seed, its status."""
         run = record.run
-        known = [recipe.settings() for recipe in self.study.recipes]
+        declared = [recipe.settings() for recipe in self.study.recipes]
         varying = [
             name
-            for name in dict.fromkeys(name for settings in known for name in settings)
-            if len({str(settings.get(name)) for settings in known}) > 1
+            for name in dict.fromkeys(name for settings in declared for name in settings)
+            if len({str(settings.get(name)) for settings in declared}) > 1
         ]
         settings = {name: run.recipe.get(name) for name in varying if name not in ("scale", "seed")}
         design = {"scale": run.scale, "seed": run.seed, "perturbation": run.perturbation}
@@ -200,21 +200,21 @@ class Result:
 
     @property
     def notes(self) -> list[str]:
-        """What the reader should know beside the verdict."""
+        """What the reader should know next to the verdict."""
         code = [stale_note(self.records, lambda recipe: self._fingerprint), unhashed_note(self._fingerprint)]
         return [*_notes(self.records), *filter(None, code)]
 
     def explain(self, metric: str | None = None, *, tolerance: float | None = None) -> str:
         """The memory of a metric with its verdict, what that means in one sentence, and the notes."""
         rows = self.memories(metric, tolerance=tolerance)
-        said = [] if rows else [f"{self.study.name}: nothing measured"]
+        lines = [] if rows else [f"{self.study.name}: nothing measured"]
         for row in rows:
             counts = f"{row.n_scales} scales x {row.n_seeds} seeds"
-            said += [f"{row.recipe}: {row.metric} {row} ({counts})", f"  {row.meaning}"]
-            said += [f"  {note}" for note in row.notes]
+            lines += [f"{row.recipe}: {row.metric} {row} ({counts})", f"  {row.meaning}"]
+            lines += [f"  {note}" for note in row.notes]
         if rows and metric is None and rows[0].metric != "test_accuracy":
-            said.append(f"  {metric_reason(rows[0].metric, self.records)}")
-        return "\n".join([*said, *(f"  {note}" for note in self.notes)])
+            lines.append(f"  {metric_reason(rows[0].metric, self.records)}")
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
     def __str__(self) -> str:
         return self.explain()

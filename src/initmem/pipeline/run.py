@@ -76,7 +76,7 @@ def run(
         workers: worker processes, each with one torch thread; one per core unless given.
         engine: `local` (worker processes), `inline` (one run after the other in this process, as a debugger
             wants it), `ray` (the cluster of $RAY_ADDRESS, or one made of this machine) or `slurm`. Training
-            code that cannot be sent to another process is run inline in place of local, with a word about it.
+            code that cannot be sent to another process is run inline in place of local, with a message.
         name: what the pipeline is called, in the store too; the name of the function unless given. Together
             with the recipe, the scale and the seed it makes the id of a run.
         recipe: settings of your code, of any name: `{"optimizer": "lion", "dropout": 0.1, "betas": [0.9,
@@ -148,7 +148,7 @@ def _check_function(train: object) -> None:
     except TypeError as error:
         raise ConfigError(f"train: {error} (allowed: a function of (init, tracker))") from None
     except ValueError:
-        return  # some callables do not say what they take
+        return  # some callables have no signature
 
 
 def _name_of(train: object) -> str:

@@ -1,4 +1,4 @@
-"""Parsed Python: what code says without comments, docstrings and formatting, and what it reads and changes.
+"""Parsed Python: code without comments, docstrings and formatting, and what it reads and changes.
 
 Whatever is defined has an entry in a fingerprint, a mapping from names to short texts: functions, methods and
 classes by a digest of their parsed source, constants by their value.
@@ -115,7 +115,7 @@ def names_used(code: types.CodeType) -> tuple[set[str], set[str]]:
 
 
 def methods_reached(kind: type, method: object) -> Iterator[types.FunctionType]:
-    """A method, and those of the same class that it may call."""
+    """A method, and the methods of the same class that it may call."""
     waiting, seen = [method], set()
     while waiting:
         function = waiting.pop()
@@ -189,7 +189,7 @@ def file_fingerprint(path: Path) -> Fingerprint:
             case ".toml":
                 return dict(_flat(f"{path.name}: ", tomllib.loads(content.decode())))
     except ValueError:
-        pass  # not what its name says
+        pass  # not valid JSON or TOML: its bytes count
     return {f"file {path.name}": digest(content)}
 
 

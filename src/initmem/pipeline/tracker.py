@@ -80,7 +80,7 @@ class Tracker:
         l2: a penalty l2 * sum(W^2) that your loss contains. Weight decay of the optimizer is seen by itself:
             a decay of d shrinks weights as a penalty of d / 2 does.
         kernels: as in `Init.apply`; unless given, those that `init.apply` found in this model.
-        norm_every: updates between two looks at the kernels, which the angular clock needs.
+        norm_every: updates between two samples of the kernel norm, which the angular clock needs.
         """
         if batch_size < 1 or accumulation < 1:
             raise ConfigError(f"batch_size = {batch_size}, accumulation = {accumulation} (allowed: from 1)")
@@ -118,12 +118,12 @@ class Tracker:
     def add_row(self, row: Mapping[str, Any]) -> None:
         """End an epoch with a row that another tracker or program made: its own columns are among them."""
         own = OWN | {"norm", "norm_init"}
-        known = {name: _number(name, value) for name, value in row.items() if name in own}
-        metrics = checked_metrics({name: value for name, value in row.items() if name not in known})
+        columns = {name: _number(name, value) for name, value in row.items() if name in own}
+        metrics = checked_metrics({name: value for name, value in row.items() if name not in own})
         self._check(metrics)
-        start = known.pop("norm_init", None)
+        start = columns.pop("norm_init", None)
         self.norm_init = start if self.norm_init is None else self.norm_init
-        self._append(metrics | known)
+        self._append(metrics | columns)
 
     def finish(self, **metrics: Any) -> None:
         """Metrics of the predictor that training returns, where they are not those of an epoch."""
@@ -204,9 +204,9 @@ class Tracker:
     def _kernels_of(self, model: Any, kernels: Kernels) -> list[Variable]:
         if kernels is None and self._init is not None:
             own = {id(p) for v in variables(model) for p in v.place.parameters}
-            known = [v for v in self._init.kernels() if any(id(p) in own for p in v.place.parameters)]
-            if known:
-                return known
+            drawn = [v for v in self._init.kernels() if any(id(p) in own for p in v.place.parameters)]
+            if drawn:
+                return drawn
         return kernel_variables(model, kernels)
 
     def _check(self, row: Row) -> None:
@@ -225,14 +225,14 @@ class Tracker:
 def checked_metrics(given: Mapping[Any, Any]) -> Row:
     """Metrics as plain numbers, under the names of initmem: `test_acc` is `test_accuracy`."""
     row: Row = {}
-    for said, raw in given.items():
-        name, value = metric_name(str(said)), _number(str(said), raw)
+    for key, raw in given.items():
+        name, value = metric_name(str(key)), _number(str(key), raw)
         if name in RESERVED:
-            raise ConfigError(f"metric {said}: initmem records that itself (choose another name)")
+            raise ConfigError(f"metric {key}: initmem records that itself (choose another name)")
         if name in row:
-            raise ConfigError(f"metric {said}: there is a {name} already (allowed: one of each)")
+            raise ConfigError(f"metric {key}: there is a {name} already (allowed: one of each)")
         if metric_of(name).is_percentage and not (math.isnan(value) or -1e-6 <= value <= 1 + 1e-6):
-            raise ConfigError(f"metric {said} = {value:g} (allowed: a fraction from 0 to 1)")
+            raise ConfigError(f"metric {key} = {value:g} (allowed: a fraction from 0 to 1)")
         row[name] = value
     return row
 

@@ -15,7 +15,7 @@ from initmem.train.variables import Variable
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
-# Updates between two looks at the kernels: well below 1% of a step, even where steps are short.
+# Updates between two samples of the kernel norm: well below 1% of a step, even where steps are short.
 NORM_EVERY = 64
 SUMS = ("rate", "eta", "eta2", "corrected", "decay")
 
@@ -60,14 +60,14 @@ class UpdateClocks:
         self.groups: list[_Group] = []
         self.penalty = 0.0
         self.waiting: list[_Step] = []
-        self._batch: int | None = None  # None: nobody has said it
+        self._batch: int | None = None  # None: not given
         self._every = NORM_EVERY
         self._hooks: list[Any] = []
-        self._angular = 0.0  # the angular clock up to the last look at the kernels
-        self._inverse = 0.0  # 1 / ||W||^2 at that look
+        self._angular = 0.0  # the angular clock up to the last sample of the norm
+        self._inverse = 0.0  # 1 / ||W||^2 at that sample
         self._since = 0.0  # sum of eta since then
         self._window = 0  # updates since then
-        self._looks: list[tuple[float, int, Tensor]] = []  # (sum of eta, updates, ||W||^2), not read yet
+        self._samples: list[tuple[float, int, Tensor]] = []  # (sum of eta, updates, ||W||^2), not read yet
 
     def watch(
         self,
@@ -147,7 +147,7 @@ class UpdateClocks:
             for name in SUMS:
                 setattr(group, name, float(sums[name]))
         self.updates, self._angular = int(state["updates"]), float(state["angular"])
-        self._since, self._window, self._looks, self.waiting = 0.0, 0, [], []
+        self._since, self._window, self._samples, self.waiting = 0.0, 0, [], []
         self._inverse = _inverse(self._norm_squared())
 
     def group(self, index: int) -> _Group:
@@ -163,14 +163,14 @@ class UpdateClocks:
             group = self.group(index)
             group.size = sum(kernels.get(id(p), 0) for p in parameters)
             group.whole = sum(p.numel() for p in parameters)
-        # Where no kernel is known again, as in optimizers of flattened parameters, all values count.
+        # Where an optimizer holds none of the kernels, as with flattened parameters, all values count.
         sizes = [group.size for group in self.groups]
         sizes = sizes if any(sizes) else [group.whole for group in self.groups]
         for group, size in zip(self.groups, sizes, strict=True):
             group.share = size / (sum(sizes) or 1)
 
     def add(self, update: Update, *, leading: bool) -> None:
-        """Count an update, and look at the kernels now and then: more often at first, when they move most."""
+        """Count an update, and sample the norm now and then: more often at first, when it moves most."""
         for group, rate, momentum, penalty in update:
             group.add(rate, momentum, penalty)
             self._since += group.share * rate
@@ -180,11 +180,11 @@ class UpdateClocks:
         self._window += 1
         k = self.updates
         if self.kernels and (k % self._every == 0 or (k < self._every and k & (k - 1) == 0)):
-            self._look()
+            self._sample_norm()
 
-    def _look(self) -> None:
+    def _sample_norm(self) -> None:
         """Note ||W||^2 without waiting for the device."""
-        self._looks.append((self._since, self._window, self._norm_squared()))
+        self._samples.append((self._since, self._window, self._norm_squared()))
         self._since, self._window = 0.0, 0
 
     def _settle(self) -> None:
@@ -196,14 +196,14 @@ class UpdateClocks:
                     self.add(step.update, leading=step.leading)
             self.waiting = []
         if self.kernels and self._window:
-            self._look()
-        for since, window, square in self._looks:
+            self._sample_norm()
+        for since, window, square in self._samples:
             inverse = _inverse(square)
-            # The norm before each update counts, taken to change evenly between two looks.
+            # The norm before each update counts, taken to change evenly between two samples.
             mean = self._inverse + (inverse - self._inverse) * (window - 1) / (2 * window)
             self._angular += since * mean
             self._inverse = inverse
-        self._looks = []
+        self._samples = []
 
     @torch.no_grad()
     def _norm_squared(self) -> Tensor:
@@ -213,8 +213,8 @@ class UpdateClocks:
         values = [kernel.place.value().detach() for kernel in self.kernels]
         half = any(value.dtype in (torch.float16, torch.bfloat16) for value in values)
         norms = torch._foreach_norm(values, 2, torch.float32) if half else torch._foreach_norm(values, 2)
-        place = norms[0].device
-        return torch.stack([norm.to(place) for norm in norms]).square().sum()
+        device = norms[0].device
+        return torch.stack([norm.to(device) for norm in norms]).square().sum()
 
 
 class _Hook:
