@@ -22,7 +22,8 @@ from initmem.study import Study
 
 Key = tuple[Any, ...]  # the values of the axes
 Setting = tuple[tuple[str, Any], ...]  # the fixed fields, as changes from the defaults
-Records, Studies = Sequence[RunRecord], Sequence[Study]
+Records = Sequence[RunRecord]
+Studies = Sequence[Study]
 
 # What a preset changes; the remaining fields are the procedure that a figure is about.
 SIZE = SIZE_FIELDS | {"dataset"}

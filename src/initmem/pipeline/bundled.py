@@ -11,7 +11,7 @@ from initmem.errors import ConfigError
 from initmem.recipe import AnyRecipe, PipelineRecipe, network_of
 from initmem.study import Study
 from initmem.theory import lab
-from initmem.theory.ensemble import LinearSettings, linear_task
+from initmem.theory.lab import LinearSettings, linear_task
 
 
 class BundledPipeline(NamedTuple):

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from initmem.errors import ConfigError
-from initmem.theory._arrays import Array, Factors, Flags, require
-from initmem.theory.losses import Loss
+from initmem.theory.losses import Array, Factors, Flags, Loss, require
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def network(*factors: ArrayLike) -> Factors:
     except ValueError:
         message = f"factors: leading axes {leads}; allowed: axes that broadcast together"
         raise ConfigError(message) from None
-    return tuple(np.array(np.broadcast_to(f, lead + f.shape[-2:])) for f in arrays)
+    return tuple(np.array(np.broadcast_to(f, lead + f.shape[-2:]), order="C") for f in arrays)
 
 
 def random_network(
