@@ -7,13 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from initmem.errors import ConfigError
-from initmem.theory import (
-    logistic,
-    minibatch,
-    regression,
-    square,
-    torch_loss,
-)
+from initmem.theory import logistic, minibatch, regression, square, torch_loss
 
 SIZES = st.integers(1, 4)
 SEEDS = st.integers(0, 2**31)

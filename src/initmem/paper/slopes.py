@@ -12,7 +12,7 @@ from initmem.paper.reference import find
 from initmem.paper.selection import Key, Line, Records, Selection, Studies, select
 from initmem.plots import captions, styles
 from initmem.plots.builders import BETA
-from initmem.plots.model import Panel, Plot, Series
+from initmem.plots.model import Panel, Plot, Series, Style
 from initmem.plots.series import SLOPE, beta_series
 
 PENALIZED = ("optimizer", "learning_rate", "l2", "batch_size")
@@ -33,7 +33,7 @@ class Slopes(NamedTuple):
         lines = [optimizer_line(self.main, name, b) for name in names]
         return [line for line in lines if line.label in OPTIMIZERS or line.records]
 
-    def with_l2(self, b: int, label: str, style: styles.Style = styles.PENALISED) -> Line:
+    def with_l2(self, b: int, label: str, style: Style = styles.PENALISED) -> Line:
         """SGD with L2 at one batch size."""
         return self.penalized.line(("sgd", self.rate, self.l2, b), label, style)
 
