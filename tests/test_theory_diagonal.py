@@ -64,6 +64,13 @@ def test_small_scales_are_least_l1_and_large_ones_least_l2():
     assert norms == sorted(norms)
 
 
+def test_the_closed_form_is_as_exact_as_rounding_allows_in_an_ill_conditioned_problem():
+    problem = sparse_problem(seed=5)
+    w = closed_form(problem, 3e-6)
+    np.testing.assert_allclose(problem.x @ w, problem.y, atol=1e-9)
+    assert np.abs(w - diagonal.least_l1(problem)).max() < 1e-3
+
+
 @pytest.mark.parametrize("scale", [1e-3, 0.03, 0.3, 2.0])
 def test_flow_ends_at_the_closed_form(scale):
     np.testing.assert_allclose(_from(scale), closed_form(PROBLEM, scale), atol=1e-7)
