@@ -30,7 +30,7 @@ Numbers = dict[str, list[dict[str, Any]]]
 
 def compute() -> Numbers:
     """Every part of the theory, each with its picture, and the study `linear` by its commands."""
-    from initmem.theory.pictures import ENTRIES, show
+    from initmem.theory.show import ENTRIES, show
 
     found = {}
     for name, entry in ENTRIES.items():

@@ -24,8 +24,7 @@ from initmem.store.store import Store
 from initmem.study import Run
 from initmem.study_file import load_study
 from initmem.theory import lab
-from initmem.theory.ensemble import LinearSettings, linear_task, squared_norm, trajectories
-from initmem.theory.lab import train_linear
+from initmem.theory.lab import LinearSettings, linear_task, squared_norm, train_linear, trajectories
 
 
 def recipe(**fields: object) -> PipelineRecipe:

@@ -76,12 +76,12 @@ DRIVER = """
 import fcntl, functools, json, struct, sys, termios
 from initmem.cli import app, base
 import initmem.engines.plan as plan
-import initmem.theory.pictures as pictures
+import initmem.theory.show as theory
 
 shown, commands, log = [], *sys.argv[1:]
 of_table = base.print_table
 plan.plan = functools.cache(plan.plan)  # timed once, not once per width
-pictures.show = functools.cache(pictures.show)
+theory.show = functools.cache(theory.show)
 
 def noted(table, *rest, **options):
     plain = table.without_pictures()

@@ -7,16 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from initmem.errors import ConfigError
-from initmem.theory import (
-    Loss,
-    logistic,
-    minibatch,
-    regression,
-    sampled_batches,
-    shuffled_batches,
-    square,
-    torch_loss,
-)
+from initmem.theory import logistic, minibatch, regression, square, torch_loss
 
 SIZES = st.integers(1, 4)
 SEEDS = st.integers(0, 2**31)
@@ -64,21 +55,11 @@ def test_logistic_keeps_its_head_at_large_margins():
     np.testing.assert_allclose(loss.gradient(w), [[0.5]])
 
 
-def test_a_loss_without_a_gradient_is_refused():
-    with pytest.raises(ConfigError, match=r"gradient is None.*torch_loss"):
-        Loss(lambda w: w.sum(), None)
-    flat = torch_loss(lambda w: w.detach().sum(dim=(-2, -1)))
-    with pytest.raises(ConfigError, match="no gradient with respect to the product"):
-        flat.gradient(np.ones((2, 2)))
-
-
 def test_a_torch_loss_must_give_one_value_per_trajectory():
     mixed = torch_loss(lambda w: (w**2).sum())
     assert mixed.gradient(np.ones((2, 2))).shape == (2, 2)  # right for one trajectory
-    with pytest.raises(ConfigError, match=r"allowed: a tensor of shape \(3,\)"):
+    with pytest.raises(ConfigError, match=r"allowed: \(3,\), one value per trajectory"):
         mixed.gradient(np.ones((3, 2, 2)))
-    with pytest.raises(ConfigError, match="value returns float"):
-        torch_loss(lambda w: 1.0).value(np.ones((2, 2)))
 
 
 def test_wrong_data_are_named():
@@ -90,43 +71,13 @@ def test_wrong_data_are_named():
         logistic(np.ones((4, 3)), np.zeros((4, 2)))
 
 
-@given(st.integers(1, 20), st.integers(1, 20), SEEDS)
-def test_an_epoch_of_shuffled_batches_visits_every_sample_once(n, size, seed):
-    size = min(n, size)
-    batches = shuffled_batches(n, size, 2, rng=np.random.default_rng(seed))
-    per_epoch = -(-n // size)
-    assert len(batches) == 2 * per_epoch
-    assert [len(b) for b in batches[: per_epoch - 1]] == [size] * (per_epoch - 1)
-    for epoch in (batches[:per_epoch], batches[per_epoch:]):
-        assert sorted(np.concatenate(epoch)) == list(range(n))
-
-
-def test_epochs_are_shuffled_anew():
-    first, second = shuffled_batches(50, 50, 2, rng=np.random.default_rng(0))
-    assert list(first) != list(second)
-
-
-def test_sampled_batches_repeat_samples():
-    batches = sampled_batches(3, 8, 5, rng=np.random.default_rng(0))
-    assert [b.shape for b in batches] == [(8,)] * 5
-    assert set(np.concatenate(batches)) == {0, 1, 2}
-
-
 def test_minibatch_gradients_average_to_the_full_one():
     rng = np.random.default_rng(1)
     x, y, w = rng.normal(size=(12, 3)), rng.normal(size=(12, 2)), rng.normal(size=(2, 3))
-    batches = shuffled_batches(12, 4, 1, rng=rng)
+    batches = rng.permutation(12).reshape(3, 4)
     estimate = minibatch(lambda rows: regression(x[rows], y[rows]), batches)
     parts = [estimate(k, w) for k in range(3)]
     np.testing.assert_allclose(np.mean(parts, axis=0), regression(x, y).gradient(w))
     assert not np.allclose(parts[0], parts[1])
     with pytest.raises(ConfigError, match="update 3 has no minibatch"):
         estimate(3, w)
-
-
-def test_batch_sizes_are_checked():
-    rng = np.random.default_rng(0)
-    with pytest.raises(ConfigError, match="batch_size: 5; allowed: 1 to 4"):
-        shuffled_batches(4, 5, 1, rng=rng)
-    with pytest.raises(ConfigError, match="batch_size: 0"):
-        sampled_batches(4, 0, 1, rng=rng)

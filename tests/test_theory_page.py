@@ -14,9 +14,9 @@ import pytest
 
 from initmem.cli import main
 from initmem.study_file import load_study
-from initmem.theory import diagonal, figure9, resetting
+from initmem.theory import diagonal, fading, figure9, resetting
 from initmem.theory.lab import train_linear
-from initmem.theory.pictures import ENTRIES, linear, show
+from initmem.theory.show import ENTRIES, show
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -64,9 +64,10 @@ def test_all_propositions_held() -> None:
 
 def test_the_diagonal_rows_are_those_of_the_closed_form() -> None:
     problem = diagonal.sparse_problem(seed=0)
-    known = diagonal.Diagonal((), diagonal.least_l1(problem), diagonal.least_l2(problem))
+    solutions = diagonal.least_l1(problem), diagonal.least_l2(problem)
+    reached = diagonal.Diagonal(problem, (), *solutions)
     flow = [row for row in NUMBERS["diagonal"] if row["method"] == "flow"]
-    places = [float(known.place(diagonal.closed_form(problem, row["scale"]))) for row in flow]
+    places = [float(reached.position(diagonal.closed_form(problem, row["scale"]))) for row in flow]
     assert places == pytest.approx([row["place"] for row in flow], abs=1e-5)
 
 
@@ -76,9 +77,9 @@ def test_the_rows_of_the_study_are_those_of_its_runs() -> None:
     records = train_linear(study.runs(recipe))
     label = "linear sgd constant b16 epochs=30 l2=0.1 lr=0.004"
     row = BUILD.find(NUMBERS["linear"], recipe=label)
-    fading = linear._fading(row["recipe"], "l2", records)
-    assert fading.beta[-1] == pytest.approx(row["beta_end"], rel=1e-3)
-    assert fading.until(fading.beta[0] / 4, fading.time) == pytest.approx(row["clock_to_quarter"], rel=1e-3)
+    one = fading.fading(row["recipe"], "l2", records)
+    assert one.beta[-1] == pytest.approx(row["beta_end"], rel=1e-3)
+    assert one.until(one.beta[0] / 4, "l2") == pytest.approx(row["clock_to_quarter"], rel=1e-3)
     measured = BUILD.find(NUMBERS["memory"], recipe=row["recipe"])
     accuracy = np.array([r.summary.test_accuracy for r in records]).reshape(len(study.seeds), -1)
     assert np.ptp(100 * accuracy.mean(axis=0)) == pytest.approx(measured["memory"], rel=1e-3)
@@ -103,9 +104,9 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figure9, "figure9_data", lambda *, seed: short_figure9())
 
 
-def short_figure9() -> figure9.Figure9:
+def short_figure9() -> tuple[figure9.Experiment, ...]:
     lines = figure9._trajectories(figure9.gradient_path, 20, ("full", (1.0,)))
-    return figure9.Figure9(tuple(figure9.Experiment(letter, "short", lines) for letter in "abcd"))
+    return tuple(figure9.Experiment(letter, "short", lines) for letter in "abcd")
 
 
 @pytest.mark.usefixtures("light", "no_workers")

@@ -13,9 +13,9 @@ from initmem.cli import main
 from initmem.errors import ConfigError, StoreError
 from initmem.plots.captions import caption
 from initmem.study_file import load_study
-from initmem.theory import diagonal, exponents, figure9, propositions
-from initmem.theory.ensemble import LinearSettings
-from initmem.theory.pictures import ENTRIES, Entry, linear, show
+from initmem.theory import diagonal, exponents, fading, figure9, propositions
+from initmem.theory.lab import LinearSettings
+from initmem.theory.show import ENTRIES, Entry, show
 
 NAMES = ["propositions", "exponents", "fig9", "diagonal", "resetting", "linear"]
 
@@ -31,9 +31,9 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     orders = ("full", (1.0,)), ("cyclic", (0.0, 2.0))
     lines = figure9._trajectories(figure9.gradient_path, 20, *orders)
-    short = figure9.Figure9(tuple(figure9.Experiment(letter, "short", lines) for letter in "abcd"))
+    short = tuple(figure9.Experiment(letter, "short", lines) for letter in "abcd")
     monkeypatch.setattr(figure9, "figure9_data", lambda *, seed: short)
-    monkeypatch.setattr(linear, "load_study", lambda name: load_study(name, "smoke"))
+    monkeypatch.setattr(fading, "load_study", lambda name: load_study(name, "smoke"))
 
 
 def initmem(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -115,34 +115,37 @@ def test_a_seed_draws_anew_and_repeats() -> None:
     assert first[0]["distance"] != other[0]["distance"]
 
 
-def test_what_diverged_is_none_in_json_and_a_dash_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = Entry("odd", lambda _: None, lambda _: [{"a": float("nan"), "b": True, "c": 1.5}])
+def test_what_diverged_is_none_in_json_and_a_dash_in_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = Entry("odd", lambda _: None, lambda _: [{"distance": float("nan"), "holds": True, "error": 1.5}])
     monkeypatch.setitem(ENTRIES, "odd", odd)
-    shown = show("odd")
-    assert shown.rows == [{"a": None, "b": True, "c": 1.5}]
-    assert shown.table == [{"a": "-", "b": "yes", "c": 1.5}]
+    assert show("odd").rows == [{"distance": None, "holds": True, "error": 1.5}]
+    assert initmem(monkeypatch, "theory", "odd") == 0
+    assert {"-", "yes", "1.5"} <= set(capsys.readouterr().out.split())
 
 
 def test_the_time_to_a_level_is_interpolated() -> None:
     slopes = np.array([4.0, 2.0, 1.0, 0.5])
-    fading = linear.Fading("x", LinearSettings(), np.arange(4.0), 10 * np.arange(4.0), slopes, slopes, slopes)
-    assert fading.until(1.5, fading.epochs) == pytest.approx(1.5)
-    assert fading.until(1.5, fading.time) == pytest.approx(15)
-    assert fading.until(1.0, fading.epochs) == pytest.approx(2)
-    assert fading.until(0.1, fading.epochs) is None
+    axes = {"epochs": np.arange(4.0), "sgd": 10 * np.arange(4.0)}
+    one = fading.Fading("x", LinearSettings(), axes, slopes, slopes, slopes)
+    assert one.until(1.5, "epochs") == pytest.approx(1.5)
+    assert one.until(1.5, "sgd") == pytest.approx(15)
+    assert one.until(1.0, "epochs") == pytest.approx(2)
+    assert one.until(0.1, "epochs") is None
 
 
 @pytest.mark.usefixtures("light")
 def test_families_hold_the_recipes_of_the_study_and_one_slower_adam() -> None:
-    families = linear.linear_view(0)
+    families = fading.families(0)
     assert [family.clock for family in families] == ["sgd", "l2", "adaptive"]
-    assert [[f.recipe.batch_size for f in family.members] for family in families] == [[4, 8, 16]] * 3
+    assert [[one.recipe.batch_size for one in family.members] for family in families] == [[4, 8, 16]] * 3
     assert [len(family.others) for family in families] == [0, 0, 1]
     assert families[2].others[0].recipe.learning_rate == 0.03
     sgd = families[0].members[0]
-    assert list(sgd.epochs) == [0, 1, 2]
-    assert sgd.time[-1] == pytest.approx(2 * 128 * 0.01**2 / 4)
+    assert list(sgd.axes["epochs"]) == [0, 1, 2]
+    assert sgd.axes["sgd"][-1] == pytest.approx(2 * 128 * 0.01**2 / 4)
     # At the start the norm is the scale times that of the standard draw, about sqrt(4 + 4).
     assert sgd.beta[0] == pytest.approx(np.sqrt(8), rel=0.2)
-    other = linear.linear_view(1)[0].members[0]
+    other = fading.families(1)[0].members[0]
     assert other.beta[0] != sgd.beta[0]

@@ -30,7 +30,7 @@ def theory(
     from initmem.paper.reference import imbalance_of
     from initmem.plots.columns import THEORY
     from initmem.table import Column, Key, table_of
-    from initmem.theory.pictures import show as shown_of
+    from initmem.theory.show import show as shown_of
 
     shown = shown_of(name, seed=seed, output=output)
     if name == "fig9":
@@ -40,6 +40,7 @@ def theory(
         print_json(f"theory.{name}", shown.rows)
         return
     columns: dict[Key, Column] = {key: column for key, column in THEORY.items() if key in shown.columns}
-    show(table_of(shown.title, shown.table, columns))
+    rows = [{key: "-" if row[key] is None else row[key] for key in shown.columns} for row in shown.rows]
+    show(table_of(shown.title, rows, columns))
     if output is not None:
         say(f"picture: {output}")

@@ -10,15 +10,7 @@ from initmem.paper import cells
 from initmem.paper.cells import Field, lines_table
 from initmem.paper.lines import plot_of_lines, published_marks, series, spreads
 from initmem.paper.reference import find
-from initmem.paper.selection import (
-    Line,
-    Records,
-    Selection,
-    Studies,
-    numbers,
-    select,
-    wanted_first,
-)
+from initmem.paper.selection import Line, Records, Selection, Studies, numbers, select, wanted_first
 from initmem.plots import styles
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import AnyPanel, Heatmap, Panel, Plot, Series

@@ -14,16 +14,7 @@ from initmem.paper import cells
 from initmem.paper.cells import Entry, Field, lines_table
 from initmem.paper.lines import plot_of_lines, published_marks, series, shared_scales, spreads
 from initmem.paper.reference import find
-from initmem.paper.selection import (
-    Key,
-    Line,
-    Records,
-    Selection,
-    Studies,
-    name_of,
-    select,
-    wanted_first,
-)
+from initmem.paper.selection import Key, Line, Records, Selection, Studies, name_of, select, wanted_first
 from initmem.plots import styles
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import AnyPanel, Intervals, Panel, Plot, Style

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from initmem.measures.design import by_recipe, plain
 from initmem.plots.captions import phrase
@@ -22,8 +22,8 @@ from initmem.study import Study
 
 Key = tuple[Any, ...]  # the values of the axes
 Setting = tuple[tuple[str, Any], ...]  # the fixed fields, as changes from the defaults
-Records: TypeAlias = Sequence[RunRecord]
-Studies: TypeAlias = Sequence[Study]
+Records = Sequence[RunRecord]
+Studies = Sequence[Study]
 
 # What a preset changes; the remaining fields are the procedure that a figure is about.
 SIZE = SIZE_FIELDS | {"dataset"}

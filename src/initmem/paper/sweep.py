@@ -9,14 +9,7 @@ from typing import NamedTuple
 from initmem.paper import cells
 from initmem.paper.cells import Field, lines_table
 from initmem.paper.lines import legend, plot_of_lines, series, shared_scales, spreads
-from initmem.paper.selection import (
-    Line,
-    Records,
-    Selection,
-    Studies,
-    select,
-    wanted_first,
-)
+from initmem.paper.selection import Line, Records, Selection, Studies, select, wanted_first
 from initmem.plots import captions, styles
 from initmem.plots.model import Entry, Panel, Plot
 from initmem.plots.series import MEAN, value_of

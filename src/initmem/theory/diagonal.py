@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from initmem.errors import InitmemError
-from initmem.theory._arrays import Array, require
+from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
+from initmem.plots.styles import BLUE, GREEN, PURPLE, VERMILLION
+from initmem.theory.losses import Array, require
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ class Problem:
     y: Array
 
     def __post_init__(self) -> None:
+        samples, features = self.x.shape
         require(
-            self.x.ndim == 2 and self.y.shape == self.x.shape[:1] and self.x.shape[0] < self.x.shape[1],
+            self.y.shape == (samples,) and samples < features,
             f"problem: x {self.x.shape}, y {self.y.shape}; "
             "allowed: (sample, feature) with more features than samples, and (sample,)",
         )
@@ -61,16 +64,23 @@ class Outcome:
     predicted: Array
     effective: Array
 
+    @property
+    def mean_effective(self) -> Array:
+        """The geometric mean of the effective scale over the features, (scale,)."""
+        mean: Array = np.exp(np.log(self.effective).mean(axis=1))
+        return mean
+
 
 @dataclass(frozen=True)
 class Diagonal:
     """The outcome of every method, and the two solutions between which they lie, (feature,) each."""
 
+    problem: Problem
     outcomes: tuple[Outcome, ...]
     least_l1: Array
     least_l2: Array
 
-    def place(self, solution: Array) -> Array:
+    def position(self, solution: Array) -> Array:
         """The relative l1 norm of (..., feature): 0 at the least-l1 solution, 1 at the least-l2 solution."""
         low, high = np.abs(self.least_l1).sum(), np.abs(self.least_l2).sum()
         relative: Array = (np.abs(solution).sum(axis=-1) - low) / (high - low)
@@ -83,10 +93,10 @@ class Diagonal:
                 "method": outcome.method,
                 "scale": float(scale),
                 "diverged": bool(np.isnan(w).any()),
-                "effective_scale": float(np.exp(np.log(outcome.effective[i]).mean())),
+                "effective_scale": float(outcome.mean_effective[i]),
                 "l1_norm": float(np.abs(w).sum()),
                 "l2_norm": float(np.linalg.norm(w)),
-                "place": float(self.place(w)),
+                "place": float(self.position(w)),
                 "to_closed_form": float(np.abs(w - outcome.predicted[i]).max()),
                 "to_least_l1": float(np.abs(w - self.least_l1).max()),
                 "to_least_l2": float(np.abs(w - self.least_l2).max()),
@@ -94,15 +104,6 @@ class Diagonal:
             for outcome in self.outcomes
             for i, (scale, w) in enumerate(zip(outcome.scales, outcome.solution, strict=True))
         ]
-
-    def memory(self) -> dict[str, float]:
-        """Per method, the range of `place` over all scales: how much of alpha is remembered.
-
-        Scales that diverged are left out; NaN if none remain.
-        """
-        norms = {o.method: self.place(o.solution) for o in self.outcomes}
-        finite = {method: norm[np.isfinite(norm)] for method, norm in norms.items()}
-        return {method: float(np.ptp(norm)) if norm.size else np.nan for method, norm in finite.items()}
 
 
 def sparse_problem(
@@ -131,14 +132,6 @@ def least_l2(problem: Problem) -> Array:
     return np.linalg.pinv(problem.x) @ problem.y
 
 
-def hypentropy(w: Array, scale: ArrayLike) -> Array:
-    """The potential sum_i s_i q(w_i / s_i) with s = scale^2 and q' = arcsinh(z / 2): (...)."""
-    s = np.asarray(scale, dtype=np.float64) ** 2
-    z = w / s
-    total: Array = np.sum(s * (2 - np.sqrt(4 + z * z) + z * np.arcsinh(z / 2)), axis=-1)
-    return total
-
-
 def closed_form(problem: Problem, scale: ArrayLike, *, tolerance: float = 1e-9) -> Array:
     """The interpolating solution of least hypentropy: w = 2 scale^2 sinh(X' nu) with X w = y.
 
@@ -156,8 +149,11 @@ def closed_form(problem: Problem, scale: ArrayLike, *, tolerance: float = 1e-9) 
         change = float(np.abs(x.T @ step).max())  # of the angle
         nu = nu - step / max(1.0, change)
         if change < tolerance:  # relative to w, because adding to the angle multiplies sinh
-            return 2 * s * np.sinh(x.T @ nu)
-    raise InitmemError(f"closed form: no convergence at scale {scale!r}")
+            break
+    # In an ill-conditioned problem rounding keeps the change above the tolerance, but small.
+    if change > 1e-6:
+        raise InitmemError(f"closed form: no convergence at scale {scale!r}")
+    return 2 * s * np.sinh(x.T @ nu)
 
 
 def flow(
@@ -255,19 +251,16 @@ def reach(
     require(bool(np.all(alphas > 0)), f"scales: {scales!r}; allowed: > 0")
     start = np.repeat(alphas[:, None], problem.x.shape[1], axis=1)
     rng = np.random.default_rng(seed)
-    phases = {
+    phases: dict[str, tuple[Array, Array] | Array] = {
         "flow": (start, start),
-        "decay": _stack([flow(problem, a, a, decay=decay, time=time) for a in start]),
+        "decay": np.stack([flow(problem, a, a, decay=decay, time=time) for a in start], axis=1),
         "sgd": sgd(problem, start, start, rng=rng, rate=rate, steps=steps),
         "sgd with label noise": sgd(
             problem, start, start, rng=rng, rate=rate, steps=steps, label_noise=label_noise
         ),
     }
-    return Diagonal(
-        tuple(_outcome(problem, name, alphas, *phase) for name, phase in phases.items()),
-        least_l1(problem),
-        least_l2(problem),
-    )
+    outcomes = tuple(_outcome(problem, name, alphas, *phase) for name, phase in phases.items())
+    return Diagonal(problem, outcomes, least_l1(problem), least_l2(problem))
 
 
 def _outcome(problem: Problem, method: str, scales: Array, u: Array, v: Array) -> Outcome:
@@ -281,6 +274,43 @@ def _outcome(problem: Problem, method: str, scales: Array, u: Array, v: Array) -
     return Outcome(method, scales, solution, predicted, effective)
 
 
-def _stack(pairs: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    first, second = zip(*pairs, strict=True)
-    return np.stack(first), np.stack(second)
+# -- the picture ------------------------------------------------------------------------------------------
+
+# Two methods often end at one point: the first of each pair is hollow and holds the second.
+CLOSED_FORM = Style("0.75", "", "-", width=4.0)
+METHOD_STYLES = {
+    "flow": Style(BLUE, "o", "none", hollow=True, size=10),
+    "decay": Style(VERMILLION, "s", "none", hollow=True, size=9),
+    "sgd": Style(GREEN, "D", "none", size=4.5),
+    "sgd with label noise": Style(PURPLE, "^", "none", size=5.5),
+}
+
+
+def plot(reached: Diagonal) -> Plot:
+    """Where each solution lies between least l1 and least l2, against two scales."""
+    scales = np.geomspace(3e-6, 2.0, 60)
+    closed = reached.position(np.stack([closed_form(reached.problem, scale) for scale in scales]))
+
+    def panel(x_title: str, of_outcomes: list[Array], least: float) -> Panel:
+        shown = scales >= least
+        return Panel(
+            title="",
+            x_title=x_title,
+            y_title="where the solution lies",
+            series=[
+                Series(o.method, METHOD_STYLES[o.method], x.tolist(), reached.position(o.solution).tolist())
+                for o, x in zip(reached.outcomes, of_outcomes, strict=True)
+            ],
+            guides=[Series("closed form", CLOSED_FORM, scales[shown].tolist(), closed[shown].tolist())],
+            levels=(0, 1),
+            log_x=True,
+            y_ticks={0: "least $\\ell_1$", 0.5: "half-way", 1: "least $\\ell_2$"},
+        )
+
+    left = panel("scale of initialization $\\alpha$", [o.scales for o in reached.outcomes], 6e-4)
+    left = left._replace(texts=[Text(0.45, 0.6, "remembered"), Text(0.97, 0.1, "forgotten")])
+    remaining = "scale that is left, geometric mean of $\\sqrt{u_i v_i}$"
+    right = panel(remaining, [o.mean_effective for o in reached.outcomes], 0.0)
+    methods = [Entry(o.method, METHOD_STYLES[o.method]) for o in reached.outcomes]
+    entries = [Entry("closed form", CLOSED_FORM), *methods]
+    return Plot([[left, right]], [entries], row_height=3.0, lettered=False)

@@ -15,11 +15,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from initmem.theory._arrays import Array, Factors, frobenius, require
-from initmem.theory.descent import Adam, GradientDescent, Rule, descend
+from initmem.theory.descent import Rule, descend, optimizer
 from initmem.theory.linear import imbalance, random_network
-from initmem.theory.losses import minibatch, regression, square
+from initmem.theory.losses import Array, Factors, frobenius, minibatch, regression, require, square
 
 DIMS = (3, 4, 3)
 
@@ -73,12 +73,7 @@ def fit(terms: Array, y: Array, *, confidence: float = 0.99) -> Fit:
 def measure_all(*, seed: int) -> list[Exponent]:
     """All exponents, each from its own networks: leakage, batch, adaptive, and three for decay."""
     first, second, third, fourth = (int(s) for s in np.random.SeedSequence(seed).generate_state(4))
-    return [
-        leakage(seed=first),
-        batch_part(seed=second),
-        adaptive(seed=third),
-        *decay_rate(seed=fourth),
-    ]
+    return [leakage(seed=first), batch_part(seed=second), adaptive(seed=third), *decay_rate(seed=fourth)]
 
 
 def rows(exponents: list[Exponent]) -> list[dict[str, object]]:
@@ -88,12 +83,12 @@ def rows(exponents: list[Exponent]) -> list[dict[str, object]]:
 
 def leakage(*, seed: int, networks: int = 150) -> Exponent:
     """The exponent of eta in the change of D over five gradient steps."""
-    return _movement("leakage", GradientDescent(), 2.0, seed=seed, networks=networks)
+    return _movement("leakage", optimizer("sgd"), 2.0, seed=seed, networks=networks)
 
 
 def adaptive(*, seed: int, networks: int = 150) -> Exponent:
     """The exponent of eta in the change of D over five Adam steps."""
-    return _movement("adaptive", Adam(), 1.0, seed=seed, networks=networks)
+    return _movement("adaptive", optimizer("adam"), 1.0, seed=seed, networks=networks)
 
 
 def batch_part(*, seed: int, networks: int = 80, draws: int = 400) -> Exponent:
@@ -117,10 +112,8 @@ def decay_rate(*, seed: int, networks: int = 20) -> tuple[Exponent, Exponent, Ex
     rng = np.random.default_rng(seed)
     rates, decays, steps = np.geomspace(1e-6, 1e-4, 5), np.geomspace(0.03, 0.3, 4), 20
     start, goal = _networks((len(rates), len(decays), networks), rng)
-    table = np.broadcast_to(rates[:, None, None], (steps, len(rates), 1, 1))
-    path = descend(start, square(goal), GradientDescent(), table, steps, decay=decays[:, None], every=steps)
-    size = frobenius(path.imbalances[0])
-    speed = (-np.log(size[-1] / size[0]) / steps).ravel()
+    before, after = _before_and_after(optimizer("sgd"), rates, start, goal, steps, decay=decays[:, None])
+    speed = (-np.log(frobenius(after) / frobenius(before)) / steps).ravel()
     eta, lam = (np.repeat(g, networks) for g in np.meshgrid(rates, decays, indexing="ij"))
     one, leak = np.ones_like(eta), eta / lam
     scale = fit(np.stack([one, leak], axis=1), speed / (lam * eta))
@@ -135,12 +128,24 @@ def decay_rate(*, seed: int, networks: int = 20) -> tuple[Exponent, Exponent, Ex
 def _movement(name: str, rule: Rule, expected: float, *, seed: int, networks: int) -> Exponent:
     """The exponent of the learning rate in the change of D over five updates, over two decades."""
     rng = np.random.default_rng(seed)
-    rates, steps = np.geomspace(1e-6, 1e-4, 9), 5
+    rates = np.geomspace(1e-6, 1e-4, 9)
     start, goal = _networks((len(rates), networks), rng)
-    table = np.broadcast_to(rates[:, None], (steps, len(rates), 1))
-    (d,) = descend(start, square(goal), rule, table, steps, every=steps).imbalances
-    x, y = np.repeat(np.log(rates), networks), np.log(frobenius(d[-1] - d[0])).ravel()
+    before, after = _before_and_after(rule, rates, start, goal, steps=5)
+    x, y = np.repeat(np.log(rates), networks), np.log(frobenius(after - before)).ravel()
     return _exponent(name, "eta", expected, fit(np.stack([np.ones_like(x), x], axis=1), y), 1)
+
+
+def _before_and_after(
+    rule: Rule, rates: Array, start: Factors, goal: Array, steps: int, decay: ArrayLike = 0.0
+) -> tuple[Array, Array]:
+    """D before and after some updates of networks at each learning rate, (rate, ...)."""
+    ends = []
+    for i, rate in enumerate(rates):
+        factors = tuple(layer[i] for layer in start)
+        ends.append(
+            descend(factors, square(goal[i]), rule, rate, steps, decay=decay, every=steps).imbalances[0]
+        )
+    return np.stack([d[0] for d in ends]), np.stack([d[-1] for d in ends])
 
 
 def _minibatch_movement(b: int, networks: int, draws: int, rng: np.random.Generator) -> Array:
@@ -156,7 +161,7 @@ def _minibatch_movement(b: int, networks: int, draws: int, rng: np.random.Genera
     picked, which = rng.integers(n, size=(networks, draws, b)), np.arange(networks)[:, None, None]
     estimate = minibatch(lambda rows: regression(x[which, rows], y[which, rows]), [picked])
     fan = tuple(np.broadcast_to(w, (networks, draws, *w.shape[-2:])) for w in (v, u))
-    v_next, u_next = descend(fan, estimate, GradientDescent(), 0.01, 1).final
+    v_next, u_next = descend(fan, estimate, optimizer("sgd"), 0.01, 1).final
     return frobenius((imbalance(u_next, v_next) - imbalance(u, v)).mean(axis=1))
 
 

@@ -12,7 +12,7 @@ The loops are plain scalar Python: for a single trajectory this is about twenty 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
 from initmem.plots.styles import BLUE, PURPLE, VERMILLION
-from initmem.theory._arrays import Array
+from initmem.theory.losses import Array
 
 START = (1.0, 6.0)
 RATES = (0.01, 0.04)
@@ -54,38 +54,31 @@ class Experiment(NamedTuple):
     trajectories: tuple[Trajectory, ...]
 
 
-class Figure9(NamedTuple):
-    """The four experiments, a panel each."""
-
-    experiments: tuple[Experiment, ...]
-
-    def rows(self) -> list[dict[str, object]]:
-        """One row per trajectory: `panel`, `eta`, `D`, and the `order` and number of `steps`."""
-        return [
-            {
-                "panel": experiment.letter,
-                "eta": trajectory.eta,
-                "D": trajectory.imbalance,
-                "order": trajectory.order,
-                "steps": int(trajectory.steps[-1]),
-            }
-            for experiment in self.experiments
-            for trajectory in experiment.trajectories
-        ]
+def rows(experiments: Sequence[Experiment]) -> list[dict[str, object]]:
+    """One row per trajectory: `panel`, `eta`, `D`, and the `order` and number of `steps`."""
+    return [
+        {
+            "panel": experiment.letter,
+            "eta": trajectory.eta,
+            "D": trajectory.imbalance,
+            "order": trajectory.order,
+            "steps": int(trajectory.steps[-1]),
+        }
+        for experiment in experiments
+        for trajectory in experiment.trajectories
+    ]
 
 
-def figure9_data(*, seed: int) -> Figure9:
+def figure9_data(*, seed: int) -> tuple[Experiment, ...]:
     """Compute all trajectories; `seed` draws the random targets of panel d."""
     rng = np.random.default_rng(seed)
     full, cyclic = ("full", (1.0,)), ("cyclic", TARGETS)
     random = ("random", tuple(rng.choice(TARGETS, size=200_000).tolist()))
-    return Figure9(
-        (
-            Experiment("a", "Gradient descent", _trajectories(gradient_path, 20, full)),
-            Experiment("b", "SGD, cyclic targets", _trajectories(gradient_path, 50_000, cyclic)),
-            Experiment("c", "Adam, full batch", _trajectories(adam_path, 5_000, full)),
-            Experiment("d", "Adam, minibatch targets", _trajectories(adam_path, 200_000, random, cyclic)),
-        )
+    return (
+        Experiment("a", "Gradient descent", _trajectories(gradient_path, 20, full)),
+        Experiment("b", "SGD, cyclic targets", _trajectories(gradient_path, 50_000, cyclic)),
+        Experiment("c", "Adam, full batch", _trajectories(adam_path, 5_000, full)),
+        Experiment("d", "Adam, minibatch targets", _trajectories(adam_path, 200_000, random, cyclic)),
     )
 
 
@@ -156,9 +149,9 @@ _LEAST_NORM = Style(PURPLE, "*", "none", size=13)
 _START = Style("#000000", "s", "none", size=5)
 
 
-def plot(data: Figure9) -> Plot:
+def plot(experiments: Sequence[Experiment]) -> Plot:
     """The four panels: minima, least-norm points, trajectories, and what is left of D."""
-    panels = [_panel(experiment) for experiment in data.experiments]
+    panels = [_panel(experiment) for experiment in experiments]
     hollow = Entry("hollow, in (d): cyclic", Style("#595959", "o", "none", hollow=True, size=6))
     entries = [
         Entry("minima $ab = 1$", _MINIMA),

@@ -1,38 +1,228 @@
-"""The linear lab as a pipeline: its runs produce the same kind of records as any other network.
+"""The linear lab as a pipeline: the smallest complete experiment on initialization memory.
 
-The columns have their usual meaning, with three differences. The loss is half the mean squared error, so
-`train_half_mse`, `val_half_mse` and, in the summary, `test_loss` replace the cross-entropies. Validation and
-test metrics are averages over a few small, fixed random perturbations of the weights: the trained networks
-compute nearly the same function, and what their weights retain of the initialization shows only when they are
-perturbed. Training metrics use the unperturbed weights at the end of the epoch and the noisy outputs, so no
-network ever interpolates, and tau_interp is always missing.
+A run of the pipeline `linear` is a two-factor network W = U V, trained on a noisy linear task. The networks
+of all scales and seeds of a recipe are trained at once. After training they compute nearly the same function;
+what the scale leaves behind is their imbalance. It shows in the norm of the weights, and in the accuracy once
+the weights are perturbed, since networks with large weights are more sensitive to perturbation.
+
+The bundled study `linear` has three families of recipes. Within a family, recipes differ only in batch size,
+and each family erases the imbalance by one mechanism, on one clock:
+
+- minibatch noise, on T_SGD = (1/b) sum of eta^2;
+- L2, the penalty l2 * |W|^2, on T_L2 = l2 sum of eta: its gradient is 2 l2 W, so that the imbalance
+  shrinks as exp(-4 T_L2);
+- Adam, on T_adapt = sum of eta.
+
+Within a family, the memory of different batch sizes agrees when plotted against its clock and disagrees
+against epochs. One limit: with noise at the minimum, Adam's drift along the minima is of second order in eta,
+so T_adapt aligns batch sizes at one eta, but not different values of eta.
+
+The columns of a record have their usual meaning, with three differences. The loss is half the mean squared
+error, so `train_half_mse`, `val_half_mse` and, in the summary, `test_loss` replace the cross-entropies.
+Validation and test metrics are averages over a few small, fixed random perturbations of the weights. Training
+metrics use the unperturbed weights at the end of the epoch and the noisy outputs, so no network ever
+interpolates, and tau_interp is always missing.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from initmem.clocks import RateSums
+from initmem.clocks import RateSums, epoch_rates
+from initmem.errors import ConfigError
+from initmem.recipe import PipelineRecipe, Recipe, problems
 from initmem.record import RunRecord, Status, summarize
+from initmem.seeds import generator
 from initmem.study import Run
-from initmem.theory._arrays import Array, Factors, Integers
-from initmem.theory.ensemble import (
-    LinearSettings,
-    Task,
-    all_rates,
-    evaluate,
-    linear_task,
-    squared_norm,
-    trajectories,
-)
-from initmem.theory.linear import Path
+from initmem.theory.descent import descend, optimizer
+from initmem.theory.linear import Path, product, random_network
+from initmem.theory.losses import Array, Estimate, Factors, Integers, matrix_sum, require
 
 Columns = dict[str, Array]
 PIPELINE = "linear"  # the name of this pipeline in study files
 PACK = 100  # runs trained at once: for linear networks the overhead of NumPy calls dominates
+
+
+class LinearSettings(BaseModel):
+    """The settings of a linear network; names and defaults are those of a `Recipe`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    width: int = Field(4, ge=1)
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    learning_rate: float = Field(1e-3, gt=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+    lr_floor: float = Field(0.01, ge=0, le=1)
+    warmup: int = Field(0, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-7, gt=0)
+    l2: float = Field(0.0, ge=0)
+    weight_decay: ClassVar[float] = 0.0  # there is no decoupled decay
+    batch_size: int = Field(128, ge=1)
+    epochs: int = Field(300, ge=1)
+
+    @classmethod
+    def of(cls, recipe: PipelineRecipe | Recipe) -> LinearSettings:
+        """The settings declared by a recipe of the pipeline `linear`; all bad ones are reported at once."""
+        declared = {name: value for name, value in recipe.changes().items() if name != "pipeline"}
+        try:
+            return cls.model_validate(declared)
+        except ValidationError as error:
+            raise ConfigError("pipeline linear: " + "; ".join(problems(error, cls))) from None
+
+
+@dataclass(frozen=True)
+class Task:
+    """Noisy outputs of a linear map for training, and clean points for validation and test.
+
+    `x` and `y` are (sample, feature), `val_x` and `test_x` (point, feature), and the true map `truth` is
+    (feature, feature). `perturbations` of the two factors are (draw, width, feature) and
+    (draw, feature, width).
+    """
+
+    x: Array
+    y: Array
+    val_x: Array
+    test_x: Array
+    truth: Array
+    perturbations: Factors
+
+
+def linear_task(
+    *,
+    seed: int = 0,
+    width: int = 4,
+    features: int = 4,
+    samples: int = 512,
+    points: int = 256,
+    noise: float = 3.0,
+    perturbation: float = 0.25,
+    draws: int = 8,
+) -> Task:
+    """Draw a task whose minibatch noise is isotropic.
+
+    Inputs are whitened and the true map is twice a rotation: noise then shrinks U'U and VV' alike, and D
+    decays to zero rather than to another imbalance. The data are the same at every width.
+    """
+    rng = np.random.default_rng(seed)
+    x = np.linalg.qr(rng.normal(size=(samples, features))).Q * np.sqrt(samples)
+    truth = 2 * np.linalg.qr(rng.normal(size=(features, features))).Q
+    y = x @ truth.T + noise * rng.normal(size=(samples, features))
+    val_x, test_x = rng.normal(size=(2, points, features))
+    perturbations = tuple(
+        perturbation * rng.normal(size=(draws, *shape)) for shape in ((width, features), (features, width))
+    )
+    return Task(x, y, val_x, test_x, truth, perturbations)
+
+
+def trajectories(
+    runs: Sequence[Run], task: Task, *, watch: Callable[[int, Factors], None] | None = None
+) -> Path:
+    """Train the runs of one recipe together; the path holds the start and the end of every epoch.
+
+    Its factors are (epoch, run, ...). A seed draws the same standard normals at every scale, and each epoch
+    is a fresh permutation of the samples, as for any other network.
+    """
+    recipe = LinearSettings.of(runs[0].recipe)
+    require(
+        all(run.recipe == runs[0].recipe for run in runs),
+        "runs: of several recipes; allowed: runs of one recipe",
+    )
+    rates = all_rates(recipe, len(task.x))
+    return descend(
+        _initial(runs, task.x.shape[1]),
+        _minibatches(runs, task),
+        optimizer(
+            recipe.optimizer,
+            momentum=recipe.momentum,
+            beta1=recipe.beta1,
+            beta2=recipe.beta2,
+            epsilon=recipe.epsilon,
+        ),
+        rates,
+        len(rates),
+        decay=2 * recipe.l2,  # the gradient of l2 |W|^2 is 2 l2 W
+        every=len(rates) // recipe.epochs,
+        watch=watch,
+    )
+
+
+def evaluate(
+    factors: Factors, inputs: Array, outputs: Array, perturbations: Factors | None = None
+) -> tuple[Array, Array]:
+    """Loss, and accuracy of the index of the largest output: (...) each.
+
+    `inputs` and `outputs` are (point, feature). With `perturbations`, both are means over networks whose
+    factors are perturbed by each draw.
+    """
+    if perturbations is not None:
+        draws = [
+            evaluate(tuple(f + e for f, e in zip(factors, noise, strict=True)), inputs, outputs)
+            for noise in zip(*perturbations, strict=True)
+        ]
+        loss, accuracy = (np.mean(values, axis=0) for values in zip(*draws, strict=True))
+        return loss, accuracy
+    predicted = inputs @ product(factors).mT  # (..., point, feature)
+    correct = np.argmax(predicted, axis=-1) == np.argmax(outputs, axis=-1)
+    return matrix_sum((predicted - outputs) ** 2) / (2 * len(inputs)), correct.mean(axis=-1)
+
+
+def all_rates(recipe: LinearSettings, samples: int) -> Array:
+    """The learning rate of every update of a run, (update,)."""
+    return np.concatenate([epoch_rates(recipe, samples, e) for e in range(1, recipe.epochs + 1)])
+
+
+def squared_norm(factors: Factors) -> Array:
+    """The squared Frobenius norm of both factors together, (...)."""
+    lower, upper = (matrix_sum(factor * factor) for factor in factors)
+    return lower + upper
+
+
+def _initial(runs: Sequence[Run], features: int) -> Factors:
+    """The factors of every run, (run, width, feature) and (run, feature, width)."""
+    dims = (features, LinearSettings.of(runs[0].recipe).width, features)
+    drawn = [
+        random_network(dims, rng=generator(run.seed_of("init"), "init"), scale=run.scale) for run in runs
+    ]
+    lower, upper = (np.stack(layer) for layer in zip(*drawn, strict=True))
+    lower[:, 0, 0] *= [run.perturbation for run in runs]
+    return lower, upper
+
+
+def _minibatches(runs: Sequence[Run], task: Task) -> Estimate:
+    """The gradient of every run on its own minibatch of update k, (run, feature, feature).
+
+    A minibatch enters the gradient W (x x') - (y x') only through two means over its samples, which are
+    computed for a whole epoch at once, and only once for all runs with the same data order.
+    """
+    n = len(task.x)
+    starts = np.arange(0, n, LinearSettings.of(runs[0].recipe).batch_size)
+    counts = np.diff(starts, append=n)[:, None, None]
+    outer = [side[:, :, None] * task.x[:, None, :] for side in (task.x, task.y)]
+    seeds, which = np.unique([run.seed_of("order") for run in runs], return_inverse=True)
+
+    @lru_cache(maxsize=1)
+    def means(epoch: int) -> list[Array]:
+        orders = [generator(int(seed), "order", epoch).permutation(n) for seed in seeds]
+        sums = [[np.add.reduceat(samples[order], starts) for order in orders] for samples in outer]
+        return [np.stack(of_seed, axis=1)[:, which] / counts[:, None] for of_seed in sums]
+
+    def estimate(k: int, w: Array) -> Array:
+        epoch, update = divmod(k, len(starts))
+        inputs, outputs = means(epoch + 1)  # (update, run, feature, feature)
+        gradient: Array = w @ inputs[update] - outputs[update]
+        return gradient
+
+    return estimate
 
 
 def train(runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) -> list[RunRecord]:
@@ -47,6 +237,8 @@ def train(runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) ->
 
 def train_linear(runs: Sequence[Run]) -> list[RunRecord]:
     """Train linear networks, all of one recipe, and return their records."""
+    import torch  # its version is recorded, for the updates of the optimizers
+
     started = time.perf_counter()
     recipe = LinearSettings.of(runs[0].recipe)
     task = linear_task(width=recipe.width)
@@ -62,10 +254,10 @@ def train_linear(runs: Sequence[Run]) -> list[RunRecord]:
         columns |= _clocks(recipe, rates, np.cumsum(angular, axis=0))
     seconds = time.perf_counter() - started
     columns["seconds"] = np.full_like(angular, seconds / angular.size)
-    provenance = {"numpy": np.__version__, "torch": "not used", "seconds": round(seconds, 3)}
-    lived, best = _selected(columns)
-    histories = [{name: col[:n, r].copy() for name, col in columns.items()} for r, n in enumerate(lived)]
-    statuses: list[Status] = ["completed" if n == recipe.epochs else "diverged" for n in lived]
+    provenance = {"numpy": np.__version__, "torch": torch.__version__, "seconds": round(seconds, 3)}
+    lengths, best = _selected(columns)
+    histories = [{name: col[:n, r].copy() for name, col in columns.items()} for r, n in enumerate(lengths)]
+    statuses: list[Status] = ["completed" if n == recipe.epochs else "diverged" for n in lengths]
     return [
         RunRecord(run, status, summarize(history, selects="val_objective", **ends), history, provenance)
         for run, status, history, ends in zip(
@@ -109,8 +301,8 @@ def _selected(columns: Columns) -> tuple[Integers, Integers]:
     finite = np.logical_and.reduce([np.isfinite(column) for column in columns.values()])
     alive = np.logical_and.accumulate(finite)  # (epoch, run)
     losses = np.where(alive, columns["val_objective"], np.inf)
-    lived = alive.sum(axis=0)
-    return lived, np.where(lived > 0, np.argmin(losses, axis=0) + 1, 0)
+    lengths = alive.sum(axis=0)
+    return lengths, np.where(lengths > 0, np.argmin(losses, axis=0) + 1, 0)
 
 
 def _ends(path: Path, task: Task, best: Integers, l2: float) -> list[dict[str, float]]:

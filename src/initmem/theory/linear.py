@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from initmem.errors import ConfigError
-from initmem.theory._arrays import Array, Factors, Flags, require
-from initmem.theory.losses import Loss
+from initmem.theory.losses import Array, Factors, Flags, Loss, require
 
 
 @dataclass(frozen=True)
@@ -56,26 +55,18 @@ class Path:
 
 def network(*factors: ArrayLike) -> Factors:
     """Check W_1, ..., W_L and return them as float64 arrays with equal leading axes."""
-    arrays = [np.asarray(factor, dtype=np.float64) for factor in factors]
-    require(len(arrays) >= 2, f"factors: {len(arrays)} given; allowed: 2 or more")
-    for j, factor in enumerate(arrays, start=1):
-        require(
-            factor.ndim >= 2,
-            f"factors: W_{j} has shape {factor.shape}; allowed: (..., d_{j}, d_{j - 1})",
-        )
-    for j, (lower, upper) in enumerate(pairwise(arrays), start=1):
-        require(
-            upper.shape[-1] == lower.shape[-2],
-            f"factors: W_{j + 1} has shape {upper.shape}; "
-            f"allowed: {lower.shape[-2]} columns, the rows of W_{j}",
-        )
-    leads = [factor.shape[:-2] for factor in arrays]
+    arrays = tuple(np.asarray(factor, dtype=np.float64) for factor in factors)
+    shapes = [factor.shape for factor in arrays]
+    chained = all(len(shape) >= 2 for shape in shapes) and all(
+        upper[-1] == lower[-2] for lower, upper in pairwise(shapes)
+    )
+    allowed = "two or more of (..., d_j, d_{j-1}), from W_1 to W_L, each with as many columns as rows below"
+    require(len(shapes) >= 2 and chained, f"factors: shapes {shapes}; allowed: {allowed}")
     try:
-        lead = np.broadcast_shapes(*leads)
+        lead = np.broadcast_shapes(*(shape[:-2] for shape in shapes))
     except ValueError:
-        message = f"factors: leading axes {leads}; allowed: axes that broadcast together"
-        raise ConfigError(message) from None
-    return tuple(np.array(np.broadcast_to(f, lead + f.shape[-2:])) for f in arrays)
+        raise ConfigError(f"factors: shapes {shapes}; allowed: leading axes that broadcast") from None
+    return tuple(np.array(np.broadcast_to(f, lead + f.shape[-2:]), order="C") for f in arrays)
 
 
 def random_network(

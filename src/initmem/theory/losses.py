@@ -3,6 +3,8 @@
 A loss maps a product of shape (..., d_out, d_in) to one value per trajectory, (...). The layers do not appear
 here: their gradients follow from that of the product by the chain rule, which is why the first-order terms in
 the change of the imbalance cancel.
+
+The array types and helpers of the linear lab are here as well.
 """
 
 from __future__ import annotations
@@ -12,16 +14,36 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from initmem.errors import ConfigError
-from initmem.theory._arrays import Array, Integers, matrix_sum, require
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Factors = tuple[Array, ...]
 # A gradient with respect to the product, exact or estimated, at update k.
 Estimate = Callable[[int, Array], Array]
+
+
+def require(holds: bool, message: str) -> None:
+    """Raise a `ConfigError` with this message unless the condition holds."""
+    if not holds:
+        raise ConfigError(message)
+
+
+def matrix_sum(matrices: Array) -> Array:
+    """Sum over the last two axes: (..., rows, columns) to (...)."""
+    total: Array = np.sum(matrices, axis=(-2, -1))
+    return total
+
+
+def frobenius(matrices: Array) -> Array:
+    """The Frobenius norm over the last two axes: (..., rows, columns) to (...)."""
+    return np.sqrt(matrix_sum(matrices * matrices))
 
 
 @dataclass(frozen=True)
@@ -33,15 +55,6 @@ class Loss:
 
     value: Callable[[Array], Array]
     gradient: Callable[[Array], Array]
-
-    def __post_init__(self) -> None:
-        for name in ("value", "gradient"):
-            given = getattr(self, name)
-            require(
-                callable(given),
-                f"loss: {name} is {given!r}; allowed: a function of the product "
-                "(torch_loss derives the gradient of a value written in torch)",
-            )
 
 
 def square(target: ArrayLike) -> Loss:
@@ -62,8 +75,7 @@ def regression(inputs: ArrayLike, outputs: ArrayLike) -> Loss:
     count: int = x.shape[-2]
 
     def residual(product: Array) -> Array:
-        _match(product, x, y)
-        return x @ product.mT - y
+        return _predicted(product, x, y) - y
 
     return Loss(
         lambda product: matrix_sum(residual(product) ** 2) / (2 * count),
@@ -80,16 +92,12 @@ def logistic(inputs: ArrayLike, labels: ArrayLike) -> Loss:
     require(bool(np.all(np.abs(y) == 1)), "labels: allowed: -1 and +1")
     count: int = x.shape[-2]
 
-    def margin(product: Array) -> Array:
-        _match(product, x, y)
-        return y * (x @ product.mT)
-
     def value(product: Array) -> Array:
-        return matrix_sum(np.logaddexp(0.0, -margin(product))) / count
+        return matrix_sum(np.logaddexp(0.0, -y * _predicted(product, x, y))) / count
 
     def gradient(product: Array) -> Array:
         # The sigmoid by way of tanh, which does not overflow at large margins.
-        wrong: Array = 0.5 * (1.0 - np.tanh(margin(product) / 2))
+        wrong: Array = 0.5 * (1.0 - np.tanh(y * _predicted(product, x, y) / 2))
         return -(y * wrong).mT @ x / count
 
     return Loss(value, gradient)
@@ -105,59 +113,27 @@ def torch_loss(value: Callable[[Tensor], Tensor]) -> Loss:
     def evaluate(product: Array) -> tuple[Tensor, Tensor]:
         leaf = torch.tensor(product, dtype=torch.float64, requires_grad=True)
         result = value(leaf)
-        shape = product.shape[:-2]
-        if not isinstance(result, torch.Tensor) or tuple(result.shape) != shape:
-            got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-            raise ConfigError(
-                f"loss: value returns {got} for a product of shape {product.shape}; "
-                f"allowed: a tensor of shape {shape}, one value per trajectory"
-            )
+        require(
+            result.shape == product.shape[:-2],
+            f"loss: value returns shape {tuple(result.shape)} for a product of shape {product.shape}; "
+            f"allowed: {product.shape[:-2]}, one value per trajectory",
+        )
         return leaf, result
 
     def gradient(product: Array) -> Array:
         leaf, result = evaluate(product)
-        if not result.requires_grad:
-            raise ConfigError(
-                "loss: value has no gradient with respect to the product; "
-                "allowed: differentiable torch operations on the given tensor"
-            )
         # Trajectories are independent, so the gradient of the sum contains the gradient of each.
         (grad,) = torch.autograd.grad(result.sum(), leaf)
         return np.asarray(grad.numpy(), dtype=np.float64)
 
-    return Loss(lambda p: np.asarray(evaluate(p)[1].detach().numpy(), np.float64), gradient)
+    return Loss(lambda product: np.asarray(evaluate(product)[1].detach().numpy(), np.float64), gradient)
 
 
-def shuffled_batches(
-    n_samples: int, batch_size: int, epochs: int, *, rng: np.random.Generator
-) -> list[Integers]:
-    """Row indices of every minibatch of every epoch; each epoch is a fresh permutation.
-
-    The last, smaller batch of an epoch is kept.
-    """
-    require(
-        1 <= batch_size <= n_samples,
-        f"batch_size: {batch_size}; allowed: 1 to {n_samples} (the number of samples)",
-    )
-    starts = range(batch_size, n_samples, batch_size)
-    return [rows for _ in range(epochs) for rows in np.split(rng.permutation(n_samples), starts)]
-
-
-def sampled_batches(
-    n_samples: int, batch_size: int, steps: int, *, rng: np.random.Generator
-) -> list[Integers]:
-    """Row indices of every minibatch, drawn independently with replacement."""
-    require(
-        n_samples >= 1 and batch_size >= 1,
-        f"batch_size: {batch_size}, n_samples: {n_samples}; allowed: 1 or more of each",
-    )
-    return list(rng.integers(n_samples, size=(steps, batch_size)))
-
-
-def minibatch(loss_of: Callable[[Integers], Loss], batches: Sequence[Integers]) -> Estimate:
+def minibatch(loss_of: Callable[[Integers], Loss], batches: Sequence[Integers] | Integers) -> Estimate:
     """A gradient estimate that uses only the samples `batches[k]` at update k.
 
-    Each entry of `batches` is (..., sample): leading axes give every trajectory its own batch.
+    Each entry of `batches` is (..., sample), as in `rng.integers(n, size=(steps, b))`: leading axes give
+    every trajectory its own batch.
     """
 
     def estimate(k: int, product: Array) -> Array:
@@ -177,9 +153,11 @@ def _samples(inputs: ArrayLike, outputs: ArrayLike) -> tuple[Array, Array]:
     return x, y
 
 
-def _match(product: Array, x: Array, y: Array) -> None:
-    wanted = (y.shape[-1], x.shape[-1])
+def _predicted(product: Array, x: Array, y: Array) -> Array:
+    """W x for every sample, (..., sample, d_out)."""
+    shape = (y.shape[-1], x.shape[-1])
     require(
-        product.shape[-2:] == wanted,
-        f"product: shape {product.shape}; allowed: (..., {wanted[0]}, {wanted[1]}) for these data",
+        product.shape[-2:] == shape,
+        f"product: shape {product.shape}; allowed: (..., {shape[0]}, {shape[1]}) for these data",
     )
+    return x @ product.mT

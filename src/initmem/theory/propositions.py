@@ -14,8 +14,7 @@ from itertools import product as all_tuples
 
 import numpy as np
 
-from initmem.theory._arrays import Array, Factors, require
-from initmem.theory.descent import GradientDescent, Preconditioned, descend
+from initmem.theory.descent import descend, optimizer, preconditioned
 from initmem.theory.linear import (
     gradient_flow,
     imbalance,
@@ -25,7 +24,7 @@ from initmem.theory.linear import (
     product,
     random_network,
 )
-from initmem.theory.losses import Loss, logistic, minibatch, regression, square
+from initmem.theory.losses import Array, Factors, Loss, logistic, minibatch, regression, require, square
 
 # Tolerances: identities hold up to rounding, flows up to the error of the solver.
 EXACT, FLOW = 1e-10, 1e-8
@@ -101,7 +100,7 @@ def deep_step(*, seed: int) -> Sides:
     factors, loss = _random_problem((3, 4, 5), rng)
     gradients = layer_gradients(factors, loss.gradient(product(factors)))
     rate = _large_rate(factors, gradients)
-    path = descend(factors, loss, GradientDescent(), rate, 1)
+    path = descend(factors, loss, optimizer("sgd"), rate, 1)
     moved = tuple(d[1] - d[0] for d in path.imbalances)
     # The bracket has the form of an imbalance, with gradients instead of factors.
     return Sides(moved, tuple(rate**2 * d for d in imbalances(gradients)), _gram_size(factors))
@@ -127,7 +126,7 @@ def minibatch_step(*, seed: int) -> Sides:
 
     batches = np.array(list(all_tuples(range(n), repeat=b)))
     estimate = minibatch(lambda rows: regression(x[rows], y[rows]), [batches])
-    path = descend(_repeat(factors, len(batches)), estimate, GradientDescent(), rate, 1)
+    path = descend(_repeat(factors, len(batches)), estimate, optimizer("sgd"), rate, 1)
     right = tuple(
         rate**2 * (of_mean + of_sample.mean(axis=0) / b)
         for of_mean, of_sample in zip(imbalances(full), imbalances(deviations), strict=True)
@@ -147,7 +146,7 @@ def preconditioned_step(*, seed: int) -> Sides:
     scales = [rng.uniform(0.1, 2.0, size=w.shape) for w in factors]
     steps = tuple(s * h for s, h in zip(scales, gradients, strict=True))
     rate = _large_rate(factors, steps)
-    rule = Preconditioned(lambda j, h: scales[j - 1] * h)
+    rule = preconditioned(lambda j, h: scales[j - 1] * h)
     path = descend(factors, loss, rule, rate, 1)
     first, second = first_order_bracket(factors, steps), imbalances(steps)
     right = tuple(-rate * a + rate**2 * b for a, b in zip(first, second, strict=True))
@@ -264,7 +263,7 @@ def _two_factor_step(*, decay: float, seed: int) -> Sides:
     (v, u), loss = _random_problem((2,), rng)
     g = loss.gradient(u @ v)
     rate = _large_rate((v, u), (u.mT @ g, g @ v.mT))
-    path = descend((v, u), loss, GradientDescent(), rate, 1, decay=decay)
+    path = descend((v, u), loss, optimizer("sgd"), rate, 1, decay=decay)
     v_next, u_next = path.final
     leak = rate**2 * (v @ g.mT @ g @ v.mT - u.mT @ g @ g.mT @ u)
     right = (1 - rate * decay) ** 2 * imbalance(u, v) + leak

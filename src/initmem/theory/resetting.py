@@ -18,17 +18,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from initmem.theory._arrays import Array, require
+from initmem.plots.model import Entry, Panel, Plot, Series, Style
+from initmem.plots.styles import COLORS, MARKERS
+from initmem.theory.losses import Array, require
+
+RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 @dataclass(frozen=True)
 class Resetting:
     """Monte Carlo estimates and the closed form, at each rate of resetting.
 
-    `rates` is (rate,); `mean`, its standard `error` and `closed_form` are (rate, feature);
-    `runs` is the number of independent processes behind each mean.
+    The data are `x`, (sample, feature), and `y`, (sample,). `rates` is (rate,); `mean`, its standard `error`
+    and `closed_form` are (rate, feature); `runs` is the number of independent processes behind each mean.
     """
 
+    x: Array
+    y: Array
     rates: Array
     mean: Array
     error: Array
@@ -42,42 +48,40 @@ class Resetting:
 
     def rows(self) -> list[dict[str, float]]:
         """One row per rate: the distance to ridge regression, its standard error, and the largest |z|."""
-        gap = np.sqrt(np.sum((self.mean - self.closed_form) ** 2, axis=1))
-        chance = np.sqrt(np.sum(self.error**2, axis=1))
-        norm = np.sqrt(np.sum(self.closed_form**2, axis=1))
-        worst = np.abs(self.z).max(axis=1)
-        names = ("r", "distance", "error", "ridge_norm", "largest_z")
-        columns = zip(self.rates, gap, chance, norm, worst, strict=True)
-        return [dict(zip(names, map(float, row), strict=True)) for row in columns]
+        columns = {
+            "r": self.rates,
+            "distance": np.sqrt(np.sum((self.mean - self.closed_form) ** 2, axis=1)),
+            "error": np.sqrt(np.sum(self.error**2, axis=1)),
+            "ridge_norm": np.sqrt(np.sum(self.closed_form**2, axis=1)),
+            "largest_z": np.abs(self.z).max(axis=1),
+        }
+        return [{name: float(values[i]) for name, values in columns.items()} for i in range(len(self.rates))]
 
 
-def ridge(x: ArrayLike, y: ArrayLike, penalty: float, center: ArrayLike = 0.0) -> Array:
+def ridge(x: Array, y: Array, penalty: float, center: ArrayLike = 0.0) -> Array:
     """The minimizer of |X w - y|^2 / (2 n) + penalty |w - center|^2 / 2, (feature,)."""
-    inputs, outputs = _data(x, y)
-    n, d = inputs.shape
+    n, d = x.shape
     pull = penalty * np.broadcast_to(np.asarray(center, dtype=np.float64), (d,))
-    w: Array = np.linalg.solve(inputs.T @ inputs / n + penalty * np.eye(d), inputs.T @ outputs / n + pull)
+    w: Array = np.linalg.solve(x.T @ x / n + penalty * np.eye(d), x.T @ y / n + pull)
     return w
 
 
-def flow(x: ArrayLike, y: ArrayLike, start: Array, times: ArrayLike) -> Array:
+def flow(x: Array, y: Array, start: Array, times: ArrayLike) -> Array:
     """Least-squares gradient flow in closed form: (run, feature), from `start` and `times` (run,)."""
-    inputs, outputs = _data(x, y)
-    n = len(inputs)
-    values, basis = np.linalg.eigh(inputs.T @ inputs / n)
+    values, basis = np.linalg.eigh(x.T @ x / len(x))
     values = np.maximum(values, 0.0)
     age = np.asarray(times, dtype=np.float64)[:, None]
     spent = -np.expm1(-values * age)
     # Directions that the data do not constrain do not move.
     gained = np.where(values > 1e-12, spent / np.maximum(values, 1e-12), 0.0)
-    pull = (outputs @ inputs / n) @ basis
+    pull = (y @ x / len(x)) @ basis
     moved: Array = ((start @ basis) * np.exp(-values * age) + pull * gained) @ basis.T
     return moved
 
 
 def simulate(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Array,
+    y: Array,
     rate: float,
     time: float,
     *,
@@ -90,45 +94,40 @@ def simulate(
 
     `start` and `home` broadcast to (run, feature).
     """
-    inputs, _ = _data(x, y)
-    require(rate > 0 and time > 0, f"rate: {rate}, time: {time}; allowed: > 0")
-    require(runs >= 2, f"runs: {runs}; allowed: 2 or more")
-    origin, base = (
-        np.broadcast_to(np.asarray(point, dtype=np.float64), (runs, inputs.shape[1]))
-        for point in (start, home)
-    )
     last = np.zeros(runs)
     upcoming = rng.exponential(1 / rate, size=runs)
     while np.any(alive := upcoming <= time):
         last[alive] = upcoming[alive]
         upcoming[alive] += rng.exponential(1 / rate, size=int(alive.sum()))
     # Between events the flow is deterministic, so only the time since the last one matters.
-    return flow(x, y, np.where(last[:, None] > 0, base, origin), time - last)
+    origin = np.where(last[:, None] > 0, home, np.broadcast_to(start, (runs, x.shape[1])))
+    return flow(x, y, origin, time - last)
 
 
 def stationary_mean(
-    x: ArrayLike,
-    y: ArrayLike,
-    rates: ArrayLike,
-    *,
-    seed: int,
-    runs: int = 20_000,
-    home: ArrayLike = 0.0,
+    x: Array, y: Array, rates: ArrayLike, *, seed: int, runs: int = 20_000, home: ArrayLike = 0.0
 ) -> Resetting:
     """Estimate the stationary mean at each rate and compare it with ridge regression of that penalty.
 
     Each process runs for thirty mean intervals between resets; a fraction exp(-30) is never reset.
     """
     speeds = np.atleast_1d(np.asarray(rates, dtype=np.float64))
+    require(
+        x.ndim == 2 and y.shape == x.shape[:1],
+        f"data: inputs {x.shape}, outputs {y.shape}; allowed: (sample, feature) and (sample,)",
+    )
     require(bool(np.all(speeds > 0)), f"rates: {rates!r}; allowed: > 0")
+    require(runs >= 2, f"runs: {runs}; allowed: 2 or more")
     rng = np.random.default_rng(seed)
     ends = [simulate(x, y, r, 30 / r, rng=rng, runs=runs, home=home) for r in speeds]
     return Resetting(
+        x,
+        y,
         speeds,
-        np.stack([w.mean(axis=0) for w in ends]),
-        np.stack([w.std(axis=0, ddof=1) / np.sqrt(runs) for w in ends]),
-        np.stack([ridge(x, y, r, home) for r in speeds]),
-        runs,
+        mean=np.stack([w.mean(axis=0) for w in ends]),
+        error=np.stack([w.std(axis=0, ddof=1) / np.sqrt(runs) for w in ends]),
+        closed_form=np.stack([ridge(x, y, r, home) for r in speeds]),
+        runs=runs,
     )
 
 
@@ -139,10 +138,41 @@ def example(*, seed: int) -> tuple[Array, Array]:
     return x, x @ rng.normal(size=6) + 0.5 * rng.normal(size=40)
 
 
-def _data(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
-    inputs, outputs = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    require(
-        inputs.ndim == 2 and outputs.shape == (len(inputs),),
-        f"data: inputs {inputs.shape}, outputs {outputs.shape}; allowed: (sample, feature) and (sample,)",
+def plot(means: Resetting) -> Plot:
+    """Coefficients against the rate of resetting, and their distance from ridge in standard errors."""
+    penalties = np.geomspace(0.008, 3.8, 80)
+    paths = np.stack([ridge(means.x, means.y, p) for p in penalties]).T  # (feature, penalty)
+    points = [Style(COLORS[i], MARKERS[i], "none", size=5) for i in range(len(paths))]
+    low, high = means.mean - 2 * means.error, means.mean + 2 * means.error
+    left = Panel(
+        title="",
+        x_title="rate of resetting $r$ = ridge penalty",
+        y_title="coefficient",
+        series=[
+            Series("", style, means.rates.tolist(), *(v[:, i].tolist() for v in (means.mean, low, high)))
+            for i, style in enumerate(points)
+        ],
+        guides=[
+            Series("", Style(style.color), penalties.tolist(), path.tolist())
+            for style, path in zip(points, paths, strict=True)
+        ],
+        log_x=True,
     )
-    return inputs, outputs
+    limit = max(3.5, 1.1 * float(np.abs(means.z).max()))
+    # Side by side, not on top of each other.
+    shifted = [means.rates * 1.03 ** (i - 2.5) for i in range(len(points))]
+    right = Panel(
+        title="",
+        x_title=left.x_title,
+        y_title="(mean $-$ ridge) / standard error",
+        series=[Series("", s, shifted[i].tolist(), means.z[:, i].tolist()) for i, s in enumerate(points)],
+        log_x=True,
+        levels=(0,),
+        span=(-2, 2),
+        y_limits=(-limit, limit),
+    )
+    entries = [
+        Entry("ridge regression", Style("0.4")),
+        Entry(f"resetting: mean of {means.runs:,} processes, 2 standard errors", Style("0.4", "o", "none")),
+    ]
+    return Plot([[left, right]], [entries], row_height=3.0, lettered=False)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from initmem.errors import ConfigError, allowed
 from initmem.plots.model import Plot
-from initmem.theory import exponents, figure9, propositions
-from initmem.theory.pictures.diagonal import diagonal_plot, diagonal_view
-from initmem.theory.pictures.linear import linear_plot, linear_rows, linear_view
-from initmem.theory.pictures.resetting import resetting_plot, resetting_view
+from initmem.theory import diagonal, exponents, fading, figure9, propositions, resetting
 
 Rows = list[dict[str, Any]]
 
@@ -34,50 +31,31 @@ class Shown(NamedTuple):
     rows: Rows
     columns: tuple[str, ...]
 
-    @property
-    def table(self) -> Rows:
-        """The rows in brief, in words where a value is no number."""
-        return [{key: _in_words(row[key]) for key in self.columns} for row in self.rows]
-
 
 def show(name: str, *, seed: int = 0, output: Path | None = None) -> Shown:
     """Compute one part of the theory, and draw it if a file is given."""
     if name not in ENTRIES:
         raise ConfigError(f"theory {name!r} ({allowed(ENTRIES)})")
     entry = ENTRIES[name]
-    if output is not None:
-        _check_drawable(name, output)  # before anything is computed
-    data = entry.compute(seed)
-    if output is not None and entry.plot is not None:
-        from initmem.plots.matplotlib import draw, save
+    if output is None:
+        data = entry.compute(seed)
+    else:
+        from initmem.plots import matplotlib as renderer
 
-        figure, _ = draw(entry.plot(data))
-        save(figure, output)
-    rows = [_plain(row) for row in entry.rows(data)]
+        if entry.plot is None:
+            drawn = [other for other in ENTRIES if ENTRIES[other].plot is not None]
+            raise ConfigError(f"output: theory {name} has no picture ({allowed(drawn)})")
+        renderer.check(output)  # before anything is computed
+        data = entry.compute(seed)
+        figure, _ = renderer.draw(entry.plot(data))
+        renderer.save(figure, output)
+    rows = [{key: _finite(value) for key, value in row.items()} for row in entry.rows(data)]
     return Shown(entry.title, rows, entry.in_brief or tuple(rows[0]))
 
 
-def _check_drawable(name: str, output: Path) -> None:
-    from initmem.plots.matplotlib import check
-
-    if ENTRIES[name].plot is None:
-        drawn = [other for other, entry in ENTRIES.items() if entry.plot is not None]
-        raise ConfigError(f"output: theory {name} has no picture ({allowed(drawn)})")
-    check(output)
-
-
-def _in_words(value: object) -> object:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else value
-
-
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def _finite(value: Any) -> Any:
     """NaN, the value of what diverged, becomes None: JSON has no word for it."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in row.items()
-    }
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 ENTRIES = {
@@ -95,26 +73,26 @@ ENTRIES = {
     "fig9": Entry(
         "Loss (ab - 1)^2 from (1, 6): what is left of the imbalance D = -35",
         lambda seed: figure9.figure9_data(seed=seed),
-        lambda data: data.rows(),
+        figure9.rows,
         figure9.plot,
     ),
     "diagonal": Entry(
         "Diagonal networks: the solution against the scale of initialization (place: 0 least l1, 1 least l2)",
-        diagonal_view,
-        lambda view: view.reached.rows(),
-        diagonal_plot,
+        lambda seed: diagonal.reach(diagonal.sparse_problem(seed=seed), seed=seed),
+        lambda reached: reached.rows(),
+        diagonal.plot,
         in_brief=("method", "scale", "effective_scale", "l1_norm", "l2_norm", "place", "to_closed_form"),
     ),
     "resetting": Entry(
         "Resetting at rate r: the distance of the stationary mean to ridge with penalty r",
-        resetting_view,
-        lambda view: view.means.rows(),
-        resetting_plot,
+        lambda seed: resetting.stationary_mean(*resetting.example(seed=seed), resetting.RATES, seed=seed),
+        lambda means: means.rows(),
+        resetting.plot,
     ),
     "linear": Entry(
         "The study `linear`: the slope of the norm on the scale, against epochs and against its clock",
-        linear_view,
-        linear_rows,
-        linear_plot,
+        fading.families,
+        fading.rows,
+        fading.plot,
     ),
 }
