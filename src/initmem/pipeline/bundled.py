@@ -14,7 +14,7 @@ def schedule_of(recipe: AnyRecipe) -> tuple[Schedule, int]:
     """What fixes the learning rates of a recipe, and on how many examples it trains; known before any run."""
     if recipe.is_pipeline:
         from initmem.theory import lab
-        from initmem.theory.ensemble import LinearSettings, linear_task
+        from initmem.theory.lab import LinearSettings, linear_task
 
         if recipe.get("pipeline") == lab.PIPELINE:
             return LinearSettings.of(recipe), len(linear_task().x)
@@ -30,7 +30,7 @@ def bundled_pipeline(study: Study) -> Pipeline | None:
     if not any(recipe.is_pipeline for recipe in study.recipes):
         return None
     from initmem.theory import lab
-    from initmem.theory.ensemble import LinearSettings
+    from initmem.theory.lab import LinearSettings
 
     for recipe in study.recipes:
         if (name := recipe.get("pipeline")) != lab.PIPELINE:
