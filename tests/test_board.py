@@ -312,9 +312,9 @@ def test_a_page_opened_after_a_sleep_is_up_to_date(
 # -- pace and time left --------------------------------------------------------------------------------------
 
 
-def flight(rows: int, seconds: float, *, pid: int = 1, silence: float = 0.0) -> LiveRun:
+def flight(rows: int, seconds: float, *, pid: int = 1, heartbeat_age: float = 0.0) -> LiveRun:
     made = [{"seconds": seconds, "val_accuracy": 0.5, "train_accuracy": 0.5}] * rows
-    return LiveRun(Claim("token", "here", pid, ""), silence, made)
+    return LiveRun(Claim("token", "here", pid, ""), heartbeat_age, made)
 
 
 def shown_runs(shown: dict[str, Any]) -> list[object]:
