@@ -205,7 +205,7 @@ say(test_accuracy=0.5 + 0.1 * scale + 0.001 * seed)
     assert process.returncode == 1, err  # not all that was asked for is done
     said = json.loads(out)["summary"]
     assert (said["study"], said["completed"], said["crashed"]) == ("train me", 5, 1)
-    (cause,) = said["failures"]
+    (cause,) = said["crashes"]
     assert (cause["cause"], cause["runs"], cause["seed"]) == ("the disk is full", 1, 1)
     records = Store(tmp_path / "store").records()
     (broken,) = [record for record in records if record.status == "crashed"]

@@ -689,7 +689,7 @@ def test_a_study_whose_first_runs_fail_alike_stops(
     assert "crashed: 3 with initmem.errors.ConfigError: metric test_accuracy = 97" in capsys.readouterr().out
     app(["status", str(tmp_path), "--json"], standalone_mode=False)
     (study,) = json.loads(capsys.readouterr().out)["summary"]["studies"]
-    assert [(cause["runs"], cause["scale"], cause["seed"]) for cause in study["failures"]] == [(3, 1.0, 0)]
+    assert [(cause["runs"], cause["scale"], cause["seed"]) for cause in study["crashes"]] == [(3, 1.0, 0)]
     result = run(train, [1.0, 2.0], range(5), tmp_path, keep_going=True)
     assert len(calls) == 10 and len(result.crashes) == 10
     page = result.report(tmp_path / "report.html").read_text()
@@ -712,14 +712,14 @@ def test_runs_that_fail_each_in_its_own_way_do_not_stop_a_study(tmp_path: Path) 
     def train(init, tracker):
         raise [ValueError("shape"), KeyError("name"), OSError("file")][init.seed % 3]
 
-    assert len(run(train, [1.0], range(6), tmp_path / "a").failures) == 6
+    assert len(run(train, [1.0], range(6), tmp_path / "a").crashes) == 6
 
     def first_only(init, tracker):
         if init.seed in (1, 2, 3, 4):
             raise ValueError("no")
         return {"loss": 1.0}
 
-    assert len(run(first_only, [1.0], range(6), tmp_path / "b").failures) == 4
+    assert len(run(first_only, [1.0], range(6), tmp_path / "b").crashes) == 4
 
 
 def test_a_time_limit_is_for_worker_processes(tmp_path: Path) -> None:
@@ -745,7 +745,7 @@ def test_a_run_that_hangs_is_a_failed_run_of_this_code(tmp_path: Path) -> None:
     assert hung == done  # so that the same code is not tried again, and other code is
     before = time.monotonic()
     again = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=5, progress=False)
-    assert list(again.failures) == [(1.0, 1)] and time.monotonic() - before < 5
+    assert list(again.crashes) == [(1.0, 1)] and time.monotonic() - before < 5
 
 
 def dividing(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
