@@ -462,7 +462,7 @@ EXPERIMENTS = {
     "damages": (damages, SMALL),
     "disks": (disks, SMALL),
 }
-SHORT_EXPIRY = 1.0
+SHORT_EXPIRY = 2.0
 
 
 def main() -> None:

@@ -703,14 +703,14 @@ def test_runs_that_fail_each_in_its_own_way_do_not_stop_a_study(tmp_path: Path) 
     def train(init, tracker):
         raise [ValueError("shape"), KeyError("name"), OSError("file")][init.seed % 3]
 
-    assert len(run(train, [1.0], range(6), tmp_path / "a").failures) == 6
+    assert len(run(train, [1.0], range(6), tmp_path / "a").crashes) == 6
 
     def first_only(init, tracker):
         if init.seed in (1, 2, 3, 4):
             raise ValueError("no")
         return {"loss": 1.0}
 
-    assert len(run(first_only, [1.0], range(6), tmp_path / "b").failures) == 4
+    assert len(run(first_only, [1.0], range(6), tmp_path / "b").crashes) == 4
 
 
 def test_a_time_limit_is_for_worker_processes(tmp_path: Path) -> None:

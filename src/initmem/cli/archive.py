@@ -31,18 +31,17 @@ def archive(
     from initmem.store.archive import SUFFIX, of_study, write_archive
     from initmem.store.results import open_results
 
-    opened = open_results(store)
-    place = output or store.resolve().with_name(store.resolve().name + SUFFIX)
-    records, damaged = opened.survey()
-    studies = opened.studies()
+    results = open_results(store)
+    path = output or store.resolve().with_name(store.resolve().name + SUFFIX)
+    (records, damaged), studies = results.survey(), results.studies()
     if study is not None:
         studies, records = of_study(study, studies, records)
-    size = write_archive(place, studies, records)
+    size = write_archive(path, studies, records)
     if as_json:
-        row = {"archive": place, "bytes": size, "records": len(records), "damaged": damaged}
+        row = {"archive": path, "bytes": size, "records": len(records), "damaged": damaged}
         print_json("archive", [row])
     else:
-        say(f"archive: {place} ({count(len(records), 'record')}, {count(size, 'byte')})")
+        say(f"archive: {path} ({count(len(records), 'record')}, {count(size, 'byte')})")
         for line in damaged:
             say(f"damaged, left out: {line}")
     if damaged:
@@ -63,13 +62,14 @@ def restore(
     Their studies can then be resumed. Records that the store already has stay.
     """
     from initmem.store.archive import Archive
-    from initmem.store.archive import restore as restored
+    from initmem.store.archive import restore as restore_into
     from initmem.store.store import Store
 
     files = [Archive(path) for path in archives]
-    place = Store.create(store)
+    target = Store.create(store)
     rows: list[dict[str, Any]] = [
-        {"archive": one.path, "records": len(one.records()), "new": restored(one, place)} for one in files
+        {"archive": file.path, "records": len(file.records()), "new": restore_into(file, target)}
+        for file in files
     ]
     if as_json:
         print_json("restore", rows, store=store)
