@@ -77,13 +77,7 @@ def difference(
     sides = [profile([r for r in side if r.run.scale in scales], metric) for side in (one, other)]
     seeds = sorted(set(sides[0].seeds) & set(sides[1].seeds))
     before, after = (side.values[[side.seeds.index(seed) for seed in seeds]] for side in sides)
-    return compare(before, after, alpha=alpha)
-
-
-def compare(before: Array, after: Array, *, alpha: float = ALPHA) -> Difference | None:
-    """The difference of two ranges, each of values of shape (seed, scale); None from fewer than two seeds."""
-    n_seeds, n_scales = after.shape
-    if n_seeds < 2:
+    if len(seeds) < 2:
         return None
     compared = compared_ranges(before, after, alpha=alpha)
     paired = bool(compared.paired)
@@ -95,8 +89,8 @@ def compare(before: Array, after: Array, *, alpha: float = ALPHA) -> Difference 
         high=float(compared.high),
         p=_paired_p(before, after) if paired else _interval_p(before, after),
         method="paired" if paired else "intervals",
-        n_scales=n_scales,
-        n_seeds=n_seeds,
+        n_scales=after.shape[1],
+        n_seeds=len(seeds),
     )
 
 

@@ -79,7 +79,7 @@ def _pilot_noise(recipe: AnyRecipe, measured: Mapping[AnyRecipe, float]) -> tupl
     if recipe in measured:
         return measured[recipe], "pilot"
     if not measured:
-        raise ConfigError("power needs the noise over seeds (allowed: --noise POINTS, or --pilot STORE)")
+        raise ConfigError("power needs the noise over seeds (allowed: points, or a store with more seeds)")
     return float(np.median(list(measured.values()))), "pilot, other recipes"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from initmem.engines.packs import cost
 from initmem.errors import InitmemError, duration
 from initmem.measures.design import preferred
-from initmem.metric import metric_title
+from initmem.metric import metric_of, metric_title
 from initmem.plots.html import course
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Array, Content
@@ -149,7 +149,7 @@ def in_training(content: Content, run: Run, flight: LiveRun) -> dict[str, Any]:
     column = [float(row.get(metric, math.nan)) for row in flight.rows]
     values = [value for value in column if math.isfinite(value)]
     epochs = content.epochs(run.recipe)
-    accuracy = "accuracy" in metric
+    accuracy = metric_of(metric).is_percentage
     bounds = (0.0, 1.0) if accuracy else (min(values, default=0.0), max(values, default=1.0))
     return {
         "run": run,
