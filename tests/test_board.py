@@ -19,7 +19,7 @@ import planted
 from boards import ask, serving, until
 from conftest import fake_record
 from initmem.errors import ConfigError
-from initmem.record import failed
+from initmem.record import crashed
 from initmem.report import board as board_module
 from initmem.report import page as pages
 from initmem.report import watch
@@ -27,7 +27,7 @@ from initmem.report.board import Board, is_loopback
 from initmem.report.content import Content
 from initmem.report.live import live
 from initmem.store.archive import write_archive
-from initmem.store.claims import EXPIRY, Claim, Flight
+from initmem.store.claims import EXPIRY, Claim, LiveRun
 from initmem.store.results import Survey, open_results, store_status
 from initmem.store.store import Store
 from initmem.study import Run, Study
@@ -41,7 +41,7 @@ def store(tmp_path: Path, tiny_study: Study) -> Store:
     store.add_study(replace(tiny_study, title=IMAGE))
     runs = tiny_study.all_runs()
     store.commit([fake_record(r, 0.9 - 0.1 * r.scale + 0.01 * r.seed) for r in runs[:4]])
-    store.commit([failed(runs[4], f"Traceback\n{IMAGE}\nOSError: {IMAGE}", {})])
+    store.commit([crashed(runs[4], f"Traceback\n{IMAGE}\nOSError: {IMAGE}", {})])
     return store
 
 
@@ -226,7 +226,7 @@ def test_runs_and_a_run_on_demand(board: Board, store: Store, tiny_study: Study)
     record = next(r for r in store.records() if r.status == "completed")
     found = json.loads(ask(board.port, f"/run/{record.id}").body)
     assert found["history"]["norm"] == pytest.approx(record.history["norm"].tolist(), rel=1e-4)
-    broken = next(r for r in store.records() if r.status == "failed")
+    broken = next(r for r in store.records() if r.status == "crashed")
     assert json.loads(ask(board.port, f"/run/{broken.id}").body)["error"] == broken.error
 
 
@@ -283,9 +283,9 @@ def test_a_page_opened_after_a_sleep_is_up_to_date(
 # -- pace and time left --------------------------------------------------------------------------------------
 
 
-def flight(rows: int, seconds: float, *, pid: int = 1, silence: float = 0.0) -> Flight:
+def flight(rows: int, seconds: float, *, pid: int = 1, heartbeat_age: float = 0.0) -> LiveRun:
     made = [{"seconds": seconds, "val_accuracy": 0.5, "train_accuracy": 0.5}] * rows
-    return Flight(Claim("token", "here", pid, ""), silence, made)
+    return LiveRun(Claim("token", "here", pid, ""), heartbeat_age, made)
 
 
 def worker_of(shown: dict[str, Any]) -> str:
@@ -331,7 +331,7 @@ def test_a_dead_worker_is_not_counted_but_shown() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd"]), scales=[1.0], seeds=[0, 1])
     first, _ = study.all_runs()
     content = Content(Survey([], [], [study], frozenset()))
-    shown = live(content, {first.id: flight(1, 1.0, silence=600.0)})
+    shown = live(content, {first.id: flight(1, 1.0, heartbeat_age=600.0)})
     assert shown["pace"].seconds_left is None
     page = pages.fragment("live", {"problem": "", **shown})
     assert "no worker is running" in page and "no longer respond" in page
@@ -341,7 +341,7 @@ def test_a_dead_worker_is_not_counted_but_shown() -> None:
 def live_now(store: Store) -> dict[str, Any]:
     """What a board that has only read this store shows."""
     content = Content(Survey.of(store))
-    return live(content, {run_id: store.flight(run_id) for run_id in store.in_flight()})
+    return live(content, {run_id: store.live_run(run_id) for run_id in store.in_flight()})
 
 
 def rewrite_claim(store: Store, run: Run, **changes: object) -> Path:
@@ -410,5 +410,5 @@ def test_the_summary_counts_in_english(
 
 def test_a_run_released_a_moment_ago_is_not_called_dead(store: Store, tiny_study: Study) -> None:
     run, content = tiny_study.all_runs()[-1], Content(Survey.of(store))
-    shown = live(content, {run.id: store.flight(run.id)})
+    shown = live(content, {run.id: store.live_run(run.id)})
     assert worker_of(shown) == ""

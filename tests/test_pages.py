@@ -19,7 +19,7 @@ import pytest
 import planted
 from conftest import fake_record
 from initmem.recipe import Recipe
-from initmem.record import failed
+from initmem.record import crashed
 from initmem.report import watch
 from initmem.report.board import Board
 from initmem.report.page import write_report
@@ -89,7 +89,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     recipes = [*planted.grid(optimizer=["sgd", "adam"], batch_size=[16, 128]), odd]
     study = replace(planted.study(IMAGE, recipes), title=IMAGE)
     records = planted.records(study)
-    records[0] = failed(records[0].run, f"Traceback\nValueError: {IMAGE}", {})
+    records[0] = crashed(records[0].run, f"Traceback\nValueError: {IMAGE}", {})
     store = Store.create(folder / "store")
     store.add_study(study)
     store.commit(records)

@@ -18,18 +18,17 @@ import planted
 from conftest import fake_record
 from initmem import __version__
 from initmem.errors import StoreError
+from initmem.measures.measure import measure, measure_table
 from initmem.measures.memory import Memory, memory_table
-from initmem.measures.rows import measure
 from initmem.measures.statistics import critical
 from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
 from initmem.plots.captions import caption
-from initmem.plots.columns import measure_table
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
 from initmem.plots.model import Plot, Series
 from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
-from initmem.record import RunRecord, Summary, failed, summarize
+from initmem.record import RunRecord, Summary, crashed, summarize
 from initmem.report import charts
 from initmem.report.content import Content
 from initmem.report.notebook import verdict_html
@@ -322,11 +321,11 @@ def of_losses(n_seeds: int = 4) -> tuple[Study, list[RunRecord]]:
 
 def test_a_study_without_any_record_has_a_page() -> None:
     study = planted.study("new", planted.grid(optimizer=["sgd"]))
-    every = [failed(run, "ValueError: no such luck", {}) for run in study.all_runs()]
+    every = [crashed(run, "ValueError: no such luck", {}) for run in study.all_runs()]
     parts = sections(content_of([study], []))
     assert "No run has finished yet." in parts["verdicts"].html and "learning" not in parts
     parts = sections(content_of([study], every))
-    assert "15 of 15 runs failed" in text_of(parts["verdicts"].html) and "learning" not in parts
+    assert "15 of 15 runs crashed" in text_of(parts["verdicts"].html) and "learning" not in parts
 
 
 def test_losses_have_digits_a_legend_and_a_slope_of_their_own() -> None:
@@ -421,8 +420,8 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
         replace(planted.record(run), provenance={"hardware": "left" if i % 2 else "right", "device": "cpu"})
         for i, run in enumerate(runs[:-3])
     ]
-    records[0] = failed(runs[0], f"Traceback\n  {IMAGE}\nValueError: no such luck", {"hardware": "left"})
-    records[1] = failed(runs[1], "Traceback\n  elsewhere\nValueError: no such luck", {"hardware": "left"})
+    records[0] = crashed(runs[0], f"Traceback\n  {IMAGE}\nValueError: no such luck", {"hardware": "left"})
+    records[1] = crashed(runs[1], "Traceback\n  elsewhere\nValueError: no such luck", {"hardware": "left"})
     records[2] = replace(records[2], status="diverged")
     parts = sections(content_of([study], records, in_flight=[runs[-1].id]))
     page = parts["runs"].html
@@ -451,10 +450,10 @@ def test_failures_stand_in_the_headline() -> None:
     records = planted.records(study)
     fine = text_of(sections(content_of([study], records))["verdicts"].html)
     assert "failed" not in fine and "diverged" not in fine
-    records[0] = failed(records[0].run, "Traceback\nValueError: no such luck", {})
+    records[0] = crashed(records[0].run, "Traceback\nValueError: no such luck", {})
     records[5] = replace(records[5], status="diverged")
     seen = text_of(sections(content_of([study], records))["verdicts"].html)
-    said = "1 of 15 runs failed: 1 with ValueError: no such luck (the first: scale 0.1, seed 0)."
+    said = "1 of 15 runs crashed: 1 with ValueError: no such luck (the first: scale 0.1, seed 0)."
     assert f"{said} 1 of 15 runs diverged." in seen
     assert seen.index(said) < seen.index("What each scale reached")
 
@@ -506,7 +505,7 @@ def test_stats_are_kept_until_their_records_change(tiny_study: Study) -> None:
     again = Content(Survey(list(records), [], [tiny_study], frozenset()), first)
     assert again.stats[recipe] is first.stats[recipe]
     assert again.state == first.state
-    retried = [replace(records[0], status="failed", error="once more"), *records[1:]]
+    retried = [replace(records[0], status="crashed", error="once more"), *records[1:]]
     other = Content(Survey(retried, [], [tiny_study], frozenset()), first)
     assert other.stats[recipe].curve("test_accuracy").n != first.stats[recipe].curve("test_accuracy").n
     assert other.state != first.state
@@ -535,9 +534,9 @@ def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, ti
     assert "The recipe remembers its initialization (generalization)." in shown
     run = tiny_study.all_runs()[0]
     store.set_aside(lambda record: record.id == run.id)
-    store.commit([failed(run, f"ValueError: {IMAGE}", {})])
+    store.commit([crashed(run, f"ValueError: {IMAGE}", {})])
     noted = Result(store, tiny_study)._repr_html_()
-    assert "1 of 6 runs failed" in noted and IMAGE not in noted
+    assert "1 of 6 runs crashed" in noted and IMAGE not in noted
 
 
 def test_plot_data_are_means_and_simultaneous_bands(store: Store) -> None:

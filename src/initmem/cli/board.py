@@ -27,7 +27,7 @@ def board(
 ) -> None:
     """Serve the report live while a study runs.
 
-    Progress, curves, failures and the memory so far.
+    Progress, curves, crashed runs and the memory so far.
     """
     from initmem.report.board import Board
     from initmem.store.results import open_results

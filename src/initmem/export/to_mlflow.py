@@ -81,7 +81,7 @@ def _log(client: MlflowClient, experiment: str, run: NamedRun) -> None:
     metrics += [Metric(name, value, end, record.summary.epochs) for name, value in run.summary.items()]
     for first in range(0, len(metrics), BATCH):
         client.log_batch(address, metrics=metrics[first : first + BATCH])
-    client.set_terminated(address, "FAILED" if record.status == "failed" else "FINISHED", end_time=end)
+    client.set_terminated(address, "FAILED" if record.status == "crashed" else "FINISHED", end_time=end)
     client.set_tag(address, ID, record.id)  # last, so that an interrupted export logs the run again
 
 

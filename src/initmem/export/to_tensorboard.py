@@ -51,7 +51,7 @@ def _events(run: NamedRun) -> Iterator[Event]:
     for name, value in present(run.settings).items():
         kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
         setattr(start.hparams[name], kind, value)
-    status = api_pb2.STATUS_FAILURE if record.status == "failed" else api_pb2.STATUS_SUCCESS
+    status = api_pb2.STATUS_FAILURE if record.status == "crashed" else api_pb2.STATUS_SUCCESS
     yield Event(wall_time=0.0, file_version="brain.Event:2")
     yield _hparams(metadata.SESSION_START_INFO_TAG, 0.0, session_start_info=start)
     for epoch, time in enumerate(times, start=1):

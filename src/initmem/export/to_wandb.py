@@ -71,5 +71,5 @@ def _write(named: NamedRun, project: str, folder: Path) -> Path:
         run.log({name: float(column[epoch]) for name, column in columns.items()}, step=epoch + 1)
     run.summary.update(named.summary)
     home = Path(run.dir).parent
-    run.finish(exit_code=1 if record.status == "failed" else 0)
+    run.finish(exit_code=1 if record.status == "crashed" else 0)
     return home

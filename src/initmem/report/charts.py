@@ -9,13 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from initmem.clocks import CLOCK_NAMES
-from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE, metric_title
+from initmem.labels import labels
+from initmem.metric import metric_title
+from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE
 from initmem.plots.captions import SIGMA, phrase
 from initmem.plots.html import thinned
 from initmem.plots.model import Heatmap, Member, Panel, Plot, Series, Style, form_between
 from initmem.plots.series import UNSTYLED, beta_series
 from initmem.plots.styles import ORDERED, PALETTE, nth
-from initmem.recipe import AnyRecipe, labels
+from initmem.recipe import AnyRecipe
 from initmem.record import INTERPOLATION
 from initmem.report.content import Content, RecipeStats, runs_of
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.labels import labels
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse, families
 from initmem.measures.design import (
-    DERIVED,
     Analysis,
     analyses_of,
     by_recipe,
@@ -22,18 +22,17 @@ from initmem.measures.design import (
     curve_metrics,
     curves,
     default_metric,
-    is_held_out,
     own_metrics,
     plain,
     profile,
-    unit_of,
 )
 from initmem.measures.fit import train_metric
 from initmem.measures.memory import Memory, judged, measured
+from initmem.metric import DERIVED, metric_of
 from initmem.plots.captions import common
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
-from initmem.recipe import AnyRecipe, PipelineRecipe, labels
+from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Survey
 from initmem.study import Run, Study
@@ -52,7 +51,7 @@ class RecipeStats:
 
     def __init__(self, records: Sequence[RunRecord], analysis: Analysis | None = None) -> None:
         self._records, self._analysis = records, analysis
-        self._trained = [record for record in plain(records) if record.status != "failed"]
+        self._trained = [record for record in plain(records) if record.status != "crashed"]
         self._curves: dict[str, Series] = {}
         self.recipe: AnyRecipe = records[0].run.recipe
         self.runs = {scale: [record.id for record in at] for scale, at in by_scale(self._trained).items()}
@@ -60,7 +59,7 @@ class RecipeStats:
 
     @cached_property
     def state(self) -> Hashable:
-        """Equal for equal records. A record never changes, but a failed run can be trained again."""
+        """Equal for equal records. A record never changes, but a crashed run can be trained again."""
         return self._analysis, tuple((r.id, r.status, r.error, r.summary) for r in self._records)
 
     @cached_property
@@ -71,7 +70,7 @@ class RecipeStats:
     @cached_property
     def train_metric(self) -> str | None:
         """The train metric next to it; None: not recorded, or the metric is not one of held-out data."""
-        return train_metric(self._records, self.metric) if is_held_out(self.metric) else None
+        return train_metric(self._records, self.metric) if metric_of(self.metric).held_out else None
 
     @cached_property
     def memory(self) -> Memory:
@@ -135,7 +134,7 @@ class RecipeStats:
         values, scales, _ = curves(self._trained, column)
         n = np.isfinite(values).sum(axis=0)
         means = np.nansum(values, axis=0) / np.where(n > 0, n, 1)
-        return unit_of(column)[0] * np.where(n > 0, means, np.nan), n, scales
+        return metric_of(column).factor * np.where(n > 0, means, np.nan), n, scales
 
     @property
     def followed(self) -> str:

@@ -9,23 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from initmem.data.sources import sizes
-from initmem.engines.execute import cost
-from initmem.engines.progress import duration
-from initmem.errors import InitmemError
+from initmem.engines.packs import cost
+from initmem.errors import InitmemError, duration
 from initmem.measures.design import preferred
-from initmem.plots.builders import metric_title
+from initmem.metric import metric_title
 from initmem.plots.html import course
-from initmem.recipe import AnyRecipe, network_of
+from initmem.recipe import AnyRecipe
 from initmem.report.content import Array, Content
 from initmem.report.tables import failures
-from initmem.store.claims import EXPIRY, Flight
+from initmem.store.claims import EXPIRY, LiveRun
 from initmem.study import Run
 
 SHOWN = 24  # runs in training shown one by one
 RECENT = 5  # epochs of each run that the current pace is computed from
 
-Flights = Mapping[str, Flight]  # by run id
+Flights = Mapping[str, LiveRun]  # by run id
 
 
 def live(content: Content, flights: Flights) -> dict[str, Any]:
@@ -35,7 +33,7 @@ def live(content: Content, flights: Flights) -> dict[str, Any]:
     training = {
         run_id: flight for run_id, flight in flights.items() if run_id in requested and run_id not in done
     }
-    alive = {run_id: flight for run_id, flight in training.items() if flight.silence < EXPIRY}
+    alive = {run_id: flight for run_id, flight in training.items() if flight.heartbeat_age < EXPIRY}
     lengths = {run_id: content.epochs(run.recipe) or 1 for run_id, run in requested.items()}
     epochs_done = sum(lengths[run_id] for run_id in done)
     epochs_done += sum(min(len(f.rows), lengths[run_id] - 1) for run_id, f in training.items())
@@ -120,7 +118,7 @@ def _seconds_per_epoch(content: Content, training: Flights) -> dict[AnyRecipe, f
     totals: defaultdict[AnyRecipe, Array] = defaultdict(lambda: np.zeros(2))  # seconds, epochs
     for record in content.survey.records:
         origin = record.provenance
-        if record.status != "failed" and "seconds" in origin:
+        if record.status != "crashed" and "seconds" in origin:
             totals[record.run.recipe] += origin["seconds"] / (origin.get("pack") or 1), record.summary.epochs
     for run_id, flight in training.items():
         seconds = sum(row.get("seconds", 0.0) for row in flight.rows)
@@ -136,8 +134,8 @@ def _seconds_per_epoch(content: Content, training: Flights) -> dict[AnyRecipe, f
 def _relative_cost(recipe: AnyRecipe) -> float:
     """The relative cost of one epoch; 1 where it is unknown (user code, or data that is not here)."""
     try:
-        network = network_of(recipe)
-        return cost(network, sizes(network)) / network.epochs
+        network = recipe.network
+        return cost(network) / network.epochs
     except InitmemError:
         return 1.0
 
@@ -145,7 +143,7 @@ def _relative_cost(recipe: AnyRecipe) -> float:
 # -- runs in training -------------------------------------------------------------------------------------
 
 
-def in_training(content: Content, run: Run, flight: Flight) -> dict[str, Any]:
+def in_training(content: Content, run: Run, flight: LiveRun) -> dict[str, Any]:
     """One run: how far it is, its curve so far, and its worker."""
     metric = next(iter(preferred(name for row in flight.rows for name in row)), "")
     column = [float(row.get(metric, math.nan)) for row in flight.rows]
@@ -162,16 +160,16 @@ def in_training(content: Content, run: Run, flight: Flight) -> dict[str, Any]:
         "form": ".1f" if accuracy else ".4g",
         "metric": metric_title(metric),
         "worker": _worker(flight),
-        "silent": flight.silence >= EXPIRY,
+        "silent": flight.heartbeat_age >= EXPIRY,
     }
 
 
-def _worker(flight: Flight) -> str:
+def _worker(flight: LiveRun) -> str:
     """The worker of a run, its attempt, and whether its heartbeat has stopped."""
     parts = [f"{flight.claim.host.partition(' ')[0]} {flight.claim.pid}"] if flight.claim else []
     parts += [f"attempt {flight.attempt}"] if flight.attempt > 1 else []
-    if flight.silence == math.inf:
+    if flight.heartbeat_age == math.inf:
         parts.append("process has ended")
-    elif flight.silence >= EXPIRY:
-        parts.append(f"no heartbeat for {duration(flight.silence)}")
+    elif flight.heartbeat_age >= EXPIRY:
+        parts.append(f"no heartbeat for {duration(flight.heartbeat_age)}")
     return ", ".join(parts)

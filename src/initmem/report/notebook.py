@@ -8,13 +8,13 @@ from markupsafe import Markup
 
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.memory import Memory
+from initmem.measures.memory_columns import columns_of, memory_remark
 from initmem.plots.html import sparkline
-from initmem.plots.memory_table import columns_of, memory_remark
 from initmem.plots.series import profile_series
-from initmem.plots.table import Cell, Column, Table, cell
 from initmem.record import RunRecord
 from initmem.report.page import environment, static
 from initmem.report.verdicts import bar_limit, headline, pictured_cells
+from initmem.table import Cell, Column, Table, cell
 
 COLUMNS = (
     "recipe", "verdict", "curve", "bar", "memory", "interval", "train", "noise_range", "design", "remarks",

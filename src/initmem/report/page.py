@@ -20,9 +20,9 @@ from initmem import __version__
 from initmem.errors import StoreError, count
 from initmem.files import write_atomic
 from initmem.measures.fit import cold_notes
-from initmem.plots.builders import metric_title
+from initmem.measures.memory_columns import memory_cells
+from initmem.metric import metric_title
 from initmem.plots.html import chart_json, heat_rows
-from initmem.plots.memory_table import memory_cells
 from initmem.plots.model import Plot
 from initmem.report import charts, tables
 from initmem.report.content import Content, runs_of

@@ -14,9 +14,8 @@ from initmem.clocks import clocks as clocks_of
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.measures.beta import HalfLife
-from initmem.measures.design import unit_of
+from initmem.metric import metric_of, metric_title
 from initmem.paper.reference import Reference, references
-from initmem.plots.builders import metric_title
 from initmem.plots.captions import common
 from initmem.plots.html import numbers
 from initmem.plots.series import folded
@@ -168,7 +167,7 @@ def audit(content: Content) -> dict[str, Any]:
         if record.status == "diverged":
             metric = content.stats[record.run.recipe].metric
             value = record.metric(metric)
-            shown = None if value is None else unit_of(metric)[0] * value
+            shown = None if value is None else metric_of(metric).factor * value
             diverged.append((record, metric_title(metric), shown))
     recipes = [recipe for study in survey.studies for recipe in study.recipes]
     status = [(study["name"], row) for study in study_status(survey) for row in study["recipes"]]
@@ -206,10 +205,10 @@ def packs(content: Content) -> dict[str, tuple[int, list[int]]]:
 
 
 def failures(content: Content) -> list[dict[str, Any]]:
-    """Failed runs, those with the same cause together: the cause, a traceback, and the runs."""
+    """Crashed runs, those with the same cause together: the cause, a traceback, and the runs."""
     groups: dict[str, list[RunRecord]] = {}
     for record in content.survey.records:
-        if record.status == "failed":
+        if record.status == "crashed":
             groups.setdefault(same_cause(cause_line(record)), []).append(record)
     return [
         {

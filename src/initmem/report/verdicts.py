@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from initmem.errors import count
-from initmem.measures.design import AtScale, scale_means, unit_of
 from initmem.measures.fit import Mode
 from initmem.measures.memory import NEVER_USED, Memory, Verdict
+from initmem.measures.memory_columns import columns_of, memory_cells
+from initmem.measures.scales import AtScale, scale_means
+from initmem.metric import metric_of
 from initmem.plots.builders import memory_interval
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, sparkline
-from initmem.plots.memory_table import columns_of, memory_cells
 from initmem.plots.model import decimals_between
-from initmem.plots.table import Cell, Column, Table, cell
 from initmem.recipe import AnyRecipe
-from initmem.record import RunRecord, failure_lines
+from initmem.record import RunRecord, crash_lines
 from initmem.report.content import Content, runs_of
+from initmem.table import Cell, Column, Table, cell
 
 
 class Wording(NamedTuple):
@@ -77,7 +78,7 @@ def verdicts(content: Content) -> dict[str, Any]:
         meanings["forgets"] = NO_TOLERANCE.format(" or ".join(names))
     return {
         "headline": headline(rows, waiting=len(content.names) - len(rows)),
-        "failures": failure_lines(content.survey.records),
+        "failures": crash_lines(content.survey.records),
         "reached": by_recipe,
         "scales": sorted({scale for row in by_recipe for scale in row.by_scale}),
         "table": memory_table(content),
@@ -86,7 +87,7 @@ def verdicts(content: Content) -> dict[str, Any]:
         "modes": {mode: text for mode, text in MODES.items() if any(row.mode == mode for row in rows)},
         "metrics": names,
         "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
-        "unit": "%" if "accuracy" in metrics[0] else "",
+        "unit": "%" if metric_of(metrics[0]).is_percentage else "",
         "tolerance": " or ".join(sorted(tolerances)),
     }
 
@@ -142,7 +143,7 @@ def _remarks(records: Sequence[RunRecord], row: Memory, to_come: int) -> list[st
     lines = [
         row.seeds_needed and f"about {row.seeds_needed} seeds would settle it",
         row.not_excluded,
-        counts["failed"] and f"{counts['failed']} crashed",
+        counts["crashed"] and f"{counts['crashed']} crashed",
         counts["diverged"] and f"{counts['diverged']} diverged",
         to_come and f"{count(to_come, 'run')} to come",
         len(hardware(records)) > 1 and "mixed hardware",
@@ -213,7 +214,8 @@ def _digits(metric: str, reached: Sequence[AtScale]) -> int:
 def _bounds(content: Content, metric: str) -> tuple[float, float]:
     """The axis that the small curves of one metric share; all accuracies share one."""
     metrics = {name for item in content.stats.values() for name in (item.metric, item.train_metric) if name}
-    alike = [name for name in metrics if unit_of(name)[1] and unit_of(name) == unit_of(metric)] or [metric]
+    unit = metric_of(metric).unit
+    alike = [name for name in metrics if unit and metric_of(name).unit == unit] or [metric]
     means = [m for item in content.stats.values() for name in alike for m in item.curve(name).y]
     return min(means, default=0.0), max(means, default=1.0)
 

@@ -105,7 +105,7 @@ class Watcher:
         record = next((r for r in content.survey.records if r.id == run_id), None) if content else None
         if record is not None:
             return self._history(record.run, run_id, record.status, record.history, record.error)
-        flight = self.store.flight(run_id)
+        flight = self.store.live_run(run_id)
         if not flight.rows and flight.claim is None:
             return None
         names = [name for name in (flight.rows[0] if flight.rows else ()) if name != "epoch"]
@@ -179,7 +179,7 @@ class Watcher:
             return
         values: dict[str, Any] = {"problem": self._problem, "content": None}
         if self.content is not None:
-            values |= live(self.content, {run_id: self.store.flight(run_id) for run_id in self._claimed})
+            values |= live(self.content, {run_id: self.store.live_run(run_id) for run_id in self._claimed})
         self._publish("live", Section("Now", fragment("live", values)))
         with self._change:
             self.fresh = True
