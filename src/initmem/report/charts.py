@@ -10,7 +10,7 @@ import numpy as np
 
 from initmem.clocks import CLOCK_NAMES
 from initmem.labels import labels
-from initmem.metric import metric_title
+from initmem.metric import metric_of, metric_title
 from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE
 from initmem.plots.captions import SIGMA, phrase
 from initmem.plots.html import thinned
@@ -272,10 +272,10 @@ def memory_map(content: Content) -> Heatmap | None:
     values = [value for row in rows for value in row.known()]
     if not values:
         return None
-    unit = content.memories[next(iter(comparable))].unit
-    title, form = f"Memory{f' ({unit})' if unit else ''}", ".1f" if unit == "pp" else ".3g"
+    metric = metric_of(content.metric)
+    title = f"Memory ({metric.unit})" if metric.unit else "Memory"
     limits = (min(values), max(values))
-    return Heatmap(title, "batch size", title, rows, limits, form=form, tips=tips, links=links)
+    return Heatmap(title, "batch size", title, rows, limits, form=metric.form, tips=tips, links=links)
 
 
 def _memory_tip(content: Content, recipe: AnyRecipe) -> str:
@@ -317,7 +317,7 @@ def _metric_map(content: Content, facet: Facet, limits: tuple[float, float]) -> 
         rows=rows,
         limits=limits,
         crossed=crossed,
-        form=few if "accuracy" in metric else form_between(*limits),
+        form=few if metric_of(metric).is_percentage else form_between(*limits),
         tips=tips,
         links=links,
     )
@@ -328,7 +328,7 @@ def _tip(content: Content, recipe: AnyRecipe, curve: Series, scale: float) -> st
     if i is None:
         return "no runs"
     limits, train, ids = curve.limits[i], content.stats[recipe].train.get(scale), curve.runs[i]
-    percent = "%" if "accuracy" in content.metric else ""
+    percent = "%" if metric_of(content.metric).is_percentage else ""
     text = f"{content.names[recipe]}, σ = {scale:g}: {curve.y[i]:.4g}{percent}"
     text += f", 95% interval {limits[0]:.4g} to {limits[1]:.4g}" if limits else ""
     text += f", n = {curve.n[i]}" + (f", train accuracy {train:.1f}%" if train is not None else "")

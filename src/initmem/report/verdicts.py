@@ -203,7 +203,7 @@ def reached(content: Content) -> list[Reached]:
 
 def _digits(metric: str, reached: Sequence[AtScale]) -> int:
     """Decimals that separate the means and show a typical deviation; of percentages, one."""
-    if "accuracy" in metric:
+    if metric_of(metric).is_percentage:
         return 1
     means = [at.mean for at in reached if at.mean is not None]
     deviations = sorted(at.deviation for at in reached if at.deviation)
