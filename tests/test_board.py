@@ -283,14 +283,14 @@ def test_a_page_opened_after_a_sleep_is_up_to_date(
 # -- pace and time left --------------------------------------------------------------------------------------
 
 
-def flight(rows: int, seconds: float, *, pid: int = 1, heartbeat_age: float = 0.0) -> LiveRun:
+def live_run(rows: int, seconds: float, *, pid: int = 1, heartbeat_age: float = 0.0) -> LiveRun:
     made = [{"seconds": seconds, "val_accuracy": 0.5, "train_accuracy": 0.5}] * rows
     return LiveRun(Claim("token", "here", pid, ""), heartbeat_age, made)
 
 
 def worker_of(shown: dict[str, Any]) -> str:
     """What is said about the worker of the only run in training."""
-    (row,) = shown["flights"]
+    (row,) = shown["live_runs"]
     return row["worker"]
 
 
@@ -299,8 +299,8 @@ def test_the_time_left_is_the_work_left_over_the_workers() -> None:
     runs = study.all_runs()  # two of each recipe, 6 epochs each
     done = replace(planted.record(runs[0]), provenance={"seconds": 24.0, "pack": 2})  # 2 s per epoch
     content = Content(Survey([done], [], [study], frozenset()))
-    flights = {runs[1].id: flight(2, 2.0), runs[2].id: flight(1, 5.0, pid=2)}
-    shown = live(content, flights)
+    live_runs = {runs[1].id: live_run(2, 2.0), runs[2].id: live_run(1, 5.0, pid=2)}
+    shown = live(content, live_runs)
     assert shown["pace"].workers == 2
     # sgd: 4 epochs of 2 s; adam: 5 of 5 s in flight and 6 of 5 s waiting; two workers
     assert shown["pace"].seconds_left == pytest.approx((4 * 2 + 5 * 5 + 6 * 5) / 2)
@@ -312,8 +312,8 @@ def test_what_a_worker_has_begun_it_ends_alone() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd"]), scales=[1.0], seeds=[0, 1, 2])
     runs = study.all_runs()  # 6 epochs each
     content = Content(Survey([], [], [study], frozenset()))
-    pack = {run.id: flight(1, 3.0) for run in runs[:2]}
-    shown = live(content, pack | {runs[2].id: flight(5, 3.0, pid=2)})
+    pack = {run.id: live_run(1, 3.0) for run in runs[:2]}
+    shown = live(content, pack | {runs[2].id: live_run(5, 3.0, pid=2)})
     assert shown["pace"].seconds_left == pytest.approx(2 * 5 * 3.0)
 
 
@@ -322,16 +322,16 @@ def test_a_recipe_that_has_not_begun_is_told_by_its_cost() -> None:
     study = planted.study("s", [small, large], scales=[1.0], seeds=[0])
     first, _ = study.all_runs()
     content = Content(Survey([], [], [study], frozenset()))
-    shown = live(content, {first.id: flight(3, 1.0)})
+    shown = live(content, {first.id: live_run(3, 1.0)})
     assert shown["pace"].seconds_left == pytest.approx(3 * 1.0 + 6 * 4.0)
-    assert [row["run"] for row in shown["flights"]] == [first]
+    assert [row["run"] for row in shown["live_runs"]] == [first]
 
 
 def test_a_dead_worker_is_not_counted_but_shown() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd"]), scales=[1.0], seeds=[0, 1])
     first, _ = study.all_runs()
     content = Content(Survey([], [], [study], frozenset()))
-    shown = live(content, {first.id: flight(1, 1.0, heartbeat_age=600.0)})
+    shown = live(content, {first.id: live_run(1, 1.0, heartbeat_age=600.0)})
     assert shown["pace"].seconds_left is None
     page = pages.fragment("live", {"problem": "", **shown})
     assert "no worker is running" in page and "no longer respond" in page

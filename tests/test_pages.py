@@ -315,7 +315,7 @@ def test_the_board_follows_a_real_study_from_its_first_run_to_the_verdict(
     command += ["--store", str(store.path), "--workers", "1", "--pack", "2"]
     training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        row = page.locator("#flights tbody tr").first
+        row = page.locator("#live-runs tbody tr").first
         expect(row.locator("td.epoch")).to_contain_text("/30", timeout=40_000)
         expect(row.locator("td.epoch")).to_have_text(re.compile(r"\b([3-9]|\d\d)/30"))
         row.locator("td.id a").click()
@@ -346,12 +346,12 @@ def test_runs_are_ticked_and_their_curves_seen_together(
     store.live.append(last, row, fresh=True)
     page = visit.page
     page.goto(f"{board_of(store)}#runs:{last.recipe.id}")
-    page.locator(f"#flights input[data-pick='{last.id}']").check()
+    page.locator(f"#live-runs input[data-pick='{last.id}']").check()
     page.locator("#explorer").scroll_into_view_if_needed()
     page.locator(f"#run-list input[data-pick='{runs[0].id}']").check()
     store.live.append(last, row | {"val_accuracy": 0.5}, fresh=False)
-    expect(page.locator("#flights td.val")).to_have_text("50.0")
-    expect(page.locator(f"#flights input[data-pick='{last.id}']")).to_be_checked()
+    expect(page.locator("#live-runs td.val")).to_have_text("50.0")
+    expect(page.locator(f"#live-runs input[data-pick='{last.id}']")).to_be_checked()
     expect(page.locator(".picks")).to_contain_text("2 runs chosen")
     page.get_by_role("button", name="Compare").click()
     chart = page.locator("dialog.run .chart").first

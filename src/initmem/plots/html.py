@@ -150,11 +150,6 @@ def glyph(verdict: str) -> Markup:
     return Markup(f'<svg class="glyph" viewBox="0 0 16 16" aria-hidden="true">{GLYPHS[verdict]}</svg>')
 
 
-def tick(run_id: str) -> Markup:
-    """A box to choose a run by; its id is a hexadecimal number."""
-    return Markup(f'<input type="checkbox" data-pick="{run_id}" aria-label="compare run {run_id}">')
-
-
 def nice_limit(value: float) -> float:
     """The next round number at or above a positive value: 1, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten."""
     if not value > 0:

@@ -272,10 +272,10 @@ def memory_map(content: Content) -> Heatmap | None:
     values = [value for row in rows for value in row.known()]
     if not values:
         return None
-    unit = content.memories[next(iter(comparable))].unit
-    title, form = f"Memory{f' ({unit})' if unit else ''}", ".1f" if unit == "pp" else ".3g"
+    metric = metric_of(content.metric)
+    title = f"Memory ({metric.unit})" if metric.unit else "Memory"
     limits = (min(values), max(values))
-    return Heatmap(title, "batch size", title, rows, limits, form=form, tips=tips, links=links)
+    return Heatmap(title, "batch size", title, rows, limits, form=metric.form, tips=tips, links=links)
 
 
 def _memory_tip(content: Content, recipe: AnyRecipe) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from initmem.engines.packs import cost
 from initmem.errors import InitmemError, duration
 from initmem.measures.design import preferred
-from initmem.metric import metric_of, metric_title
+from initmem.metric import metric_of
 from initmem.plots.html import course
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Array, Content
@@ -23,20 +23,20 @@ from initmem.study import Run
 SHOWN = 24  # runs in training shown one by one
 RECENT = 5  # epochs of each run that the current pace is computed from
 
-Flights = Mapping[str, LiveRun]  # by run id
+LiveRuns = Mapping[str, LiveRun]  # by run id
 
 
-def live(content: Content, flights: Flights) -> dict[str, Any]:
+def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
     """The values for the template of the live section."""
     requested = content.requested
     done = {record.id for record in content.survey.records} & set(requested)
     training = {
-        run_id: flight for run_id, flight in flights.items() if run_id in requested and run_id not in done
+        run_id: one for run_id, one in live_runs.items() if run_id in requested and run_id not in done
     }
-    alive = {run_id: flight for run_id, flight in training.items() if flight.heartbeat_age < EXPIRY}
+    alive = {run_id: one for run_id, one in training.items() if one.heartbeat_age < EXPIRY}
     lengths = {run_id: content.epochs(run.recipe) or 1 for run_id, run in requested.items()}
     epochs_done = sum(lengths[run_id] for run_id in done)
-    epochs_done += sum(min(len(f.rows), lengths[run_id] - 1) for run_id, f in training.items())
+    epochs_done += sum(min(len(one.rows), lengths[run_id] - 1) for run_id, one in training.items())
     speed = pace(content, training, alive)
     order = sorted(training, key=lambda run_id: (run_id not in alive, *_key(content, requested[run_id])))
     counts = {  # runs by recipe: all, done, in training
@@ -52,7 +52,7 @@ def live(content: Content, flights: Flights) -> dict[str, Any]:
         "lost": len(training) - len(alive),
         "pace": speed,
         "left": "" if speed.seconds_left is None else duration(speed.seconds_left),
-        "flights": [in_training(content, requested[run_id], training[run_id]) for run_id in order[:SHOWN]],
+        "live_runs": [in_training(content, requested[run_id], training[run_id]) for run_id in order[:SHOWN]],
         "more": len(order) - SHOWN,
         "counts": counts,
         "failures": failures(content),
@@ -75,13 +75,13 @@ class Pace(NamedTuple):
     seconds_left: float | None
 
 
-def pace(content: Content, training: Flights, alive: Flights) -> Pace:
+def pace(content: Content, training: LiveRuns, alive: LiveRuns) -> Pace:
     """The current pace, from the last epochs of the runs in training; the time left, from all epochs so far.
 
     The seconds of a run are its share of the pack's seconds, so they add up to the time of one worker.
     """
-    workers = {(f.claim.host, f.claim.pid) for f in alive.values() if f.claim is not None}
-    recent = [row["seconds"] for f in alive.values() for row in f.rows[-RECENT:] if "seconds" in row]
+    workers = {(one.claim.host, one.claim.pid) for one in alive.values() if one.claim is not None}
+    recent = [row["seconds"] for one in alive.values() for row in one.rows[-RECENT:] if "seconds" in row]
     per_minute = 60 * len(workers) * len(recent) / sum(recent) if workers and sum(recent) else None
     lengths = [content.epochs(content.requested[run_id].recipe) or 0 for run_id in alive]
     per_hour = per_minute * 60 * len(lengths) / sum(lengths) if per_minute and all(lengths) else None
@@ -89,14 +89,14 @@ def pace(content: Content, training: Flights, alive: Flights) -> Pace:
     seconds = None
     if left and workers:  # all workers share the work, but each finishes its own pack alone
         own = dict.fromkeys(workers, 0.0)
-        for run_id, flight in alive.items():
-            if flight.claim is not None:
-                own[flight.claim.host, flight.claim.pid] += left[run_id]
+        for run_id, live_run in alive.items():
+            if live_run.claim is not None:
+                own[live_run.claim.host, live_run.claim.pid] += left[run_id]
         seconds = max(sum(left.values()) / len(workers), *own.values())
     return Pace(len(workers), per_minute, per_hour, seconds)
 
 
-def _seconds_left(content: Content, training: Flights) -> dict[str, float]:
+def _seconds_left(content: Content, training: LiveRuns) -> dict[str, float]:
     """Seconds of one worker for each run that is not done; empty where time or length are unknown yet."""
     per_epoch = _seconds_per_epoch(content, training)
     if not per_epoch:
@@ -113,16 +113,16 @@ def _seconds_left(content: Content, training: Flights) -> dict[str, float]:
     return left
 
 
-def _seconds_per_epoch(content: Content, training: Flights) -> dict[AnyRecipe, float]:
+def _seconds_per_epoch(content: Content, training: LiveRuns) -> dict[AnyRecipe, float]:
     """Seconds of one worker per epoch. A recipe that has not started is estimated by its relative cost."""
     totals: defaultdict[AnyRecipe, Array] = defaultdict(lambda: np.zeros(2))  # seconds, epochs
     for record in content.survey.records:
         origin = record.provenance
         if record.status != "crashed" and "seconds" in origin:
             totals[record.run.recipe] += origin["seconds"] / (origin.get("pack") or 1), record.summary.epochs
-    for run_id, flight in training.items():
-        seconds = sum(row.get("seconds", 0.0) for row in flight.rows)
-        totals[content.requested[run_id].recipe] += seconds, len(flight.rows)
+    for run_id, live_run in training.items():
+        seconds = sum(row.get("seconds", 0.0) for row in live_run.rows)
+        totals[content.requested[run_id].recipe] += seconds, len(live_run.rows)
     measured = {recipe: float(seconds / epochs) for recipe, (seconds, epochs) in totals.items() if epochs}
     if not measured:
         return {}
@@ -143,33 +143,32 @@ def _relative_cost(recipe: AnyRecipe) -> float:
 # -- runs in training -------------------------------------------------------------------------------------
 
 
-def in_training(content: Content, run: Run, flight: LiveRun) -> dict[str, Any]:
+def in_training(content: Content, run: Run, live_run: LiveRun) -> dict[str, Any]:
     """One run: how far it is, its curve so far, and its worker."""
-    metric = next(iter(preferred(name for row in flight.rows for name in row)), "")
-    column = [float(row.get(metric, math.nan)) for row in flight.rows]
+    name = next(iter(preferred(name for row in live_run.rows for name in row)), "")
+    metric, column = metric_of(name), [float(row.get(name, math.nan)) for row in live_run.rows]
     values = [value for value in column if math.isfinite(value)]
     epochs = content.epochs(run.recipe)
-    accuracy = metric_of(metric).is_percentage
-    bounds = (0.0, 1.0) if accuracy else (min(values, default=0.0), max(values, default=1.0))
+    bounds = (0.0, 1.0) if metric.is_percentage else (min(values, default=0.0), max(values, default=1.0))
     return {
         "run": run,
-        "epoch": len(flight.rows),
+        "epoch": len(live_run.rows),
         "epochs": epochs,
         "picture": course(values, max(epochs or 0, len(values)), *bounds) if values else "",
-        "latest": values[-1] * (100 if accuracy else 1) if values else None,
-        "form": ".1f" if accuracy else ".4g",
-        "metric": metric_title(metric),
-        "worker": _worker(flight),
-        "silent": flight.heartbeat_age >= EXPIRY,
+        "latest": metric.factor * values[-1] if values else None,
+        "form": ".1f" if metric.is_percentage else ".4g",
+        "metric": metric.title,
+        "worker": _worker(live_run),
+        "silent": live_run.heartbeat_age >= EXPIRY,
     }
 
 
-def _worker(flight: LiveRun) -> str:
+def _worker(live_run: LiveRun) -> str:
     """The worker of a run, its attempt, and whether its heartbeat has stopped."""
-    parts = [f"{flight.claim.host.partition(' ')[0]} {flight.claim.pid}"] if flight.claim else []
-    parts += [f"attempt {flight.attempt}"] if flight.attempt > 1 else []
-    if flight.heartbeat_age == math.inf:
+    parts = [f"{live_run.claim.host.partition(' ')[0]} {live_run.claim.pid}"] if live_run.claim else []
+    parts += [f"attempt {live_run.attempt}"] if live_run.attempt > 1 else []
+    if live_run.heartbeat_age == math.inf:
         parts.append("process has ended")
-    elif flight.heartbeat_age >= EXPIRY:
-        parts.append(f"no heartbeat for {duration(flight.heartbeat_age)}")
+    elif live_run.heartbeat_age >= EXPIRY:
+        parts.append(f"no heartbeat for {duration(live_run.heartbeat_age)}")
     return ", ".join(parts)

@@ -126,9 +126,11 @@ def _modes(rows: Sequence[Memory]) -> str:
 
 def remarks(content: Content) -> list[tuple[str, str]]:
     """What to know next to the numbers, and about which recipes; what holds for all is stated once."""
+    done = {record.id for record in content.survey.records}
+    to_come = Counter(run.recipe for run_id, run in content.requested.items() if run_id not in done)
     recipes: dict[str, list[str]] = {}
     for recipe, row in content.memories.items():
-        if lines := _remarks(content, recipe, row):
+        if lines := _remarks(content.groups[recipe], row, to_come[recipe]):
             recipes.setdefault("; ".join(lines), []).append(row.recipe)
     n = len(content.memories)
     return [
@@ -136,17 +138,14 @@ def remarks(content: Content) -> list[tuple[str, str]]:
     ]
 
 
-def _remarks(content: Content, recipe: AnyRecipe, row: Memory) -> list[str]:
-    records = content.groups[recipe]
+def _remarks(records: Sequence[RunRecord], row: Memory, to_come: int) -> list[str]:
     counts = Counter(record.status for record in records)
-    requested = {run_id for run_id, run in content.requested.items() if run.recipe == recipe}
-    missing = len(requested - {record.id for record in records})
     lines = [
         row.seeds_needed and f"about {row.seeds_needed} seeds would settle it",
         row.not_excluded,
         counts["crashed"] and f"{counts['crashed']} crashed",
         counts["diverged"] and f"{counts['diverged']} diverged",
-        missing and f"{count(missing, 'run')} to come",
+        to_come and f"{count(to_come, 'run')} to come",
         len(hardware(records)) > 1 and "mixed hardware",
     ]
     return [*(line for line in lines if line), *row.notes]

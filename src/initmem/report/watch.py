@@ -105,11 +105,11 @@ class Watcher:
         record = next((r for r in content.survey.records if r.id == run_id), None) if content else None
         if record is not None:
             return self._history(record.run, run_id, record.status, record.history, record.error)
-        flight = self.store.live_run(run_id)
-        if not flight.rows and flight.claim is None:
+        live_run = self.store.live_run(run_id)
+        if not live_run.rows and live_run.claim is None:
             return None
-        names = [name for name in (flight.rows[0] if flight.rows else ()) if name != "epoch"]
-        columns = {name: [row.get(name) for row in flight.rows] for name in names}
+        names = [name for name in (live_run.rows[0] if live_run.rows else ()) if name != "epoch"]
+        columns = {name: [row.get(name) for row in live_run.rows] for name in names}
         run = content.requested.get(run_id) if content else None
         return self._history(run, run_id, "training", columns, None)
 
