@@ -39,6 +39,7 @@ from initmem import register
 from initmem.data.sources import load
 from initmem.pipeline import source
 from initmem.pipeline.source import Fingerprint, Uses
+from initmem.pipeline.variables import is_keras
 from initmem.recipe import SPLIT_SIZES, Recipe
 
 UNHASHABLE = "cannot be hashed"
@@ -46,7 +47,7 @@ MOST_ENTRIES = 60  # of a dict that is shown entry by entry
 SCALARS = (bool, int, float, complex, str, bytes, types.NoneType, PurePath, enum.Enum)
 PLAIN = (*SCALARS, np.generic, torch.dtype, torch.device, range, slice)
 COLLECTIONS = (list, tuple, dict, set, frozenset)
-CODE = (types.FunctionType, types.BuiltinFunctionType, type, functools._lru_cache_wrapper)
+CODE = (types.FunctionType, types.BuiltinFunctionType, type)
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
@@ -163,7 +164,7 @@ class _Walk:
             value = function.__globals__[key]
             if isinstance(value, types.ModuleType):
                 self._module(value, attributes)
-            elif isinstance(value, CODE):
+            elif _is_code(value):
                 self.value(f"{label}.{key}", value)
             else:
                 self._globals.append((function, key))
@@ -250,7 +251,7 @@ class _Walk:
             for key, part in _arguments(value):
                 self.value(f"{name}({key})", part)
             self.value(f"{name}.func", value.func)
-        elif isinstance(value, (*CODE, types.MethodType)):
+        elif _is_code(value) or isinstance(value, types.MethodType):
             self._note(name, source.qualified_name(value))
             self._reach(value)
         elif isinstance(value, types.ModuleType):
@@ -299,7 +300,7 @@ class _Hasher(NumpyHasher):  # type: ignore[misc]
 
     def save(self, obj: Any) -> None:
         """Hash one part of a value."""
-        if isinstance(obj, CODE):
+        if _is_code(obj):
             self._reach(obj)
             obj = ("code", source.qualified_name(obj))
         elif isinstance(obj, GENERATORS):  # their state moves while a program runs
@@ -308,6 +309,8 @@ class _Hasher(NumpyHasher):  # type: ignore[misc]
             obj = ("module", obj.__name__)
         elif isinstance(obj, torch.Tensor):
             obj = ("tensor", str(obj.dtype), _array(obj))
+        elif is_keras(obj):  # the pickle of a model has a date in it
+            obj = (type(obj), obj.get_config(), obj.get_weights())
         elif isinstance(obj, set | frozenset):  # in an order that does not depend on the process
             obj = (type(obj).__name__, sorted(map(repr, obj)))
         super().save(obj)
@@ -315,6 +318,11 @@ class _Hasher(NumpyHasher):  # type: ignore[misc]
     def _batch_setitems(self, items: Any, *args: Any) -> None:
         # As they are: joblib orders keys that cannot be compared by `hash`, which differs between processes.
         Pickler._batch_setitems(self, items, *args)
+
+
+def _is_code(thing: object) -> bool:
+    """Functions and classes, also under a wrapper such as those of `functools.cache` and `jax.jit`."""
+    return isinstance(thing, CODE) or isinstance(getattr(thing, "__wrapped__", None), types.FunctionType)
 
 
 def _array(tensor: torch.Tensor) -> Any:
