@@ -104,7 +104,7 @@ DataDir = Annotated[
 def main() -> None:
     """Run the command line. A user's mistake is one line on stderr and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="initmem", standalone_mode=False)
     except InitmemError as error:
         fail(str(error))
     except typer.TyperException as error:

@@ -28,7 +28,7 @@ from initmem.pipeline.meta import materialise
 from initmem.pipeline.variables import is_keras, variables
 from initmem.plots.table import table_of
 from initmem.plots.table_text import html
-from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
+from initmem.recipe import INITIALIZATION, PipelineRecipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.train.init import deviations, draw, factors
@@ -139,7 +139,7 @@ class Init:
     def _begin(self, run: Run) -> None:
         self.run = run
         recipe = run.recipe
-        self._drawing = recipe if isinstance(recipe, Recipe) else recipe.initialization()
+        self._drawing = recipe.initialization()
         self.tables: list[InitTable] = []  # of the models it was applied to
         self._rng = generator(run.seed_of("init"), "init")
         self._first = True  # no kernel drawn yet
