@@ -74,7 +74,7 @@ Effort = Annotated[
         autocompletion=efforts_of_study,
     ),
 ]
-Settings = Annotated[
+Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field, the scales or the seeds."),
 ]
