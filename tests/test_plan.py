@@ -83,7 +83,7 @@ def test_a_planned_pack_takes_about_as_long_as_a_trained_one() -> None:
         started = time.thread_time()
         train_pack([Run(recipe, 1.0, seed) for seed in range(8)], data)
         taken.append(time.thread_time() - started)
-    assert min(taken) / 2 < expected < 2 * min(taken)
+    assert min(taken) / 4 < expected < 4 * min(taken)
 
 
 def test_a_busy_machine_is_a_range() -> None:
