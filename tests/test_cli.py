@@ -376,7 +376,7 @@ def test_one_is_singular() -> None:
 
 def test_help_names_every_option_and_cuts_nothing() -> None:
     shown = initmem("run", "--help", COLUMNS="80", TERM="dumb").stdout
-    for name in ("--checkpoint-every", "--engine-option", "--retry-failed", "--max-seeds"):
+    for name in ("--checkpoint-every", "--engine-option", "--retry-crashed", "--max-seeds"):
         assert re.search(rf"^ +(-\w, )?{name} ", shown, flags=re.M)
     assert "<bool>" not in shown
     assert "…" not in shown
@@ -426,7 +426,8 @@ def test_hints_say_what_was_meant_and_where_it_belongs(tmp_path: Path) -> None:
 
 
 def test_the_fields_of_a_study_are_those_of_its_file() -> None:
-    from initmem.recipe import STUDY_FIELDS, SYNONYMS, Recipe
+    from initmem.bad_fields import STUDY_FIELDS, SYNONYMS
+    from initmem.recipe import Recipe
     from initmem.study_file import _File
 
     assert set(STUDY_FIELDS) == set(_File.model_fields)

@@ -75,7 +75,7 @@ def test_an_engine_keeps_its_contract(
 
     statuses = {record.id: record.status for record in Store(tmp_path / "bad").records()}
     fine, odd = packs()[0]
-    assert statuses == {fine.id: "completed", odd.id: "failed"}  # an exception is a record
+    assert statuses == {fine.id: "completed", odd.id: "crashed"}  # an exception is a record
     assert found["mistake"] == "the store is gone"  # a mistake stops everything else
 
 

@@ -85,7 +85,7 @@ def undisturbed(study_file: Path, tmp_path_factory) -> dict[str, RunRecord]:
     return {record.id: record for record in store.records()}
 
 
-def test_a_killed_study_takes_its_workers_with_it_and_resumes_to_the_same_records(
+def test_a_killed_study_takes_its_workers_with_it_and_goes_on_to_the_same_records(
     study_file: Path, tmp_path: Path, undisturbed: dict[str, RunRecord]
 ) -> None:
     store = tmp_path / "store"
@@ -151,7 +151,7 @@ def test_a_lost_worker_costs_its_own_pack_only(tiny: Recipe, tmp_path: Path) -> 
     assert engine.run(store, [[fine], [deadly]], heard.append)
     assert store.read(fine.id).status == "completed"
     record = store.read(deadly.id)
-    assert record.status == "failed"
+    assert record.status == "crashed"
     assert "lost worker: the worker was lost 3 times" in str(record.error)
     assert record.provenance["faults"] == {"lost worker": MOST_LOSSES}
     assert record.provenance["attempts"] == MOST_LOSSES

@@ -14,7 +14,7 @@ from initmem.engines.plan import plan
 from initmem.recipe import RATE_FREE, Recipe
 from initmem.record import COLUMNS
 from initmem.study import Run, Study
-from initmem.train.loop import train_pack
+from initmem.train.loop import train_epoch, train_pack
 from initmem.train.pack import Pack
 
 BASE = {
@@ -74,15 +74,15 @@ def test_a_checkpoint_of_a_mixed_pack_resumes_alone() -> None:
     runs = [Run(recipe, 1.0, 0) for recipe in recipes(optimizer="adam")]
     data = load(runs[0].recipe)
     pack = Pack(runs, data, dtype=torch.float64)
-    pack.train_epoch()
+    train_epoch(pack)
     saved = copy.deepcopy(pack.checkpoint())
     while not pack.finished:
-        pack.train_epoch()
+        train_epoch(pack)
     for r, run in enumerate(runs):
         alone = Pack([run], data, dtype=torch.float64)
         alone.restore([saved[r]])
         while not alone.finished:
-            alone.train_epoch()
+            train_epoch(alone)
         assert alone.history[0]["val_objective"] == pytest.approx(pack.history[r]["val_objective"], rel=1e-8)
 
 
@@ -115,9 +115,9 @@ def test_a_mixed_pack_saved_inside_an_epoch_continues_bit_by_bit() -> None:
     data = load(runs[0].recipe)
     whole, pieces = Pack(runs, data), Pack(runs, data)
     while not whole.finished:
-        whole.train_epoch()
+        train_epoch(whole)
     while not pieces.finished:
-        pieces.train_epoch(lambda: True)
+        train_epoch(pieces, lambda: True)
         saved, pieces = pieces.checkpoint(), Pack(runs, data)
         pieces.restore(saved)
     for one, other in zip(whole.history, pieces.history, strict=True):

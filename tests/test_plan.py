@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import fake_record
+from initmem import catalog
 from initmem.data.sources import sizes
 from initmem.engines.plan import (
     _makespan,
@@ -18,19 +19,18 @@ from initmem.engines.plan import (
 from initmem.engines.speed import Elapsed, Speedometer
 from initmem.errors import duration as in_words
 from initmem.pipeline.bundled import bundled_pipeline
-from initmem.recipe import MODELS, Recipe
+from initmem.recipe import Recipe
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
 from initmem.study_file import load_study
-from initmem.train import native
+from initmem.train import loop, native
 from initmem.train.batches import EVALUATION_PIXELS
 from initmem.train.flops import flops_per_image
 from initmem.train.models import build
-from initmem.train.pack import Pack
 
 
 @pytest.mark.parametrize("side", [8, 32])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", catalog.PACKED)
 def test_operations_are_those_that_torch_counts(
     model: str, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,8 +131,8 @@ def test_planning_evaluates_little_and_times_recipes_of_one_shape_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[int] = []
-    evaluate = Pack.evaluate
-    monkeypatch.setattr(Pack, "evaluate", lambda self, x: looked.append(len(x)) or evaluate(self, x))
+    evaluate = loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", lambda pack, x: looked.append(len(x)) or evaluate(pack, x))
     first = Recipe.parse({"dataset": "text:64", "model": "gpt", "width": 8, "depth": 1, "epochs": 3})
     speed = Speedometer()
     once = speed.measure(first, sizes(first), 2)

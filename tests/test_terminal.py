@@ -19,11 +19,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from conftest import fake_record
-from initmem.plots.columns import MEASURES
-from initmem.plots.table import Cell, Column, Table, cell, table_of
+from initmem.measures.measure import MEASURES
 from initmem.plots.terminal import fitted, legend, print_table, printable
 from initmem.store.store import Store
 from initmem.study import Study
+from initmem.table import Cell, Column, Table, cell, table_of
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 GRID, RATES, CHAOS = (str(RESULTS / f"{name}-mini.initmem") for name in ("main-grid", "lr-l2", "chaos"))

@@ -39,7 +39,7 @@ class Outcome:
     trained: int  # in this session
     completed: int
     diverged: int
-    failed: int
+    crashed: int
     missing: int
     interrupted: bool
     seconds: float
@@ -47,14 +47,14 @@ class Outcome:
 
     def summary(self) -> str:
         """Counts in words."""
-        counts = {name: getattr(self, name) for name in ("completed", "diverged", "failed", "missing")}
+        counts = {name: getattr(self, name) for name in ("completed", "diverged", "crashed", "missing")}
         words = ", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "completed")
         return f"of {count(self.runs, 'run')}: {words}"
 
     @property
     def complete(self) -> bool:
-        """Whether every run has a record, and none has failed."""
-        return self.missing == 0 and self.failed == 0
+        """Whether every run has a record, and none has crashed."""
+        return self.missing == 0 and self.crashed == 0
 
 
 def run_study(
@@ -65,7 +65,7 @@ def run_study(
     pack: int | None = None,
     until: float | None = None,
     max_seeds: int = 30,
-    retry_failed: bool = False,
+    retry_crashed: bool = False,
     keep_old: bool = False,
     keep_going: bool = False,
     on_start: Callable[[], None] = lambda: None,
@@ -80,7 +80,7 @@ def run_study(
         pack: runs trained together at most; chosen by shape unless given.
         until: add seeds until the interval of every memory is at most this wide, in points.
         max_seeds: the most seeds per recipe, if seeds are added.
-        retry_failed: train failed runs again.
+        retry_crashed: train crashed runs again.
         keep_old: keep runs that were trained before the code of the user changed; otherwise an error.
         keep_going: do not stop when the first runs all fail alike.
         on_start: called once everything is checked, before anything is trained.
@@ -95,8 +95,8 @@ def run_study(
         refuse_stale(opened, study, settings.fingerprint, keep_old=keep_old, how=how)
     on_start()
     session = Session(opened, engine, pack=pack, keep_going=keep_going, watch=watch)
-    if retry_failed:
-        opened.set_aside(lambda record: record.status == "failed")
+    if retry_crashed:
+        opened.set_aside(lambda record: record.status == "crashed")
     study = with_stored_seeds(study, opened)
     if until is not None:
         study = replace(study, schedule=study.schedule or schedule(len(study.seeds), max_seeds))
@@ -165,7 +165,7 @@ class Session:
             trained=len(self.trained & states.keys()),
             completed=counts["completed"],
             diverged=counts["diverged"],
-            failed=counts["failed"],
+            crashed=counts["crashed"],
             missing=len(runs) - counts.total(),
             interrupted=self.interrupted,
             seconds=round(time.monotonic() - self.started, 3),
@@ -228,7 +228,7 @@ def too_wide(study: Study, store: Store, width: float) -> list[AnyRecipe]:
 
 
 class StoppedEarly(InitmemError):
-    """The first runs of a study failed alike; what was trained is kept."""
+    """The first runs of a study crashed alike; what was trained is kept."""
 
 
 class EarlyStop:
@@ -245,14 +245,14 @@ class EarlyStop:
         if not isinstance(event, Finished) or not self._armed:
             return
         for run_id, status in event.runs:
-            self._armed = self._armed and status == "failed"
+            self._armed = self._armed and status == "crashed"
             if self._armed:
                 self._causes.append(cause_line(self._store.read(run_id)))
         self._armed = self._armed and len({same_cause(cause) for cause in self._causes}) <= 1
         if self._armed and len(self._causes) >= ALIKE:
             raise StoppedEarly(
-                f"stopped: the first {len(self._causes)} of {self._runs} runs all failed with "
+                f"stopped: the first {len(self._causes)} of {self._runs} runs all crashed with "
                 f"{self._causes[0]} (their tracebacks are in {self._store.path}; once the code is fixed, the "
-                "same call tries them again; retry_failed=True or --retry-failed does so in any case, "
+                "same call tries them again; retry_crashed=True or --retry-crashed does so in any case, "
                 "keep_going=True or --keep-going trains the rest)"
             )

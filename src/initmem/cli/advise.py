@@ -47,8 +47,8 @@ def advise(
     from initmem.measures.advice import observations
     from initmem.paper import reference
     from initmem.plots.columns import ADVICE, SEEN
-    from initmem.plots.table import table_of
     from initmem.store.results import open_results
+    from initmem.table import table_of
 
     asked = studies.load_study(study, effort, overrides or (), plugins=plugins or ())
     recipes = [recipe.network for recipe in asked.recipes]

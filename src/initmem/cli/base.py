@@ -19,12 +19,12 @@ from initmem.plots.terminal import print_table, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from initmem.plots.table import Table
+    from initmem.table import Table
 
 app = typer.Typer(
     name="initmem",
     help="Measure how much of a network's random initialization is still visible after training.",
-    epilog="Exit codes: 0 all work is done; 1 some runs failed or are missing, or files are damaged; "
+    epilog="Exit codes: 0 all work is done; 1 some runs crashed or are missing, or files are damaged; "
     "2 a mistake in the input; 130 interrupted.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help wraps; panels cut the names of options in a narrow terminal

@@ -26,11 +26,11 @@ def clocks(
     from initmem import register
     from initmem import study_file as studies
     from initmem.clocks import clocks as clocks_of
+    from initmem.labels import labels
     from initmem.paper.reference import clock_of
     from initmem.pipeline.bundled import schedule_of
     from initmem.plots.columns import CLOCK_COLUMNS
-    from initmem.plots.table import table_of
-    from initmem.recipe import labels
+    from initmem.table import table_of
 
     register.load(plugins or ())
     if study is None:

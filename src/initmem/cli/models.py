@@ -11,7 +11,7 @@ def models(plugins: Plugins = None, as_json: AsJson = False) -> None:
     from initmem import register
     from initmem.paper.reference import millions_of
     from initmem.plots.columns import MODELS
-    from initmem.plots.table import table_of
+    from initmem.table import table_of
     from initmem.train.models import catalogue
 
     register.load(plugins or ())

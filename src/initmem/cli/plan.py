@@ -73,10 +73,9 @@ def plan(
 
 
 def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, as_json: bool) -> None:
-    from initmem.measures.power import power_rows
-    from initmem.plots.columns import POWER
-    from initmem.plots.table import table_of
+    from initmem.measures.power import COLUMNS, power_rows
     from initmem.store.results import open_results
+    from initmem.table import table_of
 
     assumed, pilot = None, []
     try:
@@ -91,13 +90,13 @@ def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, a
         print_json("plan.power", rows)
         return
     title = f"{study.name}, effort {study.effort}: seeds for a verdict in 80% of studies"
-    show(table_of(title, rows, POWER))
+    show(table_of(title, rows, COLUMNS))
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
 
 def _print(made: Plan) -> None:
     from initmem.plots.columns import PLAN
-    from initmem.plots.table import table_of
+    from initmem.table import table_of
 
     rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]
     if not any(row["note"] for row in rows):

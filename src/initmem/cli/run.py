@@ -106,8 +106,8 @@ Timeout = Annotated[
         show_default="never",
     ),
 ]
-# What to do about runs that failed or are old.
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Train failed runs again.")]
+# What to do about runs that crashed or are old.
+RetryCrashed = Annotated[bool, typer.Option("--retry-crashed", help="Train crashed runs again.")]
 KeepOld = Annotated[
     bool, typer.Option("--keep-old", help="Keep runs trained before your program or plugin changed.")
 ]
@@ -136,7 +136,7 @@ def run(
     pack: PackSize = None,
     checkpoint_every: CheckpointEvery = 60.0,
     timeout: Timeout = None,
-    retry_failed: RetryFailed = False,
+    retry_crashed: RetryCrashed = False,
     keep_old: KeepOld = False,
     keep_going: KeepGoing = False,
     as_json: AsJson = False,
@@ -178,7 +178,7 @@ def run(
             pack=pack or work.pack,
             until=until,
             max_seeds=max_seeds,
-            retry_failed=retry_failed,
+            retry_crashed=retry_crashed,
             keep_old=keep_old,
             keep_going=keep_going,
             on_start=lambda: introduce(work.study, folder, native=engine == "local" and device == "cpu"),
@@ -233,9 +233,9 @@ def of_study(study: str, effort: str | None, overrides: Sequence[str], plugins: 
     ]
     if not with_plugins:
         return Work(asked, {})
-    from initmem.pipeline.plugins import fingerprints
+    from initmem.pipeline.code_version import plugin_fingerprints
 
-    return Work(asked, fingerprints(with_plugins))
+    return Work(asked, plugin_fingerprints(with_plugins))
 
 
 def engine_option(text: str) -> tuple[str, str | int]:
@@ -315,8 +315,8 @@ def print_outcome(
     from initmem.engines.stale import stale_note
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
-    from initmem.plots import memory_table as memory_tables
-    from initmem.record import failure_causes, failure_lines
+    from initmem.measures.memory_columns import verdict_table
+    from initmem.record import crash_causes, crash_lines
     from initmem.store.results import Collection
     from initmem.store.store import Store
 
@@ -325,20 +325,20 @@ def print_outcome(
     if settings.code and (note := stale_note(records, settings.fingerprint)):
         say(f"initmem: {note}", err=True)
     memories, metric = Memories(), ""
-    if any(record.status != "failed" for record in records):
+    if any(record.status != "crashed" for record in records):
         metric = default_metric(records)
         memories = memory_table(Collection(records, opened.studies()), metric, recipes=study.recipes)
     if as_json:
-        from initmem.measures.rows import memory_rows
+        from initmem.measures.measure import memory_rows
 
-        causes = [cause.to_json() for cause in failure_causes(records)]
+        causes = [cause._asdict() for cause in crash_causes(records)]
         about = {"study": study.name, "effort": study.effort} | asdict(outcome)
-        print_json("run", memory_rows(memories, records), **about, failures=causes)
+        print_json("run", memory_rows(memories, records), **about, crashes=causes)
         return
     say(f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}")
-    for line in failure_lines(records):
+    for line in crash_lines(records):
         say(line)
     if memories:
-        show(memory_tables.memory_table(memories, until=until))
+        show(verdict_table(memories, until=until))
         say(metric_reason(metric, records))
     say(f"next: initmem report {store}")

@@ -20,9 +20,9 @@ def status(
 ) -> None:
     """Count the runs of each study by what became of them."""
     from initmem.plots.columns import STATUS
-    from initmem.plots.table import table_of
-    from initmem.record import FailureCause
+    from initmem.record import CrashCause
     from initmem.store.results import open_results, store_status
+    from initmem.table import table_of
 
     opened = open_results(store)
     broken = opened.verify() if verify else []
@@ -42,8 +42,8 @@ def status(
             done = f"{study['done']:,} of {count(study['runs'], 'run')} done"
             title = f"{study['name']}, effort {study['effort']}: {done}"
             show(table_of(title, study["recipes"], STATUS))
-            for cause in study["failures"]:
-                say(f"failed: {FailureCause(**cause)}")
+            for cause in study["crashes"]:
+                say(f"crashed: {CrashCause(**cause)}")
         for line in state["damaged"]:
             say(f"unreadable: {line}")
     if broken:

@@ -10,7 +10,7 @@ from initmem.cli.base import AsJson, app, bundled_studies, print_json, say, show
 from initmem.errors import duration
 
 if TYPE_CHECKING:
-    from initmem.plots.columns import Columns
+    from initmem.table import Columns
 
 FIRST = "quickstart"
 
@@ -30,7 +30,7 @@ def list_studies(
     With a name: the efforts of that study, its smaller and larger versions.
     """
     from initmem.plots.columns import EFFORTS, STUDIES
-    from initmem.plots.table import table_of
+    from initmem.table import table_of
 
     rows = _rows(name)
     if as_json:

@@ -29,7 +29,7 @@ def theory(
     """
     from initmem.paper.reference import imbalance_of
     from initmem.plots.columns import THEORY
-    from initmem.plots.table import Column, Key, table_of
+    from initmem.table import Column, Key, table_of
     from initmem.theory.pictures import show as shown_of
 
     shown = shown_of(name, seed=seed, output=output)

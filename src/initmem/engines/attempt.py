@@ -79,7 +79,7 @@ class Attempt:
 
     def _with_provenance(self, record: RunRecord) -> RunRecord:
         """A divergence, and an exception that the trainer itself caught, are not noted in the store yet."""
-        new = {"diverged": [Fault("divergence")], "failed": [Fault("exception")]}.get(record.status, [])
+        new = {"diverged": [Fault("divergence")], "crashed": [Fault("exception")]}.get(record.status, [])
         return with_provenance(record, self.store, self.settings, self.pack, *new)
 
     def _checkpoints(self) -> list[Checkpoint] | None:

@@ -178,7 +178,7 @@ class Released(NamedTuple):
 
 
 class Faulted(NamedTuple):
-    """Training raised: the runs are tried again in smaller packs, or recorded as failed."""
+    """Training raised: the runs are tried again in smaller packs, or recorded as crashed."""
 
     cause: Cause
     runs: tuple[str, ...]

@@ -39,7 +39,7 @@ class Workload:
 
 
 class Display:
-    """Shows runs done, failed and diverged, and the time left. A listener of an engine."""
+    """Shows runs done, crashed and diverged, and the time left. A listener of an engine."""
 
     def __init__(self, work: Workload, console: Console) -> None:
         self.work, self.console = work, console
@@ -74,7 +74,7 @@ class Display:
                 again = f"{count(len(lost), 'run')} will be tried again"
                 self.console.print(f"a worker was lost (exit code {code}); {again}")
             case Faulted(cause, hit):
-                again = f"{count(len(hit), 'run')} will be tried again in smaller packs or marked failed"
+                again = f"{count(len(hit), 'run')} will be tried again in smaller packs or marked crashed"
                 self.console.print(f"{cause}: {again}")
             case MovedAside(lines):
                 for line in lines:
@@ -102,7 +102,7 @@ class Display:
     def _text(self) -> str:
         left = self.seconds_left()
         parts = [f"{self.done} of {count(self.work.runs, 'run')}"]
-        parts += [f"{self.counts[name]} {name}" for name in ("diverged", "failed") if self.counts[name]]
+        parts += [f"{self.counts[name]} {name}" for name in ("diverged", "crashed") if self.counts[name]]
         parts.append("time left unknown yet" if left is None else f"{duration(left)} left")
         return ", ".join(parts)
 
@@ -129,20 +129,3 @@ def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
             return display
 
         yield watch
-
-
-@contextmanager
-def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Show the progress of a fetch: a report of (what, share done)."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as live:
-        task = live.add_task("", total=1.0)
-
-        def report(what: str, share: float) -> None:
-            live.update(task, description=what, completed=share)
-
-        yield report

@@ -14,9 +14,9 @@ from typing import Any
 
 from initmem import __version__
 from initmem.engines.engine import Settings
-from initmem.files import processor_lines
+from initmem.machine import processor_lines
 from initmem.recipe import content_id
-from initmem.record import RunRecord, failed
+from initmem.record import RunRecord, crashed
 from initmem.store.faults import Fault, counted
 from initmem.store.store import Store
 from initmem.study import Run
@@ -45,7 +45,7 @@ def with_provenance(
 
 def failure(run: Run, error: str, store: Store, settings: Settings) -> RunRecord:
     """The record of a run that raised, exited or was lost alone; its faults are noted in the store."""
-    return with_provenance(failed(run, error, {}), store, settings, [run])
+    return with_provenance(crashed(run, error, {}), store, settings, [run])
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Records of code that has changed since: refused, kept on request, and tried again where they had failed."""
+"""Records of code that has changed since: refused, kept on request, and tried again if they crashed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def refuse_stale(
 ) -> None:
     """Refuse to mix results of the present code with those of other code.
 
-    Failed runs of other code are moved aside, so that they are tried again with the present code.
+    Crashed runs of other code are moved aside, so that they are tried again with the present code.
     """
     wanted = {run.id for run in study.all_runs()}
     records = [record for record in store.records() if record.id in wanted]
     fingerprints = {recipe: current(recipe) for recipe in study.recipes}
-    done = [record for record in records if record.status != "failed"]
+    done = [record for record in records if record.status != "crashed"]
     stale = {record.id: changes for record in done if (changes := _changes(record, fingerprints))}
     if stale and not keep_old:
         first = next(iter(stale.values()))
@@ -41,14 +41,14 @@ def refuse_stale(
             f"{len(stale)} of {len(records)} runs in {store.path} were trained before this changed: "
             f"{first_of(first, SHOWN)} ({how})"
         )
-    outdated = {r.id for r in records if r.status == "failed" and _is_other(r, fingerprints)}
+    outdated = {r.id for r in records if r.status == "crashed" and _is_other(r, fingerprints)}
     if outdated:
         store.set_aside(lambda record: record.id in outdated)
 
 
 def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fingerprint]) -> str:
     """One sentence about records that were kept although the code has changed; empty if there are none."""
-    done = [record for record in records if record.status != "failed"]
+    done = [record for record in records if record.status != "crashed"]
     fingerprints = {record.run.recipe: current(record.run.recipe) for record in done}
     changed = [changes for record in done if (changes := _changes(record, fingerprints))]
     if changed:

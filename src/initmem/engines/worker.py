@@ -1,11 +1,11 @@
 """A worker claims packs of runs, trains them, and commits their records, whatever happens.
 
     lost worker    another worker tries again, from the second loss on in halved packs; a run that is lost
-                   three times alone is recorded as failed
+                   three times alone is recorded as crashed
     timeout        the same, and twice alone is enough
-    out of memory  the pack is trained in halves; a run that does not fit alone is recorded as failed
+    out of memory  the pack is trained in halves; a run that does not fit alone is recorded as crashed
     exception      a checkpoint that does not fit is dropped, else the pack's runs are trained one by one, so
-                   that each answers for itself; the one that raises or exits alone is recorded as failed
+                   that each answers for itself; the one that raises or exits alone is recorded as crashed
     divergence     a result, recorded
     full disk      everything stops; nothing that was committed is lost
     user mistake   any `InitmemError`: everything stops with its one line (from user code, only a
@@ -96,7 +96,7 @@ class Worker:
     def _room(self, run: Run, pack: int) -> int:
         """In packs of how many a run may be tried after its losses; 0 gives it up."""
         faults, newest = self.store.faults.of(run.id), self.store.checkpoints.newest(run.id)
-        return next_pack(faults, session=self.store.session, epoch=newest, pack=pack)
+        return next_pack(faults, session=self.store.session, update=newest, pack=pack)
 
     def _given_up(self, run: Run) -> RunRecord:
         losses = [fault for fault in self.store.faults.of(run.id) if fault.cause in LOSSES]
@@ -158,7 +158,7 @@ class Worker:
         return cause, detail
 
     def _smaller(self, job: Job, cause: Cause, attempt: Attempt) -> list[Job]:
-        """What to try after a fault, in order; nothing when a run failed alone."""
+        """What to try after a fault, in order; nothing when a run crashed alone."""
         runs = job.claimed
         if cause == "exception" and attempt.resumed and not attempt.advanced:
             self.store.checkpoints.drop(runs)
@@ -175,7 +175,7 @@ class Worker:
         return [Job(part, part) for part in parts]
 
     def _commit(self, records: list[RunRecord]) -> None:
-        records = self.store.commit(records)
+        self.store.commit(records)
         self.listen(Finished(tuple((record.id, record.status) for record in records)))
 
 

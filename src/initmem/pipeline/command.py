@@ -27,18 +27,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from initmem.errors import ConfigError, allowed
-from initmem.pipeline.file_fingerprint import command_fingerprint, settings_fingerprint
-from initmem.pipeline.fingerprint import Fingerprint
-from initmem.pipeline.guard import guarded
-from initmem.pipeline.records import own_record
+from initmem.pipeline.source import Fingerprint, file_fingerprint, note
 from initmem.pipeline.tracker import Row, Tracker
+from initmem.pipeline.trainer import OnEpoch, guarded, own_record
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.study import SCALES, SEEDS, Run, Study
@@ -50,8 +48,6 @@ NEEDED = ("scale", "history")
 TAIL = 4000  # characters of what a failed program said last
 LOOK_EVERY = 0.2  # seconds between two looks at what a program has written
 PATIENCE = 5.0  # seconds that a program has to end after it was asked to
-
-OnEpoch = Callable[[Run, Row], None]
 
 
 class ProgramError(Exception):
@@ -251,9 +247,56 @@ def study_of(
         scales, seeds = given.pop("scales", SCALES), given.pop("seeds", SEEDS)
         asked = own_study(called, given, _listed(scales), _listed(seeds))
     parts = parse(command, n_seeds=len(asked.seeds), declared=_shared_settings(asked))
-    common = command_fingerprint(parts, watched)
-    each = {recipe.id: common | settings_fingerprint(recipe.settings()) for recipe in asked.recipes}
+    each = {recipe.id: command_fingerprint(parts, watched, recipe.settings()) for recipe in asked.recipes}
     return asked, CommandTrainer(parts, each)
+
+
+def command_fingerprint(
+    parts: Sequence[str], watched: Iterable[str | Path] = (), settings: Mapping[str, Any] | None = None
+) -> Fingerprint:
+    """The arguments of a command, and the files that it or a setting names, or that are `watched`."""
+    entries = dict(_arguments(parts))
+    declared = [
+        Path(value) for value in (settings or {}).values() if isinstance(value, str) and _is_file(value)
+    ]
+    for path in dict.fromkeys([*_named_files(parts), *map(Path, watched), *declared]):
+        try:
+            version = file_fingerprint(path)
+        except OSError as error:
+            raise ConfigError(f"--watch {path}: cannot be read ({error.strerror})") from None
+        for name, text in version.items():
+            note(entries, name, text)
+    return dict(sorted(entries.items()))
+
+
+def _arguments(parts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Arguments by name where they have one: `--lr 0.1`, `--lr=0.1` and `lr=0.1`."""
+    option = None
+    for index, part in enumerate(parts):
+        name, sign, value = part.partition("=")
+        if sign and name:
+            yield f"argument {name}", value
+        elif option is not None and not part.startswith("--"):
+            yield f"argument {option}", part
+        elif index:
+            yield f"argument {index}", part
+        option = part if part.startswith("-") and not sign else None
+
+
+def _named_files(parts: Sequence[str]) -> Iterator[Path]:
+    for before, part in zip(("", *parts), parts, strict=False):
+        names = [part, part.partition("=")[2]]
+        if before == "-m":
+            module = Path(*part.split("."))
+            names += [f"{module}.py", str(module / "__main__.py")]
+        yield from (Path(name) for name in names if _is_file(name))
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False  # too long for a path, or with a null byte
 
 
 def _shared_settings(study: Study) -> list[str]:

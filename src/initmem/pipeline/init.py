@@ -23,15 +23,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from initmem.errors import ConfigError, ModelError, allowed, first_of
-from initmem.pipeline.jax_variables import is_pytree, rebuilt
-from initmem.pipeline.meta import materialise
-from initmem.pipeline.variables import is_keras, variables
-from initmem.plots.table import table_of
-from initmem.plots.table_text import html
+from initmem.pipeline.jax import is_pytree, rebuilt
+from initmem.pipeline.variables import is_keras, materialize, variables
+from initmem.plots import table_text
 from initmem.recipe import INITIALIZATION, PipelineRecipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
-from initmem.train.init import deviations, draw, factors
+from initmem.table import Table, table_of
+from initmem.train.init import deviations, draw, factors, fill
 from initmem.train.variables import Kernels, Variable, layout_of
 
 Array = NDArray[np.float64]
@@ -89,20 +88,16 @@ class InitTable:
         """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
         return [v.name for v in self.variables if v.role == role]
 
-    def _repr_html_(self) -> str:
+    def table(self) -> Table:
+        """The rows as a table, with the advice as its note."""
         rows = [row | {"shape": " x ".join(map(str, row["shape"]))} for row in self.rows()]
-        return html(table_of("Initialization", rows, {}, notes=[self.advice] if self.advice else []))
+        return table_of("Initialization", rows, {}, notes=[self.advice] if self.advice else [])
+
+    def _repr_html_(self) -> str:
+        return table_text.html(self.table())
 
     def __str__(self) -> str:
-        rows = self.rows()
-        lines = [list(rows[0])] if rows else []
-        lines += [[_cell(value) for value in row.values()] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        return "\n".join([*table, *([self.advice] if self.advice else [])])
+        return table_text.text(self.table()).rstrip()
 
 
 class Declared(dict[str, Any]):
@@ -232,25 +227,15 @@ class Init:
         """
         _check_kind(model)
         if isinstance(model, nn.Module) and not is_keras(model):
-            materialise(model, device)
+            materialize(model, device)
         table = self.describe(model, mode=mode, kernels=kernels, bias_std=bias_std)
         _refuse_stuck(table)
         self.used = True
-        for variable, deviation in zip(table.variables, table.deviations, strict=True):
-            if deviation is not None:
-                self._set(variable, deviation, mode)
+        fill(table.variables, table.deviations, mode, self._kernel, self._rng.standard_normal)
         self.tables.append(table)
         if kernels is None:  # who chose the kernels knows what is left
             _tell(table)
         return rebuilt(table.variables) if is_pytree(model) else model
-
-    def _set(self, variable: Variable, deviation: float, mode: Mode) -> None:
-        if mode == "rescale":
-            variable.place.rescale(deviation)
-        elif variable.role == "kernel":
-            variable.place.set(self._kernel(variable.shape) * deviation)
-        else:
-            variable.place.set(self._rng.standard_normal(variable.shape) * deviation)
 
     def _kernel(self, shape: Sequence[int]) -> Array:
         """The random numbers of one kernel: the same at every scale."""
@@ -291,9 +276,3 @@ def _refuse_stuck(table: InitTable) -> None:
     stuck = [f"{v.name}: {v.note}" for v in table.variables if v.role == "stuck"]
     if stuck:
         raise ModelError("cannot initialize " + "; ".join(stuck))
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

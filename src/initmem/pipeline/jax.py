@@ -1,4 +1,4 @@
-"""For training loops in JAX with optax.
+"""For training loops in JAX with optax, and models that are pytrees (flax, equinox, plain dicts).
 
     def train(init, tracker):
         params = init.apply(make_params())               # a new pytree, for this scale and seed
@@ -11,30 +11,194 @@
                 tracker.step(learning_rate(state), model=params)
             tracker.end_epoch(val_loss=...)
 
-`tracker.step` also takes an array of rates, for updates that were made within `jax.lax.scan`.
+`tracker.step` also takes an array of rates, for updates that were made within `jax.lax.scan`. A pytree is
+immutable: `Init.apply` returns a new one, and the tracker is shown the newest after an update.
 """
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import jax
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from initmem.errors import ConfigError
+from initmem.errors import ConfigError, ModelError
+from initmem.pipeline.variables import distinct, fan_in_of_all_but_last
+from initmem.train.variables import Choice, Kernels, Place, Role, Variable, choice
+
+KERNELS = ("kernel", "w", "W", "weight", "weights")  # of flax and of plain dicts: (in, ..., out)
+BIASES = ("bias", "b", "biases")
+PROJECTIONS = ("query", "key", "value")  # of attention in flax: (in, heads, features)
 
 
 def learning_rate(state: Any) -> float:
     """The learning rate of the last update, from the state of an `optax.inject_hyperparams` optimizer."""
-    rate = _find(state)
+    rate = _rate_in(state)
     if rate is None:
         raise ConfigError("state: no learning rate in it (allowed: optax.inject_hyperparams(optimizer)(...))")
     return float(rate)
 
 
-def _find(state: Any) -> Any:
+def _rate_in(state: Any) -> Any:
     hyperparams = getattr(state, "hyperparams", None)
     if isinstance(hyperparams, dict) and "learning_rate" in hyperparams:
         return hyperparams["learning_rate"]
-    if not isinstance(state, tuple | list) or isinstance(state, jax.Array):
+    parts = state if isinstance(state, tuple | list) else ()
+    return next((rate for part in parts if (rate := _rate_in(part)) is not None), None)
+
+
+def is_pytree(model: Any) -> bool:
+    """Whether something is a pytree with parameters in it; without JAX nothing is."""
+    jax = sys.modules.get("jax")
+    if jax is None or isinstance(model, torch.nn.Module):
+        return False
+    return any(_is_parameter(leaf) for leaf in jax.tree.leaves(model))
+
+
+def jax_variables(tree: Any, kernels: Kernels = None) -> list[Variable]:
+    """Every array of floating-point numbers in a pytree once."""
+    choose = choice(kernels, _usual_fan_in, fan_in_of_all_but_last)
+    return distinct(_variables(tree, choose, explicit=kernels is not None), choose)
+
+
+def rebuilt(variables: tuple[Variable, ...]) -> Any:
+    """The pytree of variables that were set."""
+    place = variables[0].place
+    if not isinstance(place, PytreePlace):
+        raise ModelError(f"{variables[0].name}: not a leaf of a pytree")
+    return place.leaves.tree()
+
+
+class Leaves:
+    """The leaves of a pytree by name; what is set stays here until the tree is put together again."""
+
+    def __init__(self, tree: Any) -> None:
+        import jax
+
+        paths, self._structure = jax.tree_util.tree_flatten_with_path(tree)
+        self.paths = [path for path, _ in paths]
+        self.names = [".".join(str(_key(key)) for key in path) for path in self.paths]
+        self.values = [value for _, value in paths]
+        self.newest: Any = None  # a newer tree, read when somebody asks for a value
+
+    def tree(self) -> Any:
+        """The pytree with its present values."""
+        import jax
+
+        return jax.tree.unflatten(self._structure, self.values)
+
+    def value(self, index: int) -> Any:
+        """The present value of a leaf."""
+        if self.newest is not None:
+            newest, self.newest = Leaves(self.newest), None
+            by_name = dict(zip(newest.names, newest.values, strict=True))
+            for i, name in enumerate(self.names):
+                if _is_parameter(self.values[i]) and name not in by_name:
+                    raise ConfigError(f"model: it has no {name} (allowed: the tree given to attach)")
+                self.values[i] = by_name.get(name, self.values[i])
+        return self.values[index]
+
+
+@dataclass(frozen=True, slots=True)
+class PytreePlace(Place):
+    """A leaf of a pytree."""
+
+    leaves: Leaves
+    index: int
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """The array itself."""
+        return (self.leaves.values[self.index],)
+
+    def value(self) -> Tensor:
+        """Its values, copied from wherever JAX keeps them."""
+        return torch.from_numpy(np.array(self.leaves.value(self.index), dtype=np.float32))
+
+    def set(self, values: NDArray[np.float64]) -> None:
+        """Redraw it."""
+        import jax.numpy as jnp
+
+        now = self.leaves.values[self.index]
+        self.leaves.values[self.index] = jnp.asarray(values.reshape(now.shape), dtype=now.dtype)
+
+    def rescale(self, factor: float) -> None:
+        """Multiply it."""
+        now = self.leaves.values[self.index]
+        self.leaves.values[self.index] = (now * factor).astype(now.dtype)
+
+    def follow(self, model: Any) -> None:
+        """Look at a newer tree from now on."""
+        self.leaves.newest = model
+
+
+def _variables(tree: Any, choose: Choice, *, explicit: bool) -> Iterator[Variable]:
+    leaves = Leaves(tree)
+    indices = [index for index, value in enumerate(leaves.values) if _is_parameter(value)]
+    parents = {index: _at(tree, leaves.paths[index][:-1]) for index in indices}
+    fan_ins = {i: choose(leaves.names[i], leaves.values[i], parents[i]) for i in indices}
+    with_kernel = {id(parents[i]) for i in indices if fan_ins[i] is not None}
+    for i in indices:
+        name, parent = leaves.names[i], parents[i]
+        role, note = _role(name, parent, fan_ins[i], id(parent) in with_kernel, explicit=explicit)
+        yield Variable(name, tuple(leaves.values[i].shape), role, fan_ins[i], note, PytreePlace(leaves, i))
+
+
+def _role(
+    name: str, parent: Any, fan_in: float | None, has_kernel: bool, *, explicit: bool
+) -> tuple[Role, str]:
+    if fan_in is not None:
+        return "kernel", ""
+    key = name.rpartition(".")[2]
+    has_scale = isinstance(parent, Mapping) and "scale" in parent and "kernel" not in parent
+    if "norm" in type(parent).__name__.lower() or key == "scale" or has_scale:
+        return "norm", "left as it is"
+    if has_kernel and (key in BIASES or "bias" in key):
+        return "bias", ""
+    if explicit:
+        return "other", "left as it is: not chosen as a kernel"
+    return "other", f"left as it is: no rule for {name} (name it in `kernels` to redraw it)"
+
+
+def _usual_fan_in(name: str, value: Any, parent: Any) -> float | None:
+    """How many inputs feed one output through a kernel; None: this is no kernel of a known layer."""
+    *path, key = name.split(".")
+    shape, kind = tuple(value.shape), type(parent)
+    if "norm" in kind.__name__.lower():
         return None
-    return next((rate for part in state if (rate := _find(part)) is not None), None)
+    if kind.__module__.startswith("equinox"):  # (out, in, ...)
+        if "Embedding" in kind.__name__:
+            return 1.0 if key == "weight" else None
+        return float(math.prod(shape[1:])) if key.startswith("weight") and len(shape) > 1 else None
+    if not isinstance(parent, Mapping | list | tuple):
+        return None  # a class of user code: only the user knows its axes
+    if key == "embedding":
+        return 1.0  # one row is looked up, not a sum over rows
+    if key not in KERNELS or len(shape) < 2:
+        return None
+    if len(shape) == 3 and path and path[-1] in PROJECTIONS:
+        return float(shape[0])
+    return fan_in_of_all_but_last(value)
+
+
+def _is_parameter(leaf: Any) -> bool:
+    jax = sys.modules["jax"]
+    return isinstance(leaf, jax.Array | np.ndarray) and jax.dtypes.issubdtype(leaf.dtype, np.floating)
+
+
+def _at(tree: Any, path: tuple[Any, ...]) -> Any:
+    """The part of a tree at a path."""
+    for key in map(_key, path):
+        tree = getattr(tree, key) if isinstance(key, str) and not isinstance(tree, Mapping) else tree[key]
+    return tree
+
+
+def _key(key: Any) -> Any:
+    """The name or number behind one of JAX's keys."""
+    return getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))

@@ -13,7 +13,7 @@
 
 `train` is called once for every scale and seed, in worker processes of one thread each. It leaves in the
 store what a bundled study leaves, so `initmem status|measure|report runs` work as well. Called again, `run`
-trains only what is missing, provided that the code has not changed since: see `initmem.pipeline.fingerprint`.
+trains only what is missing, provided that the code has not changed: see `initmem.pipeline.code_version`.
 A run that raised or exited is in the store with its traceback.
 """
 
@@ -22,33 +22,25 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from initmem.engines.engine import Engine, Settings, Trainer, engine_named
+from initmem.engines.engine import Engine, Settings, engine_named
 from initmem.engines.local import InlineEngine
 from initmem.engines.progress import watching
 from initmem.errors import ConfigError, allowed
-from initmem.pipeline.fingerprint import Fingerprint, fingerprint
-from initmem.pipeline.guard import guarded
-from initmem.pipeline.init import Init, UntouchedWarning
-from initmem.pipeline.records import own_record
+from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.result import Result
-from initmem.pipeline.seeding import seeded
-from initmem.pipeline.tracker import Tracker
-from initmem.record import RunRecord
+from initmem.pipeline.trainer import PipelineTrainer, Sent, Train
 from initmem.seeds import Role
 from initmem.session import run_study
 from initmem.store.paths import default_store
 from initmem.store.store import Store
-from initmem.study import SCALES, SEEDS, Run
+from initmem.study import SCALES, SEEDS
 from initmem.study_file import own_study
 
-Train = Callable[[Init, Tracker], object]
 EngineName = Literal["local", "inline", "ray", "slurm"]
 
 
@@ -67,7 +59,7 @@ def run(
     split: Sequence[Role] = (),
     keep_old: bool = False,
     keep_going: bool = False,
-    retry_failed: bool = False,
+    retry_crashed: bool = False,
     timeout: float | None = None,
     progress: bool = True,
 ) -> Result:
@@ -94,10 +86,10 @@ def run(
         chaos: give every run a replicate with one perturbed weight, for `initmem measure --what chaos`.
         split: roles (`init`, `order`) whose seed is also varied alone, for `initmem measure --what seeds`.
         keep_old: keep runs that were trained before the code changed. Otherwise they are refused, with a
-            message that says what changed. Failed runs of other code are always tried again.
+            message that says what changed. Crashed runs of other code are always tried again.
         keep_going: do not stop when the first runs all fail with the same error.
-        retry_failed: train all failed runs again.
-        timeout: seconds within which a run has to end an epoch; one that does not is a failed run.
+        retry_crashed: train all crashed runs again.
+        timeout: seconds within which a run has to end an epoch; one that does not is a crashed run.
         progress: show a bar on stderr.
     """
     _check_function(train)
@@ -111,7 +103,7 @@ def run(
             study,
             store or default_store(called),
             chosen,
-            retry_failed=retry_failed,
+            retry_crashed=retry_crashed,
             keep_old=keep_old,
             keep_going=keep_going,
             watch=watch,
@@ -148,67 +140,6 @@ def engine_for(name: str, settings: Settings, workers: int | None) -> Engine:
     return engine_named(name, workers=workers, settings=replace(settings, trainer=sent))
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A trainer on its way to another process: also functions of a notebook or a script can travel so.
-
-    It is unpacked where a failure to do so is a failed run, with its traceback, not a dead worker.
-    """
-
-    packed: bytes
-
-    @classmethod
-    def pack(cls, trainer: Trainer | None) -> Sent:
-        """Pack a trainer; raises what pickling it raises."""
-        import cloudpickle
-
-        return cls(cloudpickle.dumps(trainer))
-
-    def __call__(self, runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) -> list[RunRecord]:
-        """Train runs."""
-        return _unpacked(self.packed)(runs, on_epoch)
-
-
-@functools.lru_cache(maxsize=1)
-def _unpacked(packed: bytes) -> Trainer:
-    import pickle
-
-    trainer: Trainer = pickle.loads(packed)
-    return trainer
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineTrainer:
-    """Trains runs by a function of user code."""
-
-    train: Train
-    fingerprint: Fingerprint
-
-    def __call__(self, runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) -> list[RunRecord]:
-        """Train runs, one after the other."""
-        about = {"fingerprint": self.fingerprint}
-        return [guarded(run, functools.partial(self._one, run, on_epoch), about) for run in runs]
-
-    def _one(self, run: Run, on_epoch: Callable[[Run, dict[str, float]], None]) -> RunRecord:
-        started = time.perf_counter()
-        init = Init.of(run)
-        tracker = Tracker(init, on_epoch=lambda row: on_epoch(run, row))
-        with seeded(run.seed_of("order")), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UntouchedWarning)  # the result says it once
-            returned = self.train(init, tracker)
-        tracker.detach()
-        if isinstance(returned, Mapping):
-            tracker.finish(**returned)
-        return own_record(
-            run,
-            tracker,
-            time.perf_counter() - started,
-            fingerprint=self.fingerprint,
-            untouched=[name for table in init.tables for name in table.names("other")],
-            scale_used=init.used,
-        )
-
-
 def _check_function(train: object) -> None:
     if not callable(train):
         raise ConfigError(f"train = {train!r} (allowed: a function of (init, tracker))")
@@ -223,5 +154,5 @@ def _check_function(train: object) -> None:
 def _name_of(train: object) -> str:
     while isinstance(train, functools.partial):
         train = train.func
-    found = str(getattr(train, "__name__", type(train).__name__))
-    return "pipeline" if found == "<lambda>" else found
+    name = str(getattr(train, "__name__", type(train).__name__))
+    return "pipeline" if name == "<lambda>" else name

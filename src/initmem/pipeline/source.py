@@ -1,37 +1,46 @@
-"""Parsed code of functions and classes: a digest that no comment, docstring or reformatting changes."""
+"""Parsed Python: what code says without comments, docstrings and formatting, and what it reads and changes.
+
+Whatever is defined has an entry in a fingerprint, a mapping from names to short texts: functions, methods and
+classes by a digest of their parsed source, constants by their value.
+"""
 
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import hashlib
-import linecache
+import inspect
+import json
 import sys
+import sysconfig
+import tomllib
 import types
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Fingerprint = dict[str, str]
+Uses = set[tuple[str, str]]  # (a name such as `cache` or `self.history`, how code uses it)
 
-# Methods by which a list, dict, set or deque is changed in place.
-MUTATORS = frozenset(
-    [
-        "append",
-        "appendleft",
-        "extend",
-        "insert",
-        "add",
-        "setdefault",
-        "pop",
-        "popleft",
-        "popitem",
-        "clear",
-        "remove",
-        "discard",
-        "sort",
-        "reverse",
-    ]
+LONGEST = 80  # characters of a value that is shown as it is
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+MUTATORS = (
+    *("append", "appendleft", "extend", "insert", "add", "setdefault", "sort", "reverse"),
+    *("pop", "popleft", "popitem", "clear", "remove", "discard"),
 )
+INSTALLED = tuple(
+    str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def note(entries: Fingerprint, name: str, text: str) -> None:
+    """Enter a text under a name; a second thing of the same name gets a number."""
+    free, n = name, 2
+    while free in entries and entries[free] != text:
+        free, n = f"{name} ({n})", n + 1
+    entries[free] = text
 
 
 def digest(text: str | bytes) -> str:
@@ -40,221 +49,263 @@ def digest(text: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def canonical(node: ast.AST) -> str:
-    """Parsed code as text, without positions, docstrings, annotations of variables and empty fields.
-
-    Empty fields are left out because each version of Python adds some.
-    """
-    parts = []
-    for name, value in ast.iter_fields(node):
-        if name in ("type_comment", "kind", "ctx"):
-            continue
-        if name == "body" and isinstance(value, list):
-            value = without_docstring(value)
-        items = value if isinstance(value, list) else [value]
-        texts = [canonical(item) if isinstance(item, ast.AST) else repr(item) for item in items]
-        if value is not None and value != []:
-            parts.append(f"{name}=[{','.join(texts)}]")
-    return f"{type(node).__name__}({' '.join(parts)})"
+# -- functions and classes ------------------------------------------------------------------------------
 
 
-def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements of a body but for a text at its beginning."""
-    first = body[0] if body else None
-    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    return body[1:] if is_text and isinstance(first.value.value, str) else body  # type: ignore[union-attr]
-
-
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=512)
 def parsed(text: str) -> ast.Module | None:
-    """A whole file, parsed; None where it is not Python."""
+    """Source without docstrings and the annotations of functions; None where it is not Python."""
     try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
         return None
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.returns = None
+    return tree
 
 
-def function_node(function: types.FunctionType) -> Function | None:
-    """The parsed code of a function; None where its source is not there or no longer fits."""
-    code = function.__code__
-    linecache.checkcache(code.co_filename)
-    tree = _tree(code.co_filename, function.__globals__)
-    if tree is None:
+def definition(thing: types.CodeType | type) -> ast.AST | None:
+    """The parsed source of a function or class; None for a lambda, and where there is no source."""
+    try:
+        text = inspect.getsource(thing)
+    except (OSError, TypeError, IndexError):
         return None
-    wanted = (ast.Lambda,) if code.co_name == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, wanted)
-        and _first_line(node) == code.co_firstlineno
-        and getattr(node, "name", "<lambda>") == code.co_name
-    ]
-    if len(found) > 1:  # several lambdas in one line
-        found = [node for node in found if _holds(node, code)]
-    return found[0] if len(found) == 1 else None
+    tree = parsed(f"if True:\n{text}" if text[:1].isspace() else text)  # methods are indented
+    nodes = [node for node in ast.walk(tree) if isinstance(node, DEFINITIONS)] if tree else []
+    name = thing.co_name if isinstance(thing, types.CodeType) else thing.__name__
+    return nodes[0] if nodes and nodes[0].name == name else None
 
 
-def assigned_value(function: types.FunctionType, name: str) -> ast.expr | None:
-    """What the file of a function assigns to a global; None where it does so nowhere, or more than once."""
-    tree = _tree(function.__code__.co_filename, function.__globals__)
-    found = []
-    for node in tree.body if tree is not None else ():
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        if isinstance(node, ast.Assign | ast.AnnAssign) and name in map(_dotted, targets):
-            found.append(node.value)
-    return found[0] if len(found) == 1 else None
+def function_digest(code: types.CodeType) -> str:
+    """A function by its source; compiled code, without line numbers and file names, where there is none."""
+    if (node := definition(code)) is not None:
+        return digest(ast.unparse(node))
+    constants = [function_digest(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    if code.co_consts and isinstance(code.co_consts[0], str) and code.co_name != "<lambda>":
+        constants[0] = ""  # the docstring
+    return digest(repr((code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars)))
 
 
-def _first_line(node: Function) -> int:
-    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-    return min([node.lineno, *(each.lineno for each in decorators)])
+def class_digest(node: ast.ClassDef) -> str:
+    """A class without its methods and inner classes, which have entries of their own."""
+    body = [part for part in node.body if not isinstance(part, DEFINITIONS)] or [ast.Pass()]
+    fields = {name: value for name, value in ast.iter_fields(node) if name != "body"}
+    return digest(ast.unparse(ast.ClassDef(**fields, body=body)))
 
 
-def _holds(node: Function, code: types.CodeType) -> bool:
-    """Whether the first instruction of some code lies in the body of a lambda."""
-    body = node.body
-    if not isinstance(body, ast.expr):
-        return False
-    places = [(line, column) for line, _, column, _ in code.co_positions() if line and column]
-    start, end = (body.lineno, body.col_offset), (body.end_lineno or 0, body.end_col_offset or 0)
-    return bool(places) and all(start <= place <= end for place in places[1:])
+def names_used(code: types.CodeType) -> tuple[set[str], set[str]]:
+    """Names that code loads from its globals, and the attributes that it takes of anything."""
+    loaded, attributes = set(), set()
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            loaded.add(step.argval)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+            attributes.add(step.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            more = names_used(inner)
+            loaded |= more[0]
+            attributes |= more[1]
+    return loaded, attributes
 
 
-def class_node(kind: type) -> ast.ClassDef | None:
-    """The parsed code of a class; None where its source is not there."""
-    methods = [value for value in vars(kind).values() if isinstance(value, types.FunctionType)]
-    files = [method.__code__.co_filename for method in methods if method.__module__ == kind.__module__]
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None) or next((name for name in files if name[:1] != "<"), None)
-    tree = _tree(file, vars(module) if module is not None else {})
-    path = kind.__qualname__.replace(".<locals>", "").split(".")
-    nodes: list[ast.AST] = [tree] if tree is not None else []
-    for name in path:
-        nodes = [inner for node in nodes for inner in _defined(node) if inner.name == name]
-    return nodes[0] if len(nodes) == 1 and isinstance(nodes[0], ast.ClassDef) else None
+def methods_reached(kind: type, method: object) -> Iterator[types.FunctionType]:
+    """A method, and those of the same class that it may call."""
+    waiting, seen = [method], set()
+    while waiting:
+        function = waiting.pop()
+        if isinstance(function, types.FunctionType) and function not in seen:
+            seen.add(function)
+            yield function
+            called = names_used(function.__code__)[1]
+            waiting += [inspect.getattr_static(kind, name, None) for name in sorted(called)]
 
 
-def _defined(node: ast.AST) -> Iterator[Definition]:
-    """What is defined in a module, class or function, also under an `if` or `with`."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, Definition):
-            yield child
-        elif isinstance(child, ast.stmt):
-            yield from _defined(child)
+# -- state ----------------------------------------------------------------------------------------------
 
 
-def _tree(file: str | None, scope: dict[str, object]) -> ast.Module | None:
-    """A file that code comes from, or a cell of a notebook; read as Python itself does for a traceback."""
-    lines = linecache.getlines(file, scope) if file else []
-    return parsed("".join(lines)) if lines else None
+def uses_of(node: ast.AST | None, roots: set[str]) -> Uses:
+    """How code reads and changes what it did not create: names that begin with one of `roots`."""
+    uses: Uses = set()
 
+    def mark(target: ast.AST, how: str) -> None:
+        name = _dotted(target)
+        if name.partition(".")[0] in roots:
+            uses.add((name, how))
 
-def code_digest(code: types.CodeType) -> str:
-    """Compiled code where there is no source: without line numbers, names of files and the docstring."""
-    constants = [code_digest(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    text = code.co_consts[0] if code.co_consts else None
-    if isinstance(text, str) and code.co_name != "<lambda>":
-        constants[0] = ""
-    shown = (code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars)
-    return digest(repr(shown))
-
-
-def imported(node: ast.AST, package: str) -> Iterator[str]:
-    """Names of the modules that some code imports; `package` is what relative names start from."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Import):
-            yield from (alias.name for alias in each.names)
-        elif isinstance(each, ast.ImportFrom):
-            parents = package.split(".")[: len(package.split(".")) - each.level + 1] if each.level else []
-            name = ".".join([*parents, *([each.module] if each.module else [])])
-            yield name
-            yield from (f"{name}.{alias.name}" for alias in each.names)
-
-
-class Writes(ast.NodeVisitor):
-    """What code changes outside of itself, by names such as `cache` and `self.history`."""
-
-    def __init__(self) -> None:
-        self.mutated: set[str] = set()  # changed in place
-        self.updated: set[str] = set()  # by `update`, which tells settings as often as it keeps results
-        self.entries: set[tuple[str, str]] = set()  # of a dict, by a key that the code spells out
-        self.assigned: set[str] = set()  # given another value
-        self.counted: set[str] = set()  # by `+=` and the like
-        self.read: set[str] = set()
-        self._outer: set[str] = set()
-
-    def visit_Global(self, node: ast.Global) -> None:  # noqa: D102
-        self._outer |= set(node.names)
-
-    def visit_Nonlocal(self, node: ast.Nonlocal) -> None:  # noqa: D102
-        self._outer |= set(node.names)
-
-    def visit_Call(self, node: ast.Call) -> None:  # noqa: D102
-        method = node.func
-        if isinstance(method, ast.Attribute) and method.attr == "update":
-            self.updated.add(_dotted(method.value))
-        elif isinstance(method, ast.Attribute) and method.attr in MUTATORS:
-            self.mutated.add(_dotted(method.value))
-        self.generic_visit(node)
-
-    def visit_Subscript(self, node: ast.Subscript) -> None:  # noqa: D102
-        if isinstance(node.ctx, ast.Load):
-            pass
-        elif isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-            self.entries.add((_dotted(node.value), node.slice.value))
-        else:
-            self.mutated.add(_dotted(node.value))
-        self.generic_visit(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:  # noqa: D102
-        name = _dotted(node.target)
-        if isinstance(node.target, ast.Attribute) or name in self._outer:
-            self.counted.add(name)
-        self.visit(node.value)
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:  # noqa: D102
-        (self.read if isinstance(node.ctx, ast.Load) else self.assigned).add(_dotted(node))
-        self.generic_visit(node)
-
-    def visit_Name(self, node: ast.Name) -> None:  # noqa: D102
-        if isinstance(node.ctx, ast.Load):
-            self.read.add(node.id)
-        elif node.id in self._outer:
-            self.assigned.add(node.id)
-
-    def forget(self, names: set[str]) -> None:
-        """Leave out variables of the code itself, and what they hold."""
-        for group in (self.mutated, self.updated, self.assigned, self.counted, self.read):
-            group -= {name for name in group if name.partition(".")[0] in names}
-        self.entries = {entry for entry in self.entries if entry[0].partition(".")[0] not in names}
-
-    def joined(self, other: Writes) -> Writes:
-        """What two pieces of code change."""
-        both = Writes()
-        both.mutated, both.assigned = self.mutated | other.mutated, self.assigned | other.assigned
-        both.counted, both.read = self.counted | other.counted, self.read | other.read
-        both.updated, both.entries = self.updated | other.updated, self.entries | other.entries
-        return both
-
-    def is_state(self, name: str, value: object) -> bool:
-        """Whether a value is what the code keeps for itself (a log, a cache, a counter), not a setting."""
-        if name in self.mutated and isinstance(value, list | dict | set | bytearray):
-            return True
-        if name in self.updated and isinstance(value, set):
-            return True
-        if name in self.assigned and not isinstance(value, bool | int | float | str):
-            return True
-        return name in self.counted and name not in self.read
-
-    def settings(self, name: str, value: object) -> object:
-        """A value without the entries that the code writes for itself: those of CONFIG["lr"] = rate."""
-        own = {key for owner, key in self.entries if owner == name}
-        return {k: v for k, v in value.items() if k not in own} if own and isinstance(value, dict) else value
+    for part in ast.walk(node) if node else ():
+        match part:
+            case ast.Call(func=ast.Attribute(value=owner, attr="update"), keywords=keywords):
+                mark(owner, "updated")
+                for keyword in keywords:
+                    mark(owner, f"key {keyword.arg}")
+            case ast.Call(func=ast.Attribute(value=owner, attr=method)) if method in MUTATORS:
+                mark(owner, "changed")
+            case ast.Subscript(value=owner, slice=ast.Constant(value=str(key)), ctx=ast.Store() | ast.Del()):
+                mark(owner, f"key {key}")
+            case ast.Subscript(value=owner, ctx=ast.Store() | ast.Del()):
+                mark(owner, "changed")
+            case ast.AugAssign(target=target):
+                mark(target, "counted")
+            case ast.Name(ctx=context) | ast.Attribute(ctx=context):
+                mark(part, "read" if isinstance(context, ast.Load) else "assigned")
+    return uses
 
 
 def _dotted(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else "?"
+
+
+def is_state(value: object, hows: set[str]) -> bool:
+    """Whether a value is what the code keeps for itself (a log, a cache, a counter), not a setting."""
+    if "changed" in hows and isinstance(value, list | dict | set | bytearray | deque):
+        return True
+    if "updated" in hows and isinstance(value, set):
+        return True
+    if "assigned" in hows and not isinstance(value, bool | int | float | str):
+        return True
+    return "counted" in hows and "read" not in hows
+
+
+# -- files ----------------------------------------------------------------------------------------------
+
+
+def file_fingerprint(path: Path) -> Fingerprint:
+    """Python as parsed, with the modules that it imports; JSON and TOML by value; other files by bytes."""
+    content = path.read_bytes()
+    try:
+        match path.suffix:
+            case ".py":
+                return python_fingerprint(path, set())
+            case ".json":
+                return dict(_flat(f"{path.name}: ", json.loads(content)))
+            case ".toml":
+                return dict(_flat(f"{path.name}: ", tomllib.loads(content.decode())))
+    except ValueError:
+        pass  # not what its name says
+    return {f"file {path.name}": digest(content)}
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The values of nested mappings by their path: `run.toml: data.path`."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _flat(f"{name}{key}.", part)
+    else:
+        text = json.dumps(value, default=str)
+        yield name.rstrip(".: "), text if len(text) <= LONGEST else f"#{digest(text)}"
+
+
+def python_fingerprint(path: Path, seen: set[Path]) -> Fingerprint:
+    """The definitions of a file by name, other statements as one, and the modules that it imports."""
+    if path.resolve() in seen:
+        return {}
+    seen.add(path.resolve())
+    text = path.read_bytes().decode("utf-8", "replace")
+    tree = parsed(text)
+    if tree is None:
+        return {f"file {path.name}": digest(text)}
+    entries: Fingerprint = {}
+    label = path.parent.name if path.stem == "__init__" else path.stem
+    others = []
+    for statement in tree.body:
+        parts = list(named_parts(label, statement))
+        others += [] if parts else [ast.unparse(statement)]
+        for name, part in parts:
+            note(entries, name, part)
+    note(entries, f"file {path.name}", digest("\n".join(others)))
+    for module in imported(tree):
+        for neighbor in module_files(module, path.parent):
+            for name, part in python_fingerprint(neighbor, seen).items():
+                note(entries, name, part)
+    return entries
+
+
+def named_parts(label: str, node: ast.AST) -> Iterator[tuple[str, str]]:
+    """A function, the parts of a class, or a constant by value; nothing for any other statement."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            yield f"function {label}.{name}", digest(ast.unparse(node))
+        case ast.ClassDef(name=name):
+            yield f"class {label}.{name}", class_digest(node)
+            for part in node.body:
+                if isinstance(part, DEFINITIONS):
+                    yield from named_parts(f"{label}.{name}", part)
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value):
+            try:
+                text = repr(ast.literal_eval(value))
+            except (ValueError, TypeError):
+                text = ast.unparse(value)
+                yield f"{label}.{name}", f"#{digest(text)}"
+            else:
+                yield f"{label}.{name}", text if len(text) <= LONGEST else f"#{digest(text)}"
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    """Names of the modules that some code imports; relative ones without their dots."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Import):
+            yield from (alias.name for alias in part.names)
+        elif isinstance(part, ast.ImportFrom):
+            prefix = [part.module] if part.module else []
+            yield from prefix
+            yield from (".".join([*prefix, alias.name]) for alias in part.names)
+
+
+def module_files(name: str, folder: Path) -> list[Path]:
+    """The project's file of a module: in a folder, around its package, in the current one or on the path."""
+    roots = [folder.resolve()]
+    while (roots[-1] / "__init__.py").is_file() and roots[-1].parent != roots[-1]:
+        roots.append(roots[-1].parent)
+    for root in (*roots, Path.cwd(), *map(Path, sys.path)):
+        stem = root.joinpath(*name.split("."))
+        paths = [path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()]
+        if paths:
+            return [path for path in paths if in_project(path)]
+    return []
+
+
+# -- modules --------------------------------------------------------------------------------------------
+
+
+def is_project(module: str) -> bool:
+    """Whether a module is the user's own: neither installed nor built in, nor a part of initmem."""
+    if module == "__main__" or module.partition(".")[0] == "initmem":
+        return module == "__main__"
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    return loaded is None if file is None else in_project(file)
+
+
+def in_project(file: str | Path) -> bool:
+    """Not below the folders of Python itself; a project may well keep its environment in its own folder."""
+    path = str(Path(file).resolve())
+    installed = "site-packages" in path or "dist-packages" in path
+    return not installed and not path.startswith(INSTALLED)
+
+
+def module_of(thing: types.FunctionType | type) -> str:
+    """The module that some code is written in; functools.wraps gives a wrapper the name of another."""
+    written = thing.__globals__.get("__name__") if isinstance(thing, types.FunctionType) else None
+    return str(written or thing.__module__ or "__main__")
+
+
+def short_name(module: str) -> str:
+    """The last part of a module's name; a script counts by its file, as when it is imported."""
+    if module == "__main__":
+        file = getattr(sys.modules.get("__main__"), "__file__", None)
+        return Path(file).stem if file else "notebook"
+    return module.rpartition(".")[2]
+
+
+def qualified_name(thing: Any) -> str:
+    """The name of some code with the short name of its module."""
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    return f"{short_name(str(getattr(thing, '__module__', '')))}.{name}".replace(".<locals>", "")

@@ -17,32 +17,27 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 # Updates between two looks at the kernels: well below 1% of a step, even where steps are short.
 NORM_EVERY = 64
-SUMS = ("rate", "first", "second", "corrected", "decay")
+SUMS = ("rate", "eta", "eta2", "corrected", "decay")
 
 
-class _Group:
+class _Group(RateSums[float]):
     """Sums over the updates of one parameter group."""
 
-    __slots__ = ("corrected", "decay", "first", "rate", "second", "share", "size", "whole")
+    __slots__ = ("rate", "share", "size", "whole")
 
     def __init__(self) -> None:
+        super().__init__(0.0, 0.0, 0.0, 0.0)
         self.size = self.whole = 0  # values of kernels in it, and values of any kind
         self.share = 0.0  # of the kernels' values of all groups
         self.rate = 0.0  # of the last update
-        self.first = self.second = 0.0  # sums of eta and eta^2
-        self.corrected = 0.0  # sum of (eta / (1 - momentum))^2
-        self.decay = 0.0  # sum of eta * penalty
 
     def add(self, rate: float, momentum: float, penalty: float) -> None:
         square = rate * rate
         self.rate = rate
-        self.first += rate
-        self.second += square
+        self.eta += rate
+        self.eta2 += square
         self.corrected += square / (1.0 - momentum) ** 2 if momentum else square
         self.decay += rate * penalty
-
-    def clocks(self, batch: int) -> dict[str, float]:
-        return RateSums(self.first, self.second, self.corrected, self.decay).clocks(batch)
 
 
 Update = list[tuple[_Group, float, float, float]]  # (group, rate, momentum, penalty)

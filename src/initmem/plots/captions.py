@@ -49,14 +49,15 @@ def _statistics(plot: Plot) -> list[str]:
     banded = {panel.statistic for panel in drawn if _has_band(panel)}
     kinds: dict[str, dict[str, None]] = {}
     for panel in drawn:
+        center, band = panel.statistic or ("", "")
         # From single seeds all bands have zero width; then none is spoken of.
-        kind = panel.statistic if panel.statistic in banded else panel.statistic.rpartition(", ")[0]
-        kinds.setdefault(kind, {})[panel.y_title.partition(" (")[0]] = None
+        kind = f"{center}, {band}" if panel.statistic in banded else center
+        kinds.setdefault(kind, {})[panel.quantity] = None
     if not kinds:
         return []
     text = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items())
     if len(kinds) == 1 and any(series.known() for panel in drawn for series in panel.series):
-        (text,) = (f"Lines: {kind}" for kind in kinds)
+        text = f"Lines: {next(iter(kinds))}"
     return [f"{text[0].upper()}{text[1:]}, {counts(drawn)}"]
 
 

@@ -77,8 +77,9 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
         return
     import torch
 
-    from initmem.train.init import factors, layout
+    from initmem.train.init import factors, replica_variables
     from initmem.train.models import build
+    from initmem.train.variables import layout_of
 
     with torch.device("meta"):
         network = build(
@@ -89,4 +90,4 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
             width=recipe.width,
             norm=recipe.norm,
         )
-    factors(recipe, 1.0, layout(network))
+    factors(recipe, 1.0, layout_of(replica_variables(network)))

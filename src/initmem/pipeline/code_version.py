@@ -1,0 +1,391 @@
+"""The version of the code that trains, so that a store never passes off old results as new ones.
+
+A fingerprint maps names to short texts:
+
+    {"trained by": "mine.train", "function mine.train": "9f2c...", "function mine.helper": "77ab...",
+     "mine.EPOCHS": "20", "argument lr": "0.2", "package torch": "2.13.0"}
+
+It starts from the training function and follows every name that the code uses to functions, classes and
+values of the same project. Code counts as parsed. Values count as they are now: closures, defaults, globals,
+the arguments of a partial, the attributes of an object. Installed packages count by their version. A module
+that is imported within a function counts as a whole file.
+
+What the code itself changes while it trains (a cache, a log, a counter) is state, not a setting. Of a global
+list or dict that it changes, the initial value in the source counts. A value that cannot be hashed has an
+entry to that effect, and the result of a run repeats it.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import importlib.metadata
+import inspect
+import random
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import joblib
+import numpy as np
+import torch
+from joblib.hashing import NumpyHasher, Pickler
+
+from initmem import register
+from initmem.data.sources import load
+from initmem.pipeline import source
+from initmem.pipeline.source import Fingerprint, Uses
+from initmem.recipe import SPLIT_SIZES, Recipe
+
+UNHASHABLE = "cannot be hashed"
+MOST_ENTRIES = 60  # of a dict that is shown entry by entry
+SCALARS = (bool, int, float, complex, str, bytes, types.NoneType, PurePath, enum.Enum)
+PLAIN = (*SCALARS, np.generic, torch.dtype, torch.device, range, slice)
+COLLECTIONS = (list, tuple, dict, set, frozenset)
+CODE = (types.FunctionType, types.BuiltinFunctionType, type, functools._lru_cache_wrapper)
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+
+
+def fingerprint(train: object) -> Fingerprint:
+    """The version of everything that a training function uses."""
+    walk = _Walk()
+    walk.callable(train)
+    walk.read_globals()
+    return dict(sorted(walk.entries.items()))
+
+
+def plugin_fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
+    """The versions of the registered networks, optimizers and datasets that recipes name, by that name.
+
+    The arrays of a dataset count as well: its function may read a file or draw random numbers.
+    """
+    versions: dict[str, Fingerprint] = {}
+    for recipe in recipes:
+        model, optimizer = register.find_model(recipe.model), register.find_optimizer(recipe.optimizer)
+        dataset = register.find_dataset(recipe.dataset)
+        if model is not None and recipe.model not in versions:
+            versions[recipe.model] = fingerprint(model.build)
+        if optimizer is not None and recipe.optimizer not in versions:
+            versions[recipe.optimizer] = fingerprint(optimizer.build)
+        if dataset is not None and recipe.dataset not in versions:
+            data = load(recipe.replace(**dict.fromkeys(SPLIT_SIZES)))
+            content = joblib.hash([(part.x, part.y) for part in (data.train, data.val, data.test)])[:16]
+            versions[recipe.dataset] = fingerprint(dataset) | {f"data {recipe.dataset}": f"#{content}"}
+    for name, version in versions.items():
+        if unhashed := unhashed_note(version):
+            print(f"initmem: {name}: {unhashed}", file=sys.stderr)
+    return versions
+
+
+def unhashed_note(version: Fingerprint) -> str:
+    """What a fingerprint cannot cover, as one sentence; empty where it covers everything."""
+    names = [name for name, text in version.items() if text.endswith(UNHASHABLE)]
+    return f"{UNHASHABLE}, so that a change to it goes unnoticed: {', '.join(names)}" if names else ""
+
+
+class _Walk:
+    """Follows references from a function, entering each thing once."""
+
+    def __init__(self) -> None:
+        self.entries: Fingerprint = {}
+        self._seen: dict[int, object] = {}  # by id; what is kept alive cannot pass its id on
+        self._files: set[Path] = set()
+        self._uses: dict[str, Uses] = defaultdict(set)  # of globals, by module
+        self._globals: list[tuple[types.FunctionType, str]] = []  # to read once all uses are known
+
+    def callable(self, thing: object) -> None:
+        """Enter what is called to train: a function, a partial, a bound method or an object."""
+        if isinstance(thing, functools.partial):
+            for key, value in _arguments(thing):
+                self.value(f"argument {key}", value)
+            self.callable(thing.func)
+            return
+        self._note("trained by", source.qualified_name(thing))
+        if isinstance(thing, types.FunctionType | type):
+            self.code(thing)
+        elif isinstance(thing, types.MethodType):
+            self._bound(thing.__self__, thing.__func__)
+        else:
+            self._bound(thing, inspect.getattr_static(type(thing), "__call__", None))
+
+    def _bound(self, owner: object, method: object) -> None:
+        """A method and its object, attribute by attribute, except for state that the method keeps."""
+        kind = owner if isinstance(owner, type) else type(owner)
+        uses: Uses = set()
+        for function in source.methods_reached(kind, method):
+            uses |= source.uses_of(source.definition(function.__code__), {"self"})
+        for name, value in _attributes(owner).items():
+            self._setting(f"{kind.__name__}.{name}", value, _hows(uses, f"self.{name}"))
+        self.code(kind)
+
+    # -- code
+
+    def code(self, thing: types.FunctionType | type) -> None:
+        """Enter a function or class and what it refers to; an installed one by the version of its package."""
+        if id(thing) in self._seen:
+            return
+        self._seen[id(thing)] = thing
+        module = source.module_of(thing)
+        if not source.is_project(module):
+            self._package(module)
+            if isinstance(thing, types.FunctionType):  # an installed decorator holds the project's function
+                for inner in map(_content, thing.__closure__ or ()):
+                    if isinstance(inner, types.FunctionType | type):
+                        self.code(inner)
+        elif isinstance(thing, type):
+            self._class(thing)
+        else:
+            self._function(thing)
+        self._reach(vars(thing).get("__wrapped__"))
+
+    def _function(self, function: types.FunctionType) -> None:
+        code, module = function.__code__, source.module_of(function)
+        label = source.short_name(module)
+        name = f"{label}.{code.co_qualname.replace('.<locals>', '')}"  # functools.wraps changes __qualname__
+        self._note(f"function {name}", source.function_digest(code))
+        node = source.definition(code)
+        loaded, attributes = source.names_used(code)
+        uses = source.uses_of(node, {*loaded, *code.co_freevars})
+        self._uses[module] |= uses
+        for parameter in inspect.signature(function, follow_wrapped=False).parameters.values():
+            if parameter.default is not parameter.empty:
+                self.value(f"default {name}({parameter.name})", parameter.default)
+        for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if (value := _content(cell)) is not function:
+                self._setting(f"{name.rpartition('.')[0]}.{key}", value, _hows(uses, key))
+        for import_name in source.imported(node) if node else ():
+            self._import(import_name, Path(code.co_filename).parent)
+        for key in sorted(loaded & function.__globals__.keys()):
+            value = function.__globals__[key]
+            if isinstance(value, types.ModuleType):
+                self._module(value, attributes)
+            elif isinstance(value, CODE):
+                self.value(f"{label}.{key}", value)
+            else:
+                self._globals.append((function, key))
+
+    def _class(self, kind: type) -> None:
+        """A class: each method, its plain attributes, the rest of its body, and its bases."""
+        name = f"{source.short_name(kind.__module__)}.{kind.__qualname__.replace('.<locals>', '')}"
+        for key, value in sorted(vars(kind).items()):
+            inner = getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
+            if isinstance(inner, types.FunctionType | type) and inner.__module__ == kind.__module__:
+                # What dataclasses generate follows from the fields.
+                if isinstance(inner, type) or not inner.__code__.co_filename.startswith("<string"):
+                    self.code(inner)
+            elif isinstance(value, (bool, int, float, str, *COLLECTIONS)) and not key.startswith("__"):
+                self.value(f"{name}.{key}", value)
+        node = source.definition(kind)
+        bases = ", ".join(map(source.qualified_name, kind.__bases__))
+        self._note(f"class {name}", source.class_digest(node) if isinstance(node, ast.ClassDef) else bases)
+        for base in kind.__bases__:
+            self.code(base)
+
+    def _module(self, module: types.ModuleType, attributes: set[str]) -> None:
+        """Of a module of the project what some code may take from it; of an installed one the version."""
+        if not source.is_project(module.__name__):
+            self._package(module.__name__)
+            return
+        for name in sorted(attributes & vars(module).keys()):
+            value = vars(module)[name]
+            if not isinstance(value, types.ModuleType):
+                self.value(f"{source.short_name(module.__name__)}.{name}", value)
+            elif id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._module(value, attributes)
+
+    def _import(self, name: str, folder: Path) -> None:
+        """A module that a function imports counts by its file: the same whether it is loaded yet or not."""
+        paths = source.module_files(name, folder)
+        for path in paths:
+            for key, text in source.python_fingerprint(path, self._files).items():
+                self._note(key, text)
+        if not paths:
+            self._package(name)
+
+    def _package(self, module: str) -> None:
+        top = module.partition(".")[0]
+        if (version := _version(top)) is not None:  # +cpu and +cu130 are builds of one version
+            self.entries[f"package {top}"] = version.partition("+")[0]
+
+    # -- values
+
+    def read_globals(self) -> None:
+        """Enter the global values that functions use, and what they lead to in turn."""
+        for function, key in self._globals:  # grows on the way
+            module, value = source.module_of(function), function.__globals__[key]
+            hows = _hows(self._uses[module], key)
+            if source.is_state(value, hows):
+                self._initial(module, key)
+            else:
+                self._setting(f"{source.short_name(module)}.{key}", value, hows)
+
+    def _initial(self, module: str, key: str) -> None:
+        """What a global begins with that the code goes on to change; nothing where that is empty."""
+        try:
+            tree = source.parsed(inspect.getsource(sys.modules[module]))
+        except (OSError, TypeError, KeyError):
+            return  # a notebook has no such source
+        for statement in tree.body if tree else ():
+            is_empty = not any(isinstance(part, ast.Constant) for part in ast.walk(statement))
+            for name, text in source.named_parts(source.short_name(module), statement):
+                if name == f"{source.short_name(module)}.{key}" and not is_empty:
+                    self._note(name, text)
+
+    def _setting(self, name: str, value: object, hows: set[str]) -> None:
+        """A value that is not state, without entries that the code writes, as in CONFIG["lr"] = rate."""
+        if source.is_state(value, hows):
+            return
+        if isinstance(value, dict):
+            value = {key: part for key, part in value.items() if f"key {key}" not in hows}
+        self.value(name, value)
+
+    def value(self, name: str, value: Any) -> None:
+        """Enter a value: readable where it is small, by its hash where it is large."""
+        if isinstance(value, functools.partial):
+            for key, part in _arguments(value):
+                self.value(f"{name}({key})", part)
+            self.value(f"{name}.func", value.func)
+        elif isinstance(value, (*CODE, types.MethodType)):
+            self._note(name, source.qualified_name(value))
+            self._reach(value)
+        elif isinstance(value, types.ModuleType):
+            self._module(value, set())
+        elif _is_small_dict(value):
+            for key, part in value.items():
+                self.value(f"{name}[{key!r}]", part)
+        elif (text := _short_text(value)) is not None:
+            self._note(name, text)
+        elif _is_expandable(value):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self.code(type(value))
+                for key, part in _attributes(value).items():
+                    self.value(f"{name}.{key}", part)
+        else:
+            self._note(name, f"{type(value).__name__} {self._hash(value)}")
+
+    def _hash(self, value: object) -> str:
+        try:
+            return f"#{_Hasher(self._reach).hash(value)[:16]}"
+        except Exception:  # whatever an object raises that cannot be pickled
+            return UNHASHABLE
+
+    def _reach(self, thing: object) -> None:
+        """Enter code that is part of a value."""
+        if isinstance(thing, types.MethodType):
+            self.value(f"{source.qualified_name(thing)}.__self__", thing.__self__)
+            thing = thing.__func__
+        inner = thing if isinstance(thing, types.FunctionType | type) else getattr(thing, "__wrapped__", None)
+        if isinstance(inner, types.FunctionType | type):
+            self.code(inner)
+        elif thing is not None:
+            self._package(str(getattr(thing, "__module__", None) or "builtins"))
+
+    def _note(self, name: str, text: str) -> None:
+        source.note(self.entries, name, text)
+
+
+class _Hasher(NumpyHasher):  # type: ignore[misc]
+    """`joblib.hash` for values with tensors and code in them; code is handed to `reach`."""
+
+    def __init__(self, reach: Callable[[object], None]) -> None:
+        super().__init__()
+        self._reach = reach
+
+    def save(self, obj: Any) -> None:
+        """Hash one part of a value."""
+        if isinstance(obj, CODE):
+            self._reach(obj)
+            obj = ("code", source.qualified_name(obj))
+        elif isinstance(obj, GENERATORS):  # their state moves while a program runs
+            obj = type(obj).__name__
+        elif isinstance(obj, types.ModuleType):
+            obj = ("module", obj.__name__)
+        elif isinstance(obj, torch.Tensor):
+            obj = ("tensor", str(obj.dtype), _array(obj))
+        elif isinstance(obj, set | frozenset):  # in an order that does not depend on the process
+            obj = (type(obj).__name__, sorted(map(repr, obj)))
+        super().save(obj)
+
+    def _batch_setitems(self, items: Any, *args: Any) -> None:
+        # As they are: joblib orders keys that cannot be compared by `hash`, which differs between processes.
+        Pickler._batch_setitems(self, items, *args)
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """The values of a tensor; only the shape of one that NumPy cannot hold."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        return tuple(tensor.shape)
+    plain = tensor.detach().cpu()
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+
+
+def _short_text(value: object) -> str | None:
+    """A small plain value as Python writes it; None for anything else."""
+    if isinstance(value, COLLECTIONS) and len(value) <= source.LONGEST:
+        text = repr(sorted(value, key=repr) if isinstance(value, set | frozenset) else value)
+        try:
+            ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return None
+    elif isinstance(value, PLAIN):
+        text = repr(value)
+    else:
+        return None
+    return text if len(text) <= source.LONGEST else None
+
+
+def _is_small_dict(value: object) -> bool:
+    if not isinstance(value, dict) or not 0 < len(value) <= MOST_ENTRIES:
+        return False
+    return all(isinstance(key, str | int | enum.Enum | PurePath) for key in value)
+
+
+def _is_expandable(value: object) -> bool:
+    """Objects of the project's classes, and plain holders such as argparse's Namespace."""
+    if isinstance(value, (np.ndarray, torch.Tensor, torch.nn.Module, *COLLECTIONS)):
+        return False
+    kind = type(value)
+    is_holder = source.is_project(kind.__module__) or kind.__name__ in ("Namespace", "SimpleNamespace")
+    return is_holder and bool(_attributes(value))
+
+
+def _attributes(owner: object) -> dict[str, Any]:
+    """What an object holds, in its `__dict__` and its slots."""
+    if isinstance(owner, type):
+        return {}
+    state = object.__getstate__(owner)
+    parts = state if isinstance(state, tuple) else (state,)
+    return dict(sorted(item for part in parts if part for item in part.items()))
+
+
+def _arguments(partial: functools.partial[Any]) -> list[tuple[int | str, Any]]:
+    return [*enumerate(partial.args, start=1), *partial.keywords.items()]
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None  # not bound yet
+
+
+def _hows(uses: Uses, name: str) -> set[str]:
+    return {how for used, how in uses if used == name}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    """The version of what provides a top-level module; None for Python's own modules and for initmem."""
+    if package in sys.stdlib_module_names or package in ("initmem", "__main__"):
+        return None
+    try:
+        return importlib.metadata.version(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # scikit-learn provides sklearn
+        names = importlib.metadata.packages_distributions().get(package)  # takes half a second
+        return importlib.metadata.version(names[0]) if names else None

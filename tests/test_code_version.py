@@ -1,0 +1,571 @@
+"""Stale results: every edit that changes the training is noticed, and next to none that does not."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import initmem
+from initmem.engines.stale import differences
+from initmem.errors import ConfigError
+from initmem.pipeline.code_version import fingerprint
+from initmem.pipeline.command import command_fingerprint, study_of
+from initmem.pipeline.source import Fingerprint
+from initmem.store.store import Store
+
+PROJECT = {
+    "mine.py": '''
+"""A pipeline of two models."""
+
+import functools
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+import helpers
+import shapes.wide
+from helpers import evaluate as score, scheduled
+
+EPOCHS = 20
+CONFIG = {"lr": 0.1, "betas": [0.9, 0.99]}
+LAYERS = [16, 32]
+DATA = torch.arange(6.0)
+ARGS = SimpleNamespace(batch=32)
+NAMES = {f"class {i}": i for i in range(100)}
+LOSSES = {"plain": nn.functional.mse_loss, "own": helpers.loss}
+CACHE = {}
+HALVE = lambda x: x / 2  # of a rate
+SET_HERE = {"lr": 0.0, "warmup": 5}
+GROWS = [1, 2]
+TOLD = dict(lr=0.0, batch=16)
+
+
+class Base:
+    def prepare(self, x):
+        return x + 1
+
+
+class Net(Base, nn.Module):
+    """Two layers."""
+
+    width = 8
+
+    def __init__(self, depth=2):
+        super().__init__()
+        self.fc = nn.Linear(2, self.width)
+
+    def forward(self, x):
+        return torch.tanh(self.fc(self.prepare(x)))
+
+    @torch.no_grad()
+    def shrink(self, by=0.9):
+        self.fc.weight.mul_(by**2)
+
+
+@torch.no_grad()
+def reset(net):
+    net.fc.bias.fill_(0.5)
+
+
+@dataclass
+class Options:
+    dropout: float = 0.1
+    tied: bool = False
+
+
+OPTIONS = Options()
+
+
+def clip(norm=1.0):
+    return norm
+
+
+@helpers.timed
+def configure(init):
+    SET_HERE["lr"] = init.recipe["lr"]
+    TOLD.update(lr=SET_HERE["lr"])
+    GROWS.append(SET_HERE["warmup"])
+
+
+def train(init, tracker, rate=helpers.RATE):
+    """Train a network."""
+    from late import augmented
+
+    configure(init)
+    # the data
+    x = CACHE.setdefault("x", augmented(DATA))
+    net, loss = Net(), LOSSES["own"]
+    reset(net), net.shrink()
+    for epoch in range(EPOCHS):
+        step = HALVE(CONFIG["lr"]) * scheduled(epoch) * rate * clip()
+        if OPTIONS.dropout and ARGS.batch and LAYERS and NAMES:
+            step = step * shapes.wide.factor(2) + helpers.MOMENTUM
+        loss(net, x)
+    tracker.end_epoch(loss=score(net))
+
+
+def unrelated():
+    return 1
+
+
+class Fitter:
+    def __init__(self, rate, model=None):
+        self.rate, self.model, self.history = rate, model, []
+
+    def fit(self, init, tracker):
+        self.history.append(self.rate)
+        self.model = Net()
+        return self.inner()
+
+    def inner(self):
+        return {"loss": self.rate}
+
+    def plot(self):
+        return 3
+
+
+def curried(a, init, tracker, b=1):
+    return {"loss": a + b}
+
+
+def made(power):
+    def inner(init, tracker):
+        return {"loss": power}
+
+    return inner
+''',
+    "helpers.py": """
+from functools import lru_cache, wraps
+
+RATE = 0.5
+MOMENTUM = 0.9
+UNUSED = 3
+
+
+def evaluate(net):
+    return deeper(net)
+
+
+def deeper(net):
+    return 2 * len(str(net))
+
+
+@lru_cache
+def scheduled(epoch):
+    return 0.9**epoch
+
+
+def loss(net, x):
+    return 0.0
+
+
+def timed(function):
+    @wraps(function)
+    def twice(*given):
+        return [function(*given) for _ in range(2)]
+
+    return twice
+
+
+def plot():
+    return "a picture"
+""",
+    "late.py": "import later\nSHIFT = 1\n\n\ndef augmented(x):\n    return x + SHIFT + later.NOISE\n",
+    "later.py": "NOISE = 1\n",
+    "shapes/__init__.py": "",
+    "shapes/wide.py": "def factor(n):\n    return n * SIZE\n\n\nSIZE = 3\n",
+}
+
+MODULES = ("mine", "helpers", "late", "later", "shapes", "shapes.wide")
+
+# What is trained, and then (file, before, after, what the message says).
+TRAIN = "mine.train"
+CHANGES = [
+    (TRAIN, "mine.py", "EPOCHS = 20", "EPOCHS = 1", "mine.EPOCHS 20 -> 1"),
+    (TRAIN, "mine.py", '"lr": 0.1', '"lr": 0.2', "mine.CONFIG['lr'] 0.1 -> 0.2"),
+    (TRAIN, "mine.py", "[0.9, 0.99]", "[0.9, 0.999]", "mine.CONFIG['betas'] [0.9, 0.99] -> [0.9, 0.999]"),
+    (TRAIN, "mine.py", "[16, 32]", "[16, 64]", "mine.LAYERS [16, 32] -> [16, 64]"),
+    (TRAIN, "mine.py", "arange(6.0)", "arange(6.0) * 2", "mine.DATA changed"),
+    (TRAIN, "mine.py", "batch=32", "batch=64", "mine.ARGS.batch 32 -> 64"),
+    (TRAIN, "mine.py", "range(100)", "range(99)", "mine.NAMES changed"),
+    (TRAIN, "mine.py", "x: x / 2", "x: x / 3", "function mine.<lambda> was edited"),
+    (TRAIN, "mine.py", "width = 8", "width = 16", "mine.Net.width 8 -> 16"),
+    (TRAIN, "mine.py", "torch.tanh", "torch.relu", "function mine.Net.forward was edited"),
+    (TRAIN, "mine.py", "by**2", "by**3", "function mine.Net.shrink was edited"),
+    (TRAIN, "mine.py", "fill_(0.5)", "fill_(0.25)", "function mine.reset was edited"),
+    (TRAIN, "mine.py", "depth=2", "depth=3", "default mine.Net.__init__(depth) 2 -> 3"),
+    (TRAIN, "mine.py", "x + 1", "x + 2", "function mine.Base.prepare was edited"),
+    (TRAIN, "mine.py", "dropout: float = 0.1", "dropout: float = 0.2", "mine.OPTIONS.dropout 0.1 -> 0.2"),
+    (TRAIN, "mine.py", "S = Options()", "S = Options(tied=True)", "mine.OPTIONS.tied False -> True"),
+    (TRAIN, "mine.py", "norm=1.0", "norm=2.0", "default mine.clip(norm) 1.0 -> 2.0"),
+    (TRAIN, "mine.py", "* clip()", "+ clip()", "function mine.train was edited"),
+    (TRAIN, "mine.py", "rate=helpers.RATE", "rate=2 * helpers.RATE", "default mine.train(rate) 0.5 -> 1.0"),
+    (TRAIN, "helpers.py", "RATE = 0.5", "RATE = 0.1", "default mine.train(rate) 0.5 -> 0.1"),
+    (TRAIN, "helpers.py", "MOMENTUM = 0.9", "MOMENTUM = 0.5", "helpers.MOMENTUM 0.9 -> 0.5"),
+    (TRAIN, "helpers.py", "2 * len", "3 * len", "function helpers.deeper was edited"),
+    (TRAIN, "helpers.py", "return deeper", "return -deeper", "function helpers.evaluate was edited"),
+    (TRAIN, "helpers.py", "0.9**epoch", "0.8**epoch", "function helpers.scheduled was edited"),
+    (TRAIN, "helpers.py", "return 0.0", "return 1.0", "function helpers.loss was edited"),
+    (TRAIN, "late.py", "x + SHIFT", "x - SHIFT", "late"),
+    (TRAIN, "late.py", "SHIFT = 1", "SHIFT = 2", "late"),
+    (TRAIN, "later.py", "NOISE = 1", "NOISE = 2", "later.NOISE 1 -> 2"),
+    (TRAIN, "helpers.py", "range(2)", "range(3)", "function helpers.timed.twice was edited"),
+    (TRAIN, "mine.py", '"warmup": 5', '"warmup": 6', "mine.SET_HERE['warmup'] 5 -> 6"),
+    (TRAIN, "mine.py", "batch=16", "batch=17", "mine.TOLD['batch'] 16 -> 17"),
+    (TRAIN, "mine.py", "GROWS = [1, 2]", "GROWS = [1, 3]", "mine.GROWS [1, 2] -> [1, 3]"),
+    (TRAIN, "shapes/wide.py", "n * SIZE", "n + SIZE", "function wide.factor was edited"),
+    (TRAIN, "shapes/wide.py", "SIZE = 3", "SIZE = 4", "wide.SIZE 3 -> 4"),
+    ("mine.Fitter(0.1).fit", "", "(0.1)", "(5.0)", "Fitter.rate 0.1 -> 5.0"),
+    ("mine.Fitter(0.1).fit", "mine.py", '{"loss": self.rate', '{"loss": 2', "function mine.Fitter.inner was"),
+    ("functools.partial(mine.curried, 3, b=0.2)", "", "b=0.2", "b=5.0", "argument b 0.2 -> 5.0"),
+    ("functools.partial(mine.curried, 3, b=0.2)", "", "3,", "4,", "argument 1 3 -> 4"),
+    ("functools.partial(mine.curried, 3)", "mine.py", "a + b", "a * b", "function mine.curried was edited"),
+    ("mine.made(2)", "", "(2)", "(3)", "power 2 -> 3"),
+]  # fmt: skip
+
+SAME = [
+    (TRAIN, "mine.py", "# the data", "# the data, augmented once"),
+    (TRAIN, "mine.py", '"""Train a network."""', '"""Train a network on six numbers."""'),
+    (TRAIN, "mine.py", '"""Two layers."""', '"""One layer."""'),
+    (TRAIN, "mine.py", "net, loss = Net(), LOSSES[\"own\"]", "(net,\n     loss) = Net(), LOSSES['own']"),
+    (TRAIN, "mine.py", "EPOCHS = 20", "\n\n\nEPOCHS = 2 * 10"),
+    (TRAIN, "mine.py", "def unrelated():\n    return 1", "def unrelated():\n    return 2"),
+    (TRAIN, "mine.py", "self.history.append(self.rate)", "self.history.append(2 * self.rate)"),
+    (TRAIN, "helpers.py", "a picture", "another picture"),
+    (TRAIN, "helpers.py", "UNUSED = 3", "UNUSED = 4"),
+    (TRAIN, "mine.py", "CACHE = {}", "CACHE = dict()"),
+    (TRAIN, "mine.py", '\nclass Fitter:', '\nEXTRA = [1, 2]\n\n\nclass Fitter:'),
+    ("mine.Fitter(0.1).fit", "mine.py", "dropout: float = 0.1", "dropout: float = 0.9"),
+    ("mine.made(2)", "mine.py", "return {\"loss\": power}", "return {'loss': power}  # as it is"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def fresh_modules() -> Iterator[None]:
+    """Leave no module of the project behind."""
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def load(folder: Path, files: dict[str, str]) -> ModuleType:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    sys.path.insert(0, str(folder))
+    try:
+        importlib.invalidate_caches()
+        return importlib.import_module("mine")
+    finally:
+        sys.path.remove(str(folder))
+
+
+def taken(folder: Path, what: str, files: dict[str, str] = PROJECT) -> Fingerprint:
+    mine = load(folder, files)
+    sys.path.insert(0, str(folder))
+    try:
+        return fingerprint(eval(what, {"mine": mine, "functools": functools}))
+    finally:
+        sys.path.remove(str(folder))
+
+
+def edited(name: str, before: str, after: str) -> dict[str, str]:
+    assert PROJECT[name].count(before) == 1, (name, before)
+    return PROJECT | {name: PROJECT[name].replace(before, after)}
+
+
+def test_the_counts_that_are_asked_for() -> None:
+    assert len(CHANGES) >= 30 and len(SAME) >= 10
+
+
+@pytest.mark.usefixtures("fresh_modules")
+def test_every_edit_that_changes_the_training_is_noticed_and_named(tmp_path: Path) -> None:
+    missed, unnamed = [], []
+    for index, (what, name, before, after, words) in enumerate(CHANGES):
+        old = taken(tmp_path / f"{index}a", what)
+        files = edited(name, before, after) if name else PROJECT
+        now = taken(tmp_path / f"{index}b", what if name else what.replace(before, after), files)
+        said = differences(old, now)
+        if not said:
+            missed.append((name, before, after))
+        elif not any(words in line for line in said):
+            unnamed.append((words, said))
+    assert missed == []
+    assert unnamed == []
+
+
+@pytest.mark.usefixtures("fresh_modules")
+def test_no_edit_that_leaves_the_training_alone_raises_an_alarm(tmp_path: Path) -> None:
+    alarms = []
+    for index, (what, name, before, after) in enumerate(SAME):
+        old = taken(tmp_path / f"{index}a", what)
+        if said := differences(old, taken(tmp_path / f"{index}b", what, edited(name, before, after))):
+            alarms.append((name, before, said))
+    assert alarms == []
+
+
+@pytest.mark.usefixtures("fresh_modules")
+def test_what_code_keeps_for_itself_is_not_a_setting(tmp_path: Path) -> None:
+    mine = load(tmp_path, PROJECT)
+    fitter, before = mine.Fitter(0.1), fingerprint(mine.Fitter(0.1).fit)
+    fitter.fit(None, None)
+    assert fitter.history and fitter.model is not None
+    assert fingerprint(fitter.fit) == before
+    before = fingerprint(mine.train)
+    mine.CACHE["x"] = 3
+    mine.SET_HERE["lr"] = 0.3
+    mine.GROWS.append(5)
+    assert fingerprint(mine.train) == before
+
+
+DATA: object = None
+OPTIONS = {"lr": 0.1}
+COUNT = 0
+
+
+def loaded() -> None:
+    global DATA, COUNT
+    COUNT += 1
+    if DATA is None:
+        DATA = [1.0, 2.0]
+    OPTIONS = {}
+    OPTIONS["lr"] = 3  # a variable of its own
+
+
+def uses_what_another_function_loads(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    loaded()
+    return {"loss": sum(DATA) * OPTIONS["lr"]}
+
+
+def test_a_global_that_another_function_fills_is_state_but_a_variable_of_the_same_name_is_not(
+    monkeypatch,
+) -> None:
+    before = fingerprint(uses_what_another_function_loads)
+    loaded()
+    assert DATA is not None and COUNT == 1
+    assert fingerprint(uses_what_another_function_loads) == before
+    monkeypatch.setitem(OPTIONS, "lr", 0.5)
+    said = differences(before, fingerprint(uses_what_another_function_loads))
+    assert said == ["test_code_version.OPTIONS['lr'] 0.1 -> 0.5"]
+
+
+@pytest.mark.usefixtures("fresh_modules")
+def test_installed_packages_count_by_their_version(tmp_path: Path) -> None:
+    entries = taken(tmp_path, TRAIN)
+    import torch
+
+    assert entries["package torch"] == torch.__version__.partition("+")[0]
+    assert not [name for name in entries if "torch.nn" in name or "initmem" in name]
+
+
+def test_a_script_has_the_same_fingerprint_as_when_it_is_imported(tmp_path: Path) -> None:
+    """`python mine.py` and then `from mine import train` in another script."""
+    import json
+    import os
+    import subprocess
+
+    (tmp_path / "mine.py").write_text(
+        "import json\nfrom initmem.pipeline.code_version import fingerprint\nN = 3\n"
+        "def helper():\n    return N\n"
+        "def train(init, tracker):\n    return {'loss': helper()}\n"
+        "if __name__ == '__main__':\n    print(json.dumps(fingerprint(train)))\n"
+    )
+    other = "import mine, json; print(json.dumps(mine.fingerprint(mine.train)))"
+    said = [
+        subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PYTHONPATH": f"{Path(initmem.__file__).parents[1]}:{tmp_path}"},
+        ).stdout
+        for arguments in (["mine.py"], ["-c", other])
+    ]
+    assert json.loads(said[0]) == json.loads(said[1])
+    assert json.loads(said[0])["mine.N"] == "3"
+
+
+# -- commands -------------------------------------------------------------------------------------------
+
+SCRIPT = '''
+"""A program."""
+import sys
+import model, json
+from model import Net
+EPOCHS = 20
+# the loop
+def loop():
+    return EPOCHS
+class Data:
+    size = 3
+for epoch in range(EPOCHS):
+    print(loop())
+'''
+FILES = {
+    "train.py": SCRIPT,
+    "model.py": "import parts\n\n\nclass Net:\n    depth = parts.DEPTH\n",
+    "parts.py": "DEPTH = 2\n",
+    "run.toml": 'lr = 0.1\n[data]\npath = "x"\n',
+    "run.json": '{"lr": 0.1, "betas": [0.9, 0.99]}',
+    "run.yaml": "lr: 0.1\n",
+    "tokens.bin": "abc",
+}
+COMMAND = (
+    "python train.py run.json --config=run.toml --yaml run.yaml --lr 0.1 --scale {scale} --out {history}"
+)
+COMMAND_CHANGES = [
+    ("train.py", "EPOCHS = 20", "EPOCHS = 1", "train.EPOCHS 20 -> 1"),
+    ("train.py", "return EPOCHS", "return EPOCHS + 1", "function train.loop was edited"),
+    ("train.py", "size = 3", "size = 4", "class train.Data was edited"),
+    ("train.py", "print(loop())", "print(-loop())", "file train.py was edited"),
+    ("model.py", "depth = parts.DEPTH", "depth = -parts.DEPTH", "class model.Net was edited"),
+    ("parts.py", "DEPTH = 2", "DEPTH = 3", "parts.DEPTH 2 -> 3"),
+    ("run.toml", "lr = 0.1", "lr = 0.2", "run.toml: lr 0.1 -> 0.2"),
+    ("run.json", "0.99", "0.999", "run.json: betas [0.9, 0.99] -> [0.9, 0.999]"),
+    ("run.yaml", "lr: 0.1", "lr: 0.2", "file run.yaml was edited"),
+    ("tokens.bin", "abc", "abd", "file tokens.bin was edited"),
+    ("", "--lr 0.1", "--lr 0.5", "argument --lr 0.1 -> 0.5"),
+]
+COMMAND_SAME = [
+    ("train.py", "# the loop", "# the loop itself"),
+    ("train.py", '"""A program."""', '"""A good program."""'),
+    ("train.py", "    return EPOCHS", "    return (EPOCHS)"),
+    ("run.toml", "lr = 0.1", "lr    = 0.1  # found by a search"),
+    ("run.json", '{"lr": 0.1,', '{"lr":0.1,\n'),
+]
+
+
+def command_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], command: str
+) -> Fingerprint:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    return command_fingerprint(command.split(), [Path("tokens.bin")])
+
+
+def test_commands_are_known_by_their_arguments_and_files(tmp_path: Path, monkeypatch) -> None:
+    old = command_taken(tmp_path / "old", monkeypatch, FILES, COMMAND)
+    for index, (name, before, after, words) in enumerate(COMMAND_CHANGES):
+        files = FILES | ({name: FILES[name].replace(before, after)} if name else {})
+        command = COMMAND if name else COMMAND.replace(before, after)
+        said = differences(old, command_taken(tmp_path / str(index), monkeypatch, files, command))
+        assert words in said, (words, said)
+    for index, (name, before, after) in enumerate(COMMAND_SAME):
+        files = FILES | {name: FILES[name].replace(before, after)}
+        assert files[name] != FILES[name]
+        assert differences(old, command_taken(tmp_path / f"same{index}", monkeypatch, files, COMMAND)) == []
+
+
+def test_modules_of_a_package_count_and_files_of_one_name_are_told_apart(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "pkg/__init__.py": "",
+        "pkg/train.py": "import pkg.model\nfrom .parts import DEPTH\nfrom pkg.deep import tail\n",
+        "pkg/model.py": "WIDTH = 8\n",
+        "pkg/parts.py": "DEPTH = 2\n",
+        "pkg/deep/__init__.py": "",
+        "pkg/deep/tail.py": "from ..parts import DEPTH\nfrom ..model import WIDTH\nTAIL = 1\n",
+        "a/run.toml": "lr = 0.1\n",
+        "b/run.toml": "lr = 0.1\n",
+    }
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+
+    def now() -> Fingerprint:
+        return command_fingerprint(["python", "-m", "pkg.train", "a/run.toml", "--then=b/run.toml"])
+
+    old = now()
+    for name, before, after in (
+        ("pkg/model.py", "8", "9"),
+        ("pkg/parts.py", "2", "3"),
+        ("pkg/deep/tail.py", "1", "2"),
+        ("a/run.toml", "0.1", "0.2"),
+        ("b/run.toml", "0.1", "0.2"),
+    ):
+        Path(name).write_text(files[name].replace(before, after))
+        assert differences(old, now()), name
+        Path(name).write_text(files[name])
+    assert now() == old
+
+
+def test_files_that_settings_name_count_for_their_recipe_alone(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text("lr = 0.1")
+    Path("b.toml").write_text("lr = 0.2")
+    Path("grid.toml").write_text('scales = [1.0]\n[[grid]]\nconfig = ["a.toml", "b.toml"]\n')
+    study, trainer = study_of("echo {config} {scale} {history}", "mine", "grid.toml", None, ())
+    first, second = (trainer.fingerprint(recipe) for recipe in study.recipes)
+    assert (first["a.toml: lr"], second["b.toml: lr"]) == ("0.1", "0.2")
+    assert "b.toml: lr" not in first
+
+
+def test_a_watched_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--watch \S+: cannot be read \(No such file"):
+        command_fingerprint(["echo"], [tmp_path / "nothing.bin"])
+
+
+# -- what a store makes of it ---------------------------------------------------------------------------
+
+run = functools.partial(initmem.run, engine="inline", progress=False)
+
+
+def slope(init: initmem.Init, tracker: initmem.Tracker, *, lr: float) -> None:
+    tracker.end_epoch(test_accuracy=0.5 - 0.01 * lr * init.scale)
+
+
+class Trainer:
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
+
+    def fit(self, init: initmem.Init, tracker: initmem.Tracker) -> None:
+        slope(init, tracker, lr=self.lr)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda lr: functools.partial(slope, lr=lr), "argument lr 0.2 -> 5.0"),
+        (lambda lr: Trainer(lr).fit, "Trainer.lr 0.2 -> 5.0"),
+    ],
+)
+def test_old_numbers_are_never_returned_as_new_ones(tmp_path: Path, make, words: str) -> None:
+    first = run(make(0.2), [1.0, 2.0], [0, 1], tmp_path, name="mine")
+    assert first.records[0].provenance["fingerprint"] == fingerprint(make(0.2))
+    with pytest.raises(ConfigError) as caught:
+        run(make(5.0), [1.0, 2.0], [0, 1], tmp_path, name="mine")
+    assert f"4 of 4 runs in {tmp_path} were trained before this changed: {words} (keep_old=True" in str(
+        caught.value
+    )
+    kept = run(make(5.0), [1.0, 2.0], [0, 1], tmp_path, name="mine", keep_old=True)
+    assert f"4 of 4 runs were trained before this changed: {words}" in str(kept)
+    anew = run(make(5.0), [1.0, 2.0], [0, 1], tmp_path, name="other")
+    assert anew.memory().memory == pytest.approx(5.0) and not anew.notes
+    assert first.memory().memory == pytest.approx(0.2)
+    assert run(make(0.2), [1.0, 2.0], [0, 1], tmp_path, name="mine").notes == []
+
+
+def test_failed_runs_are_tried_again_when_the_code_is_fixed(tmp_path: Path) -> None:
+    def train(init, tracker, divisor):
+        return {"test_accuracy": 0.5 / divisor}
+
+    broken = run(functools.partial(train, divisor=0), [1.0, 2.0], [0], tmp_path, name="mine")
+    assert len(broken.failures) == 2
+    written = [path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/record.json")]
+    run(functools.partial(train, divisor=0), [1.0, 2.0], [0], tmp_path, name="mine")
+    assert [path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/record.json")] == written
+    fixed = run(functools.partial(train, divisor=1), [1.0, 2.0], [0], tmp_path, name="mine")
+    assert not fixed.failures and len(Store(tmp_path).records()) == 2
