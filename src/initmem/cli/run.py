@@ -112,7 +112,7 @@ KeepOld = Annotated[
     bool, typer.Option("--keep-old", help="Keep runs trained before your program or plugin changed.")
 ]
 KeepGoing = Annotated[
-    bool, typer.Option("--keep-going", help="Do not stop when the first runs all fail alike.")
+    bool, typer.Option("--keep-going", help="Do not stop when the first runs all crash alike.")
 ]
 
 
