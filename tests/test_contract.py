@@ -17,7 +17,7 @@ from clusters import (
 )
 from faultlab import residue
 from initmem.data.sources import load
-from initmem.engines.engine import engine_named
+from initmem.engines.engine import Settings, engine_named
 from initmem.errors import ConfigError
 from initmem.record import RunRecord
 from initmem.store.store import Store
@@ -90,5 +90,7 @@ def test_an_option_of_another_engine_is_a_mistake(command) -> None:
         engine_named("ray", options={"partition": "long"})
     with pytest.raises(ConfigError, match=r"cpus_per_task or gpus_per_node = 'many'"):
         engine_named("slurm", options={"cpus_per_task": "many"})
+    with pytest.raises(ConfigError, match=r"timeout = 5 with engine = 'inline'"):
+        engine_named("inline", settings=Settings(timeout=5.0))
     code, _, complaint = command("run", "quickstart", "--engine", "slurm", "--engine-option", "partition")
     assert code == 2 and "engine option 'partition' (allowed: KEY=VALUE" in complaint

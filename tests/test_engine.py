@@ -85,7 +85,7 @@ def undisturbed(study_file: Path, tmp_path_factory) -> dict[str, RunRecord]:
     return {record.id: record for record in store.records()}
 
 
-def test_a_killed_study_takes_its_workers_with_it_and_resumes_to_the_same_records(
+def test_a_killed_study_takes_its_workers_with_it_and_goes_on_to_the_same_records(
     study_file: Path, tmp_path: Path, undisturbed: dict[str, RunRecord]
 ) -> None:
     store = tmp_path / "store"

@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import fake_record
+from initmem import catalog
 from initmem.data.sources import sizes
 from initmem.engines.plan import (
     _makespan,
@@ -18,7 +19,7 @@ from initmem.engines.plan import (
 from initmem.engines.speed import Elapsed, Speedometer
 from initmem.errors import duration as in_words
 from initmem.pipeline.bundled import bundled_pipeline
-from initmem.recipe import MODELS, Recipe
+from initmem.recipe import Recipe
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
 from initmem.study_file import load_study
@@ -29,7 +30,7 @@ from initmem.train.models import build
 
 
 @pytest.mark.parametrize("side", [8, 32])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", catalog.PACKED)
 def test_operations_are_those_that_torch_counts(
     model: str, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +83,7 @@ def test_a_planned_pack_takes_about_as_long_as_a_trained_one() -> None:
         started = time.thread_time()
         train_pack([Run(recipe, 1.0, seed) for seed in range(8)], data)
         taken.append(time.thread_time() - started)
-    assert min(taken) / 2 < expected < 2 * min(taken)
+    assert min(taken) / 4 < expected < 4 * min(taken)
 
 
 def test_a_busy_machine_is_a_range() -> None:

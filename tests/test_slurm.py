@@ -38,7 +38,7 @@ def preempted(
     try:
         wait_for(lambda: list(store.glob("runs/*/history.jsonl")))
         give_notice(store)
-        out, err = driver.communicate(timeout=120)
+        out, err = driver.communicate(timeout=1200)
     finally:
         driver.kill()
     assert driver.returncode == 0, err
@@ -75,11 +75,11 @@ def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
     if shutil.which("slurmctld") is None or shutil.which("munged") is None or os.geteuid() != 0:
         pytest.skip("no slurm-wlm and munge here, or not the superuser")
     place = tmp_path / "slurm"
-    started = subprocess.run([SCRIPT, "start", place], capture_output=True, text=True, timeout=60)
+    started = subprocess.run([SCRIPT, "start", place], capture_output=True, text=True, timeout=600)
     if started.returncode != 0:
         pytest.skip(f"Slurm does not start here: {started.stderr}")
     yield {"SLURM_CONF": str(place / "slurm.conf")}
-    subprocess.run([SCRIPT, "stop", place], check=True, timeout=60)
+    subprocess.run([SCRIPT, "stop", place], check=True, timeout=600)
 
 
 def test_a_job_of_a_real_slurm_that_has_to_make_way_goes_on(

@@ -126,6 +126,10 @@ class Recipe(BaseModel):
         """The recipe itself: it describes a network. That of user code raises a `ConfigError`."""
         return self
 
+    def initialization(self) -> Recipe:
+        """How weights are drawn: the fields of this recipe."""
+        return self
+
     @property
     def selecting_loss(self) -> str:
         """The column of a history whose least value selects the predictor."""
@@ -312,6 +316,7 @@ class PipelineRecipe:
     """A training procedure of user code: its name, and what was declared about it, in order of names."""
 
     is_pipeline: ClassVar[bool] = True
+    selecting_loss: ClassVar[str] = "val_objective"
 
     pipeline: str
     declared: tuple[tuple[str, Value], ...] = ()

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
 
 from initmem.clocks import CLOCKS
-from initmem.recipe import Recipe
 from initmem.study import Run
 
 if TYPE_CHECKING:  # `initmem status` needs no history, and so not the quarter of a second that NumPy takes
@@ -221,8 +220,7 @@ def finite(record: RunRecord) -> RunRecord:
             test_cross_entropy=summary.test_cross_entropy,
             test_objective=summary.test_objective,
         )
-        recipe = record.run.recipe
-        selects = recipe.selecting_loss if isinstance(recipe, Recipe) else "val_objective"
+        selects = record.run.recipe.selecting_loss
         ended = summarize(history, norm_init=summary.norm_init, selects=selects, **tested)
         same = ended.tau_best == summary.tau_best  # else the test result is not that of the predictor
         summary = ended if same else replace(ended, **UNTESTED)

@@ -27,7 +27,7 @@ from initmem.store.store import Store
 from initmem.study import Study
 from initmem.train.requirements import check
 
-ALIKE = 3  # runs that have to fail alike, with none that does not
+ALIKE = 3  # runs that have to crash alike, with none that does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def run_study(
         max_seeds: the most seeds per recipe, if seeds are added.
         retry_crashed: train crashed runs again.
         keep_old: keep runs that were trained before the code of the user changed; otherwise an error.
-        keep_going: do not stop when the first runs all fail alike.
+        keep_going: do not stop when the first runs all crash alike.
         on_start: called once everything is checked, before anything is trained.
         watch: called with the work ahead; the listener it returns gets the events of the engine.
     """
@@ -232,7 +232,7 @@ class StoppedEarly(InitmemError):
 
 
 class EarlyStop:
-    """Stops the engine when the first runs of a session all fail alike: a listener before another one."""
+    """Stops the engine when the first runs of a session all crash alike: a listener before another one."""
 
     def __init__(self, listen: Listener, store: Store, runs: int) -> None:
         self._listen, self._store, self._runs = listen, store, runs

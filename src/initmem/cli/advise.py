@@ -10,8 +10,8 @@ import typer
 from initmem.cli.base import (
     AsJson,
     Effort,
+    Overrides,
     Plugins,
-    Settings,
     StudyArgument,
     app,
     print_json,
@@ -30,7 +30,7 @@ SHOWN = 5  # recipes of the records that are printed for a recipe; --json has al
 def advise(
     study: StudyArgument,
     effort: Effort = None,
-    settings: Settings = None,
+    overrides: Overrides = None,
     plugins: Plugins = None,
     records: Annotated[
         list[Path] | None,
@@ -50,7 +50,7 @@ def advise(
     from initmem.store.results import open_results
     from initmem.table import table_of
 
-    asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
+    asked = studies.load_study(study, effort, overrides or (), plugins=plugins or ())
     recipes = [recipe.network for recipe in asked.recipes]
     seen = reference.observations()
     for path in records or ():

@@ -74,7 +74,7 @@ Effort = Annotated[
         autocompletion=efforts_of_study,
     ),
 ]
-Settings = Annotated[
+Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field, the scales or the seeds."),
 ]
@@ -104,7 +104,7 @@ DataDir = Annotated[
 def main() -> None:
     """Run the command line. A user's mistake is one line on stderr and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="initmem", standalone_mode=False)
     except InitmemError as error:
         fail(str(error))
     except typer.TyperException as error:

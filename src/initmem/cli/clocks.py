@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Effort, Plugins, Settings, app, bundled_studies, print_json, show
+from initmem.cli.base import AsJson, Effort, Overrides, Plugins, app, bundled_studies, print_json, show
 
 
 @app.command()
@@ -18,7 +18,7 @@ def clocks(
         ),
     ] = None,
     effort: Effort = None,
-    settings: Settings = None,
+    overrides: Overrides = None,
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
@@ -34,9 +34,9 @@ def clocks(
 
     register.load(plugins or ())
     if study is None:
-        recipes = [studies.single(settings or ())]
+        recipes = [studies.single(overrides or ())]
     else:
-        recipes = list(studies.load_study(study, effort, settings or ()).recipes)
+        recipes = list(studies.load_study(study, effort, overrides or ()).recipes)
     rows: list[dict[str, object]] = [
         {"recipe": label, **clocks_of(*schedule_of(recipe)).at_end()}
         for label, recipe in zip(labels(recipes), recipes, strict=True)

@@ -11,8 +11,8 @@ import typer
 from initmem.cli.base import (
     AsJson,
     Effort,
+    Overrides,
     Plugins,
-    Settings,
     StudyArgument,
     Workers,
     app,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def plan(
     study: StudyArgument,
     effort: Effort = None,
-    settings: Settings = None,
+    overrides: Overrides = None,
     plugins: Plugins = None,
     workers: Workers = None,
     power: Annotated[
@@ -59,7 +59,7 @@ def plan(
     from initmem.engines.plan import plan as plan_of
     from initmem.pipeline.bundled import bundled_pipeline
 
-    asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
+    asked = studies.load_study(study, effort, overrides or (), plugins=plugins or ())
     if power is not None:
         _print_power(asked, power, memory, tolerance, as_json=as_json)
         return

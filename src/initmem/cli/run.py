@@ -16,8 +16,8 @@ import typer
 from initmem.cli.base import (
     AsJson,
     Effort,
+    Overrides,
     Plugins,
-    Settings,
     Workers,
     app,
     bundled_studies,
@@ -29,8 +29,7 @@ from initmem.errors import ConfigError, count, duration
 from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
-    from initmem.engines.engine import Listener, Trainer
-    from initmem.engines.engine import Settings as EngineSettings
+    from initmem.engines.engine import Listener, Settings, Trainer
     from initmem.engines.progress import Workload
     from initmem.recipe import Recipe
     from initmem.session import Outcome
@@ -113,7 +112,7 @@ KeepOld = Annotated[
     bool, typer.Option("--keep-old", help="Keep runs trained before your program or plugin changed.")
 ]
 KeepGoing = Annotated[
-    bool, typer.Option("--keep-going", help="Do not stop when the first runs all fail alike.")
+    bool, typer.Option("--keep-going", help="Do not stop when the first runs all crash alike.")
 ]
 
 
@@ -121,7 +120,7 @@ KeepGoing = Annotated[
 def run(
     study: StudyName = None,
     effort: Effort = None,
-    settings: Settings = None,
+    overrides: Overrides = None,
     plugins: Plugins = None,
     store: StoreOption = None,
     command: Command = None,
@@ -146,22 +145,21 @@ def run(
 
     Ctrl-C stops; the same command resumes.
     """
-    from initmem.engines.engine import Settings as EngineSettings
-    from initmem.engines.engine import engine_named
+    from initmem.engines.engine import Settings, engine_named
     from initmem.session import run_study
     from initmem.store.paths import default_store
 
     if command is not None:
-        work = of_program(command, name, study, effort, settings or (), watch_files or ())
+        work = of_program(command, name, study, effort, overrides or (), watch_files or ())
     elif study is not None:
-        work = of_study(study, effort, settings or (), plugins or ())
+        work = of_study(study, effort, overrides or (), plugins or ())
     else:
         raise ConfigError("nothing to run (allowed: a study, or --command)")
     chosen = engine_named(
         engine,
         workers=workers,
         options=dict(map(engine_option, engine_options or ())),
-        settings=EngineSettings(
+        settings=Settings(
             device=device,
             precision=precision,
             checkpoint_every=checkpoint_every,
@@ -207,23 +205,23 @@ def of_program(
     name: str | None,
     study: str | None,
     effort: str | None,
-    settings: Sequence[str],
+    overrides: Sequence[str],
     watched: Sequence[Path],
 ) -> Work:
     """What --command trains."""
     from initmem.pipeline.command import study_of
 
-    asked, program = study_of(command, name, study, effort, settings, watched)
+    asked, program = study_of(command, name, study, effort, overrides, watched)
     return Work(asked, program.fingerprints, program)
 
 
-def of_study(study: str, effort: str | None, settings: Sequence[str], plugins: Sequence[str]) -> Work:
+def of_study(study: str, effort: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Work:
     """What a bundled study or a study file trains."""
     from initmem import register
     from initmem.pipeline.bundled import bundled_pipeline
     from initmem.study_file import load_study
 
-    asked = load_study(study, effort, settings, plugins=plugins)
+    asked = load_study(study, effort, overrides, plugins=plugins)
     if pipeline := bundled_pipeline(asked):
         return Work(asked, {}, pipeline.trainer, pipeline.pack)
     with_plugins = [
@@ -308,7 +306,7 @@ def print_outcome(
     study: Study,
     store: Path,
     outcome: Outcome,
-    settings: EngineSettings,
+    settings: Settings,
     *,
     until: float | None,
     as_json: bool,

@@ -105,7 +105,13 @@ def engine_named(
         return RayEngine(workers=workers, settings=settings, address=address)
     from initmem.engines.local import InlineEngine, LocalEngine
 
-    return InlineEngine(settings) if name == "inline" else LocalEngine(workers=workers, settings=settings)
+    if name == "local":
+        return LocalEngine(workers=workers, settings=settings)
+    if settings.timeout is not None:
+        raise ConfigError(
+            f"timeout = {settings.timeout:g} with engine = 'inline' (allowed: engine = 'local')"
+        )
+    return InlineEngine(settings)
 
 
 def cores() -> int:

@@ -144,8 +144,11 @@ class InlineEngine:
     workers = 1
 
     def __init__(self, settings: Settings | None = None) -> None:
+        settings = settings or Settings()
         # A time limit would end this very process.
-        self.settings = replace(settings or Settings(), checkpoint_every=math.inf, timeout=None)
+        self.settings = replace(
+            settings, device=devices(settings.device)[0], checkpoint_every=math.inf, timeout=None
+        )
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""

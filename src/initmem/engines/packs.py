@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from initmem.catalog import OPTIMIZERS
 from initmem.data.dataset import Sizes
 from initmem.data.sources import sizes
-from initmem.recipe import ALONE, AnyRecipe, Recipe
+from initmem.recipe import AnyRecipe, Recipe
 from initmem.study import Run, Study
 
 # Up to this many multiplications per layer and update, a replica alone leaves the processor waiting for
@@ -79,7 +80,8 @@ def _limit(recipe: AnyRecipe, size: int | None) -> int:
     if recipe.is_pipeline:
         return size or 1
     network = recipe.network
-    if network.optimizer in ALONE:
+    optimizer = OPTIMIZERS.get(network.optimizer)
+    if optimizer is not None and not optimizer.packed:
         return 1
     shape = sizes(network)
     limit = size or pack_size(network, shape)

@@ -43,7 +43,7 @@ def with_provenance(
     return replace(record, provenance=provenance)
 
 
-def failure(run: Run, error: str, store: Store, settings: Settings) -> RunRecord:
+def crash_record(run: Run, error: str, store: Store, settings: Settings) -> RunRecord:
     """The record of a run that raised, exited or was lost alone; its faults are noted in the store."""
     return with_provenance(crashed(run, error, {}), store, settings, [run])
 

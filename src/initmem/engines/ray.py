@@ -30,7 +30,7 @@ from initmem.engines.engine import (
     Tick,
     check_cluster_device,
 )
-from initmem.engines.provenance import failure, pack_id
+from initmem.engines.provenance import crash_record, pack_id
 from initmem.engines.worker import Worker, heartbeat, make_ready, whole_pack
 from initmem.errors import ConfigError, InitmemError, StoreError
 from initmem.files import explained, temporary
@@ -183,7 +183,7 @@ class RayEngine:
         if len(runs) > 1:
             store.claims.release(runs)
             return [_Job([run], apart) for run in runs]
-        store.commit([failure(run, f"{cause}: {error}", store, self.settings) for run in runs])
+        store.commit([crash_record(run, f"{cause}: {error}", store, self.settings) for run in runs])
         return []
 
     def _release(self, store: Store, flight: _InFlight) -> None:

@@ -33,7 +33,7 @@ import torch
 from initmem import register
 from initmem.engines.attempt import Attempt, ClaimLost, Interrupted
 from initmem.engines.engine import Claimed, Faulted, Finished, Listener, Released, Settings, ignore
-from initmem.engines.provenance import failure, pack_id
+from initmem.engines.provenance import crash_record, pack_id
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.record import RunRecord
 from initmem.store.claims import EXPIRY
@@ -101,7 +101,7 @@ class Worker:
     def _given_up(self, run: Run) -> RunRecord:
         losses = [fault for fault in self.store.faults.of(run.id) if fault.cause in LOSSES]
         error = f"{losses[-1].cause}: the worker was lost {len(losses)} times\n{losses[-1].detail}"
-        record = failure(run, error.strip(), self.store, self.settings)
+        record = crash_record(run, error.strip(), self.store, self.settings)
         # This worker does not try it again.
         return replace(record, provenance={**record.provenance, "attempts": len(losses)})
 
@@ -141,7 +141,7 @@ class Worker:
                 if smaller := self._smaller(job, cause, attempt):
                     jobs = smaller + jobs
                     continue
-                records = [failure(job.claimed[0], detail, self.store, self.settings)]
+                records = [crash_record(job.claimed[0], detail, self.store, self.settings)]
             self._commit(records)
 
     def _is_mistake(self, error: BaseException) -> bool:

@@ -26,7 +26,7 @@ from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.pipeline.jax import is_pytree, rebuilt
 from initmem.pipeline.variables import is_keras, materialize, variables
 from initmem.plots import table_text
-from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
+from initmem.recipe import INITIALIZATION, PipelineRecipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.table import Table, table_of
@@ -134,7 +134,7 @@ class Init:
     def _begin(self, run: Run) -> None:
         self.run = run
         recipe = run.recipe
-        self._drawing = recipe if isinstance(recipe, Recipe) else recipe.initialization()
+        self._drawing = recipe.initialization()
         self.tables: list[InitTable] = []  # of the models it was applied to
         self._rng = generator(run.seed_of("init"), "init")
         self._first = True  # no kernel drawn yet
