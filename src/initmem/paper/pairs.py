@@ -78,12 +78,12 @@ class Pairs(NamedTuple):
 
     def lines(self, optimizer: str, b: int) -> list[Line]:
         """The lines of one panel."""
-        family, cells = self.family, self.selection.cells
+        family = self.family
         wanted = family.wanted if optimizer in OPTIMIZERS else ()
         return [
             self.selection.line((*kind, optimizer, b), family.label(kind), family.style(kind))
             for kind in self.kinds
-            if kind in wanted or (*kind, optimizer, b) in cells
+            if kind in wanted or (*kind, optimizer, b) in self.selection.cells
         ]
 
     def every_line(self) -> list[Line]:

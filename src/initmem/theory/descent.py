@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from initmem.errors import ConfigError
 from initmem.recipe import Recipe
 from initmem.theory.linear import Path, checked_gradient, has_diverged, layer_gradients, network, product
-from initmem.theory.losses import Array, Estimate, Factors, Loss, require
+from initmem.theory.losses import Array, Estimate, Factors, require
 
 # Applies update k, from 0, in place: its arguments are the gradients of the layers, the learning rate and k.
 Step = Callable[[Factors, float, int], None]
@@ -64,7 +64,7 @@ def preconditioned(precondition: Callable[[int, Array], Array]) -> Rule:
 
 def descend(
     factors: Factors,
-    gradient: Loss | Estimate,
+    gradient: Estimate,
     rule: Rule,
     rates: ArrayLike,
     steps: int,
@@ -84,18 +84,13 @@ def descend(
     factors = network(*factors)
     require(steps >= 1 and every >= 1, f"steps: {steps}, every: {every}; allowed: 1 or more")
     schedule, shrink = _checked("rates", rates, (steps,)), _checked("decay", decay, factors[0].shape[:-2])
-    if isinstance(gradient, Loss):
-        exact = gradient.gradient
-        estimate: Estimate = lambda _, at: exact(at)  # noqa: E731
-    else:
-        estimate = gradient
     step, diverged = rule(factors), has_diverged(factors)
     times, kept = [0], [tuple(factor.copy() for factor in factors)]
     with np.errstate(all="ignore"):
         for k in range(steps):
             if watch is not None:
                 watch(k, factors)
-            of_product = checked_gradient(partial(estimate, k), product(factors))
+            of_product = checked_gradient(partial(gradient, k), product(factors))
             of_layers = layer_gradients(factors, of_product)
             pulled = (h + shrink[..., None, None] * w for h, w in zip(of_layers, factors, strict=True))
             step(tuple(pulled), float(schedule[k]), k)

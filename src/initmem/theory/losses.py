@@ -56,6 +56,10 @@ class Loss:
     value: Callable[[Array], Array]
     gradient: Callable[[Array], Array]
 
+    def __call__(self, k: int, product: Array) -> Array:
+        """The gradient at update k: a loss is an estimate without noise."""
+        return self.gradient(product)
+
 
 def square(target: ArrayLike) -> Loss:
     """The squared Frobenius distance between the product and `target`, (..., d_out, d_in)."""
