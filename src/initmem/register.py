@@ -94,7 +94,7 @@ class RegisteredOptimizer:
 
 
 # The bundled networks that are plain modules. Their options are repeated here, so that a recipe can be read
-# without loading torch; a test compares them with the signatures in `initmem.train.transformers`.
+# without loading torch; a test compares them with the signatures in `initmem.train.networks`.
 BUNDLED: dict[str, tuple[Option, ...]] = {
     "vit": (Option("patch", int, 4), Option("depth", int, 4), Option("heads", int, 4)),
     "gpt": (Option("depth", int, 4), Option("heads", int, 4), Option("tied", bool, False)),
