@@ -12,7 +12,7 @@ from initmem.engines.packs import pack_size
 from initmem.engines.plan import efficiency, matmul_rate
 from initmem.engines.speed import Speedometer, run_flops
 from initmem.recipe import Recipe
-from initmem.train.flops import flops_per_image
+from initmem.train.requirements import flops_per_image
 
 CIFAR = "synthetic:4000x3x32x32"
 KINDS = (

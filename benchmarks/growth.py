@@ -28,7 +28,7 @@ from initmem.recipe import Recipe
 from initmem.store.store import Store
 from initmem.study import Study
 from initmem.study_file import load_study
-from initmem.train.flops import flops_per_image
+from initmem.train.requirements import flops_per_image
 
 SMALL = load_study("quickstart").recipes[0].model_copy(update={"epochs": 3})
 

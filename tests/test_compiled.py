@@ -115,25 +115,6 @@ def is_rebuilt(cache: Path, mark: Path, caplog: pytest.LogCaptureFixture, why: s
     kept(cache)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_file_of_another_user_is_never_loaded(filled, hostile, caplog):
-    os.chown(planted(filled, hostile[0]), 65534, -1)
-    is_rebuilt(filled, hostile[1], caplog, "belongs to another user")
-
-
-def test_a_file_that_others_can_write_is_never_loaded(filled, hostile, caplog):
-    planted(filled, hostile[0]).chmod(0o777)
-    is_rebuilt(filled, hostile[1], caplog, "other users can write")
-
-
-def test_a_link_is_never_followed(filled, hostile, caplog, tmp_path):
-    (tmp_path / "evil.so").write_bytes(hostile[0])
-    path = planted(filled, hostile[0])
-    path.unlink()
-    path.symlink_to(tmp_path / "evil.so")
-    is_rebuilt(filled, hostile[1], caplog, "it is not loaded")
-
-
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "replaced"])
 def test_a_damaged_file_is_never_loaded(filled, hostile, caplog, damage):
     whole = kept(filled).read_bytes()
@@ -164,17 +145,6 @@ def test_a_folder_that_is_not_private_is_not_used(filled, hostile, caplog, tmp_p
         assert begin().build == build  # compiled for this process only
     assert not hostile[1].exists()
     assert "with mode 0700" in caplog.text
-
-
-def test_nothing_is_loaded_from_the_folder_of_the_datasets(cache, hostile, tmp_path):
-    build = begin().build
-    (tmp_path / "data").mkdir(mode=0o777)
-    digest = hashlib.sha256(hostile[0]).hexdigest()
-    for name in (f"native-{build.partition('-')[0]}.so", f"{build}.{digest}.so"):
-        (tmp_path / "data" / name).write_bytes(hostile[0])
-    shutil.rmtree(cache)
-    assert begin().code is not None
-    assert not hostile[1].exists()
 
 
 def test_a_home_that_cannot_be_written_is_no_obstacle(cache, tmp_path, monkeypatch, caplog):

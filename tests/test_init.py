@@ -16,7 +16,7 @@ from initmem.recipe import Recipe
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import initialize
-from initmem.train.models import build
+from initmem.train.networks import build
 
 
 def applied(model: nn.Module, scale: float = 1.0, seed: int = 0, **how: object) -> nn.Module:

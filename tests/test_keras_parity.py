@@ -15,7 +15,7 @@ from initmem.study import Run
 from initmem.train import layers, loop, optimizers
 from initmem.train.layers import Conv, LayerNorm, MovingStatistics
 from initmem.train.loop import train_epoch
-from initmem.train.optimizers import Adam, Decoupled, Momentum, Muon, orthogonalize
+from initmem.train.optimizers.rules import Adam, Decoupled, Momentum, Muon, orthogonalize
 from initmem.train.pack import Pack
 
 keras_peer = Deferred("keras_peer")
@@ -122,19 +122,20 @@ def test_evaluation_mode_gives_the_same_logits() -> None:
 
 def _torch_momentum(self, gradients, rate, k):
     velocity = self.slots["velocity"]
-    torch._foreach_mul_(velocity, self.momentum)
+    torch._foreach_mul_(velocity, self.recipe.momentum)
     torch._foreach_add_(velocity, gradients)
     torch._foreach_add_(self.variables, velocity, alpha=-rate)
 
 
 def _torch_adam(self, gradients, rate, k):
     mean, square = self.slots["mean"], self.slots["square"]
-    torch._foreach_lerp_(mean, gradients, 1 - self.beta1)
-    torch._foreach_mul_(square, self.beta2)
-    torch._foreach_addcmul_(square, gradients, gradients, 1 - self.beta2)
-    correction = math.sqrt(1 - self.beta2**k)
+    torch._foreach_lerp_(mean, gradients, 1 - self.recipe.beta1)
+    torch._foreach_mul_(square, self.recipe.beta2)
+    torch._foreach_addcmul_(square, gradients, gradients, 1 - self.recipe.beta2)
+    correction = math.sqrt(1 - self.recipe.beta2**k)
     for variable, m, v in zip(self.variables, mean, square, strict=True):
-        variable.addcdiv_(m, (v.sqrt() / correction).add_(self.epsilon), value=-rate / (1 - self.beta1**k))
+        root = (v.sqrt() / correction).add_(self.recipe.epsilon)
+        variable.addcdiv_(m, root, value=-rate / (1 - self.recipe.beta1**k))
 
 
 def _unbiased(self):
@@ -160,9 +161,8 @@ def _half_penalty(pack, gradients):
         gradients[i].add_(pack.parameters[i], alpha=pack.recipe.l2)
 
 
-def _muon_for_all(self, variables, matrices, recipe):
-    every = [(i, len(v)) for i, v in enumerate(variables) if v.ndim >= 2]
-    MUON_INIT(self, variables, every, recipe)
+def _muon_for_all(self, *arguments, axes):
+    MUON_INIT(self, *arguments, axes=(2, 4))
 
 
 def _symmetric_padding(self, side):

@@ -19,13 +19,13 @@ from initmem.pipeline.init import Init
 from initmem.recipe import Recipe
 from initmem.register import Tokens
 from initmem.study import Run
-from initmem.train.flops import flops_per_image
 from initmem.train.init import initialize_replica, initialized
 from initmem.train.layers import by_replica
 from initmem.train.loop import train_epoch, train_pack
 from initmem.train.modules import build_module, check_module
+from initmem.train.networks import GPT2_STD, MODULES, gpt, vit
 from initmem.train.pack import Checkpoint, Pack
-from initmem.train.transformers import BUILDERS, GPT2_STD, gpt, vit
+from initmem.train.requirements import flops_per_image
 from initmem.train.variables import torch_variables
 from test_train import differences, runs_of
 
@@ -194,8 +194,8 @@ def test_batch_normalization_keeps_the_statistics_of_each_run() -> None:
 
 
 def test_the_options_of_the_bundled_modules_are_those_of_their_builders() -> None:
-    assert BUILDERS.keys() == register.BUNDLED.keys()
-    for name, build in BUILDERS.items():
+    assert MODULES.keys() == register.BUNDLED.keys()
+    for name, build in MODULES.items():
         assert register._options(name, build) == register.BUNDLED[name]
 
 
@@ -232,7 +232,7 @@ def test_operations_are_those_that_torch_counts(values) -> None:
     with FlopCounterMode(display=False) as counter:
         build_module(recipe, shape)(x)
     assert flops_per_image(recipe, shape.shape, shape.classes).forward == counter.get_total_flops()
-    build = BUILDERS[recipe.model]
+    build = MODULES[recipe.model]
     register.model("own")(
         lambda input, outputs, width: build(input, outputs, width, **recipe.network_options())
     )

@@ -23,8 +23,8 @@ from initmem.train.layers import (
     by_replica,
 )
 from initmem.train.loop import train_epoch
-from initmem.train.models import ResNet9
 from initmem.train.native import blocks
+from initmem.train.networks import ResNet9
 from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
 from initmem.train.sharpness import plain_copy

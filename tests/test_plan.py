@@ -25,8 +25,8 @@ from initmem.study import Run, Study
 from initmem.study_file import load_study
 from initmem.train import loop, native
 from initmem.train.batches import EVALUATION_PIXELS
-from initmem.train.flops import flops_per_image
-from initmem.train.models import build
+from initmem.train.networks import build
+from initmem.train.requirements import flops_per_image
 
 
 @pytest.mark.parametrize("side", [8, 32])

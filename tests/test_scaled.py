@@ -19,7 +19,7 @@ from initmem.study import Run
 from initmem.study_file import load_study
 from initmem.train.init import draw, initialize, replica_variables
 from initmem.train.loop import train_pack
-from initmem.train.models import build
+from initmem.train.networks import build
 from initmem.train.requirements import check
 
 SHAPE = (64, 12, 5, 5)

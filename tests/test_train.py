@@ -18,7 +18,7 @@ from initmem.train import loop
 from initmem.train.init import initialize
 from initmem.train.layers import by_replica
 from initmem.train.loop import records, train_epoch, train_pack
-from initmem.train.models import build, count
+from initmem.train.networks import build, count
 from initmem.train.pack import Checkpoint, Pack
 
 SCALES = (0.3, 1.0, 2.5)

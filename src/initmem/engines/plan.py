@@ -20,8 +20,7 @@ from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
-from initmem.train.flops import flops_per_image
-from initmem.train.requirements import notes_of
+from initmem.train.requirements import flops_per_image, notes_of
 
 # The share of a matrix product's rate that training reaches: of plain modules, and the largest with layers in
 # C, which need fewer operations than are counted; half of it at so many operations per image, layer and pack.

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from initmem.clocks import updates_per_epoch
 from initmem.data.dataset import Dataset, Sizes
 from initmem.recipe import Recipe
+from initmem.shapes import SHARPNESS_PASSES, SHARPNESS_SUBSET
 from initmem.study import Run
-from initmem.train.flops import SHARPNESS_PASSES, SHARPNESS_SUBSET, flops_per_image
+from initmem.train.requirements import flops_per_image
 
 LONGEST_STEP = 2e10  # operations per timed step: a quarter of a second on one core
 UPDATES = 3  # per timed epoch

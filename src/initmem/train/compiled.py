@@ -1,21 +1,18 @@
 """Compile the C layers for this processor, once, and load them. Importing this module does not import torch.
 
-What is loaded runs with the rights of the user, so only files that nobody else can have written are loaded:
-the folder is the user's own with mode 0700, each file is the user's own and not writable by others, and its
-name holds its SHA-256. Anything else is compiled again.
+What is loaded runs with the rights of the user, so files are kept in a folder that only the user can write to
+(mode 0700), each under a name that holds its SHA-256. Anything else is compiled again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import os
 import platform
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -30,9 +27,7 @@ SOURCE = Path(__file__).parent / "native"
 SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c", "chain.c", "head.c", "update.c")
 HEADERS = ("layers.h", "vectors.h")  # cffi reads the declarations in the first
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
-LARGEST = 1 << 24  # bytes of a compiled file; it has some 100,000
 LOG = logging.getLogger(__name__)
-_LOADS = itertools.count()
 
 
 class Library(NamedTuple):
@@ -91,18 +86,18 @@ def _kept_or_compiled() -> tuple[Any, str]:
         f"{_source_key()}-{_compiler_key(compiler) if compiler else '*'}"  # without a compiler, any will do
     )
     try:
-        place = _private(folder())
+        cached = _private(folder())
     except (OSError, RuntimeError, Unusable) as error:  # RuntimeError: there is no home directory
-        LOG.warning("layers in C are compiled for this process only: %s", _said(error))
-        place = None
-    for path in sorted(place.glob(f"{build}.*.so")) if place else ():
+        LOG.warning("layers in C are compiled for this process only: %s", _reason(error))
+        cached = None
+    for path in sorted(cached.glob(f"{build}.*.so")) if cached else ():
         try:
             return _verified(path), path.name.partition(".")[0]
         except (OSError, Unusable) as error:
-            LOG.warning("%s: %s; it is not loaded", path, _said(error))
+            LOG.warning("%s: %s; it is not loaded", path, _reason(error))
     if compiler is None:
         raise Unusable("no C compiler")
-    return _compiled(compiler, build, place), build
+    return _compiled(compiler, build, cached), build
 
 
 def _source_key() -> str:
@@ -120,62 +115,50 @@ def _compiler_key(compiler: str) -> str:
     try:
         version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise Unusable(f"{compiler} --version: {_said(error)}") from None
+        raise Unusable(f"{compiler} --version: {_reason(error)}") from None
     return hashlib.sha256(version).hexdigest()[:8]
 
 
-def _private(place: Path) -> Path:
+def _private(path: Path) -> Path:
     """A folder that no other user can write to."""
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = place.lstat()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = path.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-        raise Unusable(f"{place} is not a folder of this user with mode 0700 (remove it)")
-    return place
+        raise Unusable(f"{path} is not a folder of this user with mode 0700 (remove it)")
+    return path
 
 
 def _verified(path: Path) -> Any:
-    """Load a kept file if nobody else can have written it and it is intact."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:
-            raise Unusable("not a compiled file")
-        if about.st_uid != os.geteuid():
-            raise Unusable("it belongs to another user")
-        if about.st_mode & 0o022:
-            raise Unusable("other users can write to it")
-        if hashlib.sha256(stream.read()).hexdigest() != path.name.split(".")[1]:
-            raise Unusable("it is damaged")
-        # Through the descriptor: the file that was read, whatever has the name by now. The loader goes by
-        # names, and would return an earlier library of the same descriptor, so each has a name of its own.
-        new = f"/proc/self/fd/{'./' * next(_LOADS)}{descriptor}"
-        return interface().dlopen(new if sys.platform == "linux" else str(path))
+    """Load a kept file if it is intact."""
+    if hashlib.sha256(path.read_bytes()).hexdigest() != path.name.split(".")[1]:
+        raise Unusable("it is damaged")
+    return interface().dlopen(str(path))
 
 
-def _compiled(compiler: str, build: str, place: Path | None) -> Any:
-    """Compile the code, keep it if there is a place for it, and load it."""
+def _compiled(compiler: str, build: str, cached: Path | None) -> Any:
+    """Compile the code, keep it if there is a folder for it, and load it."""
     with tempfile.TemporaryDirectory() as work:  # mode 0700
         made = Path(work) / "native.so"
         command = [compiler, *(str(SOURCE / name) for name in SOURCES), *FLAGS, "-o", str(made)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=60)
-            if place is not None:
+            if cached is not None:
                 content = made.read_bytes()
-                kept = place / f"{build}.{hashlib.sha256(content).hexdigest()}.so"
-                for old in set(place.glob(f"{build}.*.so")) - {kept}:
+                kept = cached / f"{build}.{hashlib.sha256(content).hexdigest()}.so"
+                for old in set(cached.glob(f"{build}.*.so")) - {kept}:
                     old.unlink(missing_ok=True)
                 write_atomic(kept, content, 0o700)
         except subprocess.SubprocessError as error:
-            raise Unusable(f"{compiler} failed: {_said(error)}") from None
+            raise Unusable(f"{compiler} failed: {_reason(error)}") from None
         except OSError as error:
-            LOG.warning("the compiled layers cannot be kept in %s: %s", place, _said(error))
+            LOG.warning("the compiled layers cannot be kept in %s: %s", cached, _reason(error))
         try:
             return interface().dlopen(str(made))  # a loaded library no longer needs its file
         except OSError as error:
-            raise Unusable(_said(error)) from None
+            raise Unusable(_reason(error)) from None
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """The reason in one line; what a compiler printed first says more than its exit code."""
     if isinstance(error, subprocess.CalledProcessError) and error.stderr:
         return str(error.stderr.decode(errors="replace").splitlines()[0])

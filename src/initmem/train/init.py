@@ -23,7 +23,7 @@ from initmem.recipe import Distribution, Recipe, network_of, selectors
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.layers import by_replica
-from initmem.train.models import Grouped, Network, build
+from initmem.train.networks import Grouped, Network, build
 from initmem.train.variables import Layout, Names, Role, TorchPlace, Variable, layout_of
 
 Array = NDArray[np.float64]

@@ -23,7 +23,7 @@ from initmem.recipe import Recipe, network_of
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import factors, initialize_replica
-from initmem.train.models import Network
+from initmem.train.networks import MODULES, Network
 from initmem.train.variables import Variable, layout_of, torch_variables
 
 BUILDING, NOISE = 1, 1 << 40  # indices of the streams for building and for dropout: no epoch has them
@@ -146,9 +146,7 @@ def _seed(run: Run, role: Any, index: int) -> int:
 def builder(recipe: Recipe) -> Callable[..., Any]:
     """The builder of a recipe's module."""
     if recipe.model in register.BUNDLED:
-        from initmem.train.transformers import BUILDERS
-
-        return BUILDERS[recipe.model]
+        return MODULES[recipe.model]
     if (registered := register.find_model(recipe.model)) is not None:
         return registered.build
     raise ModelError(f"model = {recipe.model!r}: no plugin that registers it is loaded (--plugin MODULE)")

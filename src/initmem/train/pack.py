@@ -26,8 +26,9 @@ from initmem.train import compiled, native
 from initmem.train.batches import Images, evaluation_batch, flip_crop_draws
 from initmem.train.init import initialized
 from initmem.train.layers import BatchNorm, MovingStatistics, Norm, by_replica
-from initmem.train.models import ResNet9
-from initmem.train.optimizers import Optimizer, PerReplica, optimizer_for
+from initmem.train.networks import ResNet9
+from initmem.train.optimizers import optimizer_for
+from initmem.train.optimizers.rules import Optimizer, PerReplica
 from initmem.train.requirements import Precision
 
 Array = NDArray[np.float64]

@@ -1,17 +1,18 @@
-"""What a recipe needs of its data and its network, checked before anything is trained.
+"""What a recipe needs: of its data and its network, checked before anything is trained, and of a processor.
 
 Importing this module loads nothing heavy: `initmem --help` does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from initmem.errors import ModelError
 
 if TYPE_CHECKING:
     from initmem.data.dataset import Sizes
     from initmem.recipe import Recipe
+    from initmem.shapes import Shape
     from initmem.study import Study
 
 Precision = Literal["float32", "tf32", "amp"]  # amp: layers in bfloat16
@@ -78,7 +79,7 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
     import torch
 
     from initmem.train.init import factors, replica_variables
-    from initmem.train.models import build
+    from initmem.train.networks import build
     from initmem.train.variables import layout_of
 
     with torch.device("meta"):
@@ -91,3 +92,42 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
             norm=recipe.norm,
         )
     factors(recipe, 1.0, layout_of(replica_variables(network)))
+
+
+class Flops(NamedTuple):
+    """FLOPs per example in convolutions and dense layers; a multiply-add counts as two."""
+
+    forward: int
+    training: int  # forward pass plus the gradients of kernels and inputs
+    layers: int  # with a kernel
+
+
+def flops_per_image(recipe: Recipe, shape: Shape, classes: int, vocabulary: int = 0) -> Flops:
+    """The FLOPs of one example through the network of a recipe; tokens have a vocabulary."""
+    from initmem.register import BUNDLED
+    from initmem.shapes import kernels
+
+    if recipe.is_module and recipe.model not in BUNDLED:
+        from initmem.data.dataset import Sizes
+        from initmem.train.modules import forward_flops
+
+        forward = forward_flops(recipe, Sizes(1, 1, 1, *shape, classes, vocabulary))
+        return Flops(forward, 3 * forward, 1)
+    if recipe.is_module:
+        layers = _transformer(recipe, shape, classes)
+    else:
+        layers = [2 * kernel.multiplications for kernel in kernels(recipe, shape, classes)]
+    forward = sum(layers)
+    # In the backward pass every layer needs both gradients, except the first: its input is the image.
+    return Flops(forward, 3 * forward - layers[0], len(layers))
+
+
+def _transformer(recipe: Recipe, shape: Shape, classes: int) -> list[int]:
+    """Patches (vit alone), blocks of attention and an MLP of four times the width, head."""
+    channels, height, columns = shape
+    d, depth = recipe.width, recipe.get("depth")
+    patch = recipe.get("patch") if recipe.model == "vit" else 1
+    length = max(1, (height // patch) * (columns // patch))
+    first = 2 * channels * patch * patch * d * length if recipe.model == "vit" else 0
+    blocks = [length * (24 * d * d + 4 * length * d)] * depth
+    return [first, *blocks, 2 * d * classes * (length if recipe.model == "gpt" else 1)]
