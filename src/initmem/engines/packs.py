@@ -115,6 +115,6 @@ def cost(recipe: AnyRecipe) -> float:
 
 
 def _forward_flops(recipe: Recipe, sizes: Sizes) -> int:
-    from initmem.train.flops import flops_per_image
+    from initmem.train.requirements import flops_per_image
 
     return flops_per_image(recipe, sizes.shape, sizes.classes, sizes.vocabulary).forward
