@@ -19,7 +19,7 @@ from initmem.measures.beta import beta_curve, half_lives
 from initmem.measures.collapse import collapse
 from initmem.measures.design import by_recipe
 from initmem.plots.styles import COLORS
-from initmem.recipe import Recipe, network_of
+from initmem.recipe import Recipe
 from initmem.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +31,7 @@ COLOR = dict(zip(KINDS, (COLORS[1], COLORS[0]), strict=True))
 
 def with_cold_epochs(record: RunRecord) -> RunRecord:
     """The record under a recipe whose epochs are never left out."""
-    recipe = network_of(record.run.recipe).replace(batch_statistics="re-estimated")
+    recipe = record.run.recipe.network.replace(batch_statistics="re-estimated")
     return replace(record, run=replace(record.run, recipe=recipe))
 
 

@@ -19,7 +19,7 @@ from initmem.labels import labels
 from initmem.measures.design import by_recipe, profile
 from initmem.measures.elasticity import norm_elasticity
 from initmem.plots.styles import PALETTE, SEQUENCE
-from initmem.recipe import AnyRecipe, network_of
+from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,7 +108,7 @@ def clock() -> Figure:
     sgd = {r: records for r, records in found.items() if r.get("optimizer") == "sgd"}
     styles = dict(zip(sgd, PALETTE, strict=False))
     for (each, records), label in zip(sgd.items(), labels(list(sgd)), strict=True):
-        counted = clocks(network_of(each), N_TRAIN)
+        counted = clocks(each.network, N_TRAIN)
         kept, style = norm_elasticity(records), styles[each]
         assert kept is not None
         epochs = range(1, len(counted.sgd) + 1)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from initmem import register
+from initmem import catalog, register
 from initmem.data.sources import load, sizes
 from initmem.engines.packs import pack_size
 from initmem.errors import ConfigError, ModelError
@@ -194,9 +194,9 @@ def test_batch_normalization_keeps_the_statistics_of_each_run() -> None:
 
 
 def test_the_options_of_the_bundled_modules_are_those_of_their_builders() -> None:
-    assert MODULES.keys() == register.BUNDLED.keys()
+    assert MODULES.keys() == catalog.NETWORKS.keys() - set(catalog.PACKED)
     for name, build in MODULES.items():
-        assert register._options(name, build) == register.BUNDLED[name]
+        assert register._options(name, build) == catalog.NETWORKS[name].options
 
 
 def test_gpt_does_not_see_the_future_and_vit_sees_every_pixel() -> None:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from initmem.catalog import OPTIMIZERS as CATALOG
 from initmem.clocks import epoch_rates, family_of, horizon_sums, is_adaptive, step_momentum
 from initmem.data.sources import load
 from initmem.engines.packs import packs
 from initmem.errors import ConfigError
-from initmem.recipe import ALONE, OPTIMIZERS, TORCH_OPTIMIZERS, Recipe
+from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.study import Run, Study
 from initmem.study_file import load_study
@@ -28,6 +29,8 @@ from initmem.train.pack import Pack
 Arrays = list[np.ndarray]
 Step = Callable[[Arrays, float, int], Arrays]  # gradients, rate, update k from 0; the variables after it
 
+TORCH_OPTIMIZERS = [name for name, row in CATALOG.items() if row.rule == "torch"]
+OPTIMIZERS = [name for name in CATALOG if name not in TORCH_OPTIMIZERS]
 NEW = ("lion", "normuon", "schedule-free-sgd", "schedule-free-adamw", "sf-normuon")
 SHAPES = ((4, 2, 3, 3), (3, 5), (6,))  # a conv kernel, a dense kernel, a bias
 RATES = (0.01, 0.02, 0.03, 0.03, 0.02, 0.01)  # up and down, as in a warmup and a decay
@@ -157,7 +160,7 @@ def test_torch_optimizers_have_the_defaults_of_their_signatures(name: str) -> No
         defaults |= dict(zip(("beta1", "beta2"), signature["betas"].default, strict=True))
     if isinstance(eps := getattr(signature.get("eps"), "default", None), float):
         defaults["epsilon"] = eps
-    assert defaults == TORCH_OPTIMIZERS[name]
+    assert defaults == CATALOG[name].fields
     recipe = Recipe(optimizer=name)
     assert {key: getattr(recipe, key) for key in defaults} == defaults
     assert recipe.changes() == {"optimizer": name}
@@ -205,7 +208,7 @@ def differences(one: RunRecord, other: RunRecord) -> float:
     )
 
 
-@pytest.mark.parametrize("name", [*NEW, *(name for name in TORCH_OPTIMIZERS if name not in ALONE)])
+@pytest.mark.parametrize("name", [*NEW, *(name for name in TORCH_OPTIMIZERS if CATALOG[name].packed)])
 def test_a_replica_of_a_pack_follows_the_trajectory_it_follows_alone(tiny: Recipe, name: str) -> None:
     # Lion and Rprop take the sign of a gradient, so a bias before a batch normalization, whose gradient is
     # rounding noise, walks at random there: only layer normalization lets the two be compared.
@@ -224,7 +227,7 @@ def test_a_replica_of_a_pack_follows_the_trajectory_it_follows_alone(tiny: Recip
 @pytest.mark.parametrize("name", [*NEW, *TORCH_OPTIMIZERS])
 def test_a_pack_saved_inside_an_epoch_continues_bit_by_bit(tiny: Recipe, name: str) -> None:
     recipe = Recipe.parse(tiny.changes() | {"optimizer": name, "model": "mlp", "width": 3, "warmup": 9})
-    data, runs = load(recipe), runs_of(recipe)[: 1 if name in ALONE else 3]
+    data, runs = load(recipe), runs_of(recipe)[: 3 if CATALOG[name].packed else 1]
     whole = train_pack(runs, data)
     for batches in (1, 6):
         asked = iter([False] * (batches - 1) + [True])

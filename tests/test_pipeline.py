@@ -26,7 +26,7 @@ from initmem.engines.local import InlineEngine, LocalEngine
 from initmem.errors import ConfigError, StoreError
 from initmem.labels import labels
 from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
-from initmem.recipe import PipelineRecipe, Recipe, network_of
+from initmem.recipe import PipelineRecipe, Recipe
 from initmem.store.encoding import decode, encode
 from initmem.store.store import Store
 from initmem.study import Run
@@ -292,7 +292,7 @@ def test_any_hyperparameter_is_declared_and_handed_to_the_code(tmp_path: Path) -
 
 def test_only_its_own_code_can_run_it() -> None:
     with pytest.raises(ConfigError, match="pipeline = 'vit': its data and network are known to its own code"):
-        network_of(PipelineRecipe.parse({"pipeline": "vit"}))
+        PipelineRecipe.parse({"pipeline": "vit"}).network
 
 
 @pytest.mark.parametrize(

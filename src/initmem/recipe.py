@@ -476,16 +476,3 @@ def content_id(content: Mapping[str, Any]) -> str:
     """Hash plain values to 16 hexadecimal digits, independent of the order of keys."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-# SHIM: names that other rooms still import; removed once they are all rebuilt.
-def network_of(recipe: AnyRecipe) -> Recipe:
-    """The recipe of a bundled network."""
-    return recipe.network
-
-
-DEFAULT_WIDTH = {name: network.width for name, network in catalog.NETWORKS.items()}
-OPTIMIZERS = {name: dict(row.fields) for name, row in catalog.OPTIMIZERS.items() if row.rule != "torch"}
-TORCH_OPTIMIZERS = {name: dict(row.fields) for name, row in catalog.OPTIMIZERS.items() if row.rule == "torch"}
-ALONE = tuple(name for name, row in catalog.OPTIMIZERS.items() if not row.packed)
-NAMED_DATASETS = catalog.DATASETS

@@ -275,8 +275,3 @@ def _option(model: str, parameter: inspect.Parameter, hint: Any) -> Option:
         return Option(parameter.name, kind, option.read(default), choices)
     except ValueError as error:
         raise ConfigError(f"{where} has the default {default!r} ({error})") from None
-
-
-# SHIM: names that other rooms still import; removed once they are all rebuilt.
-RESERVED = tuple(catalog.NETWORKS)
-BUNDLED = {name: row.options for name, row in catalog.NETWORKS.items() if not row.packed}

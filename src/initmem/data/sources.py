@@ -16,7 +16,7 @@ from initmem.data import cache, tokens
 from initmem.data.bundled import BUNDLED
 from initmem.data.dataset import Dataset, Examples, Sizes, read_file, split, split_three
 from initmem.errors import DataError
-from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe, network_of
+from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
 SYNTHETIC_CLASSES = 10
@@ -31,7 +31,7 @@ Arrays = dict[str, NDArray[Any]]
 
 def load(recipe: AnyRecipe) -> Dataset:
     """Load the dataset that a recipe trains on."""
-    recipe = network_of(recipe)
+    recipe = recipe.network
     dataset = _named(recipe.dataset, recipe.data_sha256)
     _limited(dataset.sizes, recipe)
     return dataset.limited(recipe.train_size, recipe.val_size, recipe.test_size, recipe.test_unused)
@@ -39,13 +39,13 @@ def load(recipe: AnyRecipe) -> Dataset:
 
 def sizes(recipe: AnyRecipe) -> Sizes:
     """The sizes of a recipe's dataset; only the user's own data have to be read for them."""
-    recipe = network_of(recipe)
+    recipe = recipe.network
     return _limited(_sizes(recipe.dataset, recipe.data_sha256), recipe)
 
 
 def check(recipe: AnyRecipe) -> None:
     """Check cheaply that a recipe's dataset is available."""
-    recipe = network_of(recipe)
+    recipe = recipe.network
     row = BUNDLED.get(recipe.dataset.split(":")[0])
     if row is not None and row.source != "download":
         return

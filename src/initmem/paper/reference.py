@@ -13,7 +13,7 @@ from initmem.data.sources import sizes
 from initmem.measures.advice import Observation, family_clock
 from initmem.measures.memory import TOLERANCE_PP
 from initmem.plots.model import SYMBOLS
-from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe, network_of
+from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe
 from initmem.study_file import load_study
 
 # What the paper leaves open, so that a value may have been published for either.
@@ -99,7 +99,7 @@ def observations() -> list[Observation]:
         within = item.value <= TOLERANCE_PP
         known = item.relation not in ((">", ">=") if within else ("<", "<="))
         forgot = within if known else None
-        for label, recipe in zip(study.labels(), map(network_of, study.recipes), strict=True):
+        for label, recipe in zip(study.labels(), (recipe.network for recipe in study.recipes), strict=True):
             if item.fits(recipe) and recipe not in seen:
                 family, clock = family_clock(recipe, sizes(recipe).n_train)
                 name, text = f"{label} ({item.study})", f"{item} {item.unit}"

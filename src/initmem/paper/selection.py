@@ -16,7 +16,7 @@ from initmem.measures.design import by_recipe, plain
 from initmem.plots.captions import phrase
 from initmem.plots.model import Style
 from initmem.plots.series import usual_grid
-from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe, network_of
+from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.study import Study
 
@@ -82,7 +82,7 @@ class Selection:
 
     def any_recipe(self) -> Recipe | None:
         """One of the recipes shown; None without runs."""
-        return next((network_of(records[0].run.recipe) for records in self.cells.values()), None)
+        return next((records[0].run.recipe.network for records in self.cells.values()), None)
 
     def scales(self) -> list[float]:
         """All scales that were run or asked for."""
@@ -104,7 +104,7 @@ class Selection:
         """The line of a cell, whether or not there are runs."""
         records, name = self.cells.get(key, []), name_of(self.fields, key)
         if records:
-            recipe = network_of(records[0].run.recipe)
+            recipe = records[0].run.recipe.network
             return Line(key, label, style, name, recipe, records, self._expected(records))
         # Not validated: what is wanted of every store need not be allowed with every network.
         recipe = Recipe.model_construct(**dict(self.setting) | dict(zip(self.fields, key, strict=True)))
@@ -150,7 +150,7 @@ def select(
     settings: dict[Setting, list[_Candidate]] = {}
     for recipe, group in by_recipe(_usable(records)).items():
         key, setting = tuple(getattr(recipe, name) for name in fields), _setting_of(recipe, without)
-        settings.setdefault(setting, []).append(_Candidate(network_of(recipe), group, key, setting))
+        settings.setdefault(setting, []).append(_Candidate(recipe.network, group, key, setting))
     goal = set(wanted)
 
     def rank(setting: Setting) -> tuple[int, int, int]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 
-from initmem.clocks import is_adaptive
+from initmem import catalog
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.design import bundled
 from initmem.paper import cells, main_grid, pairs, sweep
@@ -15,7 +15,7 @@ from initmem.paper.reference import settings_of
 from initmem.paper.selection import Line, Records, Selection, Studies, name_of, select, wanted_first
 from initmem.plots.captions import phrase
 from initmem.plots.styles import GUIDE
-from initmem.recipe import TORCH_OPTIMIZERS, Recipe
+from initmem.recipe import Recipe
 from initmem.study import recipes_of
 from initmem.table import Column, Table, Value
 
@@ -87,7 +87,8 @@ def settings_table(records: Records, studies: Studies, *, reference: bool = Fals
 
 def _settings(recipe: Recipe) -> tuple[Value, ...]:
     """The cells of a recipe, in the order of `SETTINGS`."""
-    fields = _fields_of(recipe.optimizer)
+    row = catalog.OPTIMIZERS.get(recipe.optimizer)
+    fields = row.fields if row else ()
     coefficients = ("momentum", "beta1", "beta2", "epsilon")
     return (
         recipe.optimizer,
@@ -98,22 +99,6 @@ def _settings(recipe: Recipe) -> tuple[Value, ...]:
         f"cosine to {recipe.lr_floor:g}" if recipe.schedule == "cosine" else recipe.schedule,
         recipe.epochs,
     )
-
-
-def _fields_of(optimizer: str) -> Collection[str]:
-    """The coefficients that an optimizer has."""
-    if optimizer in TORCH_OPTIMIZERS:
-        return TORCH_OPTIMIZERS[optimizer]
-    adam = ("beta1", "beta2", "epsilon") if is_adaptive(optimizer) else ()
-    match optimizer:
-        case "lion":
-            return ("beta1", "beta2")
-        case "schedule-free-sgd":
-            return ("beta1",)
-        case "momentum" | "muon" | "muon-conv" | "normuon" | "sf-normuon":
-            return ("momentum", *adam)
-        case _:
-            return adam
 
 
 def _unlike_published(recipe: Recipe) -> str:

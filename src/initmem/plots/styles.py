@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from initmem import catalog
 from initmem.plots.model import Style
-from initmem.recipe import OPTIMIZERS as RECIPE_OPTIMIZERS
-from initmem.recipe import TORCH_OPTIMIZERS
 
 VERMILLION, ORANGE, BLUE, SKY, GREEN, PURPLE = (
     "#D55E00",
@@ -64,7 +63,7 @@ def adam_beside_sgd(i: int) -> Style:
 
 def optimizer_style(name: str) -> Style:
     """The style of an optimizer; those without one of their own repeat the palette in a fixed order."""
-    others = [*RECIPE_OPTIMIZERS, *TORCH_OPTIMIZERS]
+    others = list(catalog.OPTIMIZERS)
     return OPTIMIZERS.get(name) or nth(others.index(name) if name in others else len(others))
 
 

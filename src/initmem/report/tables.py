@@ -19,7 +19,7 @@ from initmem.paper.reference import Reference, references
 from initmem.plots.captions import common
 from initmem.plots.html import numbers
 from initmem.plots.series import folded
-from initmem.recipe import AnyRecipe, Recipe, network_of
+from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord, cause_line, same_cause
 from initmem.report.content import Content, RecipeStats
 from initmem.report.verdicts import hardware
@@ -49,7 +49,7 @@ def clocks(content: Content) -> dict[str, Any] | None:
 @lru_cache(maxsize=1024)
 def _clocks_at_end(recipe: AnyRecipe) -> dict[str, float]:
     """The clocks at the last epoch that follow from the recipe alone."""
-    network = network_of(recipe)
+    network = recipe.network
     return clocks_of(network, sizes(network).n_train).at_end()
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from initmem.data.dataset import Sizes
 from initmem.errors import ConfigError, allowed
-from initmem.recipe import Distribution, Recipe, network_of, selectors
+from initmem.recipe import Distribution, Recipe, selectors
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.layers import by_replica
@@ -33,7 +33,7 @@ TRUNCATION = 2.0  # in standard deviations
 
 def initialized(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> Network:
     """The network of a pack of runs, with the initial variables of every run."""
-    recipe = network_of(runs[0].recipe)
+    recipe = runs[0].recipe.network
     if recipe.is_module:
         from initmem.train.modules import module_pack
 
@@ -74,7 +74,7 @@ def replica_variables(network: Grouped, replica: int = 0) -> list[Variable]:
 @torch.no_grad()
 def initialize_replica(variables: Sequence[Variable], run: Run) -> None:
     """Initialize one network for the scale and seed of a run."""
-    recipe, rng = network_of(run.recipe), generator(run.seed_of("init"), "init")
+    recipe, rng = run.recipe.network, generator(run.seed_of("init"), "init")
     size_of = deviations if recipe.init_mode == "redraw" else factors
     by_name = size_of(recipe, run.scale, layout_of(variables))
     sizes = [by_name.get(variable.name) for variable in variables]

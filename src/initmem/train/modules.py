@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from initmem import register
 from initmem.data.dataset import Sizes
 from initmem.errors import ModelError
-from initmem.recipe import Recipe, network_of
+from initmem.recipe import Recipe
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import factors, initialize_replica
@@ -127,7 +127,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 def module_pack(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> ModulePack:
     """Build, initialize and stack the module of every run."""
-    recipe = network_of(runs[0].recipe)
+    recipe = runs[0].recipe.network
     modules: list[nn.Module] = []
     kernels: list[str] = []
     for run in runs:
@@ -145,7 +145,7 @@ def _seed(run: Run, role: Any, index: int) -> int:
 
 def builder(recipe: Recipe) -> Callable[..., Any]:
     """The builder of a recipe's module."""
-    if recipe.model in register.BUNDLED:
+    if recipe.model in MODULES:
         return MODULES[recipe.model]
     if (registered := register.find_model(recipe.model)) is not None:
         return registered.build
@@ -236,7 +236,7 @@ def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
 def module_rows() -> list[dict[str, str | int | None]]:
     """For the list of networks: those that are plain modules. One that reads only tokens is given tokens."""
     rows: list[dict[str, str | int | None]] = []
-    for name in (*register.BUNDLED, *(model.name for model in register.models())):
+    for name in (*MODULES, *(model.name for model in register.models())):
         recipe = Recipe.parse({"model": name, "dataset": "synthetic"})
         trainable, total = _counted(recipe, SHOWN_IMAGES) or _counted(recipe, SHOWN_TOKENS) or (None, None)
         options = ", ".join(map(str, register.options_of(name) or ()))

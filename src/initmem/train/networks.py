@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from initmem.catalog import NETWORKS
 from initmem.errors import ModelError, allowed
-from initmem.recipe import DEFAULT_WIDTH, Norm
+from initmem.recipe import Norm
 from initmem.register import Tokens
 from initmem.train import native
 from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, in_one_call, norm_layer
@@ -356,7 +357,7 @@ def catalogue() -> list[dict[str, Any]]:
     """Every network at its default width, with its number of variables and its options."""
     rows: list[dict[str, Any]] = []
     for name in BUILDERS:
-        width = DEFAULT_WIDTH[name]
+        width = NETWORKS[name].width
         with torch.device("meta"):
             network = build(name, replicas=1, shape=(3, 32, 32), classes=10, width=width, norm="batch")
         trainable, total = count(network)

@@ -18,7 +18,7 @@ from torch import Tensor
 from initmem import __version__
 from initmem.clocks import CLOCKS, RateSums, updates_per_epoch
 from initmem.data.dataset import Dataset
-from initmem.recipe import PER_REPLICA, network_of
+from initmem.recipe import PER_REPLICA
 from initmem.record import COLUMNS, SHARPNESS, Status
 from initmem.seeds import generator
 from initmem.study import Run
@@ -61,8 +61,8 @@ class Pack:
         dtype: torch.dtype = torch.float32,
         precision: Precision = "float32",
     ) -> None:
-        self.runs, self.recipe = list(runs), network_of(runs[0].recipe)
-        self.recipes = [network_of(run.recipe) for run in runs]
+        self.runs, self.recipe = list(runs), runs[0].recipe.network
+        self.recipes = [run.recipe.network for run in runs]
         if any(recipe.pack_key != self.recipe.pack_key for recipe in self.recipes):
             raise ValueError("the replicas of a pack must share one recipe, but for rates and penalties")
         self.replicas, self.classes = len(self.runs), data.classes

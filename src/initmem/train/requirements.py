@@ -45,9 +45,8 @@ def check(study: Study) -> None:
     """Find a user's mistake before anything is written or started."""
     from initmem.data.sources import check as check_data
     from initmem.data.sources import sizes
-    from initmem.recipe import network_of
 
-    for recipe in map(network_of, study.recipes):
+    for recipe in (recipe.network for recipe in study.recipes):
         check_data(recipe)
         shape = sizes(recipe)
         check_input(recipe.model, shape.shape, recipe.augment, shape.vocabulary)

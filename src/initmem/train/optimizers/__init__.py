@@ -8,41 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from initmem.catalog import OPTIMIZERS
 from initmem.errors import InitmemError, ModelError
-from initmem.recipe import ALONE, TORCH_OPTIMIZERS, Recipe
+from initmem.recipe import Recipe
 from initmem.register import find_optimizer, in_a_line
 from initmem.train.optimizers import rules, schedule_free
 from initmem.train.optimizers.rules import Decoupled, Optimizer, Rule
-
-# The class of every bundled optimizer and its arguments; adamw is adam with decoupled decay. Muon in Keras 3
-# handles only 2-D variables (here: dense kernels) and leaves conv kernels to Adam; muon-conv handles both, as
-# its author intended.
-RULES: dict[str, tuple[type[Rule], dict[str, Any]]] = {
-    "sgd": (rules.SGD, {}),
-    "momentum": (rules.Momentum, {}),
-    "adam": (rules.Adam, {}),
-    "adamw": (rules.Adam, {}),
-    "muon": (rules.Muon, {"axes": (2,)}),
-    "muon-conv": (rules.Muon, {"axes": (2, 4)}),
-    "normuon": (rules.Muon, {"axes": (2, 4), "by_row": True}),
-    "lion": (rules.Lion, {}),
-    "schedule-free-sgd": (schedule_free.ScheduleFreeSGD, {}),
-    "schedule-free-adamw": (schedule_free.ScheduleFreeAdamW, {}),
-    "sf-normuon": (schedule_free.ScheduleFreeNorMuon, {"axes": (2, 4)}),
-}
 
 
 def optimizer_for(
     recipe: Recipe, variables: Sequence[Tensor], replicas: int = 1, decayed: Sequence[int] | None = None
 ) -> Optimizer:
     """The optimizer of a recipe; `decayed` holds the indices of the variables that decay, by default all."""
-    if replicas > 1 and recipe.optimizer in ALONE:
+    row = OPTIMIZERS.get(recipe.optimizer)
+    if replicas > 1 and row is not None and not row.packed:
         raise ValueError(f"optimizer = {recipe.optimizer!r} trains one replica at a time")
     chosen = list(range(len(variables))) if decayed is None else list(decayed)
-    if recipe.optimizer not in RULES:
+    if row is None or row.rule == "torch":
         return from_torch(recipe, variables, chosen)
-    kind, arguments = RULES[recipe.optimizer]
-    rule = kind(variables, recipe, replicas, chosen, **arguments)
+    kind: type[Rule] = getattr(rules, row.rule, None) or getattr(schedule_free, row.rule)
+    rule = kind(variables, recipe, replicas, chosen, **row.arguments)
     if rule.decays or not recipe.weight_decay or not chosen:
         return rule
     return Decoupled(rule, [variables[i] for i in chosen], recipe.weight_decay)
@@ -116,7 +101,7 @@ def from_torch(recipe: Recipe, variables: Sequence[Tensor], decayed: Sequence[in
     fields: Mapping[str, Any]
     if not recipe.has_own_optimizer:
         kind = getattr(torch.optim, recipe.optimizer.removeprefix("torch:"))
-        fields = TORCH_OPTIMIZERS[recipe.optimizer]
+        fields = OPTIMIZERS[recipe.optimizer].fields
     elif (registered := find_optimizer(recipe.optimizer)) is not None:
         kind, fields = registered.build, registered.fields
     else:
