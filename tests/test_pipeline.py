@@ -292,7 +292,7 @@ def test_any_hyperparameter_is_declared_and_handed_to_the_code(tmp_path: Path) -
 
 def test_only_its_own_code_can_run_it() -> None:
     with pytest.raises(ConfigError, match="pipeline = 'vit': its data and network are known to its own code"):
-        PipelineRecipe.parse({"pipeline": "vit"}).network
+        _ = PipelineRecipe.parse({"pipeline": "vit"}).network
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,14 @@ def _without_command(context: typer.Context) -> None:
 @data_app.command("list")
 def list_data(data_dir: DataDir = None, plugins: Plugins = None, as_json: AsJson = False) -> None:
     """List the datasets, their sizes and where they are."""
-    from initmem import register
-    from initmem.data.bundled import BUNDLED
+    from initmem import catalog, register
     from initmem.data.sources import sizes
     from initmem.plots.columns import DATASETS
     from initmem.recipe import Recipe
     from initmem.table import table_of
 
     register.load(plugins or ())
-    availability = {name: _availability(name, row.source, data_dir) for name, row in BUNDLED.items()}
+    availability = {name: _availability(name, row.source, data_dir) for name, row in catalog.DATASETS.items()}
     availability |= dict.fromkeys(register.datasets(), "registered by a plugin")
     rows = [
         {"dataset": name} | sizes(Recipe.parse({"dataset": name}))._asdict() | {"place": where}
@@ -71,13 +70,13 @@ def get_data(
     as_json: AsJson = False,
 ) -> None:
     """Download a dataset, verify it and keep it as plain array files."""
-    from initmem.data.bundled import BUNDLED
+    from initmem.catalog import DATASETS
     from initmem.data.cache import fetch
     from initmem.errors import DataError, allowed
 
-    offered = [dataset for dataset, row in BUNDLED.items() if row.source == "download"]
+    offered = [dataset for dataset, row in DATASETS.items() if row.source == "download"]
     if name not in offered:
-        problem = f"dataset {name!r} needs no download" if name in BUNDLED else f"no dataset {name!r}"
+        problem = f"dataset {name!r} needs no download" if name in DATASETS else f"no dataset {name!r}"
         raise DataError(f"{problem} ({allowed(offered, name)}; your own: {OWN})")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill cleans up like Ctrl-C
     folder = fetch(name, data_dir, source)

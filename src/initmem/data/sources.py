@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem import register
+from initmem.catalog import DATASETS
 from initmem.data import cache, tokens
-from initmem.data.bundled import BUNDLED
 from initmem.data.dataset import Dataset, Examples, Sizes, read_file, split, split_three
 from initmem.errors import DataError
 from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe
@@ -46,10 +46,10 @@ def sizes(recipe: AnyRecipe) -> Sizes:
 def check(recipe: AnyRecipe) -> None:
     """Check cheaply that a recipe's dataset is available."""
     recipe = recipe.network
-    row = BUNDLED.get(recipe.dataset.split(":")[0])
+    row = DATASETS.get(recipe.dataset.split(":")[0])
     if row is not None and row.source != "download":
         return
-    if recipe.dataset in BUNDLED:
+    if recipe.dataset in DATASETS:
         cache.cached(recipe.dataset)
     else:
         load(recipe)
@@ -67,7 +67,7 @@ def _named(name: str, sha256: str | None) -> Dataset:
             return tokens.characters(name, sha256)
     if name == "digits":
         return _digits()
-    return cache.load_images(name) if name in BUNDLED else _registered(name)
+    return cache.load_images(name) if name in DATASETS else _registered(name)
 
 
 def _sizes(name: str, sha256: str | None) -> Sizes:
@@ -79,9 +79,9 @@ def _sizes(name: str, sha256: str | None) -> Sizes:
             return tokens.modular_sizes(name)
         case "text":
             return tokens.text_sizes(name) or _named(name, sha256).sizes
-    if name not in BUNDLED:
+    if name not in DATASETS:
         return _named(name, sha256).sizes
-    row = BUNDLED[name]
+    row = DATASETS[name]
     return Sizes(*row.splits, *row.shape, row.classes)
 
 
@@ -102,7 +102,7 @@ def _limited(full: Sizes, recipe: Recipe) -> Sizes:
 def _digits() -> Dataset:
     from sklearn.datasets import load_digits
 
-    raw, row = load_digits(), BUNDLED["digits"]
+    raw, row = load_digits(), DATASETS["digits"]
     x = (raw.images / 16).astype(np.float32)[..., None]
     return split("digits", Examples(x, raw.target.astype(np.int64)), None, row.splits[1], row.classes)
 

@@ -103,10 +103,10 @@ class Flops(NamedTuple):
 
 def flops_per_image(recipe: Recipe, shape: Shape, classes: int, vocabulary: int = 0) -> Flops:
     """The FLOPs of one example through the network of a recipe; tokens have a vocabulary."""
-    from initmem.register import BUNDLED
+    from initmem.catalog import NETWORKS
     from initmem.shapes import kernels
 
-    if recipe.is_module and recipe.model not in BUNDLED:
+    if recipe.is_module and recipe.model not in NETWORKS:
         from initmem.data.dataset import Sizes
         from initmem.train.modules import forward_flops
 
