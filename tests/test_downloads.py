@@ -447,8 +447,9 @@ def test_a_cached_dataset_loads_without_the_downloader(offer, cache: Path) -> No
     data = offer("mnist")
     fetch("mnist", cache)
     script = (
-        "import sys; from initmem import catalog; from initmem.data import cache, sources; from pathlib import Path; "
-        f"catalog.DATASETS['mnist'] = catalog.{data.row!r}; cache.load_images('mnist', Path({str(cache)!r})); "
+        "import sys; from initmem import catalog; from initmem.data import cache, sources; "
+        f"catalog.DATASETS['mnist'] = catalog.{data.row!r}; "
+        f"cache.load_images('mnist', cache.Path({str(cache)!r})); "
         "heavy = {'pooch', 'requests', 'torch', 'scipy', 'sklearn'} & set(sys.modules); assert not heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
