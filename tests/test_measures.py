@@ -1,4 +1,4 @@
-"""Radial memory, interpolation, chaos, seed variance and differences, on planted records."""
+"""Norm elasticity, interpolation, chaos, seed variance and differences, on planted records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def with_summary(run: Run, **fields):
 
 
 @pytest.mark.parametrize("power", [0.0, 0.4, 1.0])
-def test_radial_memory_is_the_elasticity_of_the_norm(power: float) -> None:
+def test_norm_elasticity_is_the_slope_of_the_log_norms(power: float) -> None:
     rng = np.random.default_rng(0)
     records = [
         with_summary(

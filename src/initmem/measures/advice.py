@@ -86,8 +86,8 @@ def _last_clock(family: str, records: Sequence[RunRecord]) -> float | None:
     """A clock at the last epoch, median over runs; None: not recorded."""
     values = []
     for record in plain(records):
-        known = [name for name in CLOCKS if len(record.history.get(f"clock_{name}", ()))]
-        ticks = {name: float(record.history[f"clock_{name}"][-1]) for name in known}
+        recorded = [name for name in CLOCKS if len(record.history.get(f"clock_{name}", ()))]
+        ticks = {name: float(record.history[f"clock_{name}"][-1]) for name in recorded}
         if value := effective_clocks(record.run.recipe, ticks).get(family):
             values.append(value)
     return float(np.median(values)) if values else None

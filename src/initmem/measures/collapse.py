@@ -101,10 +101,10 @@ def _fadings(groups: Sequence[Sequence[RunRecord]], metric: str) -> list[_Fading
     for records, (own, seeds) in zip(groups, slopes, strict=True):
         own = own[np.isin(seeds, list(shared))]
         time = beta_curve(records, metric).clocks["adaptive"]
-        known = np.asarray(np.isfinite(own).all(axis=0) if own.size else np.zeros(0, dtype=bool))
-        if len(time) != len(known) or known.sum() < 2 or not (np.diff(time[known]) > 0).all():
+        finite = np.asarray(np.isfinite(own).all(axis=0) if own.size else np.zeros(0, dtype=bool))
+        if len(time) != len(finite) or finite.sum() < 2 or not (np.diff(time[finite]) > 0).all():
             return None
-        fadings.append(fading(np.log(time[known]), own[:, known]))
+        fadings.append(fading(np.log(time[finite]), own[:, finite]))
     return fadings
 
 
@@ -190,8 +190,8 @@ def axis_fits(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy
     floors = []
     for curve in curves:
         errors = (curve.high - curve.low) / 4  # about one standard error
-        known = errors[np.isfinite(errors)]
-        floors.append(max(SMALLEST, float(np.median(known)) if len(known) else 0.0))
+        finite = errors[np.isfinite(errors)]
+        floors.append(max(SMALLEST, float(np.median(finite)) if len(finite) else 0.0))
     betas = [curve.beta for curve in curves]
     return [AxisFit(name, *disagreement(betas, axis, floors)) for name, axis in axes.items()]
 

@@ -125,8 +125,8 @@ def _from_intervals(one: Spreads, other: Spreads, first: Array, second: Array) -
         (np.maximum(second - other.low, 0.0), np.maximum(one.high - first, 0.0)),
         (np.maximum(other.high - second, 0.0), np.maximum(first - one.low, 0.0)),
     ]
-    known = np.minimum(one.low, other.low) > 0
-    down, up = (np.where(known, np.hypot(a, b), a + b) for a, b in parts)
+    positive = np.minimum(one.low, other.low) > 0
+    down, up = (np.where(positive, np.hypot(a, b), a + b) for a, b in parts)
     return second - first, down, up
 
 

@@ -281,8 +281,8 @@ def adjusted(ps: Sequence[float | None], method: str = "bh") -> list[float | Non
 
     if method not in ADJUSTMENTS:
         raise ConfigError(f"adjust = {method!r} ({allowed(ADJUSTMENTS)})")
-    known = [p for p in ps if p is not None]
-    values = iter(false_discovery_control(known).tolist() if method == "bh" and known else known)
+    tested = [p for p in ps if p is not None]
+    values = iter(false_discovery_control(tested).tolist() if method == "bh" and tested else tested)
     return [None if p is None else next(values) for p in ps]
 
 
@@ -296,11 +296,11 @@ def critical(seeds: Array, *, alpha: float = ALPHA) -> float:
     n = len(seeds)
     residuals = seeds - seeds.mean(axis=0)
     size = np.sqrt((residuals**2).sum(axis=0))
-    known = np.isfinite(size) & (size > 0)
-    points = int(known.sum())
+    varies = np.isfinite(size) & (size > 0)
+    points = int(varies.sum())
     if points < 2:
         return student(n - 1, alpha / 2)
-    paths = residuals[:, known] / size[known]
+    paths = residuals[:, varies] / size[varies]
     length = float(np.sqrt((np.diff(paths, axis=1) ** 2).sum(axis=0)).sum())
     bonferroni = student(n - 1, alpha / 2 / points)
     low, high = student(n - 1, alpha / 2), bonferroni

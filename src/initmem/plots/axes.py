@@ -119,9 +119,9 @@ def _scales(axes: Axes, panel: Panel, log_limits: Limits | None) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=panel.x_title == "epoch"))
         axes.ticklabel_format(axis="x", scilimits=(-2, 4))
     if panel.ceiling is not None:
-        known = [y for series in panel.series for y in series.y if y > 0]
+        values = [y for series in panel.series for y in series.y if y > 0]
         axes.set_yscale("log")
-        axes.set_ylim(0.8 * min([*known, panel.ceiling / 2]), 1.3 * panel.ceiling)
+        axes.set_ylim(0.8 * min([*values, panel.ceiling / 2]), 1.3 * panel.ceiling)
         rungs = [m * 10**k for k in range(6) for m in (1, 2, 5) if 1.3 * m * 10**k <= panel.ceiling]
         axes.yaxis.set_major_locator(FixedLocator([*rungs, panel.ceiling]))
         axes.yaxis.set_minor_locator(NullLocator())
@@ -172,8 +172,8 @@ def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
         style = line_options(panel.series[index].style) | {"linestyle": "none", "markerfacecolor": "white"}
         axes.plot(places, [ceiling * step**row] * len(places), **style)
     if late:
-        place: Options = {"transform": axes.transAxes, "ha": "right", "va": "top"}
-        axes.text(0.98, 0.985, "not reached", **place, fontsize=6.5, color=INK)
+        corner: Options = {"transform": axes.transAxes, "ha": "right", "va": "top"}
+        axes.text(0.98, 0.985, "not reached", **corner, fontsize=6.5, color=INK)
 
 
 # -- intervals --------------------------------------------------------------------------------------------
@@ -181,8 +181,8 @@ def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
 
 def draw_intervals(axes: Axes, panel: Intervals) -> None:
     """A row per value: its interval or a stem from zero, its noise range, what was published."""
-    known = [v for row in panel.rows for v in (row.value, row.high, row.reference) if v is not None]
-    limit = 1.12 * max([*known, panel.tolerance or 0.0, 1.0 if panel.n_scales else 1e-9])
+    ends = [v for row in panel.rows for v in (row.value, row.high, row.reference) if v is not None]
+    limit = 1.12 * max([*ends, panel.tolerance or 0.0, 1.0 if panel.n_scales else 1e-9])
     axes.set(xlim=(0, limit), ylim=(len(panel.rows) - 0.4, -0.6), xlabel=panel.x_title)
     axes.set_yticks(range(len(panel.rows)), [row.label for row in panel.rows])
     axes.grid(visible=False, axis="y")
@@ -198,12 +198,12 @@ def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
         axes.barh(i, row.noise_range, height=0.6, color="#D9D9D9", label="noise range" if i == 0 else "")
     if row.value is None:  # on the side where no published value stands
         right = row.reference is None or row.reference < 0.5 * limit
-        place: Options = {
+        beside: Options = {
             "transform": axes.get_yaxis_transform(),
             "ha": "right" if right else "left",
             "va": "center",
         }
-        axes.text(0.99 if right else 0.02, i, row.void, **place, color=FAINT)
+        axes.text(0.99 if right else 0.02, i, row.void, **beside, color=FAINT)
     else:
         if row.low is not None and row.high is not None:
             axes.plot([row.low, row.high], [i, i], color=color, linewidth=1.4)

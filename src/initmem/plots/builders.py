@@ -119,15 +119,15 @@ def beta_plot(
         raise ConfigError(f"clock = {clock!r} ({allowed(CLOCK_TITLES)})")
     curves = [(label, beta_curve(group, metric)) for label, group in labelled(records, order).items()]
     series = [beta_series(curve, clock, label=label, style=nth(i)) for i, (label, curve) in enumerate(curves)]
-    known = [one for one in series if np.isfinite(one.y).any()]
+    drawn = [one for one in series if np.isfinite(one.y).any()]
     why = f"no slope of {metric}: too few scales, or not recorded epoch by epoch"
-    if not known:
+    if not drawn:
         raise ConfigError(why)
     x_title = "epoch" if clock is None else CLOCK_TITLES[clock]
     title = f"Slope of {metric.replace('_', ' ')} on the initialization scale"
-    panel = Panel(title, x_title, BETA, known, SLOPE, "runs per line")
+    panel = Panel(title, x_title, BETA, drawn, SLOPE, "runs per line")
     plot = _in_a_row(panel._replace(log_x=clock is not None, log_y=True))
-    return plot._replace(missing=[f"{one.label}: {why}" for one in series if one not in known])
+    return plot._replace(missing=[f"{one.label}: {why}" for one in series if one not in drawn])
 
 
 def sharpness_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:

@@ -218,8 +218,8 @@ def common(recipes: Sequence[AnyRecipe], shown: Iterable[str] = ()) -> str:
     silent = {"data_sha256", "optimizer", *shown}
     changed = {name for recipe in recipes for name in recipe.changes()}
     names = ["dataset", "train_size", "model", "width", "norm", "learning_rate", "schedule", "epochs"]
-    known = dict.fromkeys(name for recipe in recipes for name in recipe.settings())
-    names += [name for name in known if name in changed and name not in names]
+    fields = dict.fromkeys(name for recipe in recipes for name in recipe.settings())
+    names += [name for name in fields if name in changed and name not in names]
     same = [
         name
         for name in names

@@ -179,8 +179,8 @@ def interval_bar(row: Interval, limit: float, tolerance: float | None) -> Markup
         parts.append(f'<line x1="{low}" x2="{high}" y1="{middle}" y2="{middle}"/>')
         whiskers = f'<path d="M{low} {middle - 4}v8M{high} {middle - 4}v8"/>'
     if row.value is not None:
-        place = f"translate({x(row.value) - 6.8:.1f} {middle - 6.8}) scale(.85)"
-        parts.append(f'<g transform="{place}">{GLYPHS[row.verdict]}</g>')
+        position = f"translate({x(row.value) - 6.8:.1f} {middle - 6.8}) scale(.85)"
+        parts.append(f'<g transform="{position}">{GLYPHS[row.verdict]}</g>')
     parts.append(whiskers)  # above the sign, which would hide narrow ones
     label = f"{row.value:.3g}" if row.value is not None else "not measured"
     return Markup(
@@ -204,9 +204,9 @@ def sparkline(series: Series, low: float, high: float) -> Markup:
     if not series.x:
         return Markup("")
     xs = _positions(series.x, series.x[0], series.x[-1])
-    known = [i for i, end in enumerate(series.low) if not math.isnan(end)]
-    there = _path([xs[i] for i in known], [series.high[i] for i in known], low, high)
-    back = _path([xs[i] for i in reversed(known)], [series.low[i] for i in reversed(known)], low, high)
+    banded = [i for i, end in enumerate(series.low) if not math.isnan(end)]
+    there = _path([xs[i] for i in banded], [series.high[i] for i in banded], low, high)
+    back = _path([xs[i] for i in reversed(banded)], [series.low[i] for i in reversed(banded)], low, high)
     dots = "".join(
         f'<circle cx="{x}" cy="{_height(y, low, high)}" r="1.8"/>' for x, y in zip(xs, series.y, strict=True)
     )

@@ -70,8 +70,8 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
             if isinstance(panel, Panel) and panel.inset is not None and panel.has_values():
                 draw_inset(axes, panel.inset)
         if maps:
-            place = grid[len(rows), :] if own_row else grid[len(rows) - 1, len(rows[-1]) :]
-            _draw_key(figure.add_subplot(place), maps, drawn[0][0].images[0])
+            cell = grid[len(rows), :] if own_row else grid[len(rows) - 1, len(rows[-1]) :]
+            _draw_key(figure.add_subplot(cell), maps, drawn[0][0].images[0])
         if absent:
             no_runs(figure.add_subplot(places[-1]), f"{'; '.join(absent)}: no runs")
     return figure, [axes for axes, _ in drawn]
@@ -247,8 +247,8 @@ def _broken(row: Sequence[Entry], most: int) -> list[Sequence[Entry]]:
 def _draw_key(axes: Axes, maps: Sequence[Heatmap], image: AxesImage) -> None:
     """The colors of heat maps, and what crosses and hatches mean, where there are any."""
     axes.set_axis_off()
-    place = axes.inset_axes((0.0, 0.62, 0.9, 0.16))
-    bar = axes.figure.colorbar(image, cax=place, orientation="horizontal", label=maps[0].y_title)
+    strip = axes.inset_axes((0.0, 0.62, 0.9, 0.16))
+    bar = axes.figure.colorbar(image, cax=strip, orientation="horizontal", label=maps[0].y_title)
     bar.ax.spines[:].set_visible(False)
     handles: list[Line2D | Patch] = []
     if any(any(row) for panel in maps for row in panel.crossed):

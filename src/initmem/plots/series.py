@@ -205,6 +205,6 @@ def sharpness_series(
 def stability_series(records: Sequence[RunRecord]) -> Series:
     """The sharpness up to which the gradient descent of a recipe is stable; empty for other optimizers."""
     curve = sharpness_curve(records)
-    known = curve is not None and bool(np.isfinite(curve.limits).all())
-    x, y = (curve.epochs.tolist(), curve.limits.tolist()) if curve is not None and known else ((), ())
+    limited = curve is not None and bool(np.isfinite(curve.limits).all())
+    x, y = (curve.epochs.tolist(), curve.limits.tolist()) if curve is not None and limited else ((), ())
     return Series("2/η, with momentum 2(1 + μ)/η", GUIDE, x, y)

@@ -1,0 +1,51 @@
+"""Metrics: units, bounds and directions by type, also of what user code records."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from initmem.metric import METRICS, metric_of
+from initmem.record import COLUMNS, SHARPNESS, SUMMARY_FIELDS
+
+
+def test_every_metric_that_records_hold_has_a_row() -> None:
+    assert {*SUMMARY_FIELDS, *COLUMNS, *SHARPNESS} <= set(METRICS)
+    assert all(metric.title for metric in METRICS.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["test_accuracy", "val_accuracy_best", "val_top5_accuracy", "balancedaccuracy"]
+)
+def test_accuracies_are_percentages(name: str) -> None:
+    metric = metric_of(name)
+    assert (metric.unit, metric.factor, metric.widest, metric.better) == ("pp", 100.0, 100.0, "higher")
+    assert metric.is_percentage
+    assert metric.title == f"{name.replace('_', ' ')} (%)"
+
+
+@pytest.mark.parametrize("name", ["test_cross_entropy", "bleu", "norm_best", "inaccuracyrate"])
+def test_anything_else_has_its_own_unit(name: str) -> None:
+    metric = metric_of(name)
+    assert (metric.unit, metric.factor, metric.widest) == ("", 1.0, math.inf)
+    assert not metric.is_percentage
+
+
+def test_a_gap_between_accuracies_is_in_points_and_may_be_negative() -> None:
+    gap = metric_of("repair_gap")
+    assert (gap.unit, gap.bounds, gap.is_percentage) == ("pp", (-100.0, 100.0), False)
+
+
+def test_held_out_metrics_are_those_of_new_data() -> None:
+    names = [
+        "test_accuracy",
+        "val_loss",
+        "bleu",
+        "train_accuracy",
+        "train_bleu",
+        "norm_best",
+        "clock_sgd",
+        "epochs",
+    ]
+    assert [name for name in names if metric_of(name).held_out] == ["test_accuracy", "val_loss", "bleu"]
