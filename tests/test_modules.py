@@ -155,6 +155,14 @@ def test_a_perturbed_replicate_differs_in_one_weight() -> None:
     assert changed == 1
 
 
+def test_weight_decay_can_spare_the_norms_of_a_plain_module() -> None:
+    recipe = Recipe.parse(VIT | {"optimizer": "adamw", "decay_on": "no-norm"})
+    pack = Pack([Run(recipe, 1.0, 0)], load(recipe))
+    spared = set(pack.names) - {pack.names[i] for i in pack._decayed()}
+    assert spared == {name for name in pack.names if "norm" in name}
+    assert spared
+
+
 def test_selectors_that_match_nothing_are_refused() -> None:
     recipe = Recipe.parse(VIT | {"scaled": "nothing*"})
     with pytest.raises(ConfigError, match=r"nothing here is named 'nothing\*'.*patches.weight"):

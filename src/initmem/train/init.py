@@ -65,9 +65,11 @@ def replica_variables(network: Grouped, replica: int = 0) -> list[Variable]:
         for role, fan_in in roles:
             name = f"{path}.{role}"
             share = by_replica(getattr(layer, role), network.replicas)[replica]
-            place = TorchPlace(name, layer, role, (share,))
+            share_of_layer = TorchPlace(name, layer, role, (share,))
             is_output = role == "kernel" and path == list(layers)[-1]
-            variables.append(Variable(name, tuple(share.shape), role, fan_in, "", place, is_output=is_output))
+            variables.append(
+                Variable(name, tuple(share.shape), role, fan_in, "", share_of_layer, is_output=is_output)
+            )
     return variables
 
 

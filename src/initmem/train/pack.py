@@ -25,11 +25,12 @@ from initmem.study import Run
 from initmem.train import compiled, native
 from initmem.train.batches import Images, evaluation_batch, flip_crop_draws
 from initmem.train.init import initialized
-from initmem.train.layers import BatchNorm, MovingStatistics, Norm, by_replica
+from initmem.train.layers import BatchNorm, MovingStatistics, by_replica
 from initmem.train.networks import ResNet9
 from initmem.train.optimizers import optimizer_for
 from initmem.train.optimizers.rules import Optimizer, PerReplica
 from initmem.train.requirements import Precision
+from initmem.train.variables import is_norm
 
 Array = NDArray[np.float64]
 Rows = dict[str, list[float]]
@@ -129,8 +130,8 @@ class Pack:
         spared: set[str] = set()
         if self.recipe.decay_on == "no-norm":
             for path, module in self.network.named_modules():
-                if isinstance(module, Norm):
-                    spared |= {f"{path}.{name}" for name, _ in module.named_parameters()}
+                if is_norm(module):
+                    spared |= {f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)}
         return [i for i, name in enumerate(self.names) if name not in spared]
 
     def begin_epoch(self, completed: int) -> None:

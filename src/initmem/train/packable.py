@@ -31,8 +31,8 @@ def notes(recipe: Recipe, sizes: Sizes) -> list[str]:
     reason = obstacle(recipe, sizes)
     variables = check_module(recipe, sizes) if recipe.is_module else []
     left = [variable.name for variable in variables if variable.role == "other"]
-    found = [f"trains alone: {reason}"] if reason else []
-    return found + ([f"as the builder made them: {', '.join(left)}"] if left else [])
+    alone = [f"trains alone: {reason}"] if reason else []
+    return alone + ([f"as the builder made them: {', '.join(left)}"] if left else [])
 
 
 def obstacle(recipe: Recipe, sizes: Sizes) -> str:

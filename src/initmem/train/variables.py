@@ -272,7 +272,7 @@ def _role(slot: TorchPlace, fan_in: float | None, *, has_kernel: bool, explicit:
             return "frozen", "left as it is: not trained (name it in `kernels` to redraw it)"
         stuck = slot.why_stuck()
         return ("stuck", stuck) if stuck else ("kernel", "")
-    if _is_norm(slot.module):
+    if is_norm(slot.module):
         return "norm", "left as it is"
     if has_kernel and "bias" in slot.attribute:
         return ("bias", "") if tensor.requires_grad else ("frozen", "left as it is: not trained")
@@ -343,7 +343,7 @@ def _is_transformers_conv1d(module: nn.Module) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
     """By name, since many models bring a normalization layer of their own."""
     return "norm" in type(module).__name__.lower()
 
