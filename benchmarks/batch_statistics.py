@@ -19,11 +19,12 @@ from unittest import mock
 import numpy as np
 import torch
 
-import initmem.train.pack as packs
 from initmem.data.sources import load
 from initmem.recipe import Recipe
 from initmem.study import Run
+from initmem.train import loop
 from initmem.train.layers import MOVING_AVERAGE
+from initmem.train.pack import Pack
 
 BASE = {"dataset": "digits", "width": 4, "batch_size": 16, "epochs": 30}
 RECIPES: tuple[dict[str, Any], ...] = (
@@ -34,39 +35,33 @@ RECIPES: tuple[dict[str, Any], ...] = (
 )
 
 
-class Watched(packs.Pack):
-    """A pack that validates in four ways after every epoch; training is the same."""
+def accuracy(pack: Pack) -> np.ndarray[Any, Any]:
+    return 100 * loop.evaluate(pack, pack.val)[1].numpy()
 
-    def __init__(self, runs: list[Run], data: Any) -> None:
-        super().__init__(runs, data)
-        self.seen: list[dict[str, np.ndarray[Any, Any]]] = []
-        self.estimating = 0.0
 
-    def _end_epoch(self, epoch: int, rates: Any, sharpness: Any) -> None:
-        both = [*self.statistics.means, *self.statistics.variances]
-        moving = [value.clone() for value in both]
-        starts = [
-            *map(torch.zeros_like, self.statistics.means),
-            *map(torch.ones_like, self.statistics.variances),
-        ]
-        row = {"moving": self._accuracy()}
-        left = MOVING_AVERAGE ** (epoch * len(rates))
-        for value, now, start in zip(both, moving, starts, strict=True):
-            value.copy_((now - left * start) / (1 - left))
-        row["without start"] = self._accuracy()
-        for name, batches in (("re-estimated", packs.STATISTICS_BATCHES), ("reference", len(rates))):
-            started = time.perf_counter()
-            with mock.patch.object(packs, "STATISTICS_BATCHES", batches):
-                self._estimate_statistics(epoch)
-            self.estimating += time.perf_counter() - started if name == "re-estimated" else 0.0
-            row[name] = self._accuracy()
-        for value, now in zip(both, moving, strict=True):
-            value.copy_(now)
-        self.seen.append(row)
-        super()._end_epoch(epoch, rates, sharpness)
-
-    def _accuracy(self) -> np.ndarray[Any, Any]:
-        return 100 * self.evaluate(self.val)[1].numpy()
+def validated(pack: Pack) -> tuple[dict[str, np.ndarray[Any, Any]], float]:
+    """The accuracies of a trained epoch by estimate of the statistics, and the seconds of estimating them."""
+    updates = len(pack.batches(pack.epoch))
+    both = [*pack.statistics.means, *pack.statistics.variances]
+    moving = [value.clone() for value in both]
+    starts = [
+        *map(torch.zeros_like, pack.statistics.means),
+        *map(torch.ones_like, pack.statistics.variances),
+    ]
+    row, seconds = {"moving": accuracy(pack)}, 0.0
+    left = MOVING_AVERAGE ** (pack.epoch * updates)
+    for value, now, start in zip(both, moving, starts, strict=True):
+        value.copy_((now - left * start) / (1 - left))
+    row["without start"] = accuracy(pack)
+    for name, batches in (("re-estimated", loop.STATISTICS_BATCHES), ("reference", updates)):
+        started = time.perf_counter()
+        with mock.patch.object(loop, "STATISTICS_BATCHES", batches):
+            loop.estimate_statistics(pack, pack.epoch)
+        seconds += time.perf_counter() - started if name == "re-estimated" else 0.0
+        row[name] = accuracy(pack)
+    for value, now in zip(both, moving, strict=True):
+        value.copy_(now)
+    return row, seconds
 
 
 def main() -> None:
@@ -74,16 +69,19 @@ def main() -> None:
     torch.set_num_threads(1)
     for fields in RECIPES:
         recipe = Recipe.parse(BASE | fields)
-        pack = Watched([Run(recipe, s, seed) for seed in range(3) for s in (0.1, 1.0, 2.5)], load(recipe))
+        pack = Pack([Run(recipe, s, seed) for seed in range(3) for s in (0.1, 1.0, 2.5)], load(recipe))
+        rows, estimating = [], 0.0
         while not pack.finished:
-            pack.train_epoch()
-        whole = np.array([row["reference"] for row in pack.seen])
+            loop.train_epoch(pack)
+            row, seconds = validated(pack)
+            rows.append(row)
+            estimating += seconds
+        whole = np.array([row["reference"] for row in rows])
         for name in ("moving", "without start", "re-estimated"):
-            squares = (np.array([row[name] for row in pack.seen]) - whole) ** 2
+            squares = (np.array([row[name] for row in rows]) - whole) ** 2
             early, late = (np.sqrt(part.mean()) for part in (squares[:10], squares[10:]))
             print(f"{recipe.label(recipe.informative(fields)):22} {name:14} {early:5.1f} {late:5.1f}")
-        share = pack.estimating / (pack.spent - pack.estimating)
-        print(f"{'':22} re-estimation: {share:.2f} of the training time")
+        print(f"{'':22} re-estimation: {estimating / pack.spent:.2f} of the training time")
 
 
 if __name__ == "__main__":

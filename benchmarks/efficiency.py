@@ -8,7 +8,7 @@ Processor time is counted, so that the load of others matters little.
 from __future__ import annotations
 
 from initmem.data.sources import sizes
-from initmem.engines.execute import pack_size
+from initmem.engines.packs import pack_size
 from initmem.engines.plan import efficiency, matmul_rate
 from initmem.engines.speed import Speedometer, run_flops
 from initmem.recipe import Recipe

@@ -15,9 +15,10 @@ from bench.workloads import Workload
 from torch.profiler import ProfilerActivity, profile
 
 from initmem.data.sources import load
-from initmem.engines.execute import pack_size
+from initmem.engines.packs import pack_size
 from initmem.engines.worker import make_ready
 from initmem.study import Run
+from initmem.train.loop import train_epoch
 from initmem.train.pack import Pack
 
 KINDS = {
@@ -44,12 +45,12 @@ def profiled(workload: Workload) -> tuple[int, float, dict[str, float]]:
     """The pack, seconds of an epoch without the profiler, and the share of each kind."""
     size = pack_size(workload.recipe, workload.sizes)
     pack = Pack([Run(workload.recipe, 1.0, seed) for seed in range(size)], load(workload.recipe))
-    pack.train_epoch()
+    train_epoch(pack)
     started = time.perf_counter()
-    pack.train_epoch()
+    train_epoch(pack)
     seconds = time.perf_counter() - started
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        pack.train_epoch()
+        train_epoch(pack)
     spent = dict.fromkeys([*KINDS, "all else"], 0.0)
     for row in seen.key_averages():
         spent[kind_of(row.key)] += row.self_cpu_time_total

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import Clocks, clocks
+from initmem.measures.measure import MEASURES, measure
 from initmem.measures.memory import memory_table
-from initmem.measures.rows import MEASURES, rows_of
 from initmem.paper import figures
 from initmem.paper import tables as papertables
 from initmem.plots.table_text import render
@@ -144,7 +144,7 @@ def main() -> None:
             store.add_study(study)
         timed("commit", lambda: [store.commit(records[i : i + 50]) for i in range(0, len(records), 50)])
     measures = [timed("memory", lambda: memory_table(records))]
-    measures += [timed(what, lambda what=what: rows_of(what, records)) for what in MEASURES]
+    measures += [timed(what, lambda what=what: measure(records, what)) for what in MEASURES]
     with tempfile.TemporaryDirectory() as temporary:
         out = asked.out or Path(temporary)
         out.mkdir(parents=True, exist_ok=True)

@@ -22,8 +22,8 @@ from bench.compare import gemm_limit
 
 from initmem.data.sources import sizes
 from initmem.engines.engine import Claimed, EpochEnded, Event, cores
-from initmem.engines.execute import packs
 from initmem.engines.local import LocalEngine
+from initmem.engines.packs import packs
 from initmem.recipe import Recipe
 from initmem.store.store import Store
 from initmem.study import Study
@@ -36,7 +36,7 @@ SMALL = load_study("quickstart").recipes[0].model_copy(update={"epochs": 3})
 def seconds(recipe: Recipe, *, runs: int, pack: int, workers: int, warm_up: bool = False) -> float:
     """From the first claim to the last record; or of an epoch, when the first has warmed up all workers."""
     study = Study("growth", "", "growth", "", (recipe,), (1.0,), tuple(range(runs)))
-    cut = packs(study, [sizes(recipe)], size=pack, workers=workers)
+    cut = packs(study, size=pack, workers=workers)
     claimed: list[float] = []
     epochs: dict[str, list[float]] = {}
 

@@ -21,6 +21,7 @@ import torch
 from initmem.data.sources import load
 from initmem.recipe import Recipe
 from initmem.study import Run
+from initmem.train.loop import train_epoch
 from initmem.train.pack import Pack
 
 PAGE = Path(__file__).parents[1] / "docs" / "plugins.md"
@@ -45,7 +46,7 @@ def seconds_per_run(recipe: Recipe, sizes: tuple[int, ...], trials: int) -> list
     for trial in range(trials + 1):
         for pack, mine in zip(packs, times, strict=True):
             started = time.process_time()
-            pack.train_epoch()
+            train_epoch(pack)
             if trial:  # the first epoch warms up
                 mine.append((time.process_time() - started) / pack.replicas)
     return [statistics.median(mine) for mine in times]
@@ -55,11 +56,11 @@ def difference(recipe: Recipe, replicas: int) -> float:
     data = load(recipe)
     runs = [Run(recipe, 0.5 + seed, seed) for seed in range(replicas)]
     packed = Pack(runs, data, dtype=torch.float64)
-    packed.train_epoch()
+    train_epoch(packed)
     worst = 0.0
     for run, rows in zip(runs, packed.history, strict=True):
         alone = Pack([run], data, dtype=torch.float64)
-        alone.train_epoch()
+        train_epoch(alone)
         (expected,) = alone.history[0]["norm"]
         worst = max(worst, abs(rows["norm"][0] - expected) / expected)
     return worst

@@ -22,7 +22,7 @@ from typing import Any
 from full_store import planted
 from playwright.sync_api import Browser, sync_playwright
 
-from initmem.report.board.server import Board
+from initmem.report.board import Board
 from initmem.report.page import write_report
 from initmem.store.store import Store
 from initmem.study_file import load_study

@@ -5,7 +5,7 @@
 Sessions are killed, interrupted, terminated, stopped and continued at random; whichever ends is started
 again. When a study is whole, every record is compared with one of an undisturbed run: the same numbers, bit
 for bit, if it was trained in the same pack, and to rounding if losses had the pack halved. Then a fresh store
-follows, until the time is up. Prints the counts, and exits with 1 if a record was lost, failed or unequal.
+follows, until the time is up. Prints the counts, and exits with 1 if a record was lost, crashed or unequal.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def compare(store: Path, reference: dict[str, RunRecord]) -> Counter[str]:
         other = reference.get(record.id)
         if other is None:
             continue
-        counts["failed"] += record.status == "failed"
+        counts["crashed"] += record.status == "crashed"
         counts["taken over"] += record.provenance["attempts"] > 1
         if record.provenance["pack_id"] == other.provenance["pack_id"] and not record.provenance.get(
             "sessions"
@@ -163,7 +163,7 @@ def main() -> None:
     print(f"{minutes:.1f} minutes, {sum(counts[name] for name in SIGNALS)} signals")
     for name, number in sorted(counts.items()):
         print(f"{number:8,} {name}")
-    bad = ("lost", "strange", "failed", "unequal", "damaged", "not finished")
+    bad = ("lost", "strange", "crashed", "unequal", "damaged", "not finished")
     print("; ".join(f"{name}: {counts[name]}" for name in bad))
     sys.exit(any(counts[name] for name in bad))
 

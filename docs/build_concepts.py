@@ -15,10 +15,11 @@ from matplotlib.figure import Figure
 
 import initmem
 from initmem.clocks import clocks
+from initmem.labels import labels
 from initmem.measures.design import by_recipe, profile
-from initmem.measures.radial import radial_memory
+from initmem.measures.elasticity import norm_elasticity
 from initmem.plots.styles import PALETTE, SEQUENCE
-from initmem.recipe import AnyRecipe, labels, network_of
+from initmem.recipe import AnyRecipe, network_of
 from initmem.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,7 +109,7 @@ def clock() -> Figure:
     styles = dict(zip(sgd, PALETTE, strict=False))
     for (each, records), label in zip(sgd.items(), labels(list(sgd)), strict=True):
         counted = clocks(network_of(each), N_TRAIN)
-        kept, style = radial_memory(records), styles[each]
+        kept, style = norm_elasticity(records), styles[each]
         assert kept is not None
         epochs = range(1, len(counted.sgd) + 1)
         if not each.get("l2"):  # L2 advances another clock

@@ -21,8 +21,8 @@ from unittest.mock import patch
 from rich.console import Console
 
 from initmem.cli import app
-from initmem.plots.table import Table
 from initmem.plots.terminal import GAP, print_table
+from initmem.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "docs" / name for name in ("results.md", "transformers.md", "assumptions.md")]

@@ -55,7 +55,7 @@ def command_line() -> str:
         "[one shape](json.md) for all commands.",
         "| exit code | meaning |\n|---|---|\n"
         "| 0 | all the work that was asked for is done |\n"
-        "| 1 | some runs failed or are missing, or files are damaged |\n"
+        "| 1 | some runs crashed or are missing, or files are damaged |\n"
         "| 2 | a mistake in the input, explained in one line |\n"
         "| 130 | interrupted by Ctrl-C or SIGTERM; the same command resumes |",
     ]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from initmem.report.board.server import Board
+from initmem.report.board import Board
 from initmem.store.results import Results
 
 
@@ -22,11 +22,11 @@ def serving(store: Results, **options: object) -> Iterator[Board]:
         yield board
     finally:
         board.shutdown()
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "waited in vain"
@@ -34,7 +34,7 @@ def until(true: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
-    line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     line.request(method, path, headers=headers)
     answer = line.getresponse()
     answer.body = answer.read() if "event-stream" not in answer.headers["Content-Type"] else b""
@@ -47,7 +47,7 @@ def request(port: int, path: str, method: str = "GET", *more: str) -> bytes:
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
+    return socket.create_connection(("127.0.0.1", port), timeout=60)
 
 
 def rest(line: socket.socket) -> bytes:

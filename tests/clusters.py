@@ -155,7 +155,7 @@ def contract(name: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]
     """Put an engine through all that engines promise; what was seen."""
 
     def engine(workers: int = 2, **settings: Any) -> Any:
-        return engine_named(name, workers=workers, settings=Settings(**settings), **options)
+        return engine_named(name, workers=workers, settings=Settings(**settings), options=options)
 
     found: dict[str, Any] = {}
     whole = Store.create(folder / "whole")

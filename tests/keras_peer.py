@@ -135,7 +135,7 @@ class Peer:
 
     def take_weights(self, pack: Pack) -> None:
         """Start from the pack's weights."""
-        for layer, ours in zip(self.weighted, pack.network.layers(), strict=True):
+        for layer, ours in zip(self.weighted, pack.network.named_layers().values(), strict=True):
             kernel = ours.kernel.detach().numpy()
             axes = (2, 3, 1, 0) if kernel.ndim == 4 else (1, 0)
             layer.set_weights([kernel.transpose(axes), ours.bias.detach().numpy()])
@@ -152,7 +152,7 @@ class Peer:
 
 def pack_variables(pack: Pack) -> Iterator[np.ndarray]:
     """Every variable of a pack of one, weighted layers first, then norms."""
-    for layer in pack.network.layers():
+    for layer in pack.network.named_layers().values():
         yield layer.kernel.detach().numpy()
         yield layer.bias.detach().numpy()
     for module in pack.network.modules():

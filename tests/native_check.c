@@ -4,18 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef long num;
-int convolve(const float *, const float *, const float *, num, num, num, num, num, int, float *);
-int convolve_backward(const float *, const float *, num, num, num, num, num, float *, float *);
-int lanes_convolve(const float *, const float *, const float *, num, num, num, num, num, num, num, int, float *);
-void normalize(const float *, num, num, num, num, num, num, int, const float *, const float *, const float *, double,
-               float *, float *, float *, float *);
-void layer_normalize(const float *, num, num, num, num, num, num, int, const float *, const float *, double, float *,
-                     float *);
-void adam_step(num, const num *, float *const *, float *const *, float *const *, float *const *, double, double, double,
-               double);
-void sum_of_squares(num, const num *, float *const *, num, float *);
-int widest(void);
+#include "layers.h"
 
 enum { N = 3, SIDE = 8, IN = 16, OUT = 24, R = 5, LANES = 8, LARGE = 128, MOST = LARGE * LARGE * 9 };
 static float x[MOST], y[MOST], grad[MOST], kernel[MOST], grad_kernel[MOST], bias[LARGE];

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from conftest import Deferred
 from initmem.errors import ConfigError, ModelError
-from initmem.measures.metric_names import metric_names
+from initmem.metric import metric_names
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.tracker import Tracker
 

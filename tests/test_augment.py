@@ -51,8 +51,8 @@ def test_augmentation_has_its_own_seed_and_is_reproducible(tiny: Recipe) -> None
     assert first.same_result(again)
     assert not np.array_equal(first.history["train_cross_entropy"], other.history["train_cross_entropy"])
     packs = [Pack([Run(recipe, 1.0, 0, pins)], data) for pins in ((), (("augment", 1),))]
-    assert torch.equal(packs[0]._order(1), packs[1]._order(1))
-    assert torch.equal(packs[0].kernels[0], packs[1].kernels[0])
+    assert torch.equal(packs[0].order(1), packs[1].order(1))
+    assert torch.equal(packs[0].parameters[0], packs[1].parameters[0])
 
 
 def test_augmentation_touches_training_batches_only(tiny: Recipe) -> None:

@@ -10,8 +10,8 @@ from initmem.data.sources import load, sizes
 from initmem.errors import ConfigError
 from initmem.recipe import Recipe
 from initmem.study import Run
-from initmem.train.loop import train_pack
-from initmem.train.pack import STATISTICS_BATCHES, Pack
+from initmem.train.loop import STATISTICS_BATCHES, train_epoch, train_pack
+from initmem.train.pack import Pack
 
 DIGITS = {"dataset": "digits", "width": 4, "batch_size": 16, "epochs": 2}
 TRAINED = ("train_cross_entropy", "train_accuracy", "norm", "clock_angular")
@@ -45,7 +45,7 @@ def test_the_statistics_are_the_means_over_the_first_batches_of_the_epoch() -> N
     """A second way to compute them: the inputs of each norm, seen by a hook, batch by batch."""
     own = recipe(model="mlp", width=8, train_size=100)
     pack = Pack([Run(own, 1.0, 0)], load(own), dtype=torch.float64)
-    pack.train_epoch()
+    train_epoch(pack)
     estimated = {name: value.clone() for name, value in pack.network.state_dict().items()}
     for name in ("norm1", "norm2"):
         seen: list[torch.Tensor] = []
@@ -53,7 +53,7 @@ def test_the_statistics_are_the_means_over_the_first_batches_of_the_epoch() -> N
         handle = norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
         pack.network.train()
         with torch.no_grad():
-            for batch in pack._order(1).split(16)[:STATISTICS_BATCHES]:
+            for batch in pack.order(1).split(16)[:STATISTICS_BATCHES]:
                 pack.network(pack.train.packed(batch)[0])
         handle.remove()
         weights = torch.tensor([len(batch) / 100 for batch in seen], dtype=torch.float64)[:, None]

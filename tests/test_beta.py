@@ -11,7 +11,7 @@ from scipy import stats
 from initmem.clocks import clocks
 from initmem.measures.beta import beta_curve, half_life, half_life_limits, half_lives
 from initmem.measures.collapse import collapse, disagreement
-from initmem.measures.rows import measure
+from initmem.measures.measure import measure
 from initmem.measures.statistics import critical, mean_band
 from initmem.recipe import Recipe
 from initmem.record import COLUMNS, RunRecord, summarize

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 import initmem
+from initmem.engines.stale import differences
 from initmem.errors import ConfigError
 from initmem.pipeline.code_version import fingerprint, unhashed_note
 from initmem.pipeline.command import command_fingerprint, study_of
 from initmem.pipeline.source import Fingerprint
-from initmem.pipeline.stale import differences
 from initmem.store.store import Store
 
 PROJECT = {
@@ -825,9 +825,9 @@ def test_failed_runs_are_tried_again_when_the_code_is_fixed(tmp_path: Path) -> N
         return {"test_accuracy": 0.5 / divisor}
 
     broken = run(functools.partial(train, divisor=0), [1.0, 2.0], [0], tmp_path, name="mine")
-    assert len(broken.failures) == 2
+    assert len(broken.crashes) == 2
     written = [path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/record.json")]
     run(functools.partial(train, divisor=0), [1.0, 2.0], [0], tmp_path, name="mine")
     assert [path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/record.json")] == written
     fixed = run(functools.partial(train, divisor=1), [1.0, 2.0], [0], tmp_path, name="mine")
-    assert not fixed.failures and len(Store(tmp_path).records()) == 2
+    assert not fixed.crashes and len(Store(tmp_path).records()) == 2

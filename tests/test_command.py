@@ -114,7 +114,7 @@ def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path: Path) -> None:
 )
 def test_what_goes_wrong_is_said(tmp_path: Path, body: str, words: str) -> None:
     record = trained(program(tmp_path, body))
-    assert record.status == "failed"
+    assert record.status == "crashed"
     assert words in record.error
 
 
@@ -204,11 +204,11 @@ say(test_accuracy=0.5 + 0.1 * scale + 0.001 * seed)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 1, err  # not all that was asked for is done
     said = json.loads(out)["summary"]
-    assert (said["study"], said["completed"], said["failed"]) == ("train me", 5, 1)
-    (cause,) = said["failures"]
+    assert (said["study"], said["completed"], said["crashed"]) == ("train me", 5, 1)
+    (cause,) = said["crashes"]
     assert (cause["cause"], cause["runs"], cause["seed"]) == ("the disk is full", 1, 1)
     records = Store(tmp_path / "store").records()
-    (broken,) = [record for record in records if record.status == "failed"]
+    (broken,) = [record for record in records if record.status == "crashed"]
     assert (broken.run.scale, broken.run.seed) == (2.0, 1)
     assert broken.error.strip().endswith("the disk is full")
     assert initmem.memory(records).memory == pytest.approx(10)
@@ -286,7 +286,7 @@ def test_a_changed_program_is_refused_and_failures_are_explained(
     (tmp_path / "run.toml").write_text("epochs = 3\n")
     code, out, err = ran()
     assert code == 2
-    words = "stopped: the first 3 of 4 runs all failed with initmem.pipeline.command.ProgramError: "
+    words = "stopped: the first 3 of 4 runs all crashed with initmem.pipeline.command.ProgramError: "
     assert f"{words}line 1 of the history: metric test_acc = 97 (allowed: a fraction from 0 to 1)" in err
     (tmp_path / "train.py").write_text(script)  # fixed: they are tried again without being asked to
     code, out, err = ran()

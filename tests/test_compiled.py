@@ -46,7 +46,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path]:
     code = f'#include <stdio.h>\n__attribute__((constructor)) void f(void) {{ fopen("{mark}", "w"); }}\n'
     (place / "evil.c").write_text(code)
     subprocess.run(["cc", "-shared", "-fPIC", "evil.c", "-o", "evil.so"], cwd=place, check=True)
-    compiled.ctypes.CDLL(str(place / "evil.so"))
+    compiled.interface().dlopen(str(place / "evil.so"))
     assert mark.exists()  # it would be noticed
     mark.unlink()
     return (place / "evil.so").read_bytes(), mark
@@ -251,6 +251,7 @@ def test_the_layers_agree_with_plain_loops(compiler, runner, tmp_path):
         *flags,
         "-Wall",
         "-Werror=implicit",
+        f"-I{compiled.SOURCE}",
         "-o",
         str(tmp_path / "check"),
     ]

@@ -33,7 +33,7 @@ def long_epoch() -> list[RunRecord]:
     ("name", "options"),
     [
         pytest.param("local", {}, id="local"),
-        pytest.param("slurm", {"slurm": ["cluster=local"]}, id="slurm"),
+        pytest.param("slurm", {"cluster": "local"}, id="slurm"),
         pytest.param("ray", {}, id="ray"),
     ],
 )
@@ -75,18 +75,20 @@ def test_an_engine_keeps_its_contract(
 
     statuses = {record.id: record.status for record in Store(tmp_path / "bad").records()}
     fine, odd = packs()[0]
-    assert statuses == {fine.id: "completed", odd.id: "failed"}  # an exception is a record
+    assert statuses == {fine.id: "completed", odd.id: "crashed"}  # an exception is a record
     assert found["mistake"] == "the store is gone"  # a mistake stops everything else
 
 
-def test_an_option_of_another_engine_is_a_mistake() -> None:
-    with pytest.raises(ConfigError, match=r"engine = 'cloud' \(allowed: local, ray, slurm\)"):
+def test_an_option_of_another_engine_is_a_mistake(command) -> None:
+    with pytest.raises(ConfigError, match=r"engine = 'cloud' \(allowed: local, inline, ray, slurm\)"):
         engine_named("cloud")
-    with pytest.raises(ConfigError, match="address"):
-        engine_named("local", address="auto")
+    with pytest.raises(ConfigError, match=r"engine option address = 'auto' with engine = 'local'"):
+        engine_named("local", options={"address": "auto"})
     with pytest.raises(ConfigError, match=r"address = '127.0.0.1:1' \(no Ray cluster answers there: "):
-        engine_named("ray", address="127.0.0.1:1")
-    with pytest.raises(ConfigError, match="partition"):
-        engine_named("ray", slurm=["partition=long"])
-    with pytest.raises(ConfigError, match=r"slurm = 'partition' \(allowed: KEY=VALUE"):
-        engine_named("slurm", slurm=["partition"])
+        engine_named("ray", options={"address": "127.0.0.1:1"})
+    with pytest.raises(ConfigError, match=r"partition = 'long' with engine = 'ray' \(allowed: address\)"):
+        engine_named("ray", options={"partition": "long"})
+    with pytest.raises(ConfigError, match=r"cpus_per_task or gpus_per_node = 'many'"):
+        engine_named("slurm", options={"cpus_per_task": "many"})
+    code, _, complaint = command("run", "quickstart", "--engine", "slurm", "--engine-option", "partition")
+    assert code == 2 and "engine option 'partition' (allowed: KEY=VALUE" in complaint

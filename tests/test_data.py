@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from initmem import study_file
+from initmem.data.cache import cache_dir
 from initmem.data.dataset import hold_out
-from initmem.data.sources import cache_dir, load, sizes
+from initmem.data.sources import load, sizes
 from initmem.errors import DataError
 from initmem.recipe import Recipe
 

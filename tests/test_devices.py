@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from initmem.engines.engine import Settings, engine_named, operations_of, places
-from initmem.engines.inline import InlineEngine
+from initmem.engines.engine import Settings, devices, engine_named
 from initmem.engines.local import LocalEngine
 from initmem.engines.provenance import hardware
 from initmem.errors import ConfigError
@@ -25,17 +23,15 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two_gpus")
 def test_gpus_are_shared_out_evenly() -> None:
-    assert places("cuda") == ["cuda:0", "cuda:1"]
-    assert Counter(places("cuda", slots=3)) == {"cuda:0": 3, "cuda:1": 3}
-    assert places("cuda", slots=2)[:2] == ["cuda:0", "cuda:1"]
-    assert places("cuda:1", slots=2) == ["cuda:1", "cuda:1"]
+    assert devices("cuda") == ["cuda:0", "cuda:1"]
+    assert devices("cuda:1") == ["cuda:1"]
 
 
 @pytest.mark.usefixtures("two_gpus")
 def test_every_worker_is_told_its_device(tmp_path: Path, tiny_study: Study) -> None:
     """Processes that only note what they were given stand in for workers; one of them has crashed."""
-    engine = LocalEngine(settings=Settings(device="cuda", slots=2))
-    assert engine.workers == 4
+    assert LocalEngine(settings=Settings(device="cuda")).workers == 2
+    engine = LocalEngine(workers=4, settings=Settings(device="cuda"))
     given: list[str] = []
 
     class Noted(SimpleNamespace):
@@ -54,65 +50,33 @@ def test_every_worker_is_told_its_device(tmp_path: Path, tiny_study: Study) -> N
 
 
 @pytest.mark.parametrize(
-    ("device", "slots", "said"),
+    ("device", "message"),
     [
-        ("tpu", 1, r"device = 'tpu' \(allowed: cpu, cuda, cuda:N, mps\)"),
-        ("cuda:", 1, "device = 'cuda:'"),
-        ("cuda:7", 1, "no such GPU"),
-        ("mps", 1, r"device = 'mps' \(PyTorch finds no such GPU on this machine; allowed: cpu\)"),
-        ("mps:0", 1, "device = 'mps:0'"),
-        ("cpu", 2, r"slots = 2 with device = 'cpu'"),
-        ("cuda", 0, "slots = 0"),
+        ("tpu", r"device = 'tpu' \(allowed: cpu, cuda, cuda:N, mps\)"),
+        ("cuda:", "device = 'cuda:'"),
+        ("cuda:7", "no such GPU"),
+        ("mps", r"device = 'mps' \(PyTorch finds no such GPU on this machine; allowed: cpu\)"),
+        ("mps:0", "device = 'mps:0'"),
     ],
 )
 @pytest.mark.usefixtures("two_gpus")
-def test_what_is_not_there_is_one_line(device: str, slots: int, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        LocalEngine(settings=Settings(device=device, slots=slots))
+def test_what_is_not_there_is_one_line(device: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LocalEngine(settings=Settings(device=device))
 
 
 def test_a_cluster_may_have_what_is_not_here() -> None:
     """Slurm jobs use GPUs that the machine they are submitted from does not have."""
-    settings = Settings(device="cuda", slots=3)
-    engine = engine_named("slurm", workers=2, settings=settings, slurm=["gpus_per_node=4"])
-    assert engine.workers == 2 * 4 * 3
+    settings, options = Settings(device="cuda"), {"gpus_per_node": 4}
+    assert engine_named("slurm", workers=2, settings=settings, options=options).workers == 2 * 4
     with pytest.raises(ConfigError, match="device = 'tpu'"):
         engine_named("slurm", settings=Settings(device="tpu"))
 
 
-# What PyTorch says.
-NO_OPERATION = (
-    "The operator 'aten::_linalg_svd.U' is not currently implemented for the MPS device. If you want this "
-    "op to be considered for addition please comment on https://github.com/pytorch/pytorch/issues/141287"
-)
-NO_DOUBLE = "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
-
-
-def test_a_mac_has_one_gpu_with_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mac_has_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert places("mps") == ["mps"]
-    assert places("mps", slots=2) == ["mps", "mps"]
+    assert devices("mps") == ["mps"]
     assert "Apple GPU" in hardware("mps")
-
-
-@pytest.mark.parametrize(
-    ("error", "named"),
-    [(NotImplementedError(NO_OPERATION), "aten::_linalg_svd.U"), (TypeError(NO_DOUBLE), "float64")],
-)
-def test_an_operation_that_an_apple_gpu_lacks_stops_everything_in_one_line(
-    tmp_path: Path, tiny_study: Study, monkeypatch: pytest.MonkeyPatch, error: Exception, named: str
-) -> None:
-    def lacking(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("initmem.engines.training.train_pack", lacking)
-    engine, store = InlineEngine(Settings(device="mps")), Store.create(tmp_path)
-    with pytest.raises(ConfigError, match=f"^device = 'mps': PyTorch has no {named} on Apple GPUs") as said:
-        engine.run(store, [tiny_study.all_runs()], lambda event: None)
-    assert "\n" not in str(said.value) and "PYTORCH_ENABLE_MPS_FALLBACK=1" in str(said.value)
-    assert store.records() == []  # it is no result of these runs
-    with pytest.raises(type(error)), operations_of("cpu"):  # another device's errors are what they are
-        raise error
 
 
 @pytest.mark.parametrize("engine", ["ray", "slurm"])

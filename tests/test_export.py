@@ -14,10 +14,9 @@ import pytest
 
 from conftest import fake_record
 from initmem.errors import ConfigError
-from initmem.export import export
-from initmem.export.rows import plain_names
+from initmem.export import export, plain_names
 from initmem.recipe import PipelineRecipe
-from initmem.record import COLUMNS, RunRecord, failed
+from initmem.record import COLUMNS, RunRecord, crashed
 from initmem.store.archive import write_archive
 from initmem.store.results import open_results
 from initmem.store.store import Store
@@ -40,7 +39,7 @@ def records(tiny_study: Study) -> list[RunRecord]:
         found[0], history=dict(found[0].history) | {OWN: rng.random(4), "epoch": rng.random(4)}
     )
     found[6] = replace(found[6], finals={"own score": 0.25})
-    found[1] = failed(runs[1], 'Traceback:\n  "boom", they said', {"attempts": 3, "nested": {"a": 1}})
+    found[1] = crashed(runs[1], 'Traceback:\n  "boom", they said', {"attempts": 3, "nested": {"a": 1}})
     return found
 
 
@@ -55,7 +54,7 @@ def store(tmp_path: Path, tiny_study: Study, records: list[RunRecord]) -> Store:
 
 def test_csv_holds_every_number_exactly(store: Store, records: list[RunRecord], tmp_path: Path) -> None:
     done = export(store, "csv")
-    assert (done.place, done.runs, done.written) == (str(tmp_path / "store-csv"), 7, 7)
+    assert (done.output, done.runs, done.written) == (str(tmp_path / "store-csv"), 7, 7)
     with (tmp_path / "store-csv" / "history.csv").open(newline="") as stream:
         rows = {(row["run"], int(row["epoch"])): row for row in csv.DictReader(stream)}
     with (tmp_path / "store-csv" / "runs.csv").open(newline="") as stream:
@@ -137,7 +136,7 @@ def test_tensorboard_reads_what_was_written(store: Store, records: list[RunRecor
         assert ("optimizer" in start.hparams) == (not run.pins)
         assert "patience" not in start.hparams
         end = metadata.parse_session_end_info_plugin_data(about[metadata.SESSION_END_INFO_TAG])
-        assert end.status == (2 if record.status == "failed" else 1)  # STATUS_FAILURE, STATUS_SUCCESS
+        assert end.status == (2 if record.status == "crashed" else 1)  # STATUS_FAILURE, STATUS_SUCCESS
         if record.history:
             assert end.end_time_secs == pytest.approx(record.history["seconds"].sum())
 
@@ -162,7 +161,7 @@ def test_mlflow_reads_what_was_written(store: Store, records: list[RunRecord], t
         assert float(run.data.params["scale"]) == record.run.scale
         assert run.data.params.get("optimizer") == (None if record.run.pins else "sgd")
         assert run.data.tags["initmem.status"] == record.status
-        assert run.info.status == ("FAILED" if record.status == "failed" else "FINISHED")
+        assert run.info.status == ("FAILED" if record.status == "crashed" else "FINISHED")
         summary = {f"summary/{name}": v for name, v in asdict(record.summary).items() if v is not None}
         assert summary.items() <= run.data.metrics.items()
         if record in (records[0], records[2]):  # every column of two
@@ -224,7 +223,7 @@ def test_wandb_reads_what_was_written_offline(
         found = offline_run(path)
         assert found["about"]["project"] == home.name
         assert found["about"]["tags"] == [record.status]
-        assert found["about"]["exit"] == (1 if record.status == "failed" else 0)
+        assert found["about"]["exit"] == (1 if record.status == "crashed" else 0)
         assert found["config"]["scale"] == record.run.scale
         summary = {f"summary/{name}": v for name, v in asdict(record.summary).items() if v is not None}
         assert summary.items() <= found["summary"].items()

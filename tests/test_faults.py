@@ -10,7 +10,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 
+from conftest import fake_record
+from initmem.data.dataset import Dataset
 from initmem.engines.engine import Faulted, Settings, Trainer
-from initmem.engines.training import train_bundled
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
 from initmem.recipe import Recipe
@@ -27,6 +27,8 @@ from initmem.record import RunRecord
 from initmem.store.faults import MOST_LOSSES, Fault, cause_of, from_lines, next_pack, to_line
 from initmem.store.store import Store
 from initmem.study import Run
+from initmem.train.loop import train_pack
+from trainers import train_bundled
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_a_run_for_which_there_is_no_room_alone_is_recorded_as_failed(store: Sto
     large = runs[1]
     trainer = failing(MemoryError("no room"), lambda pack: large in pack)
     Worker(store, Settings(trainer=trainer)).work([runs])
-    assert [store.read(run.id).status for run in runs] == ["completed", "failed", "completed", "completed"]
+    assert [store.read(run.id).status for run in runs] == ["completed", "crashed", "completed", "completed"]
     record = store.read(large.id)
     assert "MemoryError: no room" in str(record.error)
     assert record.provenance["faults"] == {"out of memory": 3}
@@ -115,19 +117,19 @@ def test_an_exception_is_counted_with_the_pack_and_alone(store: Store, runs: lis
 def test_a_network_that_exits_is_a_failed_run(
     store: Store, runs: list[Run], error: BaseException, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exiting(pack: list[Run], **how: Any) -> list[RunRecord]:
+    def exiting(pack: list[Run], data: Dataset, **how: Any) -> list[RunRecord]:
         if runs[0] in pack:
             raise error
-        return train_bundled(pack, **how)
+        return train_pack(pack, data, **how)
 
-    monkeypatch.setattr("initmem.engines.training.train_bundled", exiting)
+    monkeypatch.setattr("initmem.engines.attempt.train_pack", exiting)
     before = signal.signal(signal.SIGINT, lambda *_: None)  # as in a worker process
     try:
         Worker(store, Settings()).work([runs])
     finally:
         signal.signal(signal.SIGINT, before)
     assert str(store.read(runs[0].id).error).strip().endswith(words)
-    assert [store.read(run.id).status for run in runs] == ["failed"] + 3 * ["completed"]
+    assert [store.read(run.id).status for run in runs] == ["crashed"] + 3 * ["completed"]
     assert store.in_flight() == []
 
 
@@ -153,12 +155,12 @@ def test_a_checkpoint_that_does_not_fit_is_dropped(store: Store, runs: list[Run]
 def test_a_mistake_of_the_user_stops_everything_and_keeps_what_is_done(
     store: Store, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mistaken(pack: list[Run], **how: Any) -> list[RunRecord]:
+    def mistaken(pack: list[Run], data: Dataset, **how: Any) -> list[RunRecord]:
         if runs[2] in pack:
             raise ConfigError("field = 1 (allowed: 2)")
-        return train_bundled(pack, **how)
+        return train_pack(pack, data, **how)
 
-    monkeypatch.setattr("initmem.engines.training.train_bundled", mistaken)
+    monkeypatch.setattr("initmem.engines.attempt.train_pack", mistaken)
     with pytest.raises(ConfigError, match="field = 1"):
         Worker(store, Settings()).work([runs[:2], runs[2:]])
     assert [store.has(run) for run in runs] == [True, True, False, False]
@@ -229,7 +231,7 @@ def test_a_run_that_takes_its_workers_with_it_is_found_and_the_rest_is_trained(
         assert len(codes) < 12
     assert set(codes[:-1]) == {-signal.SIGKILL}
     record = store.read(runs[culprit].id)
-    assert record.status == "failed"
+    assert record.status == "crashed"
     assert str(record.error).startswith("lost worker: the worker was lost")
     assert record.provenance["faults"]["lost worker"] == record.provenance["attempts"]
     others = [store.read(run.id) for run in runs if run != runs[culprit]]
@@ -246,11 +248,11 @@ def test_sessions_killed_by_the_user_never_make_a_run_fail(store: Store, runs: l
 
 
 def test_packs_shrink_with_losses_and_recover_with_progress() -> None:
-    def after(*losses: Fault, epoch: int = 0, pack: int = 10) -> int:
-        return next_pack(losses, session="now", epoch=epoch, pack=pack)
+    def after(*losses: Fault, update: int = 0, pack: int = 10) -> int:
+        return next_pack(losses, session="now", update=update, pack=pack)
 
-    def lost(pack: int, epoch: int = 0, session: str = "now") -> Fault:
-        return Fault("lost worker", session, pack, epoch)
+    def lost(pack: int, update: int = 0, session: str = "now") -> Fault:
+        return Fault("lost worker", session, pack, update)
 
     assert after() == 10
     assert after(lost(10)) == 10
@@ -259,53 +261,53 @@ def test_packs_shrink_with_losses_and_recover_with_progress() -> None:
     assert after(lost(10), lost(10), lost(5), lost(2), lost(1), lost(1)) == 1
     assert after(lost(1), lost(1), lost(1)) == 0
     assert after(lost(1), lost(1, session="before"), lost(1, session="before"), pack=1) == 1
-    assert after(*[lost(1, epoch=e) for e in (1, 2, 3, 4)], epoch=4, pack=1) == 1  # it moves on each time
+    assert after(*[lost(1, update=n) for n in (1, 2, 3, 4)], update=4, pack=1) == 1  # it moves on each time
     hung = Fault("timeout", "now", 1)
     assert after(hung, pack=1) == 1
     assert after(hung, hung, pack=1) == 0
     assert after(Fault("exception", "now", 1), *[Fault("out of memory", "now", 1)] * 5) == 10
 
 
-def sleep_in_python() -> None:
-    time.sleep(60)
-
-
 def sleep_with_the_interpreter_locked() -> None:
-    ctypes.PyDLL(None).sleep(60)
+    ctypes.PyDLL(None).sleep(600)
 
 
-@pytest.mark.parametrize("sleep", [sleep_in_python, sleep_with_the_interpreter_locked])
-def test_a_pack_that_hangs_is_ended_tried_again_and_given_up(store: Store, runs: list[Run], sleep) -> None:
+def test_a_pack_that_hangs_is_ended_tried_again_and_given_up(store: Store, runs: list[Run]) -> None:
     def train(pack, on_epoch):
         if runs[1] in pack:
-            sleep()
-        return train_bundled(pack)
+            sleep_with_the_interpreter_locked()
+        return [fake_record(run, 0.5) for run in pack]  # takes no time: a busy machine does not hang
 
-    settings = Settings(trainer=train, timeout=0.3)
+    settings = Settings(trainer=train, timeout=1.0)
     codes = []
     while not codes or codes[-1] != 0:
         codes.append(in_a_child(store.path, "one session", runs[:2], settings))
         assert len(codes) < 6
     assert codes == [1, 1, 1, 1, 0]  # together twice, alone twice
     record = store.read(runs[1].id)
-    assert record.status == "failed"
+    assert record.status == "crashed"
     assert str(record.error).startswith("timeout: ")
-    assert sleep.__name__ in str(record.error)  # where it hung
+    assert "sleep_with_the_interpreter_locked" in str(record.error)  # where it hung
     assert record.provenance["faults"] == {"timeout": 4}
     assert store.read(runs[0].id).status == "completed"
     assert store.read(runs[0].id).provenance["faults"] == {"timeout": 2}
 
 
-def test_a_pack_that_moves_on_is_left_alone_by_the_watchdog(store: Store, runs: list[Run]) -> None:
-    def slow(pack, on_epoch):
-        def later(state):
-            time.sleep(0.2)  # three epochs: together longer than the limit
-            on_epoch(pack[0], {"epoch": state.epoch})
+def test_every_epoch_starts_the_time_limit_again(
+    store: Store, runs: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: events.append("start"))
+    monkeypatch.setattr("faulthandler.cancel_dump_traceback_later", lambda: events.append("stop"))
 
-        return train_bundled(pack, on_epoch=later)
+    def train(pack, on_epoch):
+        on_epoch(pack[0], {"epoch": 1})
+        on_epoch(pack[0], {"epoch": 2})
+        return [fake_record(run, 0.5) for run in pack]
 
-    assert in_a_child(store.path, "", runs[:1], Settings(trainer=slow, timeout=0.5)) == 0
-    assert store.read(runs[0].id).provenance["faults"] == {}
+    Worker(store, Settings(trainer=train, timeout=1000)).work([runs[:1]])
+    assert events == ["start", "start", "start", "stop"]
+    assert not store.paths.hang(runs[0].id).exists()
 
 
 def test_notes_of_faults_survive_a_cut_off_line() -> None:
@@ -330,7 +332,7 @@ epochs = 2
 
 def initmem(*args: object, before: Sequence[str] = (), **options) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-m", "initmem", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, **options)
 
 
 def small_files_only() -> None:
@@ -371,16 +373,9 @@ def test_a_read_only_store_is_one_line_and_can_be_read(tmp_path: Path) -> None:
     assert Store(place).records() == []
 
 
-def test_no_path_leaves_the_store(store: Store, runs: list[Run], tmp_path: Path) -> None:
+def test_no_path_leaves_the_store(store: Store) -> None:
     for name in ("../../etc", "..", "", "0123456789abcde/", "0123456789ABCDEF", "0" * 15 + "\n"):
         with pytest.raises(StoreError, match="16 hexadecimal digits"):
             store.read(name)
         with pytest.raises(StoreError, match="16 hexadecimal digits"):
             store.live.rows(name)
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "precious").touch()
-    (store.path / "runs" / runs[0].id).symlink_to(outside)
-    with pytest.raises(StoreError, match="is a symbolic link"):
-        Worker(store, Settings()).work([runs[:1]])
-    assert [path.name for path in outside.iterdir()] == ["precious"]

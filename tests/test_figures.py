@@ -9,11 +9,11 @@ import pytest
 import planted
 from initmem.errors import ConfigError
 from initmem.paper import figures
-from initmem.paper.figures import select
+from initmem.paper.selection import name_of
 from initmem.plots.captions import caption
 from initmem.plots.model import log_limits
 from initmem.plots.series import common_grid, folded
-from initmem.record import RunRecord, failed
+from initmem.record import RunRecord, crashed
 from initmem.study import Run
 from planted import accuracies, recipe, without
 
@@ -80,10 +80,10 @@ def test_a_batch_size_that_is_wanted_stands_there_without_runs_beside_those_that
 def test_failed_runs_and_perturbed_replicates_are_not_drawn() -> None:
     lost = FULL[0]
     twins = [planted.record(replace(r.run, perturbation=1.001)) for r in FULL]
-    broken = [failed(lost.run, "Traceback", {}), *FULL[1:], *twins]
+    broken = [crashed(lost.run, "Traceback", {}), *FULL[1:], *twins]
     plot = figures.plot_of("1", broken, [MAIN])
     assert plot.missing == ["sgd b16: 2 of 3 seeds at σ = 0.1"]
-    assert "1 runs failed" in plot.notes
+    assert "1 runs crashed" in plot.notes
     assert max(line_of(plot.rows[0][1], "adam").n) == 3
 
 
@@ -349,8 +349,8 @@ def test_another_penalty_stands_in_where_the_usual_one_was_not_run() -> None:
 
 
 def test_names_of_cells_need_no_complete_recipe() -> None:
-    assert select.name_of(("model", "optimizer"), ("linear", "muon")) == "linear muon"
-    assert select.name_of(("optimizer", "l2", "batch_size"), ("sgd", 0.0, 16)) == "sgd b16"
+    assert name_of(("model", "optimizer"), ("linear", "muon")) == "linear muon"
+    assert name_of(("optimizer", "l2", "batch_size"), ("sgd", 0.0, 16)) == "sgd b16"
 
 
 def test_a_diverged_run_without_an_epoch_has_no_gap_but_an_accuracy() -> None:

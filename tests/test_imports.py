@@ -13,10 +13,12 @@ import initmem
 
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
-    {"errors", "seeds"},
-    {"files", "register"},
+    {"errors", "seeds", "machine"},
+    {"files", "catalog", "labels", "bad_fields"},
+    {"register"},
     {"recipe"},
-    {"clocks", "shapes"},
+    {"clocks", "shapes", "table"},
+    {"metric"},
     {"study"},
     {"study_file", "record"},
     {"store"},
@@ -25,6 +27,7 @@ LEVELS = (
     {"train", "plots"},
     {"theory"},
     {"engines"},
+    {"session"},
     {"paper"},
     {"report"},
     {"pipeline", "export"},

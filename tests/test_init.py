@@ -66,7 +66,7 @@ def test_bundled_networks_and_torch_ones_get_the_same_numbers() -> None:
     bundled = build("mlp", replicas=1, shape=(3, 2, 2), classes=3, width=5, norm="batch")
     initialize(bundled, [Run(recipe, 0.7, 11, perturbation=2.0)])
     twin = Init.of(Run(recipe, 0.7, 11, perturbation=2.0)).apply(Twin())
-    for layer, linear in zip(bundled.layers(), (twin.a, twin.b, twin.c), strict=True):
+    for layer, linear in zip(bundled.named_layers().values(), (twin.a, twin.b, twin.c), strict=True):
         assert torch.equal(layer.kernel, linear.weight)
         assert torch.equal(layer.bias, linear.bias)
 

@@ -13,10 +13,11 @@ from scipy.stats import norm
 import initmem
 from conftest import fake_record
 from initmem.engines.engine import Settings
-from initmem.engines.execute import execute_until
 from initmem.measures.design import alpha_spent, analyses_of, analysis_of, levels, schedule
 from initmem.recipe import Recipe
-from initmem.store.store import Store, decode_study, encode_study
+from initmem.session import run_study
+from initmem.store.encoding import decode_study, encode_study
+from initmem.store.store import Store
 from initmem.study import Study
 
 NOISY, QUIET = Recipe(dataset="digits"), Recipe(dataset="digits", optimizer="adam")
@@ -36,7 +37,7 @@ class Planted:
 
 
 def until(study: Study, store: Store, width: float, most: int) -> None:
-    execute_until(study, store, Planted(), width=width, max_seeds=most, pack=1, watch=lambda work: None)
+    run_study(study, store.path, Planted(), until=width, max_seeds=most, pack=1)
 
 
 def test_a_schedule_doubles_from_five_seeds_to_the_most() -> None:
@@ -104,15 +105,6 @@ def test_seeds_added_without_a_plan_are_noted_and_have_no_level(tmp_path: Path) 
     (kept,) = Store(tmp_path).studies()
     known = analyses_of([kept, replace(kept, analyzed=())])[kept.recipes[0]]
     assert known.unplanned == (3, 4)
-    old = json.loads(encode_study(kept))
-    assert "looked" not in old  # the name in archives of version 0.2
-
-
-def test_a_study_of_version_0_2_keeps_its_analyses() -> None:
-    study = Study("s", "", "full", "", (NOISY,), (0.1, 1.0), (0, 1, 2), analyzed=(2,))
-    content = study.to_json()
-    content["looked"] = content.pop("analyzed")
-    assert Study.from_json(content) == study
 
 
 def test_a_recipe_that_left_its_study_keeps_its_analyses(tmp_path: Path, command) -> None:

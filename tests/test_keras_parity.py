@@ -12,8 +12,9 @@ from conftest import Deferred
 from initmem.data.sources import load
 from initmem.recipe import Recipe
 from initmem.study import Run
-from initmem.train import layers, optimizers
+from initmem.train import layers, loop, optimizers
 from initmem.train.layers import Conv, LayerNorm, MovingStatistics
+from initmem.train.loop import train_epoch
 from initmem.train.optimizers import Adam, Decoupled, Momentum, Muon, orthogonalize
 from initmem.train.pack import Pack
 
@@ -49,8 +50,8 @@ def train_both(
     peer.take_weights(pack)
     losses = []
     while not pack.finished:
-        order = pack._order(pack.epoch + 1)[:, 0].numpy()
-        pack.train_epoch()
+        order = pack.order(pack.epoch + 1)[:, 0].numpy()
+        train_epoch(pack)
         total = 0.0
         for start in range(0, n, size):
             index = order[start : start + size]
@@ -151,16 +152,12 @@ def _decay_after(self, gradients, rate, k):
 
 
 def _decay_kernels_only(self):
-    kernels = {id(kernel) for kernel in self.kernels}
-    return [i for i, parameter in enumerate(self.parameters) if id(parameter) in kernels]
+    return self.kernel_indices
 
 
-def _half_penalty(self, gradients, rate, k):
-    kernels = {id(kernel) for kernel in self.kernels}
-    for parameter, gradient in zip(self.parameters, gradients, strict=True):
-        if id(parameter) in kernels:
-            gradient.add_(parameter, alpha=self.recipe.l2)
-    self.optimizer.step(gradients, rate, k)
+def _half_penalty(pack, gradients):
+    for i in pack.kernel_indices:
+        gradients[i].add_(pack.parameters[i], alpha=pack.recipe.l2)
 
 
 def _muon_for_all(self, variables, matrices, recipe):
@@ -182,7 +179,7 @@ DIFFERENCES = {
     "adam epsilon": (Adam, "step", _torch_adam, {"optimizer": "adam", "epsilon": 1e-4}),
     "decay first": (Decoupled, "step", _decay_after, {"weight_decay": 1e-2}),
     "decay of everything": (Pack, "_decayed", _decay_kernels_only, {"weight_decay": 1e-2}),
-    "l2 gradient": (Pack, "_update", _half_penalty, {"l2": 1e-2}),
+    "l2 gradient": (loop, "add_l2", _half_penalty, {"l2": 1e-2}),
     "muon on matrices alone": (Muon, "__init__", _muon_for_all, {"optimizer": "muon"}),
     "padding of strides": (
         Conv,

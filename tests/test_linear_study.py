@@ -11,7 +11,7 @@ import pytest
 from initmem.clocks import clocks
 from initmem.data.sources import load, sizes
 from initmem.engines.engine import EpochEnded, Event, Settings
-from initmem.engines.execute import pipeline_packs
+from initmem.engines.packs import packs
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError
 from initmem.measures.collapse import collapse
@@ -222,5 +222,4 @@ def test_a_worker_trains_linear_runs_as_user_code(tmp_path: Path) -> None:
 
 def test_all_runs_of_a_recipe_move_at_once() -> None:
     study = load_study("linear")
-    packs = pipeline_packs(study, size=lab.PACK)
-    assert [len(pack) for pack in packs] == [60] * 9
+    assert [len(pack) for pack in packs(study, size=lab.PACK, workers=1)] == [60] * 9

@@ -12,7 +12,7 @@ import initmem
 from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.measures.design import levels
-from initmem.measures.rows import MEASURES
+from initmem.measures.measure import MEASURES
 from initmem.recipe import Recipe
 from initmem.store.results import open_results
 from initmem.store.store import Store

@@ -11,16 +11,16 @@ from scipy import stats
 import planted
 from conftest import fake_record
 from initmem.errors import ConfigError
-from initmem.measures.chaos import chaos_floor, seed_variance
+from initmem.measures.chaos import chaos, seed_variance
 from initmem.measures.design import curves, levels, plain
 from initmem.measures.difference import controlled_pairs, difference
-from initmem.measures.interpolation import median_interpolation, survival
+from initmem.measures.elasticity import norm_elasticity
+from initmem.measures.measure import measure
 from initmem.measures.memory import memory
-from initmem.measures.radial import radial_memory
-from initmem.measures.rows import measure
+from initmem.measures.scales import median_interpolation, survival
 from initmem.measures.statistics import adjusted
 from initmem.recipe import PipelineRecipe, Recipe
-from initmem.record import RunRecord, failed, summarize
+from initmem.record import RunRecord, crashed, summarize
 from initmem.store.results import Collection
 from initmem.study import PERTURBATION, Run, Study
 
@@ -43,20 +43,20 @@ def test_radial_memory_is_the_elasticity_of_the_norm(power: float) -> None:
         for s in SCALES
         for k in range(4)
     ]
-    found = radial_memory(records)
+    found = norm_elasticity(records)
     x, y = np.log([[r.summary.norm_init, r.summary.norm_best] for r in records]).T
     assert found.elasticity == pytest.approx(stats.linregress(x, y).slope, rel=1e-9, abs=1e-12)
     assert found.low <= power <= found.high or abs(found.elasticity - power) < 0.01
     assert (found.n_runs, found.n_seeds) == (20, 4)
-    assert radial_memory(records[:1]) is None
+    assert norm_elasticity(records[:1]) is None
     # At the level of an interim analysis the interval is wider by the ratio of Student's quantiles.
-    interim = radial_memory(records, alpha=0.01)
+    interim = norm_elasticity(records, alpha=0.01)
     ratio = stats.t.isf(0.005, 3) / stats.t.isf(0.025, 3)
     assert (interim.high - interim.low) / (found.high - found.low) == pytest.approx(ratio)
     plan = Study("s", "", "full", "", (RECIPE,), SCALES, tuple(range(4)), schedule=(4, 8))
     (row,) = measure(Collection(records, [plan]), "radial")
     level = levels((4, 8))[0]
-    assert row["high"] == pytest.approx(radial_memory(records, alpha=level).high) != found.high
+    assert row["high"] == pytest.approx(norm_elasticity(records, alpha=level).high) != found.high
 
 
 def test_survival_is_the_product_over_event_times() -> None:
@@ -103,16 +103,16 @@ def perturbed_replicates(study: Study, drift: float):
     ]
 
 
-def test_the_chaos_floor_is_what_perturbed_replicates_differ_by() -> None:
+def test_the_chaos_is_what_perturbed_replicates_differ_by() -> None:
     study = Study("s", "", "full", "", (RECIPE,), SCALES, tuple(range(40)), perturbation=PERTURBATION)
     assert len(study.all_runs()) == 2 * 200
-    found = chaos_floor(perturbed_replicates(study, drift=0.02))
+    found = chaos(perturbed_replicates(study, drift=0.02))
     # Only one of each pair drifted here, so a run's own share is the drift over the root of two.
     assert found.deviation == pytest.approx(2 / np.sqrt(2), rel=0.15)
     assert found.n_pairs == 200
-    assert found.floor == pytest.approx(2.326 * found.deviation / np.sqrt(40), rel=0.05)
-    assert chaos_floor(perturbed_replicates(study, drift=0.0)).deviation == 0
-    assert chaos_floor([r for r in perturbed_replicates(study, 0.1) if r.run.perturbation == 1]) is None
+    assert found.noise_range == pytest.approx(2.326 * found.deviation / np.sqrt(40), rel=0.05)
+    assert chaos(perturbed_replicates(study, drift=0.0)).deviation == 0
+    assert chaos([r for r in perturbed_replicates(study, 0.1) if r.run.perturbation == 1]) is None
 
 
 def test_seed_variance_is_split_by_role() -> None:
@@ -262,7 +262,7 @@ def test_where_no_accuracy_was_recorded_the_slope_is_that_of_the_loss() -> None:
     assert lives[0]["value"] == pytest.approx(1.0)
     (chosen,) = measure(records, "beta", metric="clock_sgd")
     assert chosen["metric"] == "clock_sgd"
-    assert measure([failed(record.run, "ValueError", {}) for record in records], "beta") == []
+    assert measure([crashed(record.run, "ValueError", {}) for record in records], "beta") == []
 
 
 def test_differences_of_many_pairs_have_q_values() -> None:

@@ -13,6 +13,7 @@ from initmem.errors import ConfigError
 from initmem.measures.design import Analysis
 from initmem.measures.failures import equal_rates_p, failures, rate_limits
 from initmem.measures.memory import judged, memory, memory_table
+from initmem.measures.memory_columns import columns_of, verdict_table
 from initmem.measures.statistics import (
     adjusted,
     equivalence_p,
@@ -23,11 +24,9 @@ from initmem.measures.statistics import (
     spread,
     spreads,
 )
-from initmem.plots import memory_table as tables
-from initmem.plots.memory_table import columns_of
-from initmem.plots.table import interval
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.study import Run
+from initmem.table import interval
 
 RECIPE = Recipe(dataset="digits")
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)
@@ -448,7 +447,7 @@ def test_runs_of_different_code_are_named_wherever_a_memory_is() -> None:
     assert not [note for each in (known, same, order) for note in memory(each).notes if "versions" in note]
     (note,) = [note for note in memory(other).notes if "versions" in note]
     assert note == "trained by 2 versions of the code (8 and 1 runs): the fingerprints differ"
-    assert note in tables.memory_table(memory_table(other)).notes
+    assert note in verdict_table(memory_table(other)).notes
 
 
 def test_seeds_that_only_shift_are_not_said_to_be_the_same() -> None:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from initmem.data.sources import load, sizes
-from initmem.engines.execute import packs
+from initmem.data.sources import load
+from initmem.engines.packs import packs
 from initmem.engines.plan import plan
 from initmem.recipe import RATE_FREE, Recipe
 from initmem.record import COLUMNS
 from initmem.study import Run, Study
-from initmem.train.loop import train_pack
+from initmem.train.loop import train_epoch, train_pack
 from initmem.train.pack import Pack
 
 BASE = {
@@ -74,15 +74,15 @@ def test_a_checkpoint_of_a_mixed_pack_resumes_alone() -> None:
     runs = [Run(recipe, 1.0, 0) for recipe in recipes(optimizer="adam")]
     data = load(runs[0].recipe)
     pack = Pack(runs, data, dtype=torch.float64)
-    pack.train_epoch()
+    train_epoch(pack)
     saved = copy.deepcopy(pack.checkpoint())
     while not pack.finished:
-        pack.train_epoch()
+        train_epoch(pack)
     for r, run in enumerate(runs):
         alone = Pack([run], data, dtype=torch.float64)
         alone.restore([saved[r]])
         while not alone.finished:
-            alone.train_epoch()
+            train_epoch(alone)
         assert alone.history[0]["val_objective"] == pytest.approx(pack.history[r]["val_objective"], rel=1e-8)
 
 
@@ -101,11 +101,10 @@ def test_other_recipes_do_not_mix(values: dict[str, object]) -> None:
 def test_a_grid_of_rates_fills_packs_and_the_plan_counts_each_recipe() -> None:
     grid = (*recipes(), *recipes(optimizer="momentum"))
     study = Study("mixed", "Mixed", "full", "", grid, (0.5, 1.0), (0,))
-    shapes = [sizes(recipe) for recipe in grid]
-    cut = packs(study, shapes, size=8, workers=1)
+    cut = packs(study, size=8, workers=1)
     assert sorted(map(len, cut)) == [2, 2, 2, 6]
     assert {run for pack in cut for run in pack} == set(study.all_runs())
-    assert sorted(map(len, packs(study, shapes, size=5, workers=1))) == [2, 2, 2, 2, 4]
+    assert sorted(map(len, packs(study, size=5, workers=1))) == [2, 2, 2, 2, 4]
     rows = plan(study, workers=1, calibrated=False).rows
     assert [row.runs for row in rows] == [2] * 6
     assert [row.pack for row in rows] == [6, 6, 6, 2, 2, 2]
@@ -116,9 +115,9 @@ def test_a_mixed_pack_saved_inside_an_epoch_continues_bit_by_bit() -> None:
     data = load(runs[0].recipe)
     whole, pieces = Pack(runs, data), Pack(runs, data)
     while not whole.finished:
-        whole.train_epoch()
+        train_epoch(whole)
     while not pieces.finished:
-        pieces.train_epoch(lambda: True)
+        train_epoch(pieces, lambda: True)
         saved, pieces = pieces.checkpoint(), Pack(runs, data)
         pieces.restore(saved)
     for one, other in zip(whole.history, pieces.history, strict=True):

@@ -13,19 +13,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from initmem import register
 from initmem.data.sources import load, sizes
-from initmem.engines.execute import pack_size
+from initmem.engines.packs import pack_size
 from initmem.errors import ConfigError, ModelError
 from initmem.pipeline.init import Init
 from initmem.recipe import Recipe
 from initmem.register import Tokens
 from initmem.study import Run
 from initmem.train.flops import flops_per_image
-from initmem.train.init import initialized
+from initmem.train.init import initialize_replica, initialized
 from initmem.train.layers import by_replica
-from initmem.train.loop import train_pack
-from initmem.train.modules import build_module, check_module, initialize_module
+from initmem.train.loop import train_epoch, train_pack
+from initmem.train.modules import build_module, check_module
 from initmem.train.pack import Checkpoint, Pack
 from initmem.train.transformers import BUILDERS, GPT2_STD, gpt, vit
+from initmem.train.variables import torch_variables
 from test_train import differences, runs_of
 
 SMALL = {"width": 8, "depth": 1, "heads": 2, "batch_size": 12, "epochs": 2, "learning_rate": 0.05}
@@ -91,8 +92,8 @@ def assert_resumes(recipe: Recipe, replicas: int) -> None:
     data, runs = load(recipe), runs_of(recipe)[:replicas]
     whole = train_pack(runs, data)
     first, calls = Pack(runs, data), iter(range(9))
-    assert first.train_epoch()
-    assert not first.train_epoch(lambda: next(calls) == 1)
+    assert train_epoch(first)
+    assert not train_epoch(first, lambda: next(calls) == 1)
     saved = [Checkpoint({k: t.clone() for k, t in c.tensors.items()}, c.meta) for c in first.checkpoint()]
     assert saved[0].meta["position"] == 2
     torch.manual_seed(123)  # what happened before in the process does not matter
@@ -134,7 +135,7 @@ def test_rescaling_multiplies_the_initialization_of_gpt2() -> None:
     shape = sizes(recipe)
     own = build_module(recipe, shape)
     scaled = copy.deepcopy(own)
-    initialize_module(scaled, Run(recipe, 2.5, 0))
+    initialize_replica(torch_variables(scaled), Run(recipe, 2.5, 0))
     for (name, before), after in zip(own.named_parameters(), scaled.parameters(), strict=True):
         kernel = name.endswith("weight") and "norm" not in name
         assert torch.equal(after, before * 2.5 if kernel else before), name
@@ -149,7 +150,7 @@ def test_a_perturbed_replicate_differs_in_one_weight() -> None:
     recipe = Recipe.parse(VIT)
     made = [build_module(recipe, sizes(recipe)) for _ in range(2)]
     for module, perturbation in zip(made, (1.0, 1.001), strict=True):
-        initialize_module(module, Run(recipe, 1.0, 0, (), perturbation))
+        initialize_replica(torch_variables(module), Run(recipe, 1.0, 0, (), perturbation))
     changed = sum(int((a != b).sum()) for a, b in zip(*(m.parameters() for m in made), strict=True))
     assert changed == 1
 
@@ -174,7 +175,7 @@ def test_frozen_and_unused_parameters_stay_as_they_are() -> None:
     recipe = Recipe.parse({"model": "own", "dataset": "synthetic:60x1x8x8", "batch_size": 12, "epochs": 2})
     pack = Pack(runs_of(recipe), load(recipe))
     before = {name: value.clone() for name, value in pack.network.state_dict().items()}
-    pack.train_epoch()
+    train_epoch(pack)
     changed = {
         name for name, value in pack.network.state_dict().items() if not torch.equal(value, before[name])
     }

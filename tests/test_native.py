@@ -22,6 +22,7 @@ from initmem.train.layers import (
     MovingStatistics,
     by_replica,
 )
+from initmem.train.loop import train_epoch
 from initmem.train.models import ResNet9
 from initmem.train.native import blocks
 from initmem.train.optimizers import optimizer_for
@@ -63,6 +64,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(native, "code", Code)
     return called
+
+
+def test_the_library_has_every_function_that_the_header_declares():
+    library = compiled.library()
+    for name in dir(library.code):
+        if library.widest > 8 or not name.endswith("_wide"):
+            assert callable(getattr(library.code, name))
 
 
 def images(n: int, channels: int, side: int, seed: int = 0) -> Tensor:
@@ -370,7 +378,7 @@ def test_a_pack_in_lanes_goes_the_way_of_a_pack_of_the_library(replicas, norm, m
         with torch.no_grad():
             by_replica(packed.network.kernels()[0], replicas)[2].fill_(float("nan"))
         for _ in range(2):
-            packed.train_epoch()
+            train_epoch(packed)
         return packed
 
     ours = trained()
@@ -552,13 +560,13 @@ def test_a_run_goes_the_same_way_with_and_without(model, norm, functions, monkey
         monkeypatch.setattr(native, name, lambda *a, w=whole, n=name, **k: used.append(n) or w(*a, **k))
     ours = pack(model=model, norm=norm)
     for _ in range(2):
-        ours.train_epoch()
+        train_epoch(ours)
     assert set(used) == functions
     used.clear()
     monkeypatch.setattr(native, "library", lambda: None)
     theirs = pack(model=model, norm=norm)
     for _ in range(2):
-        theirs.train_epoch()
+        train_epoch(theirs)
     assert not used
     for name in ("train_cross_entropy", "val_objective", "norm"):
         assert ours.history[0][name] == pytest.approx(theirs.history[0][name], rel=1e-4), name
@@ -674,13 +682,13 @@ def test_a_checkpoint_continues_with_and_without(replicas, width, calls, monkeyp
 
     def begun() -> Pack:
         packed = pack(replicas, **fields)
-        packed.train_epoch()
+        train_epoch(packed)
         return packed
 
     def continued(before: Pack) -> list[dict[str, list[float]]]:
         packed = pack(replicas, **fields)
         packed.restore(before.checkpoint())
-        packed.train_epoch()
+        train_epoch(packed)
         return packed.history
 
     ours = begun()

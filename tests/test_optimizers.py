@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from initmem.clocks import epoch_rates, family_of, horizon_sums, is_adaptive, step_momentum
-from initmem.data.sources import load, sizes
-from initmem.engines.execute import packs
+from initmem.data.sources import load
+from initmem.engines.packs import packs
 from initmem.errors import ConfigError
 from initmem.recipe import ALONE, OPTIMIZERS, TORCH_OPTIMIZERS, Recipe
 from initmem.record import RunRecord
 from initmem.study import Run, Study
 from initmem.study_file import load_study
 from initmem.train.layers import by_replica
-from initmem.train.loop import train_pack
+from initmem.train.loop import train_epoch, train_pack
 from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
 
@@ -229,7 +229,7 @@ def test_a_pack_saved_inside_an_epoch_continues_bit_by_bit(tiny: Recipe, name: s
     for batches in (1, 6):
         asked = iter([False] * (batches - 1) + [True])
         pack = Pack(runs, data)
-        while pack.train_epoch(lambda asked=asked: next(asked, False)):
+        while train_epoch(pack, lambda asked=asked: next(asked, False)):
             pass
         resumed = train_pack(runs, data, resume=pack.checkpoint())
         assert all(a.same_result(b) for a, b in zip(whole, resumed, strict=True))
@@ -240,7 +240,7 @@ def test_an_optimizer_that_sees_whole_variables_trains_alone(tiny: Recipe) -> No
     with pytest.raises(ValueError, match="one replica at a time"):
         Pack(runs_of(recipe), load(recipe))
     study = Study("s", "s", "full", "", (recipe,), (0.5, 1.0), (0, 1))
-    assert [len(runs) for runs in packs(study, [sizes(recipe)], size=4, workers=1)] == [1] * 4
+    assert [len(runs) for runs in packs(study, size=4, workers=1)] == [1] * 4
 
 
 @pytest.mark.parametrize(("name", "allowed"), [("sdg", "'torch:NAME'"), ("torch:LBFGS", "'torch:AdamW'")])
@@ -264,7 +264,7 @@ def test_the_study_of_the_page_loads(tmp_path: Path) -> None:
 def test_schedule_free_is_evaluated_at_the_average_with_statistics_of_its_own(tiny: Recipe) -> None:
     recipe = Recipe.parse(tiny.changes() | {"optimizer": "schedule-free-adamw", "epochs": 1})
     pack = Pack(runs_of(recipe), load(recipe), dtype=torch.float64)
-    pack.train_epoch()
+    train_epoch(pack)
     names = [name for name, _ in pack.network.named_parameters()]
     iterate = {name: value.clone() for name, value in pack._variables().items()}
     state = pack.optimizer.state(names)
@@ -278,8 +278,8 @@ def test_schedule_free_is_evaluated_at_the_average_with_statistics_of_its_own(ti
     pack.network.train()
     first, seen = pack.network.stem.conv, []
     first.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    for batch in pack._order(1).split(recipe.batch_size):
-        pack._logits(pack.train.packed(batch)[0])
+    for batch in pack.order(1).split(recipe.batch_size):
+        pack.logits(pack.train.packed(batch)[0])
     shares = torch.tensor([len(each) for each in seen], dtype=torch.float64)[:, None] / len(pack.train)
     means = (shares * torch.stack([each.mean((0, 2, 3)) for each in seen])).sum(0)
     variances = (shares * torch.stack([each.var((0, 2, 3), correction=0) for each in seen])).sum(0)

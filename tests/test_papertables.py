@@ -10,11 +10,11 @@ import pytest
 import planted
 from initmem.errors import ConfigError, StoreError
 from initmem.paper import tables as papertables
-from initmem.paper.tables.cells import mean_of, paper_table
-from initmem.plots.table import Column, Mean, Table, cell
+from initmem.paper.cells import mean_of, paper_table
 from initmem.plots.table_text import latex_escape, render
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
+from initmem.table import Column, Mean, Table, cell
 from planted import accuracies, recipe
 
 ALL = planted.everything()
@@ -246,7 +246,7 @@ def test_text_lines_up_and_names_what_is_missing(odd: Table) -> None:
     assert "— missing: a_b: no runs." in text
 
 
-@pytest.mark.parametrize("ending", papertables.ENDINGS)
+@pytest.mark.parametrize("ending", [".txt", ".md", ".tex", ".csv"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_table_is_written_in_every_format_from_a_store_with_gaps(name: str, ending: str) -> None:
     some: list[RunRecord] = [r for i, r in enumerate(RECORDS) if i % 3 and r.run.recipe.batch_size == 16]

@@ -22,11 +22,11 @@ from torch import nn
 import initmem
 from initmem.cli import app
 from initmem.engines.engine import Settings
-from initmem.engines.inline import InlineEngine
-from initmem.engines.local import LocalEngine
+from initmem.engines.local import InlineEngine, LocalEngine
 from initmem.errors import ConfigError, StoreError
+from initmem.labels import labels
 from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
-from initmem.recipe import PipelineRecipe, Recipe, labels, network_of
+from initmem.recipe import PipelineRecipe, Recipe, network_of
 from initmem.store.encoding import decode, encode
 from initmem.store.store import Store
 from initmem.study import Run
@@ -173,10 +173,10 @@ def test_a_failure_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:
         tracker.end_epoch(test_accuracy=0.5)
 
     result = run(train, [1.0, 2.0], [0, 1, 2], tmp_path)
-    assert list(result.failures) == [(2.0, 1)]
-    assert "ZeroDivisionError: too large" in result.failures[2.0, 1]
+    assert list(result.crashes) == [(2.0, 1)]
+    assert "ZeroDivisionError: too large" in result.crashes[2.0, 1]
     assert result.memory().n_seeds == 2
-    assert "1 of 6 runs failed: 1 with ZeroDivisionError: too large (the first: scale 2, seed 1)" in str(
+    assert "1 of 6 runs crashed: 1 with ZeroDivisionError: too large (the first: scale 2, seed 1)" in str(
         result
     )
     again = run(train, [1.0, 2.0], [0, 1, 2], tmp_path)  # nothing has changed
@@ -187,7 +187,7 @@ def test_a_failure_is_a_record_and_the_rest_goes_on(tmp_path: Path) -> None:
     ):
         run(train, [1.0, 2.0], [0, 1, 2], tmp_path)
     result = run(train, [1.0, 2.0], [0, 1, 2], tmp_path, keep_old=True)
-    assert not result.failures
+    assert not result.crashes
     assert "5 of 6 runs were trained before this changed" in str(result)
 
 
@@ -246,10 +246,10 @@ def test_what_looks_wrong_is_said(tmp_path: Path) -> None:
 
 def test_training_code_that_says_nothing_fails(tmp_path: Path) -> None:
     result = run(lambda init, tracker: init.scale, [1.0], [0], tmp_path)
-    with pytest.raises(StoreError, match="1 of 1 runs failed"):
+    with pytest.raises(StoreError, match="1 of 1 runs crashed"):
         result.memory()
     assert "nothing measured" in str(result)
-    assert "no epoch was ended and no metric returned" in result.failures[1.0, 0]
+    assert "no epoch was ended and no metric returned" in result.crashes[1.0, 0]
     assert result.study.name == "pipeline"
 
 
@@ -410,7 +410,7 @@ def test_a_plain_script_trains_in_processes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("6 10 pp")
-    assert "1 of 6 runs failed: 1 with OSError: no space (the first: scale 1, seed 1)" in done.stderr
+    assert "1 of 6 runs crashed: 1 with OSError: no space (the first: scale 1, seed 1)" in done.stderr
     records = Store(tmp_path / "runs").records()
     assert {record.provenance["threads"] for record in records if record.status == "completed"} == {1}
 
@@ -423,7 +423,7 @@ def test_what_cannot_travel_is_trained_here(tmp_path: Path, capsys: pytest.Captu
             tracker.end_epoch(test_accuracy=0.5)
 
     result = initmem.run(train, [1.0], [0], tmp_path)
-    assert len(result.records) == 1 and not result.failures
+    assert len(result.records) == 1 and not result.crashes
     assert "cannot be sent to other processes (cannot pickle '_thread.lock'" in capsys.readouterr().err
     assert isinstance(engine_for("local", settings_of(trained), 2), LocalEngine)
     assert isinstance(engine_for("inline", settings_of(trained), 2), InlineEngine)
@@ -496,7 +496,7 @@ def test_failures_in_a_grid_have_their_recipe(tmp_path: Path) -> None:
         return {"loss": 1 / init.recipe["divisor"]}
 
     result = run(train, [1.0], [0], tmp_path, name="mine", grid={"divisor": [0, 1]})
-    assert list(result.failures) == [("mine divisor=0", 1.0, 0)]
+    assert list(result.crashes) == [("mine divisor=0", 1.0, 0)]
     assert [row.recipe for row in result.memories()] == ["mine divisor=1"]
 
 
@@ -652,13 +652,13 @@ def test_code_that_exits_is_a_failed_run(tmp_path: Path) -> None:
         (3, "SystemExit: None (the training code"),
         (4, "Odd: strange"),
     ):
-        assert words in result.failures[1.0, seed] or f"1 with {words}" in str(result)
+        assert words in result.crashes[1.0, seed] or f"1 with {words}" in str(result)
 
 
 def test_workers_survive_code_that_exits(tmp_path: Path) -> None:
     # A worker ignores Ctrl-C, so a KeyboardInterrupt there comes from the training code.
     result = initmem.run(leaving, [1.0], [0, 1, 5], tmp_path, progress=False, workers=1)
-    assert list(result.failures) == [(1.0, 1), (1.0, 5)]
+    assert list(result.crashes) == [(1.0, 1), (1.0, 5)]
     assert {record.provenance["attempts"] for record in result.records} == {1}
 
 
@@ -674,17 +674,17 @@ def test_a_study_whose_first_runs_fail_alike_stops(
     with pytest.raises(initmem.InitmemError) as caught:
         run(train, [1.0, 2.0], range(5), tmp_path)
     words = "ConfigError: metric test_accuracy = 97 (allowed: a fraction from 0 to 1)"
-    assert f"stopped: the first 3 of 10 runs all failed with initmem.errors.{words}" in str(caught.value)
+    assert f"stopped: the first 3 of 10 runs all crashed with initmem.errors.{words}" in str(caught.value)
     assert len(calls) == 3
     app(["status", str(tmp_path)], standalone_mode=False)
-    assert "failed: 3 with initmem.errors.ConfigError: metric test_accuracy = 97" in capsys.readouterr().out
+    assert "crashed: 3 with initmem.errors.ConfigError: metric test_accuracy = 97" in capsys.readouterr().out
     app(["status", str(tmp_path), "--json"], standalone_mode=False)
     (study,) = json.loads(capsys.readouterr().out)["summary"]["studies"]
-    assert [(cause["runs"], cause["scale"], cause["seed"]) for cause in study["failures"]] == [(3, 1.0, 0)]
+    assert [(cause["runs"], cause["scale"], cause["seed"]) for cause in study["crashes"]] == [(3, 1.0, 0)]
     result = run(train, [1.0, 2.0], range(5), tmp_path, keep_going=True)
-    assert len(calls) == 10 and len(result.failures) == 10
+    assert len(calls) == 10 and len(result.crashes) == 10
     page = result.report(tmp_path / "report.html").read_text()
-    assert "10 of 10 runs failed: 10 with initmem.errors.ConfigError: metric test_accuracy = 97" in page
+    assert "10 of 10 runs crashed: 10 with initmem.errors.ConfigError: metric test_accuracy = 97" in page
 
 
 def test_losses_print_with_significant_digits(tmp_path: Path, capsys) -> None:
@@ -703,14 +703,14 @@ def test_runs_that_fail_each_in_its_own_way_do_not_stop_a_study(tmp_path: Path) 
     def train(init, tracker):
         raise [ValueError("shape"), KeyError("name"), OSError("file")][init.seed % 3]
 
-    assert len(run(train, [1.0], range(6), tmp_path / "a").failures) == 6
+    assert len(run(train, [1.0], range(6), tmp_path / "a").crashes) == 6
 
     def first_only(init, tracker):
         if init.seed in (1, 2, 3, 4):
             raise ValueError("no")
         return {"loss": 1.0}
 
-    assert len(run(first_only, [1.0], range(6), tmp_path / "b").failures) == 4
+    assert len(run(first_only, [1.0], range(6), tmp_path / "b").crashes) == 4
 
 
 def test_a_time_limit_is_for_worker_processes(tmp_path: Path) -> None:
@@ -730,12 +730,12 @@ def sleeping(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
 
 def test_a_run_that_hangs_is_a_failed_run_of_this_code(tmp_path: Path) -> None:
     result = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=10, progress=False)
-    assert list(result.failures) == [(1.0, 1)]
-    assert "timeout" in result.failures[1.0, 1]
+    assert list(result.crashes) == [(1.0, 1)]
+    assert "timeout" in result.crashes[1.0, 1]
     done, hung = (record.provenance["fingerprint"] for record in result.records)
     assert hung == done  # so that the same code is not tried again, and other code is
     again = run(sleeping, [1.0], [0, 1], tmp_path)  # without a time limit: it would hang here
-    assert list(again.failures) == [(1.0, 1)]
+    assert list(again.crashes) == [(1.0, 1)]
 
 
 def dividing(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
@@ -744,7 +744,7 @@ def dividing(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
 
 def test_worker_processes_stop_early_too(tmp_path: Path) -> None:
     with pytest.raises(
-        initmem.InitmemError, match=r"stopped: the first \d of 40 runs all failed with ZeroDivision"
+        initmem.InitmemError, match=r"stopped: the first \d of 40 runs all crashed with ZeroDivision"
     ):
         initmem.run(dividing, [1.0, 2.0], range(20), tmp_path, progress=False, workers=1)
     assert 3 <= len(Store(tmp_path).records()) < 40

@@ -10,27 +10,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from conftest import fake_record
 from initmem.data.sources import sizes
 from initmem.engines.plan import (
-    Pipeline,
     _makespan,
-    accelerator_rate,
     plan,
     record_bytes,
     run_flops,
-    simulate,
 )
-from initmem.engines.progress import duration as in_words
 from initmem.engines.speed import Elapsed, Speedometer
-from initmem.errors import ConfigError
-from initmem.pipeline.bundled import bundled_pipeline, schedule_of
+from initmem.errors import duration as in_words
+from initmem.pipeline.bundled import bundled_pipeline
 from initmem.recipe import MODELS, Recipe
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
 from initmem.study_file import load_study
-from initmem.train import native
+from initmem.train import loop, native
 from initmem.train.batches import EVALUATION_PIXELS
 from initmem.train.flops import flops_per_image
 from initmem.train.models import build
-from initmem.train.pack import Pack
 
 
 @pytest.mark.parametrize("side", [8, 32])
@@ -106,8 +101,8 @@ def test_packs_go_to_the_first_free_worker(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_pipeline_is_timed_too() -> None:
     study = load_study("linear", "smoke")
-    found = plan(study, workers=2, pipeline=Pipeline(*bundled_pipeline(study), schedule_of))
-    assert (found.runs, len(found.rows), found.flops, found.accelerator_hours) == (36, 9, None, None)
+    found = plan(study, workers=2, pipeline=bundled_pipeline(study))
+    assert (found.runs, len(found.rows), found.flops) == (36, 9, None)
     assert found.hours_here is not None
     assert 3 / 3600 < found.hours_here < 0.1
     assert [row.updates for row in found.rows[:3]] == [2 * 512 // 4, 2 * 512 // 8, 2 * 512 // 16]
@@ -131,32 +126,12 @@ def test_disk_is_what_a_record_takes(tiny: Recipe) -> None:
     assert record_bytes(longer) == pytest.approx(real, rel=0.35)
 
 
-def test_the_schedule_is_list_scheduling() -> None:
-    study = load_study("depth", "lab")
-    rate = accelerator_rate("a100", 0.3)
-    found = simulate(study, gpus=7, accelerator="a100", utilization=0.3)
-    durations = sorted(
-        (run_flops(r.recipe, sizes(r.recipe)) / rate / 3600 for r in study.all_runs()), reverse=True
-    )
-    ends = [0.0] * 7
-    for duration in durations:
-        ends[ends.index(min(ends))] += duration
-    assert found.makespan_hours == pytest.approx(max(ends))
-    assert found.makespan_hours >= sum(durations) / 7
-    assert found.busy == pytest.approx(sum(durations) / 7 / max(ends))
-
-
-def test_an_unknown_accelerator_is_explained() -> None:
-    with pytest.raises(ConfigError, match=r"accelerator = 'abacus' .allowed: h100"):
-        accelerator_rate("abacus", 0.5)
-
-
 def test_planning_evaluates_little_and_times_recipes_of_one_shape_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[int] = []
-    evaluate = Pack.evaluate
-    monkeypatch.setattr(Pack, "evaluate", lambda self, x: looked.append(len(x)) or evaluate(self, x))
+    evaluate = loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", lambda pack, x: looked.append(len(x)) or evaluate(pack, x))
     first = Recipe.parse({"dataset": "text:64", "model": "gpt", "width": 8, "depth": 1, "epochs": 3})
     speed = Speedometer()
     once = speed.measure(first, sizes(first), 2)

@@ -43,15 +43,17 @@ def test_the_noise_of_a_pilot_is_pooled_over_scales_and_free_of_seed_levels() ->
     (row,) = power_rows(other, noise=None, pilot=records)
     assert (row.noise_from, row.planned) == ("pilot, other recipes", 3)
     assert row.seeds_to_find < row.seeds_to_forget
-    with pytest.raises(ConfigError, match=r"allowed: --noise POINTS, or --pilot STORE"):
+    with pytest.raises(ConfigError, match="allowed: points, or a store"):
         power_rows(study, noise=None)
 
 
 def test_plan_prints_the_power(command) -> None:
-    code, out, _ = command("plan", "quickstart", "--power", "--noise", "1.5", "--memory", "6", "--json")
+    code, out, _ = command("plan", "quickstart", "--power", "1.5", "--memory", "6", "--json")
     assert code == 0
     rows = json.loads(out)["rows"]
     assert {row["noise"] for row in rows} == {1.5}
     assert all(row["memory"] == 6 and row["seeds_to_find"] <= row["seeds_to_forget"] for row in rows)
-    code, _, complaint = command("plan", "quickstart", "--power")
-    assert code == 2 and "power needs the noise" in complaint
+    code, _, complaint = command("plan", "quickstart", "--power", "-1")
+    assert code == 2 and "allowed: points above 0, or a store" in complaint
+    code, _, complaint = command("plan", "quickstart", "--power", "nowhere")
+    assert code == 2 and "no store here" in complaint

@@ -20,7 +20,8 @@ def start(folder: Path, cluster: RayCluster, *options: str) -> subprocess.Popen[
     file = folder / "study.toml"
     file.write_text(STUDY_FILE)
     command = [sys.executable, "-m", "initmem", "run", file, "--store", folder / "store", "--json"]
-    command += ["--pack", "2", "--checkpoint-every", "0.2", "--engine", "ray", "--address", cluster.address]
+    command += ["--pack", "2", "--checkpoint-every", "0.2", "--engine", "ray"]
+    command += ["--engine-option", f"address={cluster.address}"]
     return subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     )

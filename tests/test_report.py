@@ -18,27 +18,23 @@ import planted
 from conftest import fake_record
 from initmem import __version__
 from initmem.errors import StoreError
+from initmem.measures.measure import measure, measure_table
 from initmem.measures.memory import Memory, memory_table
-from initmem.measures.rows import measure
 from initmem.measures.statistics import critical
 from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
 from initmem.plots.captions import caption
-from initmem.plots.columns import measure_table
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
 from initmem.plots.model import Plot, Series
 from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
-from initmem.record import RunRecord, Summary, failed, summarize
+from initmem.record import RunRecord, Summary, crashed, summarize
 from initmem.report import charts
-from initmem.report import page as pages
-from initmem.report.audit import packs, run_rows, which
 from initmem.report.content import Content
 from initmem.report.notebook import verdict_html
-from initmem.report.page import render, write_report
-from initmem.report.recipe_stats import Kept
-from initmem.report.tables import paper_table
-from initmem.report.verdicts import headline, scale_table
+from initmem.report.page import SECTIONS, render, sections, write_report
+from initmem.report.tables import packs, published, run_rows, which
+from initmem.report.verdicts import headline, reached
 from initmem.store.results import Survey
 from initmem.store.store import Store
 from initmem.study import Run, Study
@@ -129,8 +125,8 @@ def test_every_part_has_its_place_for_every_kind_of_study() -> None:
         planted.study("one seed", planted.grid(optimizer=["adam"]), seeds=[1]),
         planted.study("one scale", planted.grid(optimizer=["muon"]), scales=[1.0]),
     ]
-    parts = pages.parts(content_of(studies, planted.records(*studies)))
-    assert list(parts) == list(pages.PARTS)
+    parts = sections(content_of(studies, planted.records(*studies)))
+    assert list(parts) == list(SECTIONS)
     for part in parts.values():
         assert "NaN" not in part.html
         assert "Infinity" not in part.html
@@ -154,7 +150,7 @@ def memory_row(verdict: str, **values: object) -> Memory:
         (["inconclusive"] * 3, "All 3 recipes are inconclusive."),
         (
             ["forgets", "remembers", "inconclusive", "remembers"],
-            "2 of 4 recipes remember their initialization; 1 forgets it; 1 is inconclusive.",
+            "2 of 4 recipes remember their initialization; 1 forgets its initialization; 1 is inconclusive.",
         ),
         (
             ["forgets", "forgets", "inconclusive"],
@@ -171,10 +167,9 @@ def test_the_numbers_are_those_of_the_measures() -> None:
     records = planted.records(*studies)
     content = content_of(studies, records)
     order = [recipe for study in studies for recipe in study.recipes]
-    assert content.memories == memory_table(records, recipes=order)
-    assert content.memories[0].memory == pytest.approx(
-        float(np.ptp(planted.accuracies(order[0]).mean(axis=1)))
-    )
+    memories = list(content.memories.values())
+    assert memories == memory_table(records, recipes=order)
+    assert memories[0].memory == pytest.approx(float(np.ptp(planted.accuracies(order[0]).mean(axis=1))))
     plots = charts.curves(content)
     series = series_of(plots["test_accuracy"])
     assert set(series) == {recipe.id for recipe in order}
@@ -206,7 +201,7 @@ def test_every_point_leads_to_its_runs() -> None:
         one for panel in data["choices"][0]["panels"] for one in panel["series"] if one["recipe"] == recipe.id
     ]
     assert set(data["runs"][written["runs"]][written["x"].index(1.8)]) == wanted
-    rows = run_rows(content, content.groups[recipe])
+    rows = run_rows(content, recipe)
     shown = {row[0] for row in rows["rows"] if row[rows["columns"].index("scale")] == 1.8}
     assert shown == wanted
 
@@ -226,16 +221,16 @@ def test_runs_that_never_fitted_are_counted_not_dropped() -> None:
 def test_charts_have_few_lines_and_a_name_keeps_its_style() -> None:
     studies = planted.everything()
     content = content_of(studies, planted.records(*studies))
-    assert sum(len(facet.members) for facet in content.facets) == len(content.stats)
-    for facet in content.facets:
+    facets = charts.facets_by_study(content)
+    assert sum(len(facet.members) for facet in facets) == len(content.stats)
+    styles: dict[str, set[object]] = {}
+    for facet in facets:
         assert len(facet.members) <= 8
         assert len({member.label for member in facet.members}) == len(facet.members)
         assert len({PALETTE.index(member.style) for member in facet.members}) == len(facet.members)
-    styles: dict[str, set[object]] = {}
-    for facet in content.facets:
         for member in facet.members:
             styles.setdefault(member.label, set()).add(member.style)
-    assert all(len(found) == 1 for found in styles.values())
+    assert all(len(chosen) == 1 for chosen in styles.values())
 
 
 def test_long_curves_are_thinned_with_both_ends() -> None:
@@ -247,37 +242,39 @@ def test_long_curves_are_thinned_with_both_ends() -> None:
     assert numbers([float("nan"), None, 1.23456789]) == [None, None, 1.2346]
 
 
-def test_published_values_stand_beside_measured_ones_with_the_effort() -> None:
-    studies = [planted.main_grid()]
-    table = paper_table(content_of(studies, planted.records(*studies)))
-    rows = [[cell.text for cell in row] for row in table.rows]
-    sgd = planted.recipe(optimizer="sgd", batch_size=128)
-    means = planted.accuracies(sgd).mean(axis=1)
-    wanted = ["sgd b128", "memory (pp)", "26.5", f"{np.ptp(means):.1f}"]
-    (found,) = [row for row in rows if row[:4] == wanted]
-    assert found[5:7] == ["5 × 3", "mini"]
-    assert "width 8" in found[7] and f"{planted.EPOCHS} epochs" in found[7]
-    assert ["sgd b128", "test accuracy at σ = 0.1 (%)", "85.0", f"{means[0]:.1f}"] in [
-        row[:4] for row in rows
+def published_rows(studies: list[Study], records: list[RunRecord]) -> list[tuple[str, str, str, str]]:
+    """Recipe, quantity, the published value, and the measured one or why there is none."""
+    content = content_of(studies, records)
+    return [
+        (content.names[row.recipe], row.quantity, str(row.reference), row.void or f"{row.value:.1f}")
+        for row in published(content)
     ]
+
+
+def test_published_values_stand_next_to_measured_ones_with_the_effort() -> None:
+    studies = [planted.main_grid()]
+    records = planted.records(*studies)
+    means = planted.accuracies(planted.recipe(optimizer="sgd", batch_size=128)).mean(axis=1)
+    rows = published_rows(studies, records)
+    assert ("sgd b128", "memory (pp)", "26.5", f"{np.ptp(means):.1f}") in rows
+    assert ("sgd b128", "test accuracy at σ = 0.1 (%)", "85.0", f"{means[0]:.1f}") in rows
+    seen = text_of(sections(content_of(studies, records))["paper"].html)
+    assert re.search(rf"sgd b128 memory \(pp\) 26.5 {np.ptp(means):.1f} [\d.]+ to [\d.]+ 5 × 3 mini ", seen)
+    assert f"{planted.EPOCHS} epochs" in seen and "width 8" in seen
 
 
 def test_published_epochs_and_fits_are_compared_at_every_scale() -> None:
     studies = [planted.main_grid()]
     records = planted.records(*studies)
-
-    def rows(some: list[RunRecord]) -> list[list[str]]:
-        table = paper_table(content_of(studies, some))
-        return [[cell.text for cell in row[:4]] for row in table.rows]
-
-    fitted = ["adam b16", "median interpolation epoch, mean over scales", "≈ 30 to 40", "2.0"]
-    assert fitted in rows(records)
+    fitted = "adam b16", "median interpolation epoch, mean over scales", "≈ 30 to 40"
+    rows = published_rows(studies, records)
+    assert (*fitted, "2.0") in rows
     # From the two largest scales SGD fits 90% only: that is what "at every scale" has to be compared with.
-    assert ["sgd b128", "least train accuracy over scales (%)", "≥ 99.5", "90.0"] in rows(records)
+    assert ("sgd b128", "least train accuracy over scales (%)", "≥ 99.5", "90.0") in rows
     never = [
         replace(r, summary=replace(r.summary, tau_interp=None)) if r.run.scale == 2.5 else r for r in records
     ]
-    assert [*fitted[:3], "not reached from every scale"] in rows(never)
+    assert (*fitted, "not reached from every scale") in published_rows(studies, never)
 
 
 def test_a_user_s_own_code_is_shown_by_what_it_recorded() -> None:
@@ -293,15 +290,15 @@ def test_a_user_s_own_code_is_shown_by_what_it_recorded() -> None:
         for run in study.all_runs()
     ]
     content = content_of([study], records)
-    parts = pages.parts(content)
+    parts = sections(content)
     seen = text_of(parts["verdicts"].html)
     assert "how far apart the mean perplexity of the best and the worst scale end" in seen
     assert "Its memory: 2.4 (95% interval" in seen  # scales from 0.1 to 2.5, no percentage points
     assert "resnet9" not in seen and "cifar10" not in seen  # of which nothing is known
     assert "paper" not in parts
-    assert content.stats[recipe].memory.verdict in text_of(parts["clocks"].html)
+    assert content.memories[recipe].verdict in text_of(parts["clocks"].html)
     assert list(charts.curves(content)) == ["perplexity", "settling"]
-    rows = run_rows(content, records)
+    rows = run_rows(content, recipe)
     assert rows["columns"][-1] == "perplexity"
     assert sorted(row[-1] for row in rows["rows"])[0] == pytest.approx(5.1)
     assert content.epochs(recipe) == 3
@@ -324,25 +321,25 @@ def of_losses(n_seeds: int = 4) -> tuple[Study, list[RunRecord]]:
 
 def test_a_study_without_any_record_has_a_page() -> None:
     study = planted.study("new", planted.grid(optimizer=["sgd"]))
-    every = [failed(run, "ValueError: no such luck", {}) for run in study.all_runs()]
-    parts = pages.parts(content_of([study], []))
+    every = [crashed(run, "ValueError: no such luck", {}) for run in study.all_runs()]
+    parts = sections(content_of([study], []))
     assert "No run has finished yet." in parts["verdicts"].html and "learning" not in parts
-    parts = pages.parts(content_of([study], every))
-    assert "15 of 15 runs failed" in text_of(parts["verdicts"].html) and "learning" not in parts
+    parts = sections(content_of([study], every))
+    assert "15 of 15 runs crashed" in text_of(parts["verdicts"].html) and "learning" not in parts
 
 
 def test_losses_have_digits_a_legend_and_a_slope_of_their_own() -> None:
     study, records = of_losses()
     content = content_of([study], records)
-    parts = pages.parts(content)
+    parts = sections(content)
     seen = text_of(parts["verdicts"].html)
-    (reached, *_) = scale_table(content).records()
+    by_scale = reached(content)[0].by_scale
     expected = [0.61 + 0.004 * scale + 0.0005 for scale in study.scales]
-    means = [reached[f"σ = {scale:g}"]["mean"] for scale in study.scales]
+    means = [by_scale[scale].mean for scale in study.scales]
     assert means == pytest.approx([value - 0.000125 for value in expected])  # seeds 0, 1, 2, 0
     assert "0.6124 ± 0.0005" in seen and "0.6144" in seen and "0.6184" in seen
     assert "dashed" not in seen and "the tolerance, " not in seen  # a loss has no tolerance of its own
-    assert "never said here: val loss has no natural tolerance" in seen
+    assert "never given here: val loss has no natural tolerance" in seen
     heat = text_of(parts["heat"].html)
     assert all(f"{value:.4f}" in heat for value in means), heat
     assert "slope of val loss on the initialization scale" in text_of(parts["slopes"].html)
@@ -375,18 +372,15 @@ def test_what_each_scale_reached_comes_first_with_deviation_and_n() -> None:
     records = planted.records(study)
     gone = records.pop()  # the last run of adam at the largest scale
     content = content_of([study], records)
-    table = scale_table(content)
-    sgd, fitted, adam, _ = table.records()
-    assert (sgd["metric"], fitted["metric"]) == ("test accuracy (%)", "train accuracy (%)")
-    assert (fitted["σ = 0.1"]["mean"], fitted["σ = 2.5"]["mean"]) == pytest.approx((100.0, 90.0))
-    for row, recipe in ((sgd, study.recipes[0]), (adam, study.recipes[1])):
+    sgd, fitted, adam, _ = reached(content)
+    assert (sgd.metric, fitted.metric) == ("test_accuracy", "train_accuracy")
+    assert [fitted.by_scale[scale].mean for scale in (0.1, 2.5)] == pytest.approx([100.0, 90.0])
+    for row in (sgd, adam):
         for i, scale in enumerate(planted.SCALES[:-1]):
-            values = planted.accuracies(recipe)[i]
-            assert row[f"σ = {scale:g}"] == pytest.approx(
-                {"mean": values.mean(), "std": values.std(ddof=1), "n": 3}
-            )
-    assert adam["σ = 2.5"]["n"] == 2 and gone.run.scale == 2.5
-    seen = text_of(pages.parts(content)["verdicts"].html)
+            values, at = planted.accuracies(row.recipe)[i], row.by_scale[scale]
+            assert (at.mean, at.deviation, at.n) == pytest.approx((values.mean(), values.std(ddof=1), 3))
+    assert adam.by_scale[2.5].n == 2 and gone.run.scale == 2.5
+    seen = text_of(sections(content)["verdicts"].html)
     assert "(n = 2)" in seen and "2 to 3" in seen
     assert seen.index("What each scale reached") < seen.index("Initialization memory")
 
@@ -426,10 +420,10 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
         replace(planted.record(run), provenance={"hardware": "left" if i % 2 else "right", "device": "cpu"})
         for i, run in enumerate(runs[:-3])
     ]
-    records[0] = failed(runs[0], f"Traceback\n  {IMAGE}\nValueError: no such luck", {"hardware": "left"})
-    records[1] = failed(runs[1], "Traceback\n  elsewhere\nValueError: no such luck", {"hardware": "left"})
+    records[0] = crashed(runs[0], f"Traceback\n  {IMAGE}\nValueError: no such luck", {"hardware": "left"})
+    records[1] = crashed(runs[1], "Traceback\n  elsewhere\nValueError: no such luck", {"hardware": "left"})
     records[2] = replace(records[2], status="diverged")
-    parts = pages.parts(content_of([study], records, in_flight=[runs[-1].id]))
+    parts = sections(content_of([study], records, in_flight=[runs[-1].id]))
     page = parts["runs"].html
     seen = text_of(page)
     assert "2 crashed; 1 diverged; mixed hardware" in text_of(parts["verdicts"].html)
@@ -444,21 +438,22 @@ def test_failed_diverged_missing_and_mixed_runs_are_listed() -> None:
 def test_the_page_says_which_failure_rates_forgets_does_not_exclude() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]))
     content = content_of([study], planted.records(study))
-    forgotten = replace(content.memories[0], verdict="forgets", size=None, failure_limit=0.52)
-    content.memories = [forgotten, *content.memories[1:]]
-    seen = text_of(pages.parts(content)["verdicts"].html)
+    recipe, row = next(iter(content.memories.items()))
+    forgotten = replace(row, verdict="forgets", size=None, failure_limit=0.52)
+    content.memories[recipe] = forgotten
+    seen = text_of(sections(content)["verdicts"].html)
     assert f"{forgotten.recipe} : failure rates up to 52% not excluded" in seen
 
 
 def test_failures_stand_in_the_headline() -> None:
     study = planted.study("odd", planted.grid(optimizer=["sgd"]))
     records = planted.records(study)
-    fine = text_of(pages.parts(content_of([study], records))["verdicts"].html)
+    fine = text_of(sections(content_of([study], records))["verdicts"].html)
     assert "failed" not in fine and "diverged" not in fine
-    records[0] = failed(records[0].run, "Traceback\nValueError: no such luck", {})
+    records[0] = crashed(records[0].run, "Traceback\nValueError: no such luck", {})
     records[5] = replace(records[5], status="diverged")
-    seen = text_of(pages.parts(content_of([study], records))["verdicts"].html)
-    said = "1 of 15 runs failed: 1 with ValueError: no such luck (the first: scale 0.1, seed 0)."
+    seen = text_of(sections(content_of([study], records))["verdicts"].html)
+    said = "1 of 15 runs crashed: 1 with ValueError: no such luck (the first: scale 0.1, seed 0)."
     assert f"{said} 1 of 15 runs diverged." in seen
     assert seen.index(said) < seen.index("What each scale reached")
 
@@ -470,11 +465,12 @@ def test_runs_of_one_recipe_from_different_packs_are_said() -> None:
         for size, some in ((5, planted.records(study)[:15]), (1, planted.records(study)[15:]))
         for i, record in enumerate(some)
     ]
-    assert packs(content_of([study], packed)) == ["sgd: 15 runs from 3 packs of 5 runs"]  # alone is no pack
-    seen = text_of(pages.parts(content_of([study], packed))["runs"].html)
+    assert packs(content_of([study], packed)) == {"sgd": (15, [5, 5, 5])}  # a run alone is no pack
+    seen = text_of(sections(content_of([study], packed))["runs"].html)
     assert "Runs of 1 recipe come from different packs" in seen and "only in the same pack" in seen
+    assert "sgd: 15 runs from 3 packs of 5 runs" in seen
     whole = [replace(r, provenance={"pack": 15, "pack_id": "1"}) for r in planted.records(study)[:15]]
-    assert packs(content_of([study], whole)) == []
+    assert packs(content_of([study], whole)) == {}
 
 
 def test_a_single_kind_of_hardware_is_not_flagged(store: Store) -> None:
@@ -505,14 +501,14 @@ def test_the_report_holds_every_run(store: Store) -> None:
 def test_stats_are_kept_until_their_records_change(tiny_study: Study) -> None:
     records = [fake_record(run, 0.5 + 0.1 * run.seed) for run in tiny_study.all_runs()]
     (recipe,) = tiny_study.recipes
-    kept = Kept()
-    first = Content(Survey(records, [], [tiny_study], frozenset()), kept).stats[recipe]
-    again = Content(Survey(list(records), [], [tiny_study], frozenset()), kept).stats[recipe]
-    assert again is first
-    retried = [replace(records[0], status="failed", error="once more"), *records[1:]]
-    other = Content(Survey(retried, [], [tiny_study], frozenset()), kept).stats[recipe]
-    assert other is not first
-    assert other.main.n != first.main.n
+    first = content_of([tiny_study], records)
+    again = Content(Survey(list(records), [], [tiny_study], frozenset()), first)
+    assert again.stats[recipe] is first.stats[recipe]
+    assert again.state == first.state
+    retried = [replace(records[0], status="crashed", error="once more"), *records[1:]]
+    other = Content(Survey(retried, [], [tiny_study], frozenset()), first)
+    assert other.stats[recipe].curve("test_accuracy").n != first.stats[recipe].curve("test_accuracy").n
+    assert other.state != first.state
 
 
 # -- notebooks -----------------------------------------------------------------------------------------------
@@ -538,9 +534,9 @@ def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, ti
     assert "The recipe remembers its initialization (generalization)." in shown
     run = tiny_study.all_runs()[0]
     store.set_aside(lambda record: record.id == run.id)
-    store.commit([failed(run, f"ValueError: {IMAGE}", {})])
+    store.commit([crashed(run, f"ValueError: {IMAGE}", {})])
     noted = Result(store, tiny_study)._repr_html_()
-    assert "1 of 6 runs failed" in noted and IMAGE not in noted
+    assert "1 of 6 runs crashed" in noted and IMAGE not in noted
 
 
 def test_plot_data_are_means_and_simultaneous_bands(store: Store) -> None:

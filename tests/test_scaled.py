@@ -17,7 +17,7 @@ from initmem.pipeline.init import Init
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.study_file import load_study
-from initmem.train.init import draw, initialize, named_layers
+from initmem.train.init import draw, initialize, replica_variables
 from initmem.train.loop import train_pack
 from initmem.train.models import build
 from initmem.train.requirements import check
@@ -71,10 +71,7 @@ def variables(scale: float, seed: int = 0, **fields: object) -> dict[str, torch.
     recipe = Recipe.parse({"model": "mlp", "width": 40} | fields)
     network = build("mlp", replicas=1, shape=(3, 4, 4), classes=3, width=40, norm="batch").double()
     initialize(network, [Run(recipe, scale, seed)])
-    found = {}
-    for path, layer in named_layers(network):
-        found |= {f"{path}.kernel": layer.kernel.detach(), f"{path}.bias": layer.bias.detach()}
-    return found
+    return {variable.name: variable.place.value().detach() for variable in replica_variables(network)}
 
 
 KERNELS = {"hidden1.kernel", "hidden2.kernel", "head.kernel"}

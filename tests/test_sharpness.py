@@ -15,8 +15,8 @@ from initmem import register
 from initmem.clocks import stability_limit
 from initmem.data.sources import load
 from initmem.errors import ConfigError
-from initmem.measures.rows import measure
-from initmem.measures.sharpness import sharpness, sharpness_curve
+from initmem.measures.measure import measure
+from initmem.measures.scales import sharpness, sharpness_curve
 from initmem.plots.builders import scale_plot, sharpness_plot
 from initmem.recipe import Recipe
 from initmem.record import COLUMNS, SHARPNESS
@@ -25,7 +25,7 @@ from initmem.study import Run
 from initmem.train import native
 from initmem.train import sharpness as measured
 from initmem.train.layers import by_replica
-from initmem.train.loop import train_pack
+from initmem.train.loop import train_epoch, train_pack
 from initmem.train.pack import Pack
 
 SCALES = (0.3, 1.0, 2.5)
@@ -70,7 +70,7 @@ def full_hessian(pack: Pack, replica: int) -> np.ndarray:
 def test_it_is_the_largest_eigenvalue_of_the_whole_hessian(small: Recipe, norm: str, l2: float) -> None:
     recipe = small.replace(norm=norm, l2=l2)
     pack = Pack(runs_of(recipe), load(recipe))
-    pack.train_epoch()
+    train_epoch(pack)
     found = measured.sharpness(pack.network, pack.train, l2)
     assert pack.train.x.dtype == torch.float32 and len(pack.train) < measured.SHARPNESS_SUBSET
     for r in range(3):
@@ -200,8 +200,8 @@ def test_records_say_what_was_measured_when_packed_and_alone_and_resumed(small: 
         assert np.allclose(values, alone.history["sharpness"], rtol=1e-6)
         assert decode(encode(record)).same_result(record)
     whole, pack = train_pack(runs, data), Pack(runs, data)
-    pack.train_epoch()
-    pack.train_epoch()
+    train_epoch(pack)
+    train_epoch(pack)
     resumed = train_pack(runs, data, resume=pack.checkpoint())
     assert all(a.same_result(b) for a, b in zip(whole, resumed, strict=True))
 

@@ -65,7 +65,7 @@ def test_a_job_of_the_local_executor_that_has_to_make_way_goes_on(
         os.kill(int(worker[1]), signal.SIGUSR2)  # its parent is the job
         wait_for(lambda: list(store.glob("runs/*/checkpoint-*")))
 
-    store = preempted(tmp_path, "--slurm", "cluster=local", give_notice=give_notice)
+    store = preempted(tmp_path, "--engine-option", "cluster=local", give_notice=give_notice)
     assert_went_on(store, undisturbed)
 
 

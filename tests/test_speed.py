@@ -15,7 +15,7 @@ from benchmarks.bench.compare import AS_IS, Setting, time_initmem, time_peer, wh
 from benchmarks.bench.workloads import CORE, WORKLOADS, Workload
 
 from initmem.data.sources import load, sizes
-from initmem.engines.execute import pack_size
+from initmem.engines.packs import pack_size
 from initmem.engines.speed import run_flops
 from initmem.errors import ConfigError
 from initmem.recipe import Recipe

@@ -6,9 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
-import signal
-import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +17,12 @@ import torch
 
 from conftest import fake_record
 from initmem.errors import StoreError
-from initmem.record import RunRecord, failed
-from initmem.store import checkpoints, encoding
+from initmem.record import RunRecord, crashed, finite
+from initmem.store import checkpoints
 from initmem.store import claims as claims_module
 from initmem.store.encoding import decode, encode
 from initmem.store.records import Records, Scan
-from initmem.store.store import Store, encode_study
+from initmem.store.store import Store
 from initmem.study import Run, Study
 
 
@@ -49,7 +47,7 @@ def test_a_record_comes_back_as_it_was(store: Store, runs: list[Run]) -> None:
     assert found.same_result(record)
     assert found.provenance == record.provenance
     assert store.records()[0].id == runs[0].id
-    trouble = failed(runs[1], "Traceback: boom", {})
+    trouble = crashed(runs[1], "Traceback: boom", {})
     assert decode(encode(trouble)).error == "Traceback: boom"
 
 
@@ -179,7 +177,7 @@ def test_of_many_claimants_exactly_one_wins(store: Store, runs: list[Run], stale
         racer.start()
     for racer in racers:
         racer.join()
-    assert winners.get(timeout=5)
+    assert winners.get(timeout=60)
     assert winners.empty()
 
 
@@ -260,20 +258,6 @@ def test_studies_of_different_names_never_share_a_file(store: Store, tiny_study:
     assert [study.seeds for study in store.studies() if study.name == "a b"] == [(7,)]
 
 
-def test_a_study_under_the_name_of_an_older_version_is_found_and_kept(
-    store: Store, tiny_study: Study
-) -> None:
-    blank, bar = replace(tiny_study, name="a b"), replace(tiny_study, name="a_b")
-    (store.paths.studies / "a_b.full.json").write_bytes(encode_study(blank))
-    assert store.studies() == [blank]
-    store.add_study(bar)
-    assert store.studies() == [bar, blank]
-    (store.paths.studies / "old.json").write_bytes(encode_study(replace(bar, seeds=(9,))))
-    store.add_study(bar)
-    assert store.studies() == [bar, blank]
-    assert len(list(store.paths.aside.iterdir())) == 1
-
-
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store here"):
         Store(tmp_path)
@@ -296,13 +280,6 @@ def test_history_is_appended_line_by_line(store: Store, runs: list[Run]) -> None
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
 
 
-def test_nan_never_enters_a_record(runs: list[Run]) -> None:
-    record = fake_record(runs[0], float("nan"))
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        encode(record)
-    assert np.isfinite(fake_record(runs[0], 0.5).metric("test_accuracy"))
-
-
 def resealed(record: RunRecord, change: Callable[[dict], object]) -> bytes:
     """A record with other content and a checksum that fits: as a stranger could write it."""
     content = json.loads(encode(record))["record"]
@@ -321,18 +298,18 @@ def resealed(record: RunRecord, change: Callable[[dict], object]) -> bytes:
         (lambda c: c.update(id="0123456789abcdef"), "under the id '0123"),
         (lambda c: c["run"].update(seed=99), "under the id"),
         (lambda c: c["run"]["recipe"].update(color="red"), "unknown field color"),
-        (lambda c: c["summary"].update(test_accuracy="high"), "no finite numbers"),
+        (lambda c: c["summary"].update(test_accuracy="high"), "test_accuracy.* = 'high'"),
         (lambda c: c["summary"].update(test_accuracy=float("nan")), "NaN is not a number"),
-        (lambda c: c["summary"].update(test_accuracy=True), "no finite numbers"),
-        (lambda c: c["summary"].update(tau_best=5), "epochs that are none"),
-        (lambda c: c["summary"].update(tau_interp=-1), "epochs that are none"),
-        (lambda c: c["summary"].update(epochs=None), "epochs that are none"),
-        (lambda c: c["summary"].update(epochs=4.0), "epochs that are none"),
-        (lambda c: c["summary"].update(epochs=-1), "epochs that are none"),
+        (lambda c: c["summary"].update(test_accuracy=True), "test_accuracy.* = True"),
+        (lambda c: c["summary"].update(tau_best=5), "impossible epochs"),
+        (lambda c: c["summary"].update(tau_interp=-1), "impossible epochs"),
+        (lambda c: c["summary"].update(epochs=None), "impossible epochs"),
+        (lambda c: c["summary"].update(epochs=4.0), "impossible epochs"),
+        (lambda c: c["summary"].update(epochs=-1), "impossible epochs"),
         (lambda c: c["summary"].pop("epochs"), "not a record"),
-        (lambda c: c.update(finals={"score": "high"}), "no finite numbers"),
-        (lambda c: c.update(finals={"score": None}), "no finite numbers"),
-        (lambda c: c.update(finals=[1.0]), "not a record"),
+        (lambda c: c.update(finals={"score": "high"}), "score.* = 'high'"),
+        (lambda c: c.update(finals={"score": None}), "score.* = None"),
+        (lambda c: c.update(finals=[1.0]), "valid dictionary"),
         (lambda c: c.update(provenance=3), "not a record"),
         (lambda c: c.update(error=3), "record with the error 3"),
         (lambda c: c.pop("run"), "not a record"),
@@ -353,15 +330,6 @@ def test_a_history_of_another_length_than_the_run_is_not_written(runs: list[Run]
     record = fake_record(runs[0], 0.5)
     with pytest.raises(StoreError, match=r"allowed: \(3,"):
         encode(replace(record, summary=replace(record.summary, epochs=3)))
-
-
-def test_a_record_has_no_business_to_be_that_large(runs: list[Run], monkeypatch) -> None:
-    data = encode(fake_record(runs[0], 0.5))
-    monkeypatch.setattr(encoding, "LARGEST_RECORD", len(data))
-    decode(data)
-    monkeypatch.setattr(encoding, "LARGEST_RECORD", len(data) - 1)
-    with pytest.raises(StoreError, match="allowed: up to"):
-        decode(data)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -422,19 +390,24 @@ def test_an_intact_record_of_a_newer_version_is_never_moved(
     assert said in store.survey()[1][0]
 
 
+def refuse_to_read(monkeypatch: pytest.MonkeyPatch, suffix: str, number: int) -> None:
+    """Let the disk refuse some files with an error."""
+    real = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        if str(path).endswith(suffix):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
 def test_a_passing_error_of_the_disk_moves_nothing(
     store: Store, runs: list[Run], monkeypatch, number: int
 ) -> None:
     store.commit([fake_record(run, 0.5) for run in runs])
-    real = os.open
-
-    def refuse(path, flags, *args, **kwargs):
-        if str(path).endswith("record.json"):
-            raise OSError(number, os.strerror(number), str(path))
-        return real(path, flags, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refuse)
+    refuse_to_read(monkeypatch, "record.json", number)
     with pytest.raises(StoreError, match=rf"record.json: {os.strerror(number)} .and 5 more"):
         Store(store.path).recover()
     monkeypatch.undo()
@@ -447,14 +420,7 @@ def test_a_checkpoint_that_the_disk_refuses_is_not_thrown_away(
     store: Store, runs: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.checkpoints.write({runs[0]: ({"now/w": torch.ones(3)}, {})}, 5)
-    real = os.open
-
-    def refuse(path, flags, *args, **kwargs):
-        if str(path).endswith(".safetensors"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return real(path, flags, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refuse)
+    refuse_to_read(monkeypatch, ".safetensors", errno.EIO)
     with pytest.raises(StoreError, match=r"checkpoint-5\.safetensors: Input/output error"):
         store.checkpoints.read(runs[:1])
     monkeypatch.undo()
@@ -512,7 +478,7 @@ def test_an_intact_study_of_a_newer_version_stops_and_stays(store: Store, tiny_s
         store.recover()
     assert path.exists()
     path.write_text(json.dumps(content))  # without a checksum it can only be damage
-    assert "color" in store.recover()[0]
+    assert "checksum does not match" in store.recover()[0]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
@@ -606,37 +572,20 @@ def test_values_that_are_not_finite_are_a_diverged_record(store: Store, runs: li
     broken = fake_record(runs[2], 0.5)
     columns = {name: column.copy() for name, column in broken.history.items()}
     columns["norm"][2] = np.nan
-    fine = fake_record(runs[3], 0.4)
-    written = store.commit([bad, odd, replace(broken, history=columns), fine])
-    assert [record.status for record in written] == ["diverged"] * 3 + ["completed"]
-    assert written[3] is fine
-    first, second, third, _ = (store.read(run.id) for run in runs[:4])
-    assert (first.status, first.summary.test_cross_entropy, first.summary.norm_init) == (
-        "diverged",
-        None,
-        None,
-    )
+    broken, fine = replace(broken, history=columns), fake_record(runs[3], 0.4)
+    for record in (bad, odd, broken):
+        with pytest.raises(StoreError, match="cannot be recorded"):
+            store.commit([record])
+    first, second, third = map(finite, (bad, odd, broken))
+    assert finite(fine) is fine
+    assert [record.status for record in (first, second, third)] == ["diverged"] * 3
+    assert (first.summary.test_cross_entropy, first.summary.norm_init) == (None, None)
     assert (first.summary.test_accuracy, first.summary.epochs) == (0.7, 4)
-    assert (second.status, second.finals) == ("diverged", {"other": 1.0})
+    assert second.finals == {"other": 1.0}
     assert (third.summary.epochs, third.summary.tau_best, third.summary.test_accuracy) == (2, 2, None)
     assert third.history["val_objective"].tolist() == broken.history["val_objective"][:2].tolist()
-
-
-def test_a_record_that_is_too_large_is_a_failed_run(store: Store, runs: list[Run], monkeypatch) -> None:
-    small = encode(fake_record(runs[0], 0.5))
-    monkeypatch.setattr(encoding, "LARGEST_RECORD", len(small) + 200)
-    large = fake_record(runs[1], 0.5, epochs=50)
-    told = replace(fake_record(runs[2], 0.5), provenance={"note": "x" * len(small)})
-    written = store.commit([fake_record(runs[0], 0.5), large, told])
-    assert [record.status for record in written] == ["completed", "failed", "failed"]
-    records = {record.id: record for record in Store(store.path).records()}
-    assert len(records) == 3
-    for run in runs[1:3]:
-        assert "bytes (allowed: up to" in str(records[run.id].error)
-    assert records[runs[1].id].provenance == large.provenance
-    assert Store(store.path).recover() == []
-    with pytest.raises(StoreError, match="allowed: up to"):
-        encode(large)
+    store.commit([first, second, third, fine])
+    assert [store.read(run.id).status for run in runs[:4]] == ["diverged"] * 3 + ["completed"]
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------
@@ -655,83 +604,6 @@ def test_a_checkpoint_of_another_run_or_epoch_is_not_used(store: Store, runs: li
     assert store.checkpoints.read([one, two]) is not None
     path.rename(store.paths.checkpoint(one.id, 4))
     assert store.checkpoints.read([one]) is None
-
-
-# -- sizes, and files that are none -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def in_time() -> Iterator[None]:
-    """Whatever blocks is an error."""
-
-    def too_long(*_: object) -> None:
-        raise TimeoutError("blocked")
-
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(10)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def test_a_pipe_in_place_of_a_file_blocks_nothing(store: Store, runs: list[Run], in_time: None) -> None:
-    store.commit([fake_record(runs[0], 0.5)])
-    one, two = runs[:2]
-    for run in (one, two):
-        store.paths.open_run(run.id)
-    os.mkfifo(store.paths.record(two.id))
-    os.mkfifo(store.paths.index)
-    records, problems = store.survey()
-    assert [record.id for record in records] == [one.id]
-    assert "record.json is not a regular file" in problems[0]
-    with pytest.raises(StoreError, match="not a regular file"):
-        store.recover()
-    with pytest.raises(StoreError, match="not a regular file"):
-        store.read(two.id)
-    store.paths.record(two.id).unlink()
-    for path in (store.paths.claim(two.id), store.paths.history(two.id), store.paths.faults(two.id)):
-        os.mkfifo(path)
-    assert store.flight(one.id).claim is None
-    with pytest.raises(StoreError, match="not a regular file"):
-        store.claims.take([two])
-    os.mkfifo(store.paths.checkpoint(two.id, 3))
-    assert store.checkpoints.read([two]) is None
-    with pytest.raises(StoreError, match=r"faults\.jsonl is not a regular file"):
-        store.faults.of(two.id)
-    for write in (
-        lambda: store.live.append(two, {"epoch": 1.0}, fresh=True),
-        lambda: store.faults.note([two], "exception"),
-    ):
-        with pytest.raises(StoreError, match="cannot be written"):  # nobody reads at the other end
-            write()
-    store.paths.format.unlink()
-    os.mkfifo(store.paths.format)
-    with pytest.raises(StoreError, match="not a regular file"):
-        Store(store.path)
-
-
-def test_files_are_measured_before_they_are_read(store: Store, runs: list[Run]) -> None:
-    store.commit([fake_record(run, 0.5) for run in runs[:2]])
-    store.survey()
-    store.checkpoints.write({runs[2]: ({"now/w": torch.ones(3)}, {})}, 5)
-    for path in (
-        store.paths.record(runs[0].id),
-        store.paths.index,
-        store.paths.checkpoint(runs[2].id, 5),
-    ):
-        with path.open("r+b") as stream:
-            stream.truncate(1 << 31)  # sparse: it takes no room on the disk
-    tracemalloc.start()
-    try:
-        records, problems = Store(store.path).survey()
-        with pytest.raises(StoreError, match="2,147,483,648 bytes"):
-            Store(store.path).read(runs[0].id)
-        assert store.checkpoints.read([runs[2]]) is None
-        assert tracemalloc.get_traced_memory()[1] < 20_000_000
-    finally:
-        tracemalloc.stop()
-    assert [record.id for record in records] == [runs[1].id]
-    assert "2,147,483,648 bytes (allowed: up to 67,108,864)" in problems[0]
 
 
 # -- where a store is ---------------------------------------------------------------------------------------
@@ -777,20 +649,20 @@ def test_a_skewed_clock_does_not_make_a_live_worker_look_dead(
     beat = path.stat().st_mtime + skew
     os.utime(path, (beat, beat))
     board = Store(store.path)
-    assert board.flight(runs[0].id).silence == 0.0
+    assert board.live_run(runs[0].id).heartbeat_age == 0.0
     now += 50.0
-    assert board.flight(runs[0].id).silence == 50.0
+    assert board.live_run(runs[0].id).heartbeat_age == 50.0
     os.utime(path, (beat + 10, beat + 10))
-    assert board.flight(runs[0].id).silence == 0.0
+    assert board.live_run(runs[0].id).heartbeat_age == 0.0
     now += 50.0
     store.live.append(runs[0], {"epoch": 1}, fresh=True)  # an epoch is a sign of life as well
-    assert board.flight(runs[0].id).silence == 0.0
+    assert board.live_run(runs[0].id).heartbeat_age == 0.0
     now += 70.0
-    assert board.flight(runs[0].id).silence > claims_module.EXPIRY
+    assert board.live_run(runs[0].id).heartbeat_age > claims_module.EXPIRY
 
 
 def test_a_worker_of_this_machine_that_has_ended_is_silent_at_once(store: Store, runs: list[Run]) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_claim_and_die, args=(store.path, runs[0]))
     process.start()
     process.join()
-    assert store.flight(runs[0].id).silence == float("inf")
+    assert store.live_run(runs[0].id).heartbeat_age == float("inf")

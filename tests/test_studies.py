@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from initmem.data.sources import sizes
 from initmem.engines.engine import Settings
-from initmem.engines.execute import packs, pipeline_packs
+from initmem.engines.packs import packs
 from initmem.engines.worker import Worker
 from initmem.pipeline.bundled import bundled_pipeline
 from initmem.recipe import Recipe
@@ -21,11 +20,10 @@ def test_smoke(tmp_path: Path, name: str) -> None:
     study = load_study(name, "smoke")
     store = Store.create(tmp_path / "store")
     if name == "linear":
-        trainer, size = bundled_pipeline(study)
-        Worker(store, Settings(trainer=trainer)).work(pipeline_packs(study, size=size))
+        trainer, size, _ = bundled_pipeline(study)
+        Worker(store, Settings(trainer=trainer)).work(packs(study, size=size, workers=1))
     else:
-        shapes = [sizes(recipe) for recipe in study.recipes]
-        Worker(store, Settings()).work(packs(study, shapes, size=None, workers=1))
+        Worker(store, Settings()).work(packs(study, workers=1))
     records = store.records()
     assert {record.id for record in records} == {run.id for run in study.all_runs()}
     assert {record.status for record in records} <= {"completed", "diverged"}

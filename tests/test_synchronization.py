@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_flatten
 from initmem.data.dataset import Dataset, Examples
 from initmem.recipe import Recipe
 from initmem.study import Run
-from initmem.train import native
+from initmem.train import loop, native
+from initmem.train.loop import train_epoch
 from initmem.train.pack import Pack
 
 WAITS = {
@@ -65,7 +66,7 @@ def watched_epoch(monkeypatch: pytest.MonkeyPatch, **fields: object) -> Watch:
 
     recipe = Recipe.parse({"width": 4, "batch_size": 8, "epochs": 3, "learning_rate": 1e-3} | fields)
     pack = Pack([Run(recipe, 1.0, s) for s in range(2)], Dataset("noise", part(36), part(8), part(8), 10))
-    pack.train_epoch()
+    train_epoch(pack)
     watch = Watch()
 
     def stop(*_: object) -> None:
@@ -76,13 +77,12 @@ def watched_epoch(monkeypatch: pytest.MonkeyPatch, **fields: object) -> Watch:
         monkeypatch.setattr(
             torch.Tensor, name, lambda t, *a, w=whole, n=name, **k: watch.waits.append(n) or w(t, *a, **k)
         )
-    monkeypatch.setattr(pack, "_end_epoch", stop)
-    order, draws = pack._order(2), pack._draws(2)  # made and copied before the first batch
-    monkeypatch.setattr(pack, "_order", lambda epoch: order)
-    monkeypatch.setattr(pack, "_draws", lambda epoch: draws)
+    batches = pack.batches(2)  # made and copied before the first batch
+    monkeypatch.setattr(pack, "batches", lambda epoch: batches)
     watch.waits.clear()
-    with watch, pytest.raises(Stop):
-        pack.train_epoch(watch.next_batch)
+    with monkeypatch.context() as patched, watch, pytest.raises(Stop):
+        patched.setattr(loop, "evaluated_model", stop)
+        train_epoch(pack, watch.next_batch)
     return watch
 
 
@@ -102,18 +102,17 @@ def test_nothing_in_an_epoch_waits_for_the_device(fields, monkeypatch):
     assert watch.waits == []
     assert len(watch.batches) == 5
     assert len(watch.batches[0]) > 50  # it does see the operations
-    # After the order is split, all batches but the last, smaller one are the same operations and shapes.
-    first = [operation for operation in watch.batches[0] if operation[0] != "split"]
-    assert first == watch.batches[1] == watch.batches[2] == watch.batches[3]
+    # All batches but the last, smaller one are the same operations and shapes.
+    assert watch.batches[0] == watch.batches[1] == watch.batches[2] == watch.batches[3]
     assert watch.batches[4] != watch.batches[1]
 
 
 def test_a_value_that_is_read_would_be_seen(monkeypatch):
-    plain = Pack._kernel_squares
-    monkeypatch.setattr(Pack, "_kernel_squares", lambda pack: plain(pack) * float(plain(pack)[0]))
+    plain = Pack.kernel_squares
+    monkeypatch.setattr(Pack, "kernel_squares", lambda pack: plain(pack) * float(plain(pack)[0]))
     watch = watched_epoch(monkeypatch)
     assert watch.waits == ["_local_scalar_dense"] * 5
-    monkeypatch.setattr(Pack, "_kernel_squares", lambda pack: plain(pack).to("cpu", copy=True))
+    monkeypatch.setattr(Pack, "kernel_squares", lambda pack: plain(pack).to("cpu", copy=True))
     assert watched_epoch(monkeypatch).waits == ["_to_copy"] * 5
-    monkeypatch.setattr(Pack, "_kernel_squares", lambda pack: plain(pack) * plain(pack).tolist()[0])
+    monkeypatch.setattr(Pack, "kernel_squares", lambda pack: plain(pack) * plain(pack).tolist()[0])
     assert watched_epoch(monkeypatch).waits == ["tolist"] * 5

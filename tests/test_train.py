@@ -14,9 +14,10 @@ from initmem.recipe import Recipe
 from initmem.record import COLUMNS, RunRecord
 from initmem.store.encoding import decode, encode
 from initmem.study import Run
+from initmem.train import loop
 from initmem.train.init import initialize
 from initmem.train.layers import by_replica
-from initmem.train.loop import train_pack
+from initmem.train.loop import records, train_epoch, train_pack
 from initmem.train.models import build, count
 from initmem.train.pack import Checkpoint, Pack
 
@@ -69,8 +70,8 @@ def test_a_replica_that_diverges_leaves_the_others_alone(tiny: Recipe) -> None:
         by_replica(poisoned.network.kernels()[0], 3)[1].fill_(math.nan)
     for pack in (healthy, poisoned):
         while not pack.finished:
-            pack.train_epoch()
-    expected, found = healthy.records({}), poisoned.records({})
+            train_epoch(pack)
+    expected, found = records(healthy, 0.0), records(poisoned, 0.0)
     assert [record.status for record in found] == ["completed", "diverged", "completed"]
     assert found[0].same_result(expected[0])
     assert found[2].same_result(expected[2])
@@ -82,14 +83,14 @@ def test_a_replica_that_diverges_leaves_the_others_alone(tiny: Recipe) -> None:
 def test_divergence_keeps_the_predictor_selected_before_it(tiny: Recipe) -> None:
     recipe = tiny.model_copy(update={"epochs": 6})
     pack = Pack([Run(recipe, 1.0, 0)], load(recipe))
-    pack.train_epoch()
-    pack.train_epoch()
+    train_epoch(pack)
+    train_epoch(pack)
     expected = pack.best["head.kernel"].clone()
     with torch.no_grad():
         pack.network.kernels()[0].mul_(math.inf)
     while not pack.finished:
-        pack.train_epoch()
-    (record,) = pack.records({})
+        train_epoch(pack)
+    (record,) = records(pack, 0.0)
     assert (record.status, record.summary.epochs, pack.epoch) == ("diverged", 2, 3)
     assert torch.equal(pack.network.state_dict()["head.kernel"], expected)
 
@@ -122,15 +123,15 @@ def test_the_angular_clock_is_measured_at_every_update(tiny: Recipe, monkeypatch
     recipe = tiny.model_copy(update={"epochs": 1})
     pack = Pack([Run(recipe, 1.0, 0)], load(recipe), dtype=torch.float64)
     ticks = []
-    update = pack._update
+    step = pack.optimizer.step
 
     def spy(gradients, rate, k):
         square = sum(float((kernel**2).sum()) for kernel in pack.network.kernels())
         ticks.append(rate / square)
-        update(gradients, rate, k)
+        step(gradients, rate, k)
 
-    monkeypatch.setattr(pack, "_update", spy)
-    pack.train_epoch()
+    monkeypatch.setattr(pack.optimizer, "step", spy)
+    train_epoch(pack)
     assert len(ticks) == 4
     assert pack.history[0]["clock_angular"][0] == pytest.approx(sum(ticks), rel=1e-5)
 
@@ -138,17 +139,17 @@ def test_the_angular_clock_is_measured_at_every_update(tiny: Recipe, monkeypatch
 def test_the_test_set_is_used_once_and_on_the_selected_predictor(tiny: Recipe, monkeypatch) -> None:
     pack = Pack([Run(tiny, 1.0, 0)], load(tiny))
     looks = []
-    evaluate = Pack.evaluate
+    evaluate = loop.evaluate
 
-    def spy(self, images):
-        looks.append("test" if images is self.test else "val")
-        return evaluate(self, images)
+    def spy(pack, images):
+        looks.append("test" if images is pack.test else "val")
+        return evaluate(pack, images)
 
-    monkeypatch.setattr(Pack, "evaluate", spy)
+    monkeypatch.setattr(loop, "evaluate", spy)
     while not pack.finished:
-        pack.train_epoch()
+        train_epoch(pack)
     best = {name: value.clone() for name, value in pack.best.items()}
-    pack.records({})
+    records(pack, 0.0)
     assert looks == ["val"] * 3 + ["test"]
     assert all(torch.equal(value, best[name]) for name, value in pack.network.state_dict().items())
 
@@ -159,7 +160,7 @@ def test_the_selected_predictor_is_the_one_of_least_validation_loss(tiny: Recipe
     pack = Pack(runs_of(recipe), load(recipe))
     snapshots = []
     while not pack.finished:
-        pack.train_epoch()
+        train_epoch(pack)
         snapshots.append({name: value.clone() for name, value in pack.network.state_dict().items()})
     best = [int(np.argmin(rows["val_objective"])) for rows in pack.history]
     assert len(set(best)) > 1  # one rule for all would not do
@@ -189,8 +190,8 @@ def test_a_restored_pack_continues_bit_by_bit(tiny: Recipe, optimizer: str) -> N
     data, runs = load(recipe), runs_of(recipe)
     whole = train_pack(runs, data)
     first = Pack(runs, data)
-    first.train_epoch()
-    first.train_epoch()
+    train_epoch(first)
+    train_epoch(first)
     second = train_pack(runs, data, resume=first.checkpoint())
     assert all(a.same_result(b) for a, b in zip(whole, second, strict=True))
 
@@ -208,7 +209,7 @@ def test_a_pack_saved_inside_an_epoch_continues_bit_by_bit(
     asked = iter([False, True] + [False] * (per_epoch - 3) + [True] * 99)
     pack, pauses = Pack(runs, data), []
     while not pack.finished:
-        if not pack.train_epoch(lambda: next(asked, False)):
+        if not train_epoch(pack, lambda: next(asked, False)):
             pauses.append((pack.epoch, pack.position))
             saved = pack.checkpoint()
             pack = Pack(runs, data)
@@ -216,14 +217,14 @@ def test_a_pack_saved_inside_an_epoch_continues_bit_by_bit(
     assert pauses[0] == (0, 2)  # in the first epoch
     assert pauses[1] == (1, 1)  # never at its end: there it is over
     assert len(pauses) > 10
-    assert all(a.same_result(b) for a, b in zip(whole, pack.records({}), strict=True))
+    assert all(a.same_result(b) for a, b in zip(whole, records(pack, 0.0), strict=True))
 
 
 def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny: Recipe) -> None:
     data, runs = load(tiny), runs_of(tiny)
     pack = Pack(runs, data)
-    pack.train_epoch()
-    assert not pack.train_epoch(lambda: True)
+    train_epoch(pack)
+    assert not train_epoch(pack, lambda: True)
     saved = pack.checkpoint()
     for checkpoint in saved:  # as if it had been slow
         checkpoint.meta["seconds"] = 100.0
@@ -244,7 +245,7 @@ def test_initialization_is_paired_and_has_the_right_size() -> None:
     runs = [Run(recipe, 0.5, 7), Run(recipe, 2.0, 7), Run(recipe, 2.0, 8)]
     network = build("resnet9", replicas=3, shape=(3, 32, 32), classes=10, width=16, norm="batch")
     initialize(network, runs)
-    for layer in network.layers():
+    for layer in network.named_layers().values():
         small, large, other = by_replica(layer.kernel, 3)
         assert torch.allclose(4 * small, large)
         assert not torch.allclose(large, other)
@@ -253,7 +254,7 @@ def test_initialization_is_paired_and_has_the_right_size() -> None:
         assert large.std().item() == pytest.approx(expected, rel=5 / math.sqrt(n))
         first_bias, second_bias, _ = by_replica(layer.bias, 3)
         assert torch.equal(first_bias, second_bias)
-    biases = torch.cat([layer.bias for layer in network.layers()])
+    biases = torch.cat([layer.bias for layer in network.named_layers().values()])
     assert biases.std().item() == pytest.approx(0.2, rel=0.1)
 
 
@@ -262,7 +263,7 @@ def test_seed_roles_move_only_their_own_stream(tiny: Recipe) -> None:
 
     def start(**pins: int) -> tuple[torch.Tensor, torch.Tensor]:
         pack = Pack([Run(tiny, 1.0, 0, tuple(pins.items()))], data)
-        return pack.network.kernels()[0].detach(), pack._order(1)
+        return pack.network.kernels()[0].detach(), pack.order(1)
 
     kernel, order = start()
     other_order = start(order=1)
@@ -354,7 +355,7 @@ def test_a_test_result_that_is_not_finite_is_a_diverged_record(tiny: Recipe) -> 
 
 def half_way(tiny: Recipe, runs: list[Run], **how) -> list[Checkpoint]:
     pack = Pack(runs, load(tiny), **how)
-    pack.train_epoch()
+    train_epoch(pack)
     return pack.checkpoint()
 
 

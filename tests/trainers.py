@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from initmem.engines.training import train_bundled
+from initmem.data.sources import load
 from initmem.errors import StoreError
 from initmem.record import RunRecord
 from initmem.study import Run
+from initmem.train.loop import train_pack
+
+
+def train_bundled(runs: list[Run], **how: Any) -> list[RunRecord]:
+    """Train runs as they are trained without a trainer."""
+    return train_pack(runs, load(runs[0].recipe), **how)
 
 
 def bad(runs, on_epoch):
@@ -19,9 +29,20 @@ def bad(runs, on_epoch):
     return train_bundled(runs)
 
 
-def leaves_quietly(runs: list[Run], on_epoch: object) -> list[RunRecord]:
-    """User code that ends its process as if all were well."""
-    os._exit(0)
+@dataclass
+class Deadly:
+    """User code that ends its process at scale 2: it is killed, or leaves with code 0 as if all were well."""
+
+    folder: Path
+
+    def __call__(self, runs: list[Run], on_epoch: object) -> list[RunRecord]:
+        if runs[0].scale == 2.0:
+            deaths = len(list(self.folder.glob("death-*")))
+            (self.folder / f"death-{deaths}").touch()
+            if deaths % 2:
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train_bundled(runs)
 
 
 class LeavesOnArrival:

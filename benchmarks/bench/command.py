@@ -12,7 +12,7 @@ from typing import Any
 
 from initmem.engines.engine import cores
 from initmem.errors import ConfigError, allowed
-from initmem.plots.table import Column, Key, Table, table_of
+from initmem.table import Column, Key, Table, table_of
 
 from .compare import PEERS, Tell, compare, gemm_limit, missing
 from .workloads import CORE, WORKLOADS, Workload

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from initmem.engines.engine import Claimed, EpochEnded, Event, Finished, cores
-from initmem.engines.execute import pack_size, packs
 from initmem.engines.local import LocalEngine
+from initmem.engines.packs import pack_size, packs
 from initmem.engines.speed import run_flops
 from initmem.store.store import Store
 
@@ -146,7 +146,7 @@ def time_initmem(workload: Workload) -> tuple[float, int]:
     size = min(pack_size(workload.recipe, workload.sizes), math.ceil(workload.runs / workers))
     measured = min(workload.runs, size * workers)
     study = workload.study(measured)
-    cut = packs(study, [workload.sizes], size=size, workers=workers)
+    cut = packs(study, size=size, workers=workers)
     times: dict[str, list[float]] = {}
 
     def listen(event: Event) -> None:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from initmem import plot as plot
     from initmem import register as register
     from initmem.errors import InitmemError as InitmemError
+    from initmem.measures.measure import measure as measure
     from initmem.measures.memory import Memory as Memory
     from initmem.measures.memory import memory as memory
     from initmem.measures.memory import memory_table as memory_table
-    from initmem.measures.rows import measure as measure
     from initmem.pipeline.init import Init as Init
     from initmem.pipeline.result import Result as Result
     from initmem.pipeline.run import run as run
@@ -45,7 +45,7 @@ _HOMES = {
     "Study": "initmem.study",
     "Tracker": "initmem.pipeline.tracker",
     "load_study": "initmem.study_file",
-    "measure": "initmem.measures.rows",
+    "measure": "initmem.measures.measure",
     "memory": "initmem.measures.memory",
     "memory_table": "initmem.measures.memory",
     "open_results": "initmem.store.results",

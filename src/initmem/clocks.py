@@ -19,6 +19,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
+from initmem.catalog import steps_of
+
 if TYPE_CHECKING:  # NumPy is imported lazily: commands that only need the names must start fast
     import numpy as np
     from numpy.typing import NDArray
@@ -26,9 +28,6 @@ if TYPE_CHECKING:  # NumPy is imported lazily: commands that only need the names
     from initmem.recipe import AnyRecipe
 
 CLOCKS = ("sgd", "l2", "adaptive", "momentum", "angular")
-# Normalized steps: their size is that of the learning rate, not of the gradient.
-ADAPTIVE = ("adam", "adamw", "muon", "muon-conv", "normuon", "sf-normuon", "lion", "schedule-free-adamw")
-HEAVY_BALL = ("momentum", "torch:SGD")
 # What people read, where it is not the name that programs use.
 CLOCK_NAMES = {"adaptive": "sum of learning rates"}
 FAMILY_NAMES = {
@@ -174,9 +173,7 @@ def epoch_rates(recipe: Schedule, n_train: int, epoch: int) -> NDArray[np.float6
 
 def is_adaptive(optimizer: str) -> bool:
     """Whether the steps of an optimizer are normalized, so that the sum of learning rates counts them."""
-    return optimizer in ADAPTIVE or (
-        optimizer.startswith("torch:") and optimizer not in ("torch:SGD", "torch:ASGD")
-    )
+    return steps_of(optimizer) == "normalized"
 
 
 def family_of(recipe: AnyRecipe) -> str | None:
@@ -206,7 +203,7 @@ def effective_clocks(recipe: AnyRecipe, ticks: Mapping[str, float]) -> dict[str,
 
 def step_momentum(recipe: Schedule) -> float:
     """The momentum that amplifies the steps of a recipe: only that of heavy ball; Adam and Muon normalize."""
-    return recipe.momentum if recipe.optimizer in HEAVY_BALL else 0.0
+    return recipe.momentum if steps_of(recipe.optimizer) == "heavy ball" else 0.0
 
 
 def stability_limit(recipe: Schedule, rate: float) -> float | None:
@@ -214,6 +211,6 @@ def stability_limit(recipe: Schedule, rate: float) -> float | None:
 
     None where there is no such limit: normalized steps see a preconditioned Hessian, averaged ones another.
     """
-    if recipe.optimizer not in ("sgd", *HEAVY_BALL):
+    if steps_of(recipe.optimizer) not in ("gradient", "heavy ball"):
         return None
     return 2 * (1 + step_momentum(recipe)) / rate

@@ -1,6 +1,7 @@
-"""Files that are there whole or not at all, reads that are bounded, and disk errors in one line.
+"""Atomic writes, and disk errors in one line.
 
-Temporary files and claims name the process that made them: files in use can be told from files left behind.
+The name of a temporary file contains the process that writes it, so that files in use can be told from files
+that a dead process left behind.
 """
 
 from __future__ import annotations
@@ -9,50 +10,48 @@ import errno
 import fcntl
 import hashlib
 import os
-import socket
-import stat
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Literal
 
 from initmem.errors import FullDisk, StoreError
+from initmem.machine import has_ended, machine_id, this_process
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_SUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
 FILE_SYSTEMS = (
     "needed: ext4, XFS, Btrfs, ZFS, APFS, tmpfs, NFS 4, or Lustre mounted with flock; "
-    "FAT, exFAT and most FUSE mounts of cloud storage do not do"
+    "FAT, exFAT and most FUSE mounts of cloud storage are not supported"
 )
-UNREADABLE = "unknown"  # the start time of a process that is there, but hidden from this one
+TEMPORARY = re.compile(r"\..*\.([0-9a-f]{8})-([0-9]+)-([^.]*)\.[0-9a-f]{32}\.tmp")  # machine, pid, start time
 
 
 def write_atomic(path: Path, data: bytes, mode: int | None = None) -> None:
     """Write a file so that it is there whole or not at all, also after a power cut."""
-    with _written(path, data, mode) as written:
+    with _synced(path, data, mode) as written:
         written.replace(path)
 
 
 def write_once(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Write a file like `write_atomic`, unless there is one already."""
-    with _written(path, data, mode) as written:
+    """Write a file like `write_atomic`, unless it exists already."""
+    with _synced(path, data, mode) as written:
         with suppress(FileExistsError):
             os.link(written, path)
         written.unlink()
 
 
 @contextmanager
-def _written(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
-    """A synced temporary file beside the path, and a synced folder once it has its name."""
+def _synced(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
+    """A synced temporary file next to the path; the block gives it its name, then the folder is synced."""
     written = temporary(path)
     try:
         with written.open("wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        permit(written, mode)
+        set_mode(written, mode)
         yield written
     except BaseException:
         written.unlink(missing_ok=True)
@@ -65,64 +64,43 @@ def _written(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
 
 
 def append(path: Path, data: bytes, mode: int | None, *, fresh: bool = False) -> None:
-    """Add to a file, or start it anew."""
-    with open_to_write(path, "wb" if fresh else "ab") as stream:
+    """Add to a file; `fresh` replaces its content."""
+    with path.open("wb" if fresh else "ab") as stream:
         stream.write(data)
-    permit(path, mode)
+    set_mode(path, mode)
 
 
-def open_to_write(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
-    """Open a file to write. A FIFO that nobody reads is an error: it would block for ever."""
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
-
-
-def permit(path: Path, mode: int | None) -> None:
-    """Give a new file a mode; one that belongs to another user keeps its own."""
+def set_mode(path: Path, mode: int | None) -> None:
+    """Give a new file a mode; a file of another user keeps its own."""
     if mode is not None:
         with suppress(PermissionError):
             path.chmod(mode)
 
 
-def sweep(folder: Path) -> None:
-    """Remove the temporary files that dead processes of this machine left behind.
+def temporary(path: Path) -> Path:
+    """A unique name next to a path that identifies this process."""
+    pid, started = this_process()
+    return path.with_name(f".{path.name}.{_machine_digest()}-{pid}-{started}.{uuid.uuid4().hex}.tmp")
 
-    Their names say which process made them, so that no clock is needed to tell how old they are.
-    """
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files that dead processes of this machine left behind."""
     for path in folder.glob(".*.tmp"):
-        where, _, process = path.name.split(".")[-3].partition("-")
-        pid, _, born = process.partition("-")
-        if where == _here() and pid.isdecimal() and is_gone(int(pid), born):
+        owner = TEMPORARY.fullmatch(path.name)
+        if owner and owner[1] == _machine_digest() and has_ended(int(owner[2]), owner[3]):
             path.unlink(missing_ok=True)
 
 
-def temporary(path: Path) -> Path:
-    """A unique name beside a path, which says which process made it."""
-    pid, born = myself()
-    return path.with_name(f".{path.name}.{_here()}-{pid}-{born}.{uuid.uuid4().hex}.tmp")
-
-
-def _here() -> str:
-    return hashlib.sha256(machine().encode()).hexdigest()[:8]
-
-
-@contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to read it. Anything but a regular file is refused: a FIFO would block for ever."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise StoreError(f"{path.name} is not a regular file")
-    with os.fdopen(descriptor, "rb") as stream:
-        yield stream
+def _machine_digest() -> str:
+    return hashlib.sha256(machine_id().encode()).hexdigest()[:8]
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Read a regular file of at most so many bytes; a larger one is refused before it is read."""
-    with open_regular(path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if size > limit:
-            raise StoreError(f"{size:,} bytes (allowed: up to {limit:,})")
-        return stream.read(size)
+    """Read a file of at most so many bytes; a larger one is refused before it is read."""
+    size = path.stat().st_size
+    if size > limit:
+        raise StoreError(f"{size:,} bytes (allowed: up to {limit:,})")
+    return path.read_bytes()
 
 
 def reason(error: Exception) -> str:
@@ -131,17 +109,17 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
-def explained(place: Path) -> Iterator[None]:
-    """Turn an error of the disk into one line that says what to do."""
+def explained(root: Path) -> Iterator[None]:
+    """Turn an error of the disk into one line with a remedy."""
     try:
         yield
     except OSError as error:
         if error.errno in NO_ROOM:
             raise FullDisk(
-                f"{place}: no room left ({error.strerror}); all that was committed is kept: "
+                f"{root}: no room left ({error.strerror}); all that was committed is kept: "
                 "free some space, and the same command resumes"
             ) from error
-        raise StoreError(f"{place}: cannot be written ({reason(error)})") from error
+        raise StoreError(f"{root}: cannot be written ({reason(error)})") from error
 
 
 def check_file_system(folder: Path) -> None:
@@ -161,60 +139,3 @@ def check_file_system(folder: Path) -> None:
     finally:
         link.unlink(missing_ok=True)
         probe.unlink(missing_ok=True)
-
-
-@lru_cache(maxsize=1)
-def machine() -> str:
-    """A name for the space in which a process id means something.
-
-    Host names repeat (containers, clones), so the kernel's boot id and the PID namespace count too.
-    """
-    names = [socket.gethostname()]
-    try:
-        names.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-        names.append(str(Path("/proc/self/ns/pid").readlink()))
-    except OSError:  # not Linux: the host name has to do
-        pass
-    return " ".join(names)
-
-
-def myself() -> tuple[int, str]:
-    """The id of this process and its start time."""
-    pid = os.getpid()
-    return pid, born(pid)
-
-
-def born(pid: int) -> str:
-    """The start time of a process as the kernel counts it; empty when there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "" if not _alive(pid) else UNREADABLE
-    return "" if fields[0] == "Z" else fields[19]
-
-
-def is_gone(pid: int, since: str) -> bool:
-    """Whether the process with this id and start time has ended; its id may belong to another one by now.
-
-    A process that is hidden (/proc mounted with hidepid) is there: only its heartbeat can tell more.
-    """
-    return born(pid) not in (since, UNREADABLE)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
-
-
-def processor_lines(*names: str) -> list[str]:
-    """What Linux says about its processors, line by line; nothing elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    return [line for line in lines if line.startswith(names)]

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -25,112 +25,20 @@ from pydantic import (
     model_validator,
 )
 
-import initmem.register as register
+from initmem import catalog, labels, register
+from initmem.bad_fields import problems
 from initmem.errors import ConfigError, allowed
 
 Norm = Literal["batch", "layer"]
 Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
 
-MODELS = register.GROUPED  # the networks that are written for packs
-STUDY_FIELDS = (  # of a study file, not of a recipe
-    "about", "chaos", "default_effort", "effort", "efforts", "grid", "name", "pin", "recipe", "scales",
-    "seeds", "split", "title",
-)  # fmt: skip
-SYNONYMS = {  # what other libraries call a field
-    "lr": "learning_rate",
-    "eta": "learning_rate",
-    "bs": "batch_size",
-    "batch": "batch_size",
-    "n_epochs": "epochs",
-    "num_epochs": "epochs",
-    "opt": "optimizer",
-    "optim": "optimizer",
-    "wd": "weight_decay",
-    "l2_penalty": "l2",
-    "network": "model",
-    "arch": "model",
-    "data": "dataset",
-    "betas": "beta1",
-    "eps": "epsilon",
-    "normalization": "norm",
-    "augmentation": "augment",
-    "scheduler": "schedule",
-    "lr_schedule": "schedule",
-}
-NAMED_DATASETS = register.DATASETS
 SPLIT_SIZES = ("train_size", "val_size", "test_size")  # None: all of the split
 # What a smaller repetition of a published result may change: the size of the work, not the procedure.
 SIZE_FIELDS = frozenset({*SPLIT_SIZES, "test_unused", "batch_statistics", "width", "epochs", "data_sha256"})
-
-DEFAULT_WIDTH: dict[str, int] = {
-    "resnet9": 64,
-    "resnet9-avgpool": 64,
-    "resnet56": 16,
-    "resnet110": 16,
-    "mlp": 256,
-}
-# Every optimizer with the defaults in which it differs from the fields of `Recipe`.
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "sgd": {},
-    "momentum": {},
-    "adam": {},
-    "adamw": {"weight_decay": 1e-4},
-    "muon": {"weight_decay": 1e-4, "momentum": 0.95},
-    "muon-conv": {"weight_decay": 1e-4, "momentum": 0.95},
-    "normuon": {"weight_decay": 1e-4, "momentum": 0.95, "beta2": 0.95},
-    "lion": {"beta2": 0.99},
-    "schedule-free-sgd": {"schedule": "constant"},
-    "schedule-free-adamw": {"schedule": "constant", "epsilon": 1e-8},
-    "sf-normuon": {"schedule": "constant", "weight_decay": 1e-4, "momentum": 0.95, "beta2": 0.95},
-}
-# Those of torch.optim: the fields that they take, with the defaults of their signatures. Not among them are
-# LBFGS, which needs a closure, SparseAdam (sparse gradients) and Muon (it takes matrices only).
-TORCH_OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "torch:ASGD": {"weight_decay": 0.0},
-    "torch:Adadelta": {"weight_decay": 0.0, "epsilon": 1e-6},
-    "torch:Adafactor": {"weight_decay": 0.0},
-    "torch:Adagrad": {"weight_decay": 0.0, "epsilon": 1e-10},
-    "torch:Adam": {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
-    "torch:AdamW": {"weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
-    "torch:Adamax": {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
-    "torch:NAdam": {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
-    "torch:RAdam": {"weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
-    "torch:RMSprop": {"weight_decay": 0.0, "momentum": 0.0, "epsilon": 1e-8},
-    "torch:Rprop": {},
-    "torch:SGD": {"weight_decay": 0.0, "momentum": 0.0},
-}
-ALONE = (
-    "torch:Adafactor",
-)  # their steps depend on a whole variable, which in a pack is that of all replicas
-
-# In a pack of these optimizers, replicas may have rates and penalties of their own: their state does not
-# depend on the rate, and a step is proportional to it.
-RATE_FREE = ("sgd", "adam", "adamw", "muon", "muon-conv", "normuon", "lion")
-PER_REPLICA = ("learning_rate", "l2", "weight_decay")
-
-# How a field reads in a short label; fields not listed read as "name=value", these bare ones as the value.
-SHORT = {
-    "learning_rate": "lr",
-    "batch_size": "b",
-    "weight_decay": "wd",
-    "width": "w",
-    "batch_statistics": "statistics",
-}
-BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augment", "distribution")
-
-# Worth their place in a label even if dataset and network determine them; sizes and options are not.
-PROCEDURE = (
-    "dataset", "model", "width", "norm", "optimizer", "learning_rate", "schedule", "weight_decay", "l2",
-    "augment", "scaled", "layer_scales", "width_scaling", "init_mode",
-)  # fmt: skip
-
-# How weights are drawn; `Init` takes these of user code, too.
+PER_REPLICA = ("learning_rate", "l2", "weight_decay")  # what may differ inside a pack
+# How weights are drawn; `Init` takes these fields of user code as well.
 INITIALIZATION = ("bias_std", "distribution", "scaled", "layer_scales", "width_scaling")
 STORED = {"stored": True}  # the context in which a recipe is read from a store: plugins may not be there
-# Fields that were renamed after the first records were written. Ids are still made of the old names, and
-# old files are read, so that no run changes its id.
-OLD_NAMES = {"lr_floor": "floor", "scaled": "probe"}
-
 
 Scalar: TypeAlias = str | bool | int | float
 Value: TypeAlias = "Scalar | tuple[Value, ...]"
@@ -140,6 +48,8 @@ class Recipe(BaseModel):
     """One training procedure. The defaults are those of the paper's main grid."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    is_pipeline: ClassVar[bool] = False
 
     dataset: str = Field("cifar10", description="a dataset of `initmem data list`, or a .npz file")
     data_sha256: str | None = Field(
@@ -212,6 +122,11 @@ class Recipe(BaseModel):
     )
 
     @property
+    def network(self) -> Recipe:
+        """The recipe itself: it describes a network. That of user code raises a `ConfigError`."""
+        return self
+
+    @property
     def selecting_loss(self) -> str:
         """The column of a history whose least value selects the predictor."""
         return "val_" + self.select_by.replace("-", "_")
@@ -224,30 +139,27 @@ class Recipe(BaseModel):
         given = {key: value for key, value in values.items() if value is not None}
         given = _with_options(given, cls.model_fields)
         # The defaults of a registered optimizer are part of the id: a store is read without the plugin.
-        found = (
-            None if info.context == STORED else register.find_optimizer(str(given.get("optimizer", "sgd")))
-        )
-        defaults = derived_defaults(given.get("model"), given.get("optimizer"))
-        for key, value in (defaults | dict(found.fields if found else {})).items():
-            given.setdefault(key, value)
-        return given
+        defaults = catalog.defaults_of(given.get("model"), given.get("optimizer"))
+        if info.context != STORED and (own := register.find_optimizer(str(given.get("optimizer", "sgd")))):
+            defaults |= own.fields
+        return defaults | given
 
     @field_validator("dataset")
     @classmethod
     def _known_dataset(cls, name: str, info: ValidationInfo) -> str:
-        known = name.endswith(".npz") or name.split(":")[0] in NAMED_DATASETS
-        if known or info.context == STORED or register.find_dataset(name) is not None:
+        bundled = name.endswith(".npz") or name.split(":")[0] in catalog.DATASETS
+        if bundled or info.context == STORED or register.find_dataset(name) is not None:
             return name
         forms = ("synthetic:NxCxHxW", "modular-addition:MODULUS:FRACTION", "text:LENGTH:FILE")
-        raise ValueError(allowed([*NAMED_DATASETS, *register.datasets(), *forms, "a path ending in .npz"]))
+        raise ValueError(allowed([*catalog.DATASETS, *register.datasets(), *forms, "a path ending in .npz"]))
 
     @field_validator("model")
     @classmethod
     def _known_model(cls, name: str, info: ValidationInfo) -> str:
-        if name in register.RESERVED or info.context == STORED or register.find_model(name) is not None:
+        if name in catalog.NETWORKS or info.context == STORED or register.find_model(name) is not None:
             return name
         registered = [model.name for model in register.models()]
-        raise ValueError(allowed([*register.RESERVED, *registered]) + "; --plugin MODULE brings others")
+        raise ValueError(allowed([*catalog.NETWORKS, *registered]) + "; --plugin MODULE brings others")
 
     @field_validator("options")
     @classmethod
@@ -278,23 +190,22 @@ class Recipe(BaseModel):
     @property
     def is_module(self) -> bool:
         """Whether the network is a plain module: vit, gpt, or one that a plugin registered."""
-        return self.model not in MODELS
+        return self.model not in catalog.PACKED
 
     @property
     def has_own_optimizer(self) -> bool:
         """Whether a plugin registered the optimizer."""
-        return self.optimizer not in OPTIMIZERS and self.optimizer not in TORCH_OPTIMIZERS
+        return self.optimizer not in catalog.OPTIMIZERS
 
     @field_validator("optimizer")
     @classmethod
     def _known_optimizer(cls, name: str, info: ValidationInfo) -> str:
-        if name in OPTIMIZERS or name in TORCH_OPTIMIZERS or info.context == STORED:
+        if info.context == STORED or name in catalog.OPTIMIZERS or register.find_optimizer(name):
             return name
-        if register.find_optimizer(name) is not None:
-            return name
-        own = [*OPTIMIZERS, *register.optimizers(), "torch:NAME"]
-        known = TORCH_OPTIMIZERS if name.startswith("torch:") else own
-        raise ValueError(allowed(map(repr, known)) + "; --plugin MODULE brings others")
+        of_torch = [each for each in catalog.OPTIMIZERS if each.startswith("torch:")]
+        own = [each for each in catalog.OPTIMIZERS if each not in of_torch]
+        offered = of_torch if name.startswith("torch:") else [*own, *register.optimizers(), "torch:NAME"]
+        raise ValueError(allowed(map(repr, offered)) + "; --plugin MODULE brings others")
 
     @field_validator("scaled")
     @classmethod
@@ -320,12 +231,12 @@ class Recipe(BaseModel):
         try:
             return cls.model_validate(dict(values), context=context)
         except ValidationError as error:
-            raise ConfigError("; ".join(problems(error))) from None
+            raise ConfigError("; ".join(problems(error, cls))) from None
 
     def changes(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults: the identity of the recipe."""
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        defaults |= derived_defaults(self.model, self.optimizer)
+        defaults |= catalog.defaults_of(self.model, self.optimizer)
         changed = {name: value for name, value in self.model_dump().items() if value != defaults[name]}
         changed |= dict(changed.pop("options", ()))
         if self.data_sha256 is not None:  # the content counts, not where the file lies
@@ -339,11 +250,7 @@ class Recipe(BaseModel):
     @property
     def id(self) -> str:
         """A content hash: equal recipes have equal ids on every machine."""
-        return content_id(self.hashed())
-
-    def hashed(self) -> dict[str, Any]:
-        """The changes under the names that ids are made of."""
-        return {OLD_NAMES.get(name, name): value for name, value in self.changes().items()}
+        return content_id(self.changes())
 
     def settings(self) -> dict[str, Any]:
         """All that is known about the procedure, by name."""
@@ -369,20 +276,20 @@ class Recipe(BaseModel):
     @property
     def pack_key(self) -> Recipe:
         """Recipes with the same key may share a pack: what is left after replicas have rates of their own."""
-        if self.optimizer not in RATE_FREE or self.sharpness_every:
+        rule = catalog.OPTIMIZERS.get(self.optimizer)
+        if rule is None or not rule.own_rates or self.sharpness_every:
             return self
         defaults = {name: type(self).model_fields[name].default for name in PER_REPLICA}
         return self.replace(**defaults)
 
     def label(self, fields: Iterable[str]) -> str:
         """A short name made of the given fields."""
-        settings = self.settings()
-        return " ".join(_short(name, settings[name]) for name in fields if name in settings)
+        return labels.label(self.settings(), fields)
 
     def informative(self, fields: Sequence[str]) -> list[str]:
         """Of some fields those worth a place in a label: no zero penalty, no default that follows."""
         usual = {name: type(self).model_fields[name].default for name in ("beta1", "beta2", "epsilon")}
-        derived = usual | derived_defaults(self.model, self.optimizer)
+        derived = usual | catalog.defaults_of(self.model, self.optimizer)
         silent = {name for name, value in derived.items() if getattr(self, name) == value} - {"width"}
         silent |= {
             name
@@ -404,8 +311,18 @@ WHOLE = ("batch_size", "epochs", "width", "train_size", "patience")
 class PipelineRecipe:
     """A training procedure of user code: its name, and what was declared about it, in order of names."""
 
+    is_pipeline: ClassVar[bool] = True
+
     pipeline: str
     declared: tuple[tuple[str, Value], ...] = ()
+
+    @property
+    def network(self) -> Recipe:
+        """There is none: what asks for a bundled network cannot do with user code."""
+        raise ConfigError(
+            f"pipeline = {self.pipeline!r}: its data and network are known to its own code alone "
+            "(allowed here: bundled networks; initmem.run and `initmem run --command` train pipelines)"
+        )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> PipelineRecipe:
@@ -423,11 +340,7 @@ class PipelineRecipe:
     @property
     def id(self) -> str:
         """A content hash: equal recipes have equal ids on every machine."""
-        return content_id(self.hashed())
-
-    def hashed(self) -> dict[str, Any]:
-        """What ids are made of."""
-        return self.changes()
+        return content_id(self.changes())
 
     def changes(self) -> dict[str, Any]:
         """The name and everything that was declared: the identity of the recipe."""
@@ -451,13 +364,12 @@ class PipelineRecipe:
 
     def label(self, fields: Iterable[str]) -> str:
         """A short name made of the given settings."""
-        values = self.changes()
-        return " ".join(_short(name, values[name]) for name in fields if name in values)
+        return labels.label(self.changes(), fields)
 
     def informative(self, fields: Sequence[str]) -> list[str]:
         """All that was declared, after the name: a label does not change when other recipes join a store."""
         declared = [name for name, _ in self.declared]
-        return ["pipeline", *sorted(declared, key=lambda name: name not in BARE)]
+        return ["pipeline", *sorted(declared, key=lambda name: name not in labels.BARE)]
 
 
 AnyRecipe: TypeAlias = Recipe | PipelineRecipe
@@ -466,7 +378,7 @@ AnyRecipe: TypeAlias = Recipe | PipelineRecipe
 def _with_options(given: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Collect what is no field of a recipe as options, if the network is one that can have them."""
     model = given.get("model")
-    if not isinstance(model, str) or model in MODELS:
+    if not isinstance(model, str) or model in catalog.PACKED:
         return given
     own = {key: value for key, value in given.items() if key not in fields}
     if not own:
@@ -476,25 +388,25 @@ def _with_options(given: dict[str, Any], fields: Mapping[str, Any]) -> dict[str,
 
 
 def _checked_options(
-    model: str, options: Sequence[register.Option], given: Mapping[str, Any], fields: Mapping[str, Any]
+    model: str, options: Sequence[catalog.Option], given: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> tuple[tuple[str, Scalar], ...]:
     """The options that differ from their defaults, in order of names; all mistakes at once."""
-    known = {option.name: option for option in options}
-    wrong = [f"{name}: a field of every recipe (allowed: another name)" for name in known if name in fields]
+    by_name = {option.name: option for option in options}
+    wrong = [f"{name}: a field of every recipe (allowed: another name)" for name in by_name if name in fields]
     kept = {}
     for name, value in given.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, [*known, *fields], n=1)
+        if name not in by_name:
+            near = difflib.get_close_matches(name, [*by_name, *fields], n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            wrong.append(f"unknown field {name} = {value!r} ({hint}options of {model}: {', '.join(known)})")
+            wrong.append(f"unknown field {name} = {value!r} ({hint}options of {model}: {', '.join(by_name)})")
             continue
         try:
-            kept[name] = known[name].read(value)
+            kept[name] = by_name[name].read(value)
         except ValueError as error:
             wrong.append(f"{name} = {value!r} ({error})")
     if wrong:
         raise ValueError("; ".join(wrong))
-    return tuple((name, kept[name]) for name in sorted(kept) if kept[name] != known[name].default)
+    return tuple((name, kept[name]) for name in sorted(kept) if kept[name] != by_name[name].default)
 
 
 def parse_recipe(values: Mapping[str, Any]) -> AnyRecipe:
@@ -502,23 +414,11 @@ def parse_recipe(values: Mapping[str, Any]) -> AnyRecipe:
     return PipelineRecipe.parse(values) if values.get("pipeline") is not None else Recipe.parse(values)
 
 
-def network_of(recipe: AnyRecipe) -> Recipe:
-    """The recipe of a bundled network; what asks for one cannot do with user code."""
-    if isinstance(recipe, PipelineRecipe):
-        raise ConfigError(
-            f"pipeline = {recipe.pipeline!r}: its data and network are known to its own code alone "
-            "(allowed here: bundled networks; initmem.run and `initmem run --command` train pipelines)"
-        )
-    return recipe
-
-
 def stored_recipe(values: Mapping[str, Any]) -> AnyRecipe:
-    """A recipe from a file of a store, which may be older than the names of today."""
-    new_names = {old: new for new, old in OLD_NAMES.items()} if values.get("pipeline") is None else {}
-    named = {new_names.get(name, name): value for name, value in values.items()}
-    if named.get("pipeline") is not None:
-        return PipelineRecipe.parse(named)
-    return Recipe.parse(named, context=STORED)
+    """A recipe from a file of a store."""
+    if values.get("pipeline") is not None:
+        return PipelineRecipe.parse(values)
+    return Recipe.parse(values, context=STORED)
 
 
 def _bad_setting(name: str, value: object) -> str:
@@ -555,22 +455,16 @@ def selectors(text: str) -> list[str]:
 
 
 def _fixed_scales(text: str) -> dict[str, float]:
-    found = {}
+    scales = {}
     for part in selectors(text):
-        name, sign, factor = part.partition("=")
+        name, _, factor = (word.strip() for word in part.partition("="))
         try:
-            found[name.strip()] = float(factor)
+            scales[name] = float(factor)
         except ValueError:
-            sign = ""
-        if not sign or not name.strip() or not 0 <= found[name.strip()] < math.inf:
+            scales[name] = math.nan
+        if not name or not 0 <= scales[name] < math.inf:
             raise ValueError("allowed: NAME=FACTOR, with commas between them and factors from 0")
-    return found
-
-
-def derived_defaults(model: object, optimizer: object) -> dict[str, Any]:
-    """Defaults that depend on the model or the optimizer."""
-    defaults = {"width": DEFAULT_WIDTH.get(str(model), 64), "weight_decay": 0.0, "momentum": 0.9}
-    return defaults | (OPTIMIZERS | TORCH_OPTIMIZERS).get(str(optimizer), {})
+    return scales
 
 
 def content_id(content: Mapping[str, Any]) -> str:
@@ -579,77 +473,14 @@ def content_id(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def labels(recipes: Sequence[AnyRecipe]) -> list[str]:
-    """Name recipes by the optimizer and whatever else tells them apart."""
-    known = [recipe.settings() for recipe in recipes]
-    fields = dict.fromkeys(name for settings in known for name in settings if name != "data_sha256")
-    varying = [name for name in fields if name == "optimizer" or _varies(name, known)]
-    ordered = sorted(varying, key=lambda name: name != "optimizer")  # stable: optimizer first
-    short = [name for name in ordered if name in PROCEDURE or not _follows(name, known)]
-    for shown in (short, ordered):
-        named = [recipe.label(recipe.informative(shown)) for recipe in recipes]
-        if len(set(named)) == len(named):
-            return named
-    return [f"{name} {recipe.id[:6]}" for name, recipe in zip(named, recipes, strict=True)]
+# SHIM: names that other rooms still import; removed once they are all rebuilt.
+def network_of(recipe: AnyRecipe) -> Recipe:
+    """The recipe of a bundled network."""
+    return recipe.network
 
 
-def _varies(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a setting tells recipes apart; an option does so only among recipes of its network."""
-    models = {settings.get("model") for settings in known if name in settings}
-    values = {str(settings.get(name)) for settings in known if settings.get("model") in models}
-    return len(values) > 1
-
-
-def _follows(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether dataset and network determine a setting, so that it tells nothing more apart."""
-    values: dict[tuple[str, str], set[str]] = {}
-    for settings in known:
-        values.setdefault((str(settings.get("dataset")), str(settings.get("model"))), set()).add(
-            str(settings.get(name))
-        )
-    return all(len(several) == 1 for several in values.values())
-
-
-def _short(name: str, value: object) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    if name in BARE:
-        return text
-    if name in ("batch_size", "width"):
-        return SHORT[name] + text
-    return f"{SHORT.get(name, name)}={text}"
-
-
-def problems(error: ValidationError, model: type[BaseModel] | None = None) -> list[str]:
-    """Turn pydantic's findings into one phrase per bad field of a model; of a `Recipe` unless given."""
-    return [_phrase(item, model or Recipe) for item in error.errors()]
-
-
-def _phrase(item: Any, model: type[BaseModel]) -> str:
-    name = ".".join(str(part) for part in item["loc"])
-    value = item.get("input")
-    if item["type"] == "extra_forbidden":
-        known = sorted(set(model.model_fields) - {"options"})
-        hint = _place(name, model) or _meant(name, known) or allowed(known)
-        return f"unknown field {name} = {value!r} ({hint})"
-    message = item["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
-    if not name or (name == "options" and item["type"] == "value_error"):  # the message names the fields
-        return str(message)
-    return f"{name} = {value!r} ({message})"
-
-
-def _place(name: str, model: type[BaseModel]) -> str:
-    """Where in a study file an unknown field belongs; empty if nowhere."""
-    last = name.rpartition(".")[2]
-    if model is Recipe:
-        return "it belongs at the top of the study file" if name in STUDY_FIELDS else ""
-    of_a_study = "recipe" in model.model_fields
-    if of_a_study and (known := SYNONYMS.get(last, last)) in Recipe.model_fields:
-        return f"{known} belongs in " + (
-            "[recipe] or [[grid]]" if name == last else "recipe = {...} of the effort"
-        )
-    return "it belongs at the top of the study file" if name != last and last in STUDY_FIELDS else ""
-
-
-def _meant(name: str, known: Sequence[str]) -> str:
-    near = [SYNONYMS[name]] if SYNONYMS.get(name) in known else difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else ""
+DEFAULT_WIDTH = {name: network.width for name, network in catalog.NETWORKS.items()}
+OPTIMIZERS = {name: dict(row.fields) for name, row in catalog.OPTIMIZERS.items() if row.rule != "torch"}
+TORCH_OPTIMIZERS = {name: dict(row.fields) for name, row in catalog.OPTIMIZERS.items() if row.rule == "torch"}
+ALONE = tuple(name for name, row in catalog.OPTIMIZERS.items() if not row.packed)
+NAMED_DATASETS = catalog.DATASETS

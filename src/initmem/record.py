@@ -1,10 +1,10 @@
-"""What a run leaves behind: history, summary, provenance, and why it failed. Immutable once committed."""
+"""The record of a run: history, summary, provenance, traceback of a crash. Immutable once committed."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:  # `initmem status` needs no history, and so not the quarter o
 
 INTERPOLATION = 0.995
 
-Status = Literal["completed", "diverged", "failed"]
+Status = Literal["completed", "diverged", "crashed"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
-SCHEMA = 2  # of what is written; 1, whose losses had other names (see `old_names`), is still read
+SCHEMA = 3
 
 # Of bundled networks. An objective is the cross-entropy plus the kernel penalty, l2 * sum(W^2), at the end of
 # the epoch; without a penalty the two are equal.
@@ -40,13 +40,6 @@ COLUMNS = (
 )
 # Of recipes that measure the sharpness: its latest value, and after which epoch it was measured (0: not yet).
 SHARPNESS = ("sharpness", "sharpness_epoch")
-
-# Losses of schema 1 under the names that say which they are.
-RENAMED = {
-    "train_loss": "train_cross_entropy",
-    "val_loss": "val_objective",
-    "test_loss": "test_cross_entropy",
-}
 
 History: TypeAlias = "Mapping[str, NDArray[np.float64]]"
 LONGEST_CAUSE = 300  # characters of a cause
@@ -113,10 +106,7 @@ class RunRecord:
     history: History = field(repr=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, repr=False)
     error: str | None = field(default=None, repr=False)
-    finals: Mapping[str, float] = field(
-        default_factory=dict, repr=False
-    )  # of user code: metrics of the returned predictor
-    schema: int = field(default=SCHEMA, repr=False, compare=False)  # in which it is written
+    finals: Mapping[str, float] = field(default_factory=dict, repr=False)  # metrics that user code returned
 
     def __post_init__(self) -> None:
         if not isinstance(self.history, StoredHistory):  # that one does it when it is loaded
@@ -241,21 +231,21 @@ def finite(record: RunRecord) -> RunRecord:
     finals = {name: value for name, value in finals.items() if math.isfinite(value)}
     if good.all() and not wrong and len(finals) == len(record.finals):
         return record
-    status: Status = "failed" if record.status == "failed" else "diverged"
+    status: Status = "crashed" if record.status == "crashed" else "diverged"
     summary = Summary(**(values | dict.fromkeys(wrong)))
     return replace(record, status=status, summary=summary, history=history, finals=finals)
 
 
-def failed(run: Run, error: str, provenance: Mapping[str, Any]) -> RunRecord:
-    """A run that raised is a result too, with its traceback."""
-    return RunRecord(run, "failed", Summary(epochs=0), {}, provenance, error)
+def crashed(run: Run, error: str, provenance: Mapping[str, Any]) -> RunRecord:
+    """A run that raised is a result as well, with its traceback."""
+    return RunRecord(run, "crashed", Summary(epochs=0), {}, provenance, error)
 
 
 SUMMARY_FIELDS = tuple(item.name for item in fields(Summary))
 
 
-class FailureCause(NamedTuple):
-    """A cause, how many runs failed of it, and the first of them."""
+class CrashCause(NamedTuple):
+    """A cause, how many runs crashed of it, and the first of them."""
 
     cause: str
     runs: int
@@ -266,13 +256,9 @@ class FailureCause(NamedTuple):
     def __str__(self) -> str:
         return f"{self.runs} with {self.cause} (the first: scale {self.scale:g}, seed {self.seed})"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return self._asdict()
-
 
 def cause_line(record: RunRecord) -> str:
-    """The last line of a traceback that says something: the exception."""
+    """The last line of a traceback that is not blank: the exception."""
     lines = [line.strip() for line in (record.error or "").splitlines() if line.strip()]
     return (lines[-1] if lines else "no reason given")[:LONGEST_CAUSE]
 
@@ -282,25 +268,24 @@ def same_cause(cause: str) -> str:
     return re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "0", cause)
 
 
-def failure_causes(records: Iterable[RunRecord]) -> list[FailureCause]:
-    """The causes of all failed runs, the most frequent first."""
+def crash_causes(records: Iterable[RunRecord]) -> list[CrashCause]:
+    """The causes of all crashed runs, the most frequent first."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
-        if record.status == "failed":
+        if record.status == "crashed":
             groups.setdefault(same_cause(cause_line(record)), []).append(record)
-    causes = []
-    for group in groups.values():
-        first = group[0]
-        causes.append(FailureCause(cause_line(first), len(group), first.id, first.run.scale, first.run.seed))
+    causes = [
+        CrashCause(cause_line(group[0]), len(group), group[0].id, group[0].run.scale, group[0].run.seed)
+        for group in groups.values()
+    ]
     return sorted(causes, key=lambda cause: -cause.runs)
 
 
-def failure_lines(records: Iterable[RunRecord], most: int = 3) -> list[str]:
-    """One line that counts the failed runs and names the most frequent causes; none where none failed."""
-    known = list(records)
-    causes = failure_causes(known)
+def crash_lines(records: Sequence[RunRecord], most: int = 3) -> list[str]:
+    """One line that counts the crashed runs and names the most frequent causes; none where none crashed."""
+    causes = crash_causes(records)
     if not causes:
         return []
     count = sum(cause.runs for cause in causes)
     more = f"; {len(causes) - most} more causes" if len(causes) > most else ""
-    return [f"{count} of {len(known)} runs failed: {'; '.join(map(str, causes[:most]))}{more}"]
+    return [f"{count} of {len(records)} runs crashed: {'; '.join(map(str, causes[:most]))}{more}"]

@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from initmem import catalog
+from initmem.catalog import Option
 from initmem.errors import ConfigError, allowed
 
 GROUP = "initmem.plugins"
@@ -45,33 +47,6 @@ class Tokens(NamedTuple):
 
     vocabulary: int
     length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option of a network, as the signature of its builder declares it."""
-
-    name: str
-    kind: type
-    default: Any
-    choices: tuple[Any, ...] = ()
-
-    @property
-    def permitted(self) -> str:
-        """What is allowed, in words."""
-        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-        return ", ".join(map(str, self.choices)) if self.choices else words[self.kind]
-
-    def read(self, value: object) -> Any:
-        """The value in the option's own type; a `ValueError` if it is not allowed."""
-        if self.kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not self.kind or (self.choices and value not in self.choices):
-            raise ValueError(f"allowed: {self.permitted}")
-        return value
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.default}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +68,6 @@ class RegisteredOptimizer:
     fields: Mapping[str, float]  # of a recipe, with the defaults of the signature
 
 
-# The bundled networks that are plain modules. Their options are repeated here, so that a recipe can be read
-# without loading torch; a test compares them with the signatures in `initmem.train.transformers`.
-BUNDLED: dict[str, tuple[Option, ...]] = {
-    "vit": (Option("patch", int, 4), Option("depth", int, 4), Option("heads", int, 4)),
-    "gpt": (Option("depth", int, 4), Option("heads", int, 4), Option("tied", bool, False)),
-}
-GROUPED = ("resnet9", "resnet9-avgpool", "resnet56", "resnet110", "mlp")  # written for packs
-RESERVED = (*GROUPED, *BUNDLED)
-OPTIMIZERS = (
-    "sgd", "momentum", "adam", "adamw", "muon", "muon-conv", "normuon", "lion", "schedule-free-sgd",
-    "schedule-free-adamw", "sf-normuon",
-)  # fmt: skip
-DATASETS = ("digits", "cifar10", "mnist", "fashion-mnist", "synthetic", "modular-addition", "text")
-
 # What plugins have registered in this process: filled by the decorators, as in pytest and timm.
 _models: dict[str, Model] = {}
 _optimizers: dict[str, RegisteredOptimizer] = {}
@@ -123,7 +84,7 @@ def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
     """
 
     def registered(build: Builder) -> Builder:
-        _check_name("model", name, RESERVED, _models.get(name), build)
+        _check_name("model", name, catalog.NETWORKS, _models.get(name), build)
         _models[name] = Model(name, build, _options(name, build), kernels)
         return build
 
@@ -139,7 +100,7 @@ def optimizer(name: str) -> Callable[[Builder], Builder]:
     """
 
     def registered(build: Builder) -> Builder:
-        _check_name("optimizer", name, OPTIMIZERS, _optimizers.get(name), build)
+        _check_name("optimizer", name, catalog.OPTIMIZERS, _optimizers.get(name), build)
         _optimizers[name] = RegisteredOptimizer(name, build, _optimizer_fields(name, build))
         return build
 
@@ -150,7 +111,7 @@ def dataset(name: str) -> Callable[[Builder], Builder]:
     """Register a function without arguments that returns arrays under the names of an .npz dataset."""
 
     def registered(load: Builder) -> Builder:
-        _check_name("dataset", name, DATASETS, _datasets.get(name), load)
+        _check_name("dataset", name, catalog.DATASETS, _datasets.get(name), load)
         _datasets[name] = load
         return load
 
@@ -159,21 +120,21 @@ def dataset(name: str) -> Callable[[Builder], Builder]:
 
 def find_model(name: str) -> Model | None:
     """A registered network; None if there is none of this name."""
-    if name not in _models and name not in RESERVED:
+    if name not in _models and name not in catalog.NETWORKS:
         load_installed()
     return _models.get(name)
 
 
 def find_optimizer(name: str) -> RegisteredOptimizer | None:
     """A registered optimizer; None if there is none of this name."""
-    if name not in _optimizers and name not in OPTIMIZERS and not name.startswith("torch:"):
+    if name not in _optimizers and name not in catalog.OPTIMIZERS:
         load_installed()
     return _optimizers.get(name)
 
 
 def find_dataset(name: str) -> Callable[[], Mapping[str, Any]] | None:
     """A registered dataset; None if there is none of this name."""
-    if name not in _datasets and name not in DATASETS:
+    if name not in _datasets and name not in catalog.DATASETS:
         load_installed()
     return _datasets.get(name)
 
@@ -198,10 +159,10 @@ def datasets() -> list[str]:
 
 def options_of(name: str) -> tuple[Option, ...] | None:
     """The options of a network that is a plain module; None: no such network is known."""
-    if name in BUNDLED:
-        return BUNDLED[name]
-    found = find_model(name)
-    return None if found is None else found.options
+    if name in catalog.NETWORKS and name not in catalog.PACKED:
+        return catalog.NETWORKS[name].options
+    registered = find_model(name)
+    return None if registered is None else registered.options
 
 
 def load(modules: Iterable[str]) -> None:
@@ -314,3 +275,8 @@ def _option(model: str, parameter: inspect.Parameter, hint: Any) -> Option:
         return Option(parameter.name, kind, option.read(default), choices)
     except ValueError as error:
         raise ConfigError(f"{where} has the default {default!r} ({error})") from None
+
+
+# SHIM: names that other rooms still import; removed once they are all rebuilt.
+RESERVED = tuple(catalog.NETWORKS)
+BUNDLED = {name: row.options for name, row in catalog.NETWORKS.items() if not row.packed}

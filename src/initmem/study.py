@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from initmem.bad_fields import problems
 from initmem.errors import ConfigError
-from initmem.recipe import AnyRecipe, Recipe, content_id, labels, problems, stored_recipe
+from initmem.labels import labels
+from initmem.recipe import AnyRecipe, Recipe, content_id, stored_recipe
 from initmem.seeds import ROLES, Role
 
 LARGEST_STUDY = 1_000_000  # runs
@@ -46,17 +48,14 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         """The run as plain values, for `from_json`."""
-        address = _address(self)
-        if self.perturbation != 1.0:
-            address["poke"] = self.perturbation  # its first name: a stored record is the same bytes for ever
-        return {"recipe": recipe_json(self.recipe)} | address
+        return {"recipe": recipe_json(self.recipe)} | _address(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Run:
         """Rebuild a run from `to_json`."""
         recipe = _shared_recipe(json.dumps(content["recipe"], sort_keys=True))
         scale, seed, pins = content["scale"], content["seed"], content.get("pins", {})
-        perturbation = content.get("perturbation", content.get("poke", 1.0))  # poke: its former name
+        perturbation = content.get("perturbation", 1.0)
         whole = all(type(number) is int for number in (seed, *pins.values()))
         finite = all(
             type(number) in (int, float) and math.isfinite(number) for number in (scale, perturbation)
@@ -69,8 +68,8 @@ class Run:
 
 
 def recipe_json(recipe: AnyRecipe) -> dict[str, Any]:
-    """Plain values from which `stored_recipe` rebuilds a recipe, under the names they were first given."""
-    content = recipe.hashed()
+    """Plain values from which `stored_recipe` rebuilds a recipe."""
+    content = recipe.changes()
     if isinstance(recipe, Recipe) and recipe.data_sha256 is not None:
         content["dataset"] = recipe.dataset
     return content
@@ -83,22 +82,21 @@ def _shared_recipe(text: str) -> AnyRecipe:
 
 @lru_cache(maxsize=1 << 16)
 def _run_id(run: Run) -> str:
-    content = {"schema": ID_SCHEMA, "recipe": _hashed(run.recipe)} | _address(run)
-    if run.perturbation != 1.0:
-        content["poke"] = run.perturbation  # its former name, so that no run changes its id
-    return content_id(content)
+    return content_id({"schema": ID_SCHEMA, "recipe": _hashed(run.recipe)} | _address(run))
 
 
 @lru_cache(maxsize=4096)
 def _hashed(recipe: AnyRecipe) -> dict[str, Any]:
-    return recipe.hashed()  # a study has thousands of runs of a few recipes
+    return recipe.changes()  # a study has thousands of runs of a few recipes
 
 
 def _address(run: Run) -> dict[str, Any]:
-    """The scale, seed and pins of a run; pins are left out if there are none."""
+    """The scale and seed of a run, its pins and its perturbation if it has any."""
     address: dict[str, Any] = {"scale": run.scale, "seed": run.seed}
     if run.pins:
         address["pins"] = dict(run.pins)
+    if run.perturbation != 1.0:
+        address["perturbation"] = run.perturbation
     return address
 
 
@@ -190,7 +188,7 @@ class Study:
         try:
             stored = _Stored.model_validate(content)
         except ValidationError as error:
-            raise ConfigError("; ".join(problems(error))) from None
+            raise ConfigError("; ".join(problems(error, _Stored))) from None
         return cls(
             name=stored.name,
             title=stored.title,
@@ -200,7 +198,7 @@ class Study:
             scales=tuple(stored.scales),
             seeds=tuple(stored.seeds),
             pins=tuple(stored.pins.items()),
-            perturbation=stored.perturbation if stored.poke is None else stored.poke,
+            perturbation=stored.perturbation,
             split=tuple(stored.split),
             more_seeds=tuple((key, tuple(seeds)) for key, seeds in stored.more_seeds.items()),
             schedule=tuple(stored.schedule),
@@ -232,10 +230,7 @@ class _Stored(BaseModel):
     seeds: Seeds
     pins: dict[Role, int]
     perturbation: float = 1.0
-    poke: float | None = None  # the former name of perturbation
     split: list[Role] = []
     more_seeds: dict[str, list[Seed]] = {}
     schedule: list[Annotated[int, Field(ge=1)]] = []
-    analyzed: list[Annotated[int, Field(ge=1)]] = Field(
-        [], validation_alias=AliasChoices("analyzed", "looked")
-    )
+    analyzed: list[Annotated[int, Field(ge=1)]] = []

@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from initmem import register
+from initmem.bad_fields import problems
 from initmem.errors import ConfigError, allowed
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe, problems
+from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
 from initmem.study import PERTURBATION, Scales, Seeds, Study
 
-LARGEST_FILE = 1 << 20  # bytes of a study file
 LARGEST_GRID = 100_000  # recipes
 MORE_SEEDS = "more_seeds"  # in a block of the grid: seeds of its recipes beyond those of the study
 
@@ -105,7 +105,7 @@ def own_study(
     try:
         part = _Part(scales=[float(scale) for scale in scales], seeds=[index(seed) for seed in seeds])
     except ValidationError as error:
-        raise ConfigError("; ".join(problems(error))) from None
+        raise ConfigError("; ".join(problems(error, _Part))) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"scales or seeds: {error} (allowed: numbers, and whole numbers from 0)") from None
     for role in split:
@@ -146,13 +146,13 @@ def _read(name: str) -> _File:
     text = _text(name)
     try:
         raw = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of numbers without end, lists in lists in lists
+    except ValueError as error:
         raise ConfigError(f"study {name}: not valid TOML: {error}") from None
     found: list[str] = []
     try:
         return _File.model_validate(raw)
     except ValidationError as error:
-        found = problems(error, _File)
+        found = problems(error, _File, Recipe.model_fields)
     # Report the recipe's mistakes in the same breath, as far as it can be read at all.
     try:
         _expand(_Part(recipe=raw.get("recipe", {}), grid=raw.get("grid")))
@@ -171,10 +171,6 @@ def _text(name: str) -> str:
         names = allowed(bundled(), name)
         raise ConfigError(f"no study named {name!r} ({names}, or the path of a .toml file)")
     try:
-        if path.exists() and not path.is_file():  # a FIFO would block for ever
-            raise ConfigError(f"study file {name}: not a regular file")
-        if (size := path.stat().st_size) > LARGEST_FILE:
-            raise ConfigError(f"study file {name}: {size:,} bytes (allowed: up to {LARGEST_FILE:,})")
         return path.read_text("utf-8")
     except (OSError, ValueError) as error:  # a name may not hold everything, and not everything is text
         raise ConfigError(f"study file {name}: cannot be read: {error}") from None
@@ -205,7 +201,7 @@ def override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r} (allowed: key=value)")
     try:
         return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except (ValueError, RecursionError):
+    except ValueError:
         return key.strip(), value.strip()  # a bare word: optimizer=adam
 
 
@@ -218,7 +214,7 @@ def _apply(part: _Part, key: str, value: Any) -> _Part:
         try:
             return _Part.model_validate(part.model_dump(include=set(_Part.model_fields)) | {key: values})
         except ValidationError as error:
-            raise ConfigError("; ".join(problems(error))) from None
+            raise ConfigError("; ".join(problems(error, _Part))) from None
     grid = [{k: v for k, v in block.items() if k != key} for block in part.grid or []]
     return part.model_copy(update={"recipe": part.recipe | {key: value}, "grid": grid or None})
 
@@ -232,7 +228,7 @@ def _more_seeds(part: _Part) -> tuple[tuple[str, tuple[int, ...]], ...]:
         try:
             asked = _Part.model_validate({"seeds": block[MORE_SEEDS]}).seeds or []
         except ValidationError as error:
-            raise ConfigError(f"{MORE_SEEDS} of the grid: {'; '.join(problems(error))}") from None
+            raise ConfigError(f"{MORE_SEEDS} of the grid: {'; '.join(problems(error, _Part))}") from None
         extra = tuple(seed for seed in dict.fromkeys(asked) if seed not in (part.seeds or [0]))
         found |= {recipe.id: extra for recipe in _expand(part.model_copy(update={"grid": [block]}))}
     return tuple(found.items())
@@ -271,8 +267,6 @@ def _with_digest(recipe: AnyRecipe) -> AnyRecipe:
         return recipe
     path = Path(place)
     try:
-        if path.exists() and not path.is_file():  # a FIFO would block for ever
-            raise ConfigError(f"dataset = {recipe.dataset!r} (not a regular file)")
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except (OSError, ValueError) as error:

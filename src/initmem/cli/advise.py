@@ -13,7 +13,6 @@ from initmem.cli.base import (
     Plugins,
     Settings,
     StudyArgument,
-    Wide,
     app,
     print_json,
     say,
@@ -37,7 +36,6 @@ def advise(
         list[Path] | None,
         typer.Option(metavar="STORE", help="A store or archive to look up such clocks in; may be repeated."),
     ] = None,
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare each recipe's clocks with what was seen.
@@ -49,12 +47,11 @@ def advise(
     from initmem.measures.advice import observations
     from initmem.paper import reference
     from initmem.plots.columns import ADVICE, SEEN
-    from initmem.plots.table import table_of
-    from initmem.recipe import network_of
     from initmem.store.results import open_results
+    from initmem.table import table_of
 
     asked = studies.load_study(study, effort, settings or (), plugins=plugins or ())
-    recipes = [network_of(recipe) for recipe in asked.recipes]
+    recipes = [recipe.network for recipe in asked.recipes]
     seen = reference.observations()
     for path in records or ():
         seen += observations(open_results(path).records(), path.name)
@@ -63,7 +60,7 @@ def advise(
         print_json("advise", rows, study=asked.name, effort=asked.effort)
         return
     title = f"{asked.name}, effort {asked.effort}: clocks at the last epoch"
-    show(table_of(title, [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows], ADVICE), wide=wide)
+    show(table_of(title, [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows], ADVICE))
     if records:
         records_seen = [
             {"asked": row["recipe"]}
@@ -73,7 +70,7 @@ def advise(
         ]
         title = f"The records at such clocks, up to {SHOWN} of each recipe"
         if records_seen:
-            show(table_of(title, records_seen, SEEN), wide=wide)
+            show(table_of(title, records_seen, SEEN))
         else:
             say("no record of a recipe of the same family")
     say("Clocks and what was seen at them: this is not a prediction.")

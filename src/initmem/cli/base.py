@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from initmem import __version__
-from initmem.errors import ConfigError, InitmemError
+from initmem.errors import ConfigError, InitmemError, first_of
 from initmem.plots.terminal import print_table, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from initmem.plots.table import Table
+    from initmem.table import Table
 
 app = typer.Typer(
     name="initmem",
     help="Measure how much of a network's random initialization is still visible after training.",
-    epilog="Exit codes: 0 all work is done; 1 some runs failed or are missing, or files are damaged; "
+    epilog="Exit codes: 0 all work is done; 1 some runs crashed or are missing, or files are damaged; "
     "2 a mistake in the input; 130 interrupted.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help wraps; panels cut the names of options in a narrow terminal
@@ -95,9 +95,6 @@ Reference = Annotated[
     bool, typer.Option("--reference", help="Show the paper's values beside the measured ones.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs (see docs/json.md).")]
-Wide = Annotated[
-    bool, typer.Option("--wide", help="Show every column, even where the terminal is too narrow.")
-]
 DataDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where datasets are kept.", show_default="$XDG_CACHE_HOME/initmem"),
@@ -146,9 +143,9 @@ def say(text: str, *, err: bool = False) -> None:
     print(line, file=stream)
 
 
-def show(table: Table, *, wide: bool = False) -> None:
+def show(table: Table) -> None:
     """Print a table, fitted to the terminal; in a pipe all of it."""
-    print_table(table, console(wide=wide))
+    print_table(table, console())
 
 
 def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -> None:
@@ -167,12 +164,11 @@ def fail(message: str, *, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
-def console(*, stderr: bool = False, wide: bool = False) -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Where tables and progress go. It reads no markup, and cuts nothing where there is no terminal."""
     from rich.console import Console
 
-    fits = (sys.stderr if stderr else sys.stdout).isatty() and not wide
-    width = None if fits else UNLIMITED
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else UNLIMITED
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
 
 
@@ -190,7 +186,5 @@ def output_path(output: Path | None, default: str, *, several: bool) -> Path:
 
 def missing_in_words(names: Sequence[str]) -> str:
     """The first of what is missing: half a grid would fill the screen."""
-    from initmem.plots.captions import first_of
-
     hint = ", see --json" if len(names) > MISSING_SHOWN else ""
     return f" (missing: {first_of(names, MISSING_SHOWN)}{hint})" if names else ""

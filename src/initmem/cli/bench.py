@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import initmem
-from initmem.cli.base import AsJson, Wide, app, print_json, say, show
+from initmem.cli.base import AsJson, app, print_json, say, show
 from initmem.errors import ConfigError
 
 
@@ -30,7 +30,6 @@ def bench(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the JSON to a file.")
     ] = None,
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Time initmem beside Keras and plain PyTorch.
@@ -49,7 +48,7 @@ def bench(
     if as_json:
         print_json("bench", rows, **summary)
     else:
-        show(command.ratio_table(rows, summary["machine"]), wide=wide)
+        show(command.ratio_table(rows, summary["machine"]))
 
 
 def _from_checkout() -> Any:

@@ -27,9 +27,9 @@ def board(
 ) -> None:
     """Serve the report live while a study runs.
 
-    Progress, curves, failures and the memory so far.
+    Progress, curves, crashed runs and the memory so far.
     """
-    from initmem.report.board.server import Board
+    from initmem.report.board import Board
     from initmem.store.results import open_results
 
     served = Board(open_results(store), host=host, port=port, token=token)

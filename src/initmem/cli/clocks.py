@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Effort, Plugins, Settings, Wide, app, bundled_studies, print_json, show
+from initmem.cli.base import AsJson, Effort, Plugins, Settings, app, bundled_studies, print_json, show
 
 
 @app.command()
@@ -20,18 +20,17 @@ def clocks(
     effort: Effort = None,
     settings: Settings = None,
     plugins: Plugins = None,
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the optimizer clocks of each recipe before any run."""
     from initmem import register
     from initmem import study_file as studies
     from initmem.clocks import clocks as clocks_of
+    from initmem.labels import labels
     from initmem.paper.reference import clock_of
     from initmem.pipeline.bundled import schedule_of
     from initmem.plots.columns import CLOCK_COLUMNS
-    from initmem.plots.table import table_of
-    from initmem.recipe import labels
+    from initmem.table import table_of
 
     register.load(plugins or ())
     if study is None:
@@ -49,4 +48,4 @@ def clocks(
     if as_json:
         print_json("clocks", rows)
     else:
-        show(table_of("Clocks at the end of training", rows, CLOCK_COLUMNS), wide=wide)
+        show(table_of("Clocks at the end of training", rows, CLOCK_COLUMNS))

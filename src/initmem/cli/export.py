@@ -49,7 +49,7 @@ def export(
     if as_json:
         print_json("export", [done._asdict()])
     else:
-        say(f"{done.format}: {done.place} ({count(done.runs, 'run')}, {done.written:,} written)")
+        say(f"{done.format}: {done.output} ({count(done.runs, 'run')}, {done.written:,} written)")
         for line in done.damaged:
             say(f"damaged, left out: {line}")
     if done.damaged:

@@ -43,8 +43,9 @@ def figure(
     for one in wanted:
         default = f"figure{one if one.isdecimal() else '-' + one}.{ending}"
         path = output_path(output, default, several=name == "all")
-        done = figures.draw(one, records, studies, path, reference=reference)
-        rows.append({"figure": one, "file": str(done.path), "missing": done.missing, "notes": done.notes})
+        plot = figures.draw(one, records, studies, path, reference=reference)
+        row = {"figure": one, "file": str(path), "missing": list(plot.missing), "notes": list(plot.notes)}
+        rows.append(row)
     if as_json:
         print_json("figure", rows)
         return

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from initmem.cli.base import AsJson, StoresArgument, Wide, app, print_json, say, show
+from initmem.cli.base import AsJson, StoresArgument, app, print_json, say, show
 from initmem.errors import ConfigError
 
 
 def measures(incomplete: str) -> list[str]:
     """Names for shell completion."""
-    from initmem.plots.columns import MEASURES
+    from initmem.measures.measure import MEASURES
 
     return [name for name in ("memory", *MEASURES) if name.startswith(incomplete)]
 
@@ -64,7 +64,6 @@ def measure(
             metavar="NAME", help="For the number of recipes or pairs: bh (Benjamini-Hochberg) or none."
         ),
     ] = "bh",
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the memory of every recipe in a store.
@@ -72,37 +71,34 @@ def measure(
     `--what` chooses another measure. Several stores are measured as one.
     """
     from initmem.measures.design import metric_reason
+    from initmem.measures.measure import MEASURES, at_scales, measure_table, not_applicable, remarks
+    from initmem.measures.measure import measure as rows_of
     from initmem.measures.memory import NEVER_USED, memory_table
-    from initmem.measures.rows import REMARKS, at_scales, not_applicable, remarks
-    from initmem.measures.rows import measure as measured
-    from initmem.plots import memory_table as memory_tables
-    from initmem.plots.columns import measure_table
+    from initmem.measures.memory_columns import verdict_table
 
     data = at_scales(stores, numbers(scales))
     options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
     options |= {"failure_tolerance": failure_tolerance}
     if what == "memory" and not as_json:
         memories = memory_table(data, metric, **options)
-        show(memory_tables.memory_table(memories), wide=wide)
+        show(verdict_table(memories))
         if metric is None and memories:
             say(metric_reason(memories[0].metric, data.records))
         return
-    rows, unused = measured(data, what, metric=metric, **options), not_applicable(what, data)
-    left_out = remarks(what, data)
+    rows = rows_of(data, what, metric=metric, **options)
+    unused, left_out = not_applicable(what, data), remarks(what, data)
     if as_json:
         about = {"not_applicable": unused, "remarks": left_out}
         print_json(f"measure.{what}", rows, **{name: lines for name, lines in about.items() if lines})
         return
     for label in unused:
         say(f"{label}: not applicable: {NEVER_USED}")
-    if not rows:
-        say("nothing to measure: the store has no runs of the kind that this measure needs")
+    if rows:
+        show(measure_table(what, rows))
     else:
-        show(measure_table(what, rows), wide=wide)
-        if what in REMARKS:
-            for line in REMARKS[what](rows).splitlines():
-                say(line)
-    for line in left_out:
+        say("nothing to measure: the store has no runs of the kind that this measure needs")
+    conclusion = MEASURES[what].conclusion
+    for line in [*(conclusion(rows) if conclusion else ()), *left_out]:
         say(line)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, StoreArgument, Wide, app, print_json, say, show
+from initmem.cli.base import AsJson, StoreArgument, app, print_json, say, show
 from initmem.errors import count
 
 
@@ -16,14 +16,13 @@ def status(
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every record against its checksum, changed or not.")
     ] = False,
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Count the runs of each study by what became of them."""
     from initmem.plots.columns import STATUS
-    from initmem.plots.table import table_of
-    from initmem.record import FailureCause
+    from initmem.record import CrashCause
     from initmem.store.results import open_results, store_status
+    from initmem.table import table_of
 
     opened = open_results(store)
     broken = opened.verify() if verify else []
@@ -42,9 +41,9 @@ def status(
         for study in state["studies"]:
             done = f"{study['done']:,} of {count(study['runs'], 'run')} done"
             title = f"{study['name']}, effort {study['effort']}: {done}"
-            show(table_of(title, study["recipes"], STATUS), wide=wide)
-            for cause in study["failures"]:
-                say(f"failed: {FailureCause(**cause)}")
+            show(table_of(title, study["recipes"], STATUS))
+            for cause in study["crashes"]:
+                say(f"crashed: {CrashCause(**cause)}")
         for line in state["damaged"]:
             say(f"unreadable: {line}")
     if broken:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from initmem.cli.base import AsJson, Wide, app, bundled_studies, print_json, say, show
+from initmem.cli.base import AsJson, app, bundled_studies, print_json, say, show
+from initmem.errors import duration
 
 if TYPE_CHECKING:
-    from initmem.plots.columns import Columns
+    from initmem.table import Columns
 
 FIRST = "quickstart"
-GPU = "h100"
 
 
 @app.command(name="studies")
@@ -23,8 +23,6 @@ def list_studies(
             help="A study: list its efforts.", show_default="every study", autocompletion=bundled_studies
         ),
     ] = None,
-    every_effort: Annotated[bool, typer.Option("--efforts", help="List the efforts of every study.")] = False,
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """List the bundled studies and how long they take here.
@@ -32,21 +30,21 @@ def list_studies(
     With a name: the efforts of that study, its smaller and larger versions.
     """
     from initmem.plots.columns import EFFORTS, STUDIES
-    from initmem.plots.table import table_of
+    from initmem.table import table_of
 
     rows = _rows(name)
     if as_json:
         print_json("studies", rows)
         return
-    shown = [row | {"time": _time(row["hours_here"], row["gpu_hours"])} for row in rows]
-    if name is None and not every_effort:
+    shown = [row | {"time": duration(3600 * row["hours_here"])} for row in rows]
+    if name is None:
         brief = [row for row in shown if row["default"]]
-        show(table_of("Bundled studies", _only(brief, STUDIES), STUDIES), wide=wide)
-        say("`initmem studies NAME` or --efforts lists smaller and larger versions of each.")
+        show(table_of("Bundled studies", _only(brief, STUDIES), STUDIES))
+        say("`initmem studies NAME` lists smaller and larger versions of one.")
     else:
-        title = f"{name}: {rows[0]['title']}" if name else "Bundled studies by effort"
-        columns = {key: column for key, column in EFFORTS.items() if key != "study" or not name}
-        show(table_of(title, _only(shown, columns), columns), wide=wide)
+        title = f"{name}: {rows[0]['title']}"
+        columns = {key: column for key, column in EFFORTS.items() if key != "study"}
+        show(table_of(title, _only(shown, columns), columns))
         say("`initmem run STUDY --effort NAME` runs one; `initmem plan STUDY` times real training steps.")
 
 
@@ -54,7 +52,7 @@ def _rows(name: str | None) -> list[dict[str, Any]]:
     """A row per study and effort; quickstart first, and of every study its default effort."""
     from initmem import study_file as studies
     from initmem.engines.engine import cores
-    from initmem.engines.plan import UTILIZATION, accelerator_rate, rough_hours, study_flops
+    from initmem.engines.plan import rough_hours, study_flops
 
     names = [name] if name else sorted(studies.bundled(), key=lambda one: (one != FIRST, one))
     efforts = {one: studies.efforts(one) for one in names}
@@ -76,7 +74,6 @@ def _rows(name: str | None) -> list[dict[str, Any]]:
             "runs": len(study.all_runs()),
             "flops": study_flops(study),
             "hours_here": here,
-            "gpu_hours": study_flops(study) / accelerator_rate(GPU, UTILIZATION) / 3600,
             "about": about,
         }
         for (one, study, about), here in zip(loaded, hours, strict=True)
@@ -85,22 +82,3 @@ def _rows(name: str | None) -> list[dict[str, Any]]:
 
 def _only(rows: list[dict[str, Any]], columns: Columns) -> list[dict[str, Any]]:
     return [{str(key): row[str(key)] for key in columns} for row in rows]
-
-
-def _time(here: float, gpu: float) -> str:
-    """Hours in words; a study that takes more than two days here is for a GPU."""
-    return in_words(here) if here <= 48 else f"on a GPU: {in_words(gpu)}"
-
-
-def in_words(hours: float) -> str:
-    """As in: seconds, about a minute, about 5 minutes, about an hour, 5 h, 12 days."""
-    minutes = 60 * hours
-    if minutes < 0.75:
-        return "seconds"
-    if minutes < 1.5:
-        return "about a minute"
-    if minutes < 50:
-        return f"about {minutes:.0f} minutes"
-    if minutes < 90:
-        return "about an hour"
-    return f"{hours:.0f} h" if hours <= 48 else f"{hours / 24:,.0f} days"

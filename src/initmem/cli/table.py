@@ -11,7 +11,6 @@ from initmem.cli.base import (
     Output,
     Reference,
     StoreArgument,
-    Wide,
     app,
     missing_in_words,
     output_path,
@@ -31,7 +30,6 @@ def table(
         str, typer.Option(metavar="FORMAT", help="Without a file name: txt, md, tex or csv.")
     ] = "md",
     reference: Reference = False,
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a table of the paper from a store.
@@ -50,7 +48,7 @@ def table(
     made = {one: tables.make(one, records, studies, reference=reference) for one in wanted}
     if output is None and not as_json:
         for item in made.values():
-            show(item, wide=wide)
+            show(item)
         return
     rows: list[dict[str, Any]] = []
     for one, item in made.items():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Wide, app, print_json, say, show
+from initmem.cli.base import AsJson, app, print_json, say, show
 
 
 @app.command()
@@ -21,7 +21,6 @@ def theory(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also draw the picture to a file.")
     ] = None,
-    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a part of the linear theory.
@@ -30,7 +29,7 @@ def theory(
     """
     from initmem.paper.reference import imbalance_of
     from initmem.plots.columns import THEORY
-    from initmem.plots.table import Column, Key, table_of
+    from initmem.table import Column, Key, table_of
     from initmem.theory.pictures import show as shown_of
 
     shown = shown_of(name, seed=seed, output=output)
@@ -41,6 +40,6 @@ def theory(
         print_json(f"theory.{name}", shown.rows)
         return
     columns: dict[Key, Column] = {key: column for key, column in THEORY.items() if key in shown.columns}
-    show(table_of(shown.title, shown.table, columns), wide=wide)
+    show(table_of(shown.title, shown.table, columns))
     if output is not None:
         say(f"picture: {output}")

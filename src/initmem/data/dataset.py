@@ -58,19 +58,9 @@ class Dataset:
     @property
     def sizes(self) -> Sizes:
         """Its sizes."""
-        channels, height, width = self.shape
+        splits = (len(self.train), len(self.val), len(self.test))
         labels = math.prod(self.train.y.shape[1:])
-        return Sizes(
-            len(self.train),
-            len(self.val),
-            len(self.test),
-            channels,
-            height,
-            width,
-            self.classes,
-            self.vocabulary,
-            labels,
-        )
+        return Sizes(*splits, *self.shape, self.classes, self.vocabulary, labels)
 
     def limited(
         self, train_size: int | None, val_size: int | None, test_size: int | None, test_unused: bool = False

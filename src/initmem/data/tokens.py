@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from initmem.data.cache import load_corpus
 from initmem.data.dataset import Dataset, Examples, Sizes, hold_out, read_file
 from initmem.errors import DataError
 
@@ -39,13 +39,13 @@ def modular_sizes(name: str) -> Sizes:
 
 
 def _modulus(name: str) -> tuple[int, float]:
-    words = name.split(":")[1:]
+    options = name.split(":")[1:]
     try:
-        p = int(words[0]) if words else MODULUS
-        fraction = float(words[1]) if len(words) > 1 else FRACTION
+        p = int(options[0]) if options else MODULUS
+        fraction = float(options[1]) if len(options) > 1 else FRACTION
     except ValueError:
         p = 0
-    if len(words) > 2 or not 3 <= p <= LARGEST_MODULUS or not 0 < fraction < 1:
+    if len(options) > 2 or not 3 <= p <= LARGEST_MODULUS or not 0 < fraction < 1:
         raise DataError(
             f"dataset = {name!r} (allowed: modular-addition:MODULUS:FRACTION, as in modular-addition:97:0.5; "
             f"modulus 3 to {LARGEST_MODULUS}, fraction of the pairs for training between 0 and 1)"
@@ -53,54 +53,48 @@ def _modulus(name: str) -> tuple[int, float]:
     return p, fraction
 
 
-def text_source(name: str) -> tuple[int, Path | None]:
-    """Parse `text[:LENGTH[:FILE]]`: characters per example, and the file; None: the bundled corpus."""
-    words = name.split(":", 2)[1:]
-    length = words[0] if words else str(LENGTH)
-    if not length.isdecimal() or not 2 <= int(length) <= 4096:
-        raise DataError(f"dataset = {name!r} (allowed: text:LENGTH or text:LENGTH:FILE, length 2 to 4096)")
-    return int(length), Path(words[1]) if len(words) > 1 else None
-
-
-def read_text(path: Path, sha256: str | None) -> str:
-    """The user's text file, with this digest unless it is not known yet."""
-    try:
-        return read_file(path, LARGEST_TEXT, sha256).decode("utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not readable as UTF-8 text ({error})") from None
-
-
-def characters(name: str, text: str) -> Dataset:
+def characters(name: str, sha256: str | None = None) -> Dataset:
     """Windows of a text, side by side; the label of a character is the one that follows it.
 
     The last tenth is for testing and the tenth before it for validation, so that no two parts overlap.
     """
-    length, _ = text_source(name)
-    known, tokens = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
+    length, path = _text_source(name)
+    text = load_corpus() if path is None else _read_text(path, sha256)
+    alphabet, tokens = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
     windows = (len(tokens) - 1) // length
     if windows < 20:
         raise DataError(f"dataset = {name!r}: {len(text):,} characters (allowed: at least {20 * length + 1})")
-    x = _windows(tokens[: windows * length], length)
-    y = _windows(tokens[1 : windows * length + 1], length)
-    out = round(HELD_OUT * windows)
+    x, y = (tokens[at : at + windows * length].astype(np.int64).reshape(-1, length) for at in (0, 1))
     whole = Examples(x[:, None, :, None], y)
+    out = round(HELD_OUT * windows)
     ends = (slice(windows - 2 * out), slice(windows - 2 * out, windows - out), slice(windows - out, None))
     train, val, test = (whole.take(part) for part in ends)
-    return Dataset(name, train, val, test, classes=len(known), vocabulary=len(known))
+    return Dataset(name, train, val, test, classes=len(alphabet), vocabulary=len(alphabet))
 
 
-def token_sizes(name: str) -> Sizes | None:
-    """The sizes of token data; None where the user's file has to be read for them."""
-    if not name.startswith("text"):
-        return modular_sizes(name)
-    length, path = text_source(name)
+def text_sizes(name: str) -> Sizes | None:
+    """The sizes of `text[:LENGTH]`; None where the user's file has to be read for them."""
+    length, path = _text_source(name)
     windows = (CORPUS_LENGTH - 1) // length
     out = round(HELD_OUT * windows)
     sizes = Sizes(windows - 2 * out, out, out, 1, 1, length, CORPUS_VOCABULARY, CORPUS_VOCABULARY, length)
     return sizes if path is None else None
 
 
-def _windows(tokens: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    return tokens.astype(np.int64).reshape(-1, length)
+def _text_source(name: str) -> tuple[int, Path | None]:
+    """Parse `text[:LENGTH[:FILE]]`: characters per example, and the file; None: the bundled corpus."""
+    options = name.split(":", 2)[1:]
+    length = options[0] if options else str(LENGTH)
+    if not length.isdecimal() or not 2 <= int(length) <= 4096:
+        raise DataError(f"dataset = {name!r} (allowed: text:LENGTH or text:LENGTH:FILE, length 2 to 4096)")
+    return int(length), Path(options[1]) if len(options) > 1 else None
+
+
+def _read_text(path: Path, sha256: str | None) -> str:
+    """The user's text file, which must have this digest unless it is None."""
+    try:
+        return read_file(path, LARGEST_TEXT, sha256).decode("utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as UTF-8 text ({error})") from None

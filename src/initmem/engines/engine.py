@@ -1,36 +1,48 @@
-"""What every engine is told, on which devices it trains, and what it reports.
+"""What every engine promises, is told and reports.
 
-An engine takes a store, packs of runs and a listener, and says whether it came to the end:
+An engine takes a store, packs of runs and a listener, and returns whether it came to the end:
 
     engine.run(store, packs, listen) -> bool
 
-It promises: when it returns True, every run of every pack has a record. False: it was asked to stop, all so
-far is kept. A user's mistake, or a full disk, is an `InitmemError`: all so far is kept, too.
-`listen` hears the events below; an engine far away may report fewer of them.
+It promises: when it returns True, every run of every pack has a record. False: it was asked to stop, and all
+so far is kept. A user's mistake, or a full disk, is an `InitmemError`, and all so far is kept.
+`listen` is called with the events below; an engine far away may report fewer of them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, get_args
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from initmem.clocks import Schedule
 from initmem.errors import ConfigError, allowed
+from initmem.files import explained
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord, Status
 from initmem.store.faults import Cause
 from initmem.store.store import Store
 from initmem.study import Run
-from initmem.train.requirements import Compile, Precision
+from initmem.train.requirements import Precision
 
 # What trains runs in place of the bundled loop: it takes runs of one recipe and a function to call after
 # every epoch with (run, row of its history), which may raise to stop it. It is sent to other processes.
 Trainer = Callable[[list[Run], Callable[[Run, dict[str, float]], None]], list[RunRecord]]
-ENGINES = ("local", "ray", "slurm")
+ENGINES = ("local", "inline", "ray", "slurm")
 DEVICES = "allowed: cpu, cuda, cuda:N, mps"
+LEAST_PAUSE = 0.5  # seconds between two looks at a store
+WATCHED_SHARE = 0.1  # of the time is spent on looking at most
+
+
+class Pipeline(NamedTuple):
+    """Training code in place of the bundled networks, and what a plan needs to know of it."""
+
+    trainer: Trainer
+    pack: int  # runs that it trains at once
+    schedule_of: Callable[[AnyRecipe], tuple[Schedule, int]]  # learning rates, and the number of examples
 
 
 class Engine(Protocol):
@@ -38,7 +50,7 @@ class Engine(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many packs it has in hand at a time."""
+        """How many packs it trains at the same time."""
 
     @property
     def settings(self) -> Settings:
@@ -53,29 +65,13 @@ class Settings:
     """How packs are trained, wherever it is done."""
 
     device: str = "cpu"
-    slots: int = 1  # packs that share a GPU
     precision: Precision = "float32"
-    compile: Compile = "none"
     checkpoint_every: float = 60.0  # seconds
     timeout: float | None = None  # seconds in which a pack has to finish an epoch
     trainer: Trainer | None = None  # None: the networks of recipes
     plugins: tuple[str, ...] = ()  # modules to import: networks and datasets of recipes may come from them
     # Fingerprints of user code by recipe id, of plugins by registered name.
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.compile not in get_args(Compile):
-            raise ConfigError(f"compile = {self.compile!r} ({allowed(get_args(Compile))})")
-        if self.compile == "graphs" and self.trainer is not None:
-            raise ConfigError("compile = 'graphs' with your own training code (allowed: none)")
-        if self.compile == "graphs" and not self.device.startswith("cuda"):
-            given = f"compile = 'graphs' with device = {self.device!r}"
-            raise ConfigError(f"{given} (allowed: none; graphs with device cuda or cuda:N)")
-
-    def code_of(self, recipe: AnyRecipe) -> dict[str, Any]:
-        """For the provenance of a record: the fingerprint of the user code, or of the plugins, it uses."""
-        found = self.fingerprint(recipe)
-        return {"fingerprint": found} if found else {}
 
     def fingerprint(self, recipe: AnyRecipe) -> dict[str, str]:
         """What the user code or the plugins of a recipe are made of; empty where there are none."""
@@ -89,28 +85,27 @@ def engine_named(
     *,
     workers: int | None = None,
     settings: Settings | None = None,
-    address: str | None = None,
-    records_travel: bool = False,
-    slurm: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Engine:
-    """An engine and what it is told; an option that it does not know is a mistake."""
+    """An engine by name. Of the options, ray takes `address`, slurm the parameters of its jobs."""
+    settings, options = settings or Settings(), dict(options or {})
     if name not in ENGINES:
         raise ConfigError(f"engine = {name!r} ({allowed(ENGINES)})")
-    if name != "ray" and (address is not None or records_travel):
-        raise ConfigError(f"address and records-travel with engine = {name!r} (allowed: with engine ray)")
-    if name != "slurm" and slurm:
-        raise ConfigError(f"slurm = {slurm[0]!r} with engine = {name!r} (allowed: with engine slurm)")
-    if name == "ray":
-        from initmem.engines.ray import RayEngine
-
-        return RayEngine(workers=workers, settings=settings, address=address, records_travel=records_travel)
     if name == "slurm":
         from initmem.engines.slurm import SlurmEngine
 
-        return SlurmEngine(workers=workers, settings=settings, options=slurm)
-    from initmem.engines.local import LocalEngine
+        return SlurmEngine(workers=workers, settings=settings, options=options)
+    address = options.pop("address", None) if name == "ray" else None
+    for key, value in options.items():
+        usable = "address" if name == "ray" else "none; ray and slurm have some"
+        raise ConfigError(f"engine option {key} = {value!r} with engine = {name!r} (allowed: {usable})")
+    if name == "ray":
+        from initmem.engines.ray import RayEngine
 
-    return LocalEngine(workers=workers, settings=settings)
+        return RayEngine(workers=workers, settings=settings, address=address)
+    from initmem.engines.local import InlineEngine, LocalEngine
+
+    return InlineEngine(settings) if name == "inline" else LocalEngine(workers=workers, settings=settings)
 
 
 def cores() -> int:
@@ -118,118 +113,89 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_device(device: str, slots: int = 1) -> None:
+def check_device(device: str) -> None:
     """Refuse what is no device anywhere."""
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device):
         raise ConfigError(f"device = {device!r} ({DEVICES})")
-    if slots < 1 or (device == "cpu" and slots > 1):
-        raise ConfigError(f"slots = {slots} with device = {device!r} (allowed: 1; more on a GPU)")
 
 
-def check_cluster_device(device: str, slots: int = 1) -> None:
+def check_cluster_device(device: str) -> None:
     """Refuse what no node of a cluster has: clusters count GPUs of NVIDIA's kind only."""
-    check_device(device, slots)
+    check_device(device)
     if device == "mps":
         raise ConfigError("device = 'mps' on a cluster (allowed: cpu, cuda, cuda:N; or engine = 'local')")
 
 
-def places(device: str, slots: int = 1) -> list[str]:
-    """A device for each pack that this machine trains at the same time.
+def devices(device: str) -> list[str]:
+    """A device for each pack that this machine trains at the same time: a core, or a whole GPU.
 
-    A core is a place, a GPU has `slots` of them. The GPUs come in turn, so that a few packs share none.
+    `cuda` stands for all GPUs, `mps` for the one of a Mac.
     """
-    check_device(device, slots)
+    check_device(device)
     if device == "cpu":
         return ["cpu"] * cores()
-    if not (found := _gpus(device)):
-        raise ConfigError(f"device = {device!r} (PyTorch finds no such GPU on this machine; allowed: cpu)")
-    return found * slots
-
-
-def _gpus(device: str) -> list[str]:
-    """All GPUs that `cuda` stands for, or the one that is named; `mps` is the one GPU of a Mac."""
     import torch
 
     if device == "mps":
-        return ["mps"] if torch.backends.mps.is_available() else []
-    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    return found if device == "cuda" else [name for name in found if name == device]
+        gpus = ["mps"] if torch.backends.mps.is_available() else []
+    else:
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        gpus = [gpu for gpu in gpus if device in ("cuda", gpu)]
+    if not gpus:
+        raise ConfigError(f"device = {device!r} (PyTorch finds no such GPU on this machine; allowed: cpu)")
+    return gpus
 
 
-@contextlib.contextmanager
-def operations_of(device: str) -> Iterator[None]:
-    """Say in one line what PyTorch cannot do on an Apple GPU, rather than train nothing run by run."""
-    try:
-        yield
-    except (NotImplementedError, TypeError) as error:
-        if device != "mps" or "MPS" not in str(error):
-            raise
-        missing = re.search(r"aten::[\w.]+|float64", str(error))
-        raise ConfigError(
-            f"device = 'mps': PyTorch has no {missing[0] if missing else 'such operation'} on Apple GPUs "
-            "(allowed: --device cpu; or the variable PYTORCH_ENABLE_MPS_FALLBACK=1: the CPU then does it)"
-        ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A worker has claimed runs and begins to train them."""
 
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EpochEnded:
+class EpochEnded(NamedTuple):
     """Runs of one pack have finished an epoch."""
 
     runs: tuple[str, ...]
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """Runs have a record, each with its status."""
 
     runs: tuple[tuple[str, Status], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(NamedTuple):
     """A worker was asked to stop and gave its runs back."""
 
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Faulted:
-    """Training raised: the runs are tried again in smaller packs, or recorded as failed."""
+class Faulted(NamedTuple):
+    """Training raised: the runs are tried again in smaller packs, or recorded as crashed."""
 
     cause: Cause
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(NamedTuple):
     """A worker process ended with runs claimed; another worker takes them over."""
 
     exit_code: int | None
     runs: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MovedAside:
+class MovedAside(NamedTuple):
     """Damaged files of the store are out of the way: each with the reason, and where it is now."""
 
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Stopping:
+class Stopping(NamedTuple):
     """The user asked the engine to stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """Nothing in particular happened: the engine is alive."""
 
 
@@ -241,3 +207,50 @@ Listener: TypeAlias = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """Listen to nothing."""
+
+
+class StoreWatch:
+    """Reports what happens to runs that other machines train, from the files of their store."""
+
+    def __init__(self, store: Store, runs: Iterable[Run], listen: Listener) -> None:
+        self.store, self.listen = store, listen
+        self.left = {run.id: run for run in runs if not store.has(run)}
+        self._epochs: dict[str, int] = {}
+        self._next = 0.0
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Report finished runs and new epochs; unless told so, not more often than the store can bear."""
+        started = time.monotonic()
+        if started < self._next and not at_once:
+            return
+        for run in list(self.left.values()):
+            if self.store.has(run):
+                del self.left[run.id]
+                self.listen(Finished(((run.id, self.store.read(run.id).status),)))
+            elif (epoch := self.store.live.epochs(run.id)) != self._epochs.get(run.id, 0):
+                self._epochs[run.id] = epoch
+                self.listen(EpochEnded((run.id,), epoch))
+        ended = time.monotonic()
+        self._next = ended + max(LEAST_PAUSE, (ended - started) / WATCHED_SHARE)
+
+
+class StopSign:
+    """A file that asks the workers of one session, on whatever machine, to stop. It is removed at the end."""
+
+    def __init__(self, store: Store) -> None:
+        self.root, self.path = store.path, store.paths.stop_sign(store.session)
+
+    def __enter__(self) -> StopSign:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def is_up(self) -> bool:
+        """Whether the workers shall stop."""
+        return self.path.exists()
+
+    def put_up(self) -> None:
+        """Ask them to."""
+        with explained(self.root):
+            self.path.touch()

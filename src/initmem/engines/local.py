@@ -1,12 +1,15 @@
-"""The local engine: one process per core, one thread each."""
+"""The engines of this machine: one process per core, one thread each; or this very process."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +29,8 @@ from initmem.engines.engine import (
     Stopping,
     Tick,
     WorkerLost,
+    devices,
     ignore,
-    places,
 )
 from initmem.errors import InitmemError
 from initmem.store.store import Store
@@ -42,7 +45,7 @@ class _Process:
     connection: Connection
     device: str
     claimed: tuple[str, ...] = ()
-    mistake: InitmemError | None = None  # why the worker says that nothing more can be done
+    mistake: InitmemError | None = None  # for which the worker stopped
 
 
 class LocalEngine:
@@ -50,8 +53,8 @@ class LocalEngine:
 
     def __init__(self, *, workers: int | None = None, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        self._places = places(self.settings.device, self.settings.slots)
-        self.workers = workers or len(self._places)
+        self._devices = devices(self.settings.device)
+        self.workers = workers or len(self._devices)
         self._context = multiprocessing.get_context("spawn")
         self._stop = self._context.Event()
         self._alive: list[_Process] = []
@@ -86,28 +89,29 @@ class LocalEngine:
                 worker.process.kill()
 
     def _tend(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> None:
-        """Pass on what the workers say; replace those that crashed."""
+        """Pass on the events of the workers; replace those that crashed."""
         ended = self._listen(listen)
         for worker in ended:
-            _drain(worker, listen)  # what it said between the last look and its end
+            _drain(worker, listen)  # its messages between the last look and its end
             self._alive.remove(worker)
             if worker.mistake is not None:
                 raise worker.mistake
             # User code can end its process with exit code 0, also before the first claim.
-            if worker.process.exitcode != 0 or worker.claimed or not _all_done(store, packs):
+            left = any(not store.has(run) for pack in packs for run in pack)
+            if worker.process.exitcode != 0 or worker.claimed or left:
                 self._after_crash(worker, listen)
                 self._start(store, packs)
         listen(Tick())
 
     def _listen(self, listen: Listener) -> list[_Process]:
-        """Hear all workers, and say which of them have ended."""
+        """Pass on the events of all workers; return those that have ended."""
         wait([p.connection for p in self._alive] + [p.process.sentinel for p in self._alive], timeout=0.5)
         for worker in self._alive:
             _drain(worker, listen)
         return [worker for worker in self._alive if not worker.process.is_alive()]
 
     def _after_crash(self, worker: _Process, listen: Listener) -> None:
-        """Whoever claims the worker's runs next sees to them; a worker that never begins is hopeless."""
+        """Another worker takes over its runs. If workers end before they claim any, there is no hope."""
         code = worker.process.exitcode
         listen(WorkerLost(code, worker.claimed))
         self._crashes += not worker.claimed
@@ -118,7 +122,7 @@ class LocalEngine:
         """Add a worker, on the device that has the fewest."""
         ours, theirs = self._context.Pipe(duplex=False)
         taken = Counter(worker.device for worker in self._alive)
-        device = min(dict.fromkeys(self._places), key=lambda place: taken[place])
+        device = min(dict.fromkeys(self._devices), key=lambda name: taken[name])
         settings = replace(self.settings, device=device)
         work = (store.path, store.session, list(packs), settings)
         process = self._context.Process(
@@ -131,8 +135,27 @@ class LocalEngine:
         self._alive.append(_Process(process, ours, device))
 
 
-def _all_done(store: Store, packs: Sequence[list[Run]]) -> bool:
-    return all(store.has(run) for pack in packs for run in pack)
+class InlineEngine:
+    """Runs without worker processes, where a debugger can follow.
+
+    Ctrl-C stops at once; the run in training starts again next time.
+    """
+
+    workers = 1
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        # A time limit would end this very process.
+        self.settings = replace(settings or Settings(), checkpoint_every=math.inf, timeout=None)
+
+    def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
+        """Train what has no record yet. False when interrupted: everything so far is kept."""
+        from initmem.engines.worker import Worker
+
+        try:
+            Worker(store, self.settings, listen=listen).work(packs)
+        except KeyboardInterrupt:
+            return False
+        return True
 
 
 @contextlib.contextmanager
@@ -176,12 +199,12 @@ def _main(
         signal.signal(name, _do_nothing)
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
 
-    from initmem.engines.worker import Worker, die_with_parent, make_ready
+    from initmem.engines.worker import Worker, make_ready
 
     # Training code may have workers of its own, a data loader's, and starts them as it would elsewhere.
     multiprocessing.current_process().daemon = False
     multiprocessing.set_start_method(None, force=True)
-    die_with_parent(parent)
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     make_ready()
 
     try:
@@ -189,6 +212,13 @@ def _main(
         Worker(store, settings, should_stop=stop.is_set, listen=connection.send).work(packs)
     except InitmemError as error:
         connection.send(error)
+
+
+def _exit_with(parent: int) -> None:
+    """End this process as soon as the one that started it is gone, however that happened."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _do_nothing(*_: object) -> None:

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from initmem.clocks import Schedule as RateSchedule
 from initmem.clocks import clocks, updates_per_epoch
 from initmem.data.sources import sizes
-from initmem.engines.engine import Trainer, cores
-from initmem.engines.execute import pack_size, packs, pipeline_packs
+from initmem.engines.engine import Pipeline, cores
+from initmem.engines.packs import pack_size, packs
 from initmem.engines.speed import Elapsed, Speedometer, run_flops, timed
-from initmem.errors import ConfigError, allowed
-from initmem.recipe import AnyRecipe, Recipe, network_of
+from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
 from initmem.train.flops import flops_per_image
 from initmem.train.requirements import notes_of
 
-# Peak dense tensor-core rates in TFLOP/s: TF32 of data-centre parts, FP32 where there is no TF32.
-ACCELERATORS = {"h100": 494.7, "h200": 494.7, "a100": 156.0, "l40s": 183.0, "rtx4090": 82.6, "v100": 15.7}
 # The share of a matrix product's rate that training reaches: of plain modules, and the largest with layers in
 # C, which need fewer operations than are counted; half of it at so many operations per image, layer and pack.
 SHARE_OF_MODULES, LARGEST_SHARE, HALF_SPEED = 0.2, 2.0, 2.2e6
-UTILIZATION = 0.2  # small images keep a large accelerator waiting; said with every number
 START = 3.0  # seconds until a worker trains: it starts Python and imports PyTorch
 TIMED_EPOCHS = 10  # a pipeline is timed for this part of its epochs
 
@@ -65,18 +61,7 @@ class Plan:
     workers: int
     hours_here: float | None  # on this machine if it is quiet
     hours_busy: float | None  # under its present load
-    accelerator: str
-    utilization: float
-    accelerator_hours: float | None
     rows: tuple[RecipePlan, ...]
-
-
-class Pipeline(NamedTuple):
-    """What has to be known of a pipeline to plan it."""
-
-    trainer: Trainer
-    pack: int
-    schedule_of: Callable[[AnyRecipe], tuple[RateSchedule, int]]  # and the number of training examples
 
 
 def plan(
@@ -84,12 +69,10 @@ def plan(
     *,
     workers: int,
     calibrated: bool = True,
-    accelerator: str = "h100",
-    utilization: float = UTILIZATION,
     pipeline: Pipeline | None = None,
 ) -> Plan:
     """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
-    packed = _packs(study, workers, pipeline)
+    packed = packs(study, size=pipeline.pack if pipeline else None, workers=workers)
     times = _times(packed, pipeline) if calibrated else {}
     rows = [
         _row(label, recipe, packed, times, workers, pipeline)
@@ -97,7 +80,6 @@ def plan(
     ]
     here = _makespan([times[_kind(pack)] for pack in packed], workers) if calibrated else None
     total = None if pipeline else study_flops(study)
-    rate = accelerator_rate(accelerator, utilization)
     return Plan(
         study=study.name,
         effort=study.effort,
@@ -110,18 +92,8 @@ def plan(
         workers=workers,
         hours_here=None if here is None else here.quiet / 3600,
         hours_busy=None if here is None else here.busy / 3600,
-        accelerator=accelerator,
-        utilization=utilization,
-        accelerator_hours=None if total is None else total / rate / 3600,
         rows=tuple(rows),
     )
-
-
-def _packs(study: Study, workers: int, pipeline: Pipeline | None) -> list[list[Run]]:
-    if pipeline is not None:
-        return pipeline_packs(study, size=pipeline.pack)
-    shapes = [sizes(recipe) for recipe in study.recipes]
-    return packs(study, shapes, size=None, workers=workers)
 
 
 def _kind(pack: list[Run]) -> tuple[AnyRecipe, int]:
@@ -134,7 +106,7 @@ def _times(packed: Sequence[list[Run]], pipeline: Pipeline | None) -> dict[tuple
     if pipeline is not None:
         return {kind: _time_pipeline(pack, pipeline) for kind, pack in kinds.items()}
     speed = Speedometer()
-    return {(recipe, size): speed.measure(network_of(recipe), sizes(recipe), size) for recipe, size in kinds}
+    return {(recipe, size): speed.measure(recipe.network, sizes(recipe), size) for recipe, size in kinds}
 
 
 def _time_pipeline(pack: list[Run], pipeline: Pipeline) -> Elapsed:
@@ -175,8 +147,8 @@ def _row(
         schedule, n_train = pipeline.schedule_of(recipe)
         flops = None
     else:
-        schedule, n_train = network_of(recipe), sizes(recipe).n_train
-        flops = runs * run_flops(network_of(recipe), sizes(recipe))
+        schedule, n_train = recipe.network, sizes(recipe).n_train
+        flops = runs * run_flops(recipe.network, sizes(recipe))
     at_end = clocks(schedule, n_train).at_end()
     seconds = sum(times[_kind(pack)].quiet * n / len(pack) for pack, n in shares) if times else None
     return RecipePlan(
@@ -189,15 +161,8 @@ def _row(
         clock_sgd=at_end["sgd"],
         clock_l2=at_end["l2"],
         clock_adaptive=at_end["adaptive"],
-        note="" if pipeline else "; ".join(notes_of(network_of(recipe), sizes(recipe))),
+        note="" if pipeline else "; ".join(notes_of(recipe.network, sizes(recipe))),
     )
-
-
-def accelerator_rate(name: str, utilization: float) -> float:
-    """Operations per second of an accelerator at a share of its peak."""
-    if name.lower() not in ACCELERATORS:
-        raise ConfigError(f"accelerator = {name!r} ({allowed(ACCELERATORS)})")
-    return ACCELERATORS[name.lower()] * 1e12 * utilization
 
 
 def record_bytes(recipe: AnyRecipe) -> int:
@@ -206,39 +171,6 @@ def record_bytes(recipe: AnyRecipe) -> int:
     history = {name: rng.random(recipe.get("epochs") or 1) for name in COLUMNS}
     summary = summarize(history, norm_init=rng.random(), test_accuracy=rng.random(), test_loss=rng.random())
     return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {})))
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A study on several accelerators, run by run."""
-
-    gpus: int
-    makespan_hours: float
-    busy: float  # share of the accelerators' time that went into runs
-
-
-def simulate(
-    study: Study,
-    *,
-    gpus: int,
-    accelerator: str,
-    utilization: float,
-) -> Schedule:
-    """Give the longest run to the first free accelerator."""
-    rate = accelerator_rate(accelerator, utilization)
-    durations = sorted(
-        (
-            run_flops(recipe, sizes(recipe)) / rate / 3600
-            for recipe in map(network_of, study.recipes)
-            for _ in study.runs(recipe)
-        ),
-        reverse=True,
-    )
-    free_at = [0.0] * gpus
-    for duration in durations:
-        heapq.heapreplace(free_at, free_at[0] + duration)
-    makespan = max(free_at)
-    return Schedule(gpus, makespan, sum(durations) / (gpus * makespan))
 
 
 def rough_hours(studies: Sequence[Study], workers: int) -> list[float]:
@@ -277,7 +209,7 @@ def study_flops(study: Study) -> float:
 
 
 def _networks(study: Study) -> list[Recipe]:
-    return [recipe for recipe in study.recipes if isinstance(recipe, Recipe)]
+    return [recipe.network for recipe in study.recipes if not recipe.is_pipeline]
 
 
 def matmul_rate(side: int = 768) -> float:

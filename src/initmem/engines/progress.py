@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
@@ -21,24 +22,32 @@ from initmem.engines.engine import (
     Stopping,
     WorkerLost,
 )
-from initmem.engines.execute import Workload
-from initmem.errors import count
+from initmem.errors import count, duration
 from initmem.plots.terminal import printable
 
 QUIET_SECONDS = 15.0  # between two lines where there is no terminal to draw on
 
 
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a session is about to do, for the display of its progress."""
+
+    runs: int
+    done: int
+    costs: dict[str, float]  # relative cost per run id, of runs that have no record yet
+    epochs: dict[str, int]  # epochs per run id
+
+
 class Display:
-    """Shows runs done, failed and diverged, and the time left. A listener of an engine."""
+    """Shows runs done, crashed and diverged, and the time left. A listener of an engine."""
 
     def __init__(self, work: Workload, console: Console) -> None:
         self.work, self.console = work, console
-        self.started = time.monotonic()
+        self.started = self._last_line = time.monotonic()
         self.done = work.done
         self.counts: Counter[str] = Counter()
-        self.epochs: dict[str, int] = {}  # run id -> last finished epoch, of runs in this session
-        self._base: dict[str, int] = {}
-        self._last_line = self.started
+        self._shares: dict[str, float] = {}  # run id -> share of its epochs that is done
+        self._earlier: dict[str, float] = {}  # the same of resumed runs, before this session
         self.live = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -48,36 +57,25 @@ class Display:
         )
         self.task = self.live.add_task("training", total=1.0, text="starting workers")
 
-    def start(self) -> None:
-        """Begin to draw, where there is a terminal."""
-        if self.console.is_terminal:
-            self.live.start()
-
-    def stop(self) -> None:
-        """Take the bar away."""
-        self.live.stop()
-
     def __call__(self, event: Event) -> None:
         """Take in what an engine reports."""
         match event:
             case EpochEnded(runs, epoch):
                 for run_id in runs:
-                    # A resumed run begins in the middle: what was done before is not this session's.
-                    self._base.setdefault(run_id, epoch - 1)
-                    self.epochs[run_id] = epoch
+                    epochs = self.work.epochs[run_id]
+                    self._earlier.setdefault(run_id, (epoch - 1) / epochs)
+                    self._shares[run_id] = epoch / epochs
             case Finished(runs):
                 for run_id, status in runs:
                     self.counts[status] += 1
-                    self.epochs[run_id] = self.work.epochs[run_id]
+                    self._shares[run_id] = 1.0
                     self.done += 1
             case WorkerLost(code, lost):
-                self.console.print(
-                    f"a worker was lost (exit code {code}); {count(len(lost), 'run')} will be tried again"
-                )
+                again = f"{count(len(lost), 'run')} will be tried again"
+                self.console.print(f"a worker was lost (exit code {code}); {again}")
             case Faulted(cause, hit):
-                self.console.print(
-                    f"{cause}: {count(len(hit), 'run')} will be tried again in smaller packs or marked failed"
-                )
+                again = f"{count(len(hit), 'run')} will be tried again in smaller packs or marked crashed"
+                self.console.print(f"{cause}: {again}")
             case MovedAside(lines):
                 for line in lines:
                     self.console.print(f"moved aside: {printable(line)}", soft_wrap=True)
@@ -87,30 +85,24 @@ class Display:
 
     def fraction(self) -> float:
         """Share of this session's work that is done, by cost."""
-        total = sum(self.work.costs.values())
-        part = sum(
-            self.work.costs[run_id] * epoch / self.work.epochs[run_id]
-            for run_id, epoch in self.epochs.items()
-            if run_id in self.work.costs
-        )
-        return part / total if total else 1.0
+        return self._by_cost(self._shares) if self.work.costs else 1.0
 
     def seconds_left(self) -> float | None:
         """Time left at the pace of this session; None before the first epoch."""
-        inherited = sum(
-            self.work.costs.get(run_id, 0.0) * base / self.work.epochs[run_id]
-            for run_id, base in self._base.items()
-            if run_id in self.work.costs
-        ) / max(sum(self.work.costs.values()), 1e-30)
-        fraction = self.fraction()
-        if fraction <= inherited:
+        fraction, earlier = self.fraction(), self._by_cost(self._earlier)
+        if fraction <= earlier:
             return None
-        return (time.monotonic() - self.started) * (1 - fraction) / (fraction - inherited)
+        return (time.monotonic() - self.started) * (1 - fraction) / (fraction - earlier)
+
+    def _by_cost(self, shares: dict[str, float]) -> float:
+        costs = self.work.costs
+        spent = sum(costs.get(run_id, 0.0) * share for run_id, share in shares.items())
+        return spent / max(sum(costs.values()), 1e-30)
 
     def _text(self) -> str:
         left = self.seconds_left()
         parts = [f"{self.done} of {count(self.work.runs, 'run')}"]
-        parts += [f"{self.counts[name]} {name}" for name in ("diverged", "failed") if self.counts[name]]
+        parts += [f"{self.counts[name]} {name}" for name in ("diverged", "crashed") if self.counts[name]]
         parts.append("time left unknown yet" if left is None else f"{duration(left)} left")
         return ", ".join(parts)
 
@@ -124,46 +116,16 @@ class Display:
 
 @contextmanager
 def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
-    """A display on a stream for as many sessions as come; without a stream nothing is shown."""
+    """A display on a stream, a new one whenever seeds were added; without a stream nothing is shown."""
     console = Console(file=stream, quiet=stream is None, highlight=False, markup=False, emoji=False)
-    shown: list[Display] = []
+    with ExitStack() as displays:
 
-    def watch(work: Workload) -> Listener:
-        for old in shown:
-            old.stop()
-        shown.append(Display(work, console))
-        shown[-1].start()
-        return shown[-1]
+        def watch(work: Workload) -> Listener:
+            displays.close()
+            display = Display(work, console)
+            if console.is_terminal:
+                display.live.start()
+            displays.callback(display.live.stop)
+            return display
 
-    try:
         yield watch
-    finally:
-        for old in shown:
-            old.stop()
-
-
-@contextmanager
-def transfer(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Show the progress of a fetch: a report of (what, share done)."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as live:
-        task = live.add_task("", total=1.0)
-
-        def report(what: str, share: float) -> None:
-            live.update(task, description=what, completed=share)
-
-        yield report
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: under 1 s, 45 s, 12 min, 3.5 h, 2.1 days, 40 days, 3.2 years."""
-    for size, unit in ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h")):
-        if seconds >= 2 * size or (seconds >= size and unit != "years"):
-            return f"{seconds / size:,.{1 if seconds < 10 * size else 0}f} {unit}"
-    if seconds < 1:
-        return "under 1 s"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

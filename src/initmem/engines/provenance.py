@@ -1,7 +1,7 @@
 """Where a record comes from: the one place where its provenance is put together.
 
-A trainer notes what only it knows (seconds, precision, device, what user code did); the engine adds the
-machine, the versions, and how the run came to its record.
+A trainer notes what only it knows (seconds, precision, device, what user code did). The engine adds the
+machine, the versions, the code of the user, and how the run came to its record.
 """
 
 from __future__ import annotations
@@ -13,20 +13,39 @@ from dataclasses import replace
 from typing import Any
 
 from initmem import __version__
-from initmem.files import processor_lines
+from initmem.engines.engine import Settings
+from initmem.machine import processor_lines
 from initmem.recipe import content_id
-from initmem.record import RunRecord
+from initmem.record import RunRecord, crashed
 from initmem.store.faults import Fault, counted
 from initmem.store.store import Store
 from initmem.study import Run
 
 
-def with_provenance(record: RunRecord, store: Store, pack: Sequence[Run]) -> RunRecord:
-    """The record with where, with what and in which pack it was trained; what it says already is kept."""
-    faults = {"diverged": [Fault("divergence")], "failed": [Fault("exception")]}.get(record.status, [])
-    where = environment(str(record.provenance.get("device", "cpu")))
-    how = history(store, record.run, pack, *faults)
-    return replace(record, provenance={**where, **record.provenance, **how})
+def with_provenance(
+    record: RunRecord, store: Store, settings: Settings, pack: Sequence[Run], *more: Fault
+) -> RunRecord:
+    """The record with where, with what and in which pack it was trained, after which faults.
+
+    What a trainer has noted about the machine and the code is kept.
+    """
+    run, noted = record.run, record.provenance
+    code = settings.fingerprint(run.recipe)
+    provenance = {
+        **environment(str(noted.get("device", settings.device))),
+        **({"fingerprint": code} if code else {}),
+        **noted,
+        "pack": len(pack),
+        "pack_id": pack_id(pack),
+        "attempts": store.faults.attempt(run.id),
+        "faults": counted([*store.faults.of(run.id), *more]),
+    }
+    return replace(record, provenance=provenance)
+
+
+def failure(run: Run, error: str, store: Store, settings: Settings) -> RunRecord:
+    """The record of a run that raised, exited or was lost alone; its faults are noted in the store."""
+    return with_provenance(crashed(run, error, {}), store, settings, [run])
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -39,16 +58,6 @@ def environment(device: str) -> dict[str, Any]:
         "device": device,
         "hardware": hardware(device),
         "threads": 1 if torch is None else torch.get_num_threads(),
-    }
-
-
-def history(store: Store, run: Run, pack: Sequence[Run], *more: Fault) -> dict[str, Any]:
-    """How a run came to its record: with which runs, in how many attempts, after which faults."""
-    return {
-        "pack": len(pack),
-        "pack_id": pack_id(pack),
-        "attempts": store.faults.attempt(run.id),
-        "faults": counted([*store.faults.of(run.id), *more]),
     }
 
 

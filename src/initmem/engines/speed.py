@@ -114,11 +114,12 @@ class Speedometer:
         """The quickest of several trials counts."""
         import torch
 
+        from initmem.train.loop import evaluate, train_epoch
         from initmem.train.pack import Pack
 
         torch.set_num_threads(1)
         trial = Pack([Run(recipe, 1.0, seed) for seed in range(pack)], data, device=self.device)
-        trial.train_epoch()  # to warm up
+        train_epoch(trial)  # to warm up
         updates: list[float] = []
         epochs: list[float] = []
         started, begun_at = time.perf_counter(), time.thread_time()
@@ -130,10 +131,10 @@ class Speedometer:
                 return False
 
             begun = time.thread_time()
-            trial.train_epoch(stamp)
+            train_epoch(trial, stamp)
             epochs.append(time.thread_time() - begun)
             updates += [after - before for before, after in pairwise(stamps)]
-        evaluation = min(timed(lambda: trial.evaluate(trial.test)).quiet for _ in range(EVALUATIONS))
+        evaluation = min(timed(lambda: evaluate(trial, trial.test)).quiet for _ in range(EVALUATIONS))
         cpu, wall = time.thread_time() - begun_at, time.perf_counter() - started
         update = min(updates)
         rest = max(min(epochs) - UPDATES * update, 0.0)

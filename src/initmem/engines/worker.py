@@ -1,30 +1,54 @@
-"""A worker: pulls packs from the store until none is left. The same in every engine."""
+"""A worker claims packs of runs, trains them, and commits their records, whatever happens.
+
+    lost worker    another worker tries again, from the second loss on in halved packs; a run that is lost
+                   three times alone is recorded as crashed
+    timeout        the same, and twice alone is enough
+    out of memory  the pack is trained in halves; a run that does not fit alone is recorded as crashed
+    exception      a checkpoint that does not fit is dropped, else the pack's runs are trained one by one, so
+                   that each answers for itself; the one that raises or exits alone is recorded as crashed
+    divergence     a result, recorded
+    full disk      everything stops; nothing that was committed is lost
+    user mistake   any `InitmemError`: everything stops with its one line (from user code, only a
+                   `StoreError` does)
+
+Workers are the same in every engine. They share nothing but the store.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
-import os
+import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
 from initmem import register
-from initmem.engines.engine import Claimed, Finished, Listener, Released, Settings, ignore
-from initmem.engines.provenance import environment, pack_id
-from initmem.engines.training import ClaimLost, Interrupted, Job, Training
-from initmem.errors import FullDisk, StoreError
-from initmem.record import RunRecord, failed
+from initmem.engines.attempt import Attempt, ClaimLost, Interrupted
+from initmem.engines.engine import Claimed, Faulted, Finished, Listener, Released, Settings, ignore
+from initmem.engines.provenance import failure, pack_id
+from initmem.errors import FullDisk, InitmemError, StoreError
+from initmem.record import RunRecord
 from initmem.store.claims import EXPIRY
-from initmem.store.faults import LOSSES, counted, next_pack
+from initmem.store.faults import LOSSES, Cause, cause_of, next_pack
 from initmem.store.store import Store
 from initmem.study import Run
 
-PAUSE = 1.0  # seconds between two looks at packs that others have
+PAUSE = 1.0  # seconds between two looks at packs that other workers have claimed
+
+
+class Job(NamedTuple):
+    """Claimed runs, and the pack they are trained in: themselves, or more that have a record already."""
+
+    claimed: list[Run]
+    pack: list[Run]
 
 
 class Worker:
@@ -39,9 +63,8 @@ class Worker:
         listen: Listener = ignore,
     ) -> None:
         self.store, self.settings = store, settings
-        register.load(settings.plugins)
         self.should_stop, self.listen = should_stop, listen
-        self.training = Training(store, settings, should_stop=should_stop, listen=listen)
+        register.load(settings.plugins)
 
     def work(self, packs: Sequence[list[Run]]) -> None:
         """Return when every run of every pack has a record, or when asked to stop."""
@@ -50,76 +73,141 @@ class Worker:
             for pack in left:
                 if self.should_stop():
                     return
-                runs = self._claim(pack)
-                if runs:
-                    self._train(Job(runs, whole_pack(self.store, pack, runs)))
+                if claimed := self._claim(pack):
+                    self._train(Job(claimed, whole_pack(self.store, pack, claimed)))
             left = [pack for pack in left if not all(self.store.has(run) for run in pack)]
-            if left:  # the rest is in other hands: wait, they may drop it
+            if left:  # other workers have the rest: wait, they may drop it
                 time.sleep(PAUSE)
 
     def _claim(self, pack: list[Run]) -> list[Run]:
-        """Claim what is open of a pack, or less of it when workers were lost with it before."""
-        runs = self.store.claims.take(pack)
-        room = [self._room(run, len(runs)) for run in runs]
-        if not all(room):
-            self._commit([self._given_up(run) for run, size in zip(runs, room, strict=True) if size == 0])
-            self.store.claims.release(runs)
+        """Claim the open runs of a pack; fewer of them, or none, if workers were lost with them before."""
+        store = self.store
+        runs = store.claims.take(pack)
+        room = {run: self._room(run, len(runs)) for run in runs}
+        if lost := [run for run in runs if room[run] == 0]:
+            self._commit([self._given_up(run) for run in lost])
+            store.claims.release(runs)
             return []
-        if runs and min(room) < len(runs):
-            self.store.claims.release(runs)
-            return self.store.claims.take(runs[: min(room)])
+        if runs and (size := min(room.values())) < len(runs):
+            store.claims.release(runs)
+            return store.claims.take(runs[:size])
         return runs
 
     def _room(self, run: Run, pack: int) -> int:
-        store, newest = self.store, self.store.checkpoints.newest(run.id)
-        return next_pack(store.faults.of(run.id), session=store.session, epoch=newest, pack=pack)
+        """In packs of how many a run may be tried after its losses; 0 gives it up."""
+        faults, newest = self.store.faults.of(run.id), self.store.checkpoints.newest(run.id)
+        return next_pack(faults, session=self.store.session, update=newest, pack=pack)
 
     def _given_up(self, run: Run) -> RunRecord:
-        faults = self.store.faults.of(run.id)
-        losses = [fault for fault in faults if fault.cause in LOSSES]
-        last = losses[-1]
-        said = f"{last.cause}: the worker was lost {len(losses)} times\n{last.detail}"
-        counts = {"attempts": self.store.faults.attempt(run.id) - 1, "faults": counted(faults), "pack": 1}
-        about = environment(self.settings.device) | self.settings.code_of(run.recipe)
-        return failed(run, said.strip(), about | counts)
+        losses = [fault for fault in self.store.faults.of(run.id) if fault.cause in LOSSES]
+        error = f"{losses[-1].cause}: the worker was lost {len(losses)} times\n{losses[-1].detail}"
+        record = failure(run, error.strip(), self.store, self.settings)
+        # This worker does not try it again.
+        return replace(record, provenance={**record.provenance, "attempts": len(losses)})
 
     def _train(self, job: Job) -> None:
-        runs = job.claimed
-        self.listen(Claimed(tuple(run.id for run in runs)))
-        with heartbeat(self.store, runs):
+        """Train claimed runs while their claims are kept alive; give back what is left of them."""
+        ids = tuple(run.id for run in job.claimed)
+        self.listen(Claimed(ids))
+        with heartbeat(self.store, job.claimed):
             try:
-                for records in self.training.records(job):
-                    self._commit(records)
+                self._train_and_commit(job)
             except (Interrupted, ClaimLost):
-                self.store.claims.release(runs)
-                self.listen(Released(tuple(run.id for run in runs)))
+                self.store.claims.release(job.claimed)
+                self.listen(Released(ids))
             except FullDisk:
-                self.store.faults.note_full_disk(runs)
-                self.store.claims.release(runs)
+                self.store.faults.note_full_disk(job.claimed)
+                self.store.claims.release(job.claimed)
                 raise
             except BaseException:
-                with contextlib.suppress(StoreError):  # what is already on its way says more
-                    self.store.claims.release(runs)
+                with contextlib.suppress(StoreError):  # the first error tells more
+                    self.store.claims.release(job.claimed)
                 raise
 
+    def _train_and_commit(self, job: Job) -> None:
+        """Commit the records of a job, all at once or, after a fault, of one smaller job after the other."""
+        jobs = [job]
+        while jobs:
+            job = jobs.pop(0)
+            attempt = Attempt(
+                self.store, self.settings, *job, should_stop=self.should_stop, listen=self.listen
+            )
+            try:
+                records = attempt.train()
+            except BaseException as error:  # plugins and pipelines are user code, which may also exit
+                if is_for_engine(error) or self._is_mistake(error):
+                    raise
+                cause, detail = self._note(job, error)
+                if smaller := self._smaller(job, cause, attempt):
+                    jobs = smaller + jobs
+                    continue
+                records = [failure(job.claimed[0], detail, self.store, self.settings)]
+            self._commit(records)
+
+    def _is_mistake(self, error: BaseException) -> bool:
+        """User code may raise what it likes, but a store that fails it fails all."""
+        return isinstance(error, InitmemError if self.settings.trainer is None else StoreError)
+
+    def _note(self, job: Job, error: BaseException) -> tuple[Cause, str]:
+        """Write down a fault of claimed runs; return its cause and its traceback."""
+        cause, detail = cause_of(error), traceback_of(error)
+        if cause == "full disk":
+            raise FullDisk(f"no room left while training ({error}); all so far is kept") from error
+        self.store.faults.note(job.claimed, cause, detail)
+        self.listen(Faulted(cause, tuple(run.id for run in job.claimed)))
+        return cause, detail
+
+    def _smaller(self, job: Job, cause: Cause, attempt: Attempt) -> list[Job]:
+        """What to try after a fault, in order; nothing when a run crashed alone."""
+        runs = job.claimed
+        if cause == "exception" and attempt.resumed and not attempt.advanced:
+            self.store.checkpoints.drop(runs)
+            return [job]
+        if len(job.pack) > len(runs):
+            return [Job(runs, runs)]
+        if len(runs) == 1:
+            return []
+        parts = [[run] for run in runs]
+        if cause == "out of memory":
+            gc.collect()
+            half = (len(runs) + 1) // 2
+            parts = [runs[:half], runs[half:]]
+        return [Job(part, part) for part in parts]
+
     def _commit(self, records: list[RunRecord]) -> None:
-        records = self.store.commit(records)
+        self.store.commit(records)
         self.listen(Finished(tuple((record.id, record.status) for record in records)))
 
 
-def whole_pack(store: Store, pack: list[Run], runs: list[Run]) -> list[Run]:
+def whole_pack(store: Store, pack: list[Run], claimed: list[Run]) -> list[Run]:
     """With which runs to train those that were claimed of a pack.
 
     When the others were trained in this very pack, a record was lost: in the same pack it comes out the same.
     """
-    others = set(pack) - set(runs)
-    return pack if others and all(_was_in(store, run, pack_id(pack)) for run in others) else runs
+    others, name = set(pack) - set(claimed), pack_id(pack)
+    try:
+        in_this_pack = [
+            store.has(run) and store.read(run.id).provenance.get("pack_id") == name for run in others
+        ]
+    except StoreError:
+        return claimed
+    return pack if others and all(in_this_pack) else claimed
 
 
-def _was_in(store: Store, run: Run, name: str) -> bool:
-    with contextlib.suppress(StoreError):
-        return store.has(run) and store.read(run.id).provenance.get("pack_id") == name
-    return False
+def is_for_engine(error: BaseException) -> bool:
+    """Whether what ended training concerns the engine, not the code that raised it: a stop, a lost claim."""
+    if isinstance(error, KeyboardInterrupt):
+        # A worker process ignores Ctrl-C: there, user code raised it.
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, Interrupted | ClaimLost)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of what ended training; an exit is named."""
+    text = "".join(traceback.format_exception(error))
+    if isinstance(error, SystemExit):
+        text += f"SystemExit: {error.code} (the training code called sys.exit or quit)"
+    return text
 
 
 @contextmanager
@@ -130,7 +218,7 @@ def heartbeat(store: Store, runs: Sequence[Run]) -> Iterator[None]:
     def beat() -> None:
         while not done.wait(EXPIRY / 6):
             with contextlib.suppress(StoreError):  # the worker itself meets a bad disk soon enough
-                store.claims.heartbeat(list(runs))  # whoever asked may add to them and take away
+                store.claims.heartbeat(list(runs))  # the caller may add to them and take away
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -145,7 +233,7 @@ def make_ready() -> None:
     """Set this process up to train beside others: one thread, few garbage collections, freed memory kept.
 
     Every step frees and takes the same large blocks. Given back to the system they come back page by page,
-    each filled with zeros: 5 to 8% of a step. Only the GNU C library can be told.
+    each filled with zeros: 5 to 8% of a step. Only the GNU C library has the option.
     """
     torch.set_num_threads(1)
     gc.freeze()  # the modules stay: looking through them again and again is 3% of a small step
@@ -153,14 +241,3 @@ def make_ready() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(-4, 0)  # M_MMAP_MAX: no block is the system's own
         library.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-
-
-def die_with_parent(parent: int) -> None:
-    """End this process as soon as the one that started it is gone, however that happened."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -5,22 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from initmem.errors import ConfigError
-from initmem.export.rows import (
-    NamedRun,
-    known,
-    needs,
-    plain_names,
-    provenance,
-    settings,
-    spent,
-    studies_of,
-    summary,
-)
-from initmem.record import RunRecord
+from initmem.export import NamedRun, needs, plain, present
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # an export must not call home
 try:
@@ -37,23 +26,23 @@ BATCH = 1000  # metrics that MLflow accepts per call
 LONGEST_TAG = 5000
 
 
-def log_runs(runs: Sequence[NamedRun], place: str) -> int:
+def write(runs: Sequence[NamedRun], output: str, format: str) -> int:
     """Log the runs that are new to an SQLite file or a tracking server, and return their number."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    address = place if "://" in place else f"sqlite:///{Path(place).resolve()}"
+    address = output if "://" in output else f"sqlite:///{Path(output).resolve()}"
     written = 0
     try:
         client = MlflowClient(tracking_uri=address)
-        for title in dict.fromkeys(title for run in runs for title in studies_of(run)):
+        for title in dict.fromkeys(title for run in runs for title in run.groups):
             experiment = _experiment(client, title)
             logged = _logged(client, experiment)
-            for run in runs:
-                if title in studies_of(run) and run.record.id not in logged:
-                    _log(client, experiment, run)
-                    written += 1
+            new = [run for run in runs if title in run.groups and run.record.id not in logged]
+            for run in new:
+                _log(client, experiment, run)
+            written += len(new)
     except (MlflowException, sqlalchemy.exc.SQLAlchemyError) as error:
-        raise ConfigError(f"{place}: {error}") from None
+        raise ConfigError(f"{output}: {error}") from None
     return written
 
 
@@ -77,36 +66,26 @@ def _logged(client: MlflowClient, experiment: str) -> set[str]:
 def _log(client: MlflowClient, experiment: str, run: NamedRun) -> None:
     """Log one run as if it ended now: its epochs are dated back by the time they took."""
     record = run.record
-    took = [int(1000 * seconds) for seconds in spent(record)]
+    took = [int(1000 * seconds) for seconds in run.seconds]
     end = int(1000 * time.time())
     start = end - max(took, default=0)
     created = client.create_run(experiment, start_time=start, run_name=f"{run.recipe} {run.name}")
     address = created.info.run_id
-    client.log_batch(address, params=_params(record), tags=_tags(run))
-    metrics = list(_metrics(record, [start + moment for moment in took], end))
+    params = [Param(name, str(value)) for name, value in present(run.settings).items()]
+    client.log_batch(address, params=params, tags=_tags(run))
+    metrics = [
+        Metric(name, float(value), start + moment, epoch)
+        for name, column in plain(record.history).items()
+        for epoch, (moment, value) in enumerate(zip(took, column, strict=True), start=1)
+    ]
+    metrics += [Metric(name, value, end, record.summary.epochs) for name, value in run.summary.items()]
     for first in range(0, len(metrics), BATCH):
         client.log_batch(address, metrics=metrics[first : first + BATCH])
-    client.set_terminated(address, "FAILED" if record.status == "failed" else "FINISHED", end_time=end)
+    client.set_terminated(address, "FAILED" if record.status == "crashed" else "FINISHED", end_time=end)
     client.set_tag(address, ID, record.id)  # last, so that an interrupted export logs the run again
 
 
-def _params(record: RunRecord) -> list[Param]:
-    return [Param(name, str(value)) for name, value in known(settings(record)).items()]
-
-
 def _tags(run: NamedRun) -> list[RunTag]:
-    record = run.record
-    tags = {"recipe": run.recipe, "status": record.status} | ({"error": record.error} if record.error else {})
-    origin = provenance(record)
-    tags |= {f"provenance.{plain}": str(origin[name]) for name, plain in plain_names(origin).items()}
-    return [RunTag(f"initmem.{name}", value[-LONGEST_TAG:]) for name, value in tags.items()]
-
-
-def _metrics(record: RunRecord, times: Sequence[int], end: int) -> Iterator[Metric]:
-    """Every column at every epoch, and the summary at the last epoch."""
-    for name, plain in plain_names(record.history).items():
-        for epoch, (moment, value) in enumerate(zip(times, record.history[name], strict=True), start=1):
-            yield Metric(plain, float(value), moment, epoch)
-    results = known(summary(record))
-    for name, plain in plain_names(results).items():
-        yield Metric(f"summary/{plain}", float(results[name]), end, record.summary.epochs)
+    tags = {"recipe": run.recipe, "status": run.record.status, "error": run.record.error or ""}
+    tags |= {f"provenance.{name}": str(value) for name, value in plain(run.provenance).items()}
+    return [RunTag(f"initmem.{name}", value[-LONGEST_TAG:]) for name, value in tags.items() if value]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
-from initmem.export.rows import NamedRun, Value, known, needs, plain_names, settings, spent, summary
+from initmem.export import NamedRun, needs, plain, plain_names, present
 from initmem.files import write_atomic
 
 try:
@@ -28,46 +28,37 @@ except ModuleNotFoundError:
 FILE = "events.out.tfevents.0.initmem"  # a constant name, so that a second export replaces the first
 
 
-def write_events(runs: Sequence[NamedRun], folder: Path) -> int:
+def write(runs: Sequence[NamedRun], output: str, format: str) -> int:
     """Write an event file per run, in a directory per recipe, and return their number."""
     recipes = plain_names(dict.fromkeys(run.recipe for run in runs))
     names = plain_names(dict.fromkeys(run.name for run in runs))
     for run in runs:
-        place = folder / recipes[run.recipe] / names[run.name]
-        place.mkdir(parents=True, exist_ok=True)
-        write_atomic(place / FILE, _events(run))
+        folder = Path(output) / recipes[run.recipe] / names[run.name]
+        folder.mkdir(parents=True, exist_ok=True)
+        buffer = BytesIO()
+        writer = RecordWriter(buffer)
+        for event in _events(run):
+            writer.write(event.SerializeToString())
+        write_atomic(folder / FILE, buffer.getvalue())
     return len(runs)
 
 
-def _events(run: NamedRun) -> bytes:
-    buffer = BytesIO()
-    writer = RecordWriter(buffer)
-    writer.write(Event(wall_time=0.0, file_version="brain.Event:2").SerializeToString())
-    for event in _all_events(run):
-        writer.write(event.SerializeToString())
-    return buffer.getvalue()
-
-
-def _all_events(run: NamedRun) -> Iterator[Event]:
-    """Hyperparameters, epochs, summary, end. Wall time starts at zero."""
-    record = run.record
-    history = record.history
-    times = spent(record).tolist()
-    tags = plain_names(history)
-    yield _hparams_event(
-        metadata.SESSION_START_INFO_TAG, 0.0, session_start_info=_start(known(settings(record)))
-    )
-    for epoch, time in enumerate(times, start=1):
-        values = {tags[name]: column[epoch - 1] for name, column in history.items()}
-        yield _scalars(values, epoch, time)
+def _events(run: NamedRun) -> Iterator[Event]:
+    """Version, hyperparameters, epochs, summary, end. Wall time starts at zero."""
+    record, columns, times = run.record, plain(run.record.history), run.seconds.tolist()
     end = max(times, default=0.0)
-    results = known(summary(record))
-    results = {f"summary/{plain}": results[name] for name, plain in plain_names(results).items()}
-    yield _scalars(results, record.summary.epochs, end)
-    status = api_pb2.STATUS_FAILURE if record.status == "failed" else api_pb2.STATUS_SUCCESS
-    yield _hparams_event(
-        metadata.SESSION_END_INFO_TAG, end, session_end_info=SessionEndInfo(status=status, end_time_secs=end)
-    )
+    start = SessionStartInfo()
+    for name, value in present(run.settings).items():
+        kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
+        setattr(start.hparams[name], kind, value)
+    status = api_pb2.STATUS_FAILURE if record.status == "crashed" else api_pb2.STATUS_SUCCESS
+    yield Event(wall_time=0.0, file_version="brain.Event:2")
+    yield _hparams(metadata.SESSION_START_INFO_TAG, 0.0, session_start_info=start)
+    for epoch, time in enumerate(times, start=1):
+        yield _scalars({name: column[epoch - 1] for name, column in columns.items()}, epoch, time)
+    yield _scalars(run.summary, record.summary.epochs, end)
+    ended = SessionEndInfo(status=status, end_time_secs=end)
+    yield _hparams(metadata.SESSION_END_INFO_TAG, end, session_end_info=ended)
 
 
 def _scalars(values: Mapping[str, float], step: int, time: float) -> Event:
@@ -75,19 +66,7 @@ def _scalars(values: Mapping[str, float], step: int, time: float) -> Event:
     return Event(wall_time=time, step=step, summary=Summary(value=entries))
 
 
-def _start(values: Mapping[str, Value]) -> SessionStartInfo:
-    info = SessionStartInfo()
-    for name, value in values.items():
-        if isinstance(value, bool):
-            info.hparams[name].bool_value = value
-        elif isinstance(value, int | float):
-            info.hparams[name].number_value = value
-        else:
-            info.hparams[name].string_value = value
-    return info
-
-
-def _hparams_event(tag: str, time: float, **content: SessionStartInfo | SessionEndInfo) -> Event:
+def _hparams(tag: str, time: float, **content: SessionStartInfo | SessionEndInfo) -> Event:
     about = metadata.create_summary_metadata(HParamsPluginData(**content))
     entry = Summary.Value(tag=tag, metadata=about, tensor=metadata.NULL_TENSOR)
     return Event(wall_time=time, summary=Summary(value=[entry]))

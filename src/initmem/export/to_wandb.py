@@ -8,16 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from initmem.errors import ConfigError
-from initmem.export.rows import (
-    NamedRun,
-    known,
-    needs,
-    plain_names,
-    provenance,
-    settings,
-    studies_of,
-    summary,
-)
+from initmem.export import NamedRun, needs, plain, plain_names, present
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # an export must not call home
 try:
@@ -28,18 +19,18 @@ except ModuleNotFoundError:
 DONE = "initmem-export"  # a file that marks a run as written completely
 
 
-def write_runs(runs: Sequence[NamedRun], folder: Path) -> int:
+def write(runs: Sequence[NamedRun], output: str, format: str) -> int:
     """Write the runs that are new, in a directory per study, and return their number."""
     homes: list[Path] = []
-    titles = plain_names(dict.fromkeys(title for run in runs for title in studies_of(run)))
+    titles = plain_names(dict.fromkeys(title for run in runs for title in run.groups))
     try:
         for title, project in titles.items():
-            place = folder / project
-            place.mkdir(parents=True, exist_ok=True)
-            new = [run for run in runs if title in studies_of(run) and not _is_written(place, run.record.id)]
-            homes += [_write(run, project, place) for run in new]
+            folder = Path(output) / project
+            folder.mkdir(parents=True, exist_ok=True)
+            new = [run for run in runs if title in run.groups and not _is_written(folder, run.record.id)]
+            homes += [_write(run, project, folder) for run in new]
     except wandb.Error as error:
-        raise ConfigError(f"{folder}: {error}") from None
+        raise ConfigError(f"{output}: {error}") from None
     finally:
         wandb.teardown()  # `finish` does not wait for the process that writes the files; its end does
     for home in homes:
@@ -47,16 +38,16 @@ def write_runs(runs: Sequence[NamedRun], folder: Path) -> int:
     return len(homes)
 
 
-def _is_written(place: Path, run_id: str) -> bool:
+def _is_written(project: Path, run_id: str) -> bool:
     """Whether a run is there; what an interrupted export left of it is removed."""
-    for folder in place.glob(f"wandb/offline-run-*-{run_id}"):
+    for folder in project.glob(f"wandb/offline-run-*-{run_id}"):
         if (folder / DONE).exists():
             return True
         shutil.rmtree(folder)
     return False
 
 
-def _write(named: NamedRun, project: str, place: Path) -> Path:
+def _write(named: NamedRun, project: str, folder: Path) -> Path:
     """Hand one run to the process that writes it, and return its directory."""
     record = named.record
     options = wandb.Settings(
@@ -65,23 +56,20 @@ def _write(named: NamedRun, project: str, place: Path) -> Path:
     )  # fmt: skip
     run = wandb.init(
         project=project,
-        dir=place,
+        dir=folder,
         id=record.id,
         group=named.recipe,
         name=f"{named.recipe} {named.name}",
-        config=known(settings(record)) | {f"provenance_{k}": v for k, v in provenance(record).items()},
+        config=present(named.settings) | {f"provenance_{k}": v for k, v in named.provenance.items()},
         notes=record.error,
         tags=[record.status],
         reinit="create_new",
         settings=options,
     )
+    columns = plain(record.history)
     for epoch in range(record.summary.epochs):
-        row = {
-            plain: float(record.history[name][epoch]) for name, plain in plain_names(record.history).items()
-        }
-        run.log(row, step=epoch + 1)
-    results = known(summary(record))
-    run.summary.update({f"summary/{plain}": results[name] for name, plain in plain_names(results).items()})
+        run.log({name: float(column[epoch]) for name, column in columns.items()}, step=epoch + 1)
+    run.summary.update(named.summary)
     home = Path(run.dir).parent
-    run.finish(exit_code=1 if record.status == "failed" else 0)
+    run.finish(exit_code=1 if record.status == "crashed" else 0)
     return home

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS, family_of
-from initmem.measures.design import curves, plain
+from initmem.measures.design import Groups, Measure, Row, curve_metric, curves, plain
 from initmem.measures.fit import cold_until
 from initmem.measures.statistics import critical, student
 from initmem.record import RunRecord
+from initmem.table import RECIPE, Column, number
 
 Array = NDArray[np.float64]
 
@@ -213,3 +214,85 @@ def _mean_clock(records: Sequence[RunRecord], name: str) -> Array:
     if not values.size:
         return np.empty(0)  # training code that no tracker watched
     return np.asarray(np.nanmean(values.reshape(-1, values.shape[2]), axis=0))
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+
+def followed_metric(records: Sequence[RunRecord], metric: str | None) -> str:
+    """The metric that is followed over epochs; records without any curve have no slope, whatever its name."""
+    recorded = any(len(record.history) for record in records)
+    return metric or (curve_metric(records) if recorded else "val_accuracy")
+
+
+def _beta_rows(groups: Groups, metric: str | None) -> list[Row]:
+    rows = []
+    for label, records in groups.items():
+        name = followed_metric(records, metric)
+        curve = beta_curve(records, name)
+        peak = _peak(curve.beta)
+        if peak is None:
+            continue
+        lines = ("beta", "low", "high", "band_low", "band_high")
+        clocks = {f"clock_{clock}": ticks.tolist() for clock, ticks in curve.clocks.items()}
+        rows.append(
+            {
+                "recipe": label,
+                "metric": name,
+                "peak_epoch": peak + 1,
+                "peak": float(curve.beta[peak]),
+                "last_epoch": len(curve.beta),
+                "last": float(curve.beta[-1]),
+                "low": float(curve.low[-1]),
+                "high": float(curve.high[-1]),
+                "n_runs": curve.n_runs,
+                "curve": {line: getattr(curve, line).tolist() for line in lines} | clocks,
+            }
+        )
+    return rows
+
+
+def _half_life_rows(groups: Groups, metric: str | None) -> list[Row]:
+    names = {label: followed_metric(records, metric) for label, records in groups.items()}
+    return [
+        {"recipe": label, "metric": names[label]} | life._asdict()
+        for label, records in groups.items()
+        for life in half_lives(records, names[label])
+    ]
+
+
+METRIC = Column("metric", "text", "followed over epochs", priority=3)
+MEASURES = {
+    "beta": Measure(
+        "Slope of the metric on the initialization scale",
+        _beta_rows,
+        {
+            "recipe": RECIPE,
+            "metric": METRIC,
+            "peak": number("peak", "slope of the largest size over training", ".3g"),
+            "peak_epoch": number("peak epoch", "when it was reached", priority=4),
+            "last": number("last", "slope at the last epoch", ".3g"),
+            ("low", "high"): number("95% interval", "of the slope at the last epoch", ".3g"),
+            "last_epoch": number("epochs", "until the first run ended", priority=6),
+            "n_runs": number("runs", "number of runs behind the row", priority=5),
+        },
+        of_scale=True,
+        over_time=True,
+    ),
+    "half-life": Measure(
+        "Half-life of the slope on the scale",
+        _half_life_rows,
+        {
+            "recipe": RECIPE,
+            "metric": METRIC,
+            "unit": Column("unit", "text", "epochs, or the clock of the recipe's family"),
+            "value": number(
+                "half-life", "how long |slope| stays above half its peak; empty: to the end", ".4g"
+            ),
+            "low": number("low", "lower 95% limit", ".4g"),
+            "high": number("high", "upper 95% limit; empty: beyond the end", ".4g"),
+        },
+        of_scale=True,
+        over_time=True,
+    ),
+}

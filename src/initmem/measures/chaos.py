@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from initmem.measures.design import plain, unit_of
+from initmem.measures.design import Groups, Measure, Row, plain
 from initmem.measures.statistics import expected_range
+from initmem.metric import metric_of
 from initmem.record import RunRecord
 from initmem.seeds import ROLES, Role
+from initmem.table import RECIPE, Column, number
 
 
 class Chaos(NamedTuple):
@@ -21,7 +23,7 @@ class Chaos(NamedTuple):
     metric: str
     deviation: float  # standard deviation of a run that chaos alone explains
     largest: float  # largest difference between a run and its perturbed replicate
-    floor: float  # expected range over scales from chaos alone, at this number of scales and seeds
+    noise_range: float  # expected range over scales from chaos alone, at this number of scales and seeds
     n_pairs: int
 
 
@@ -36,19 +38,19 @@ class RoleVariance(NamedTuple):
     n: int
 
 
-def chaos_floor(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Chaos | None:
+def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Chaos | None:
     """Compare every perturbed replicate with its run; None where there are none."""
-    factor, _ = unit_of(metric)
     values = {record.run: record.metric(metric) for record in records}
     pairs = [
         (value, values.get(replace(run, perturbation=1.0)))
         for run, value in values.items()
         if run.perturbation != 1.0
     ]
-    known = [factor * (a - b) for a, b in pairs if a is not None and b is not None]
-    if not known:
+    differences = metric_of(metric).factor * np.array(
+        [a - b for a, b in pairs if a is not None and b is not None]
+    )
+    if not len(differences):
         return None
-    differences = np.array(known)
     deviation = float(np.sqrt((differences**2).mean() / 2))  # a difference has twice a run's variance
     main = plain(records)
     scales = len({record.run.scale for record in main})
@@ -56,9 +58,9 @@ def chaos_floor(records: Sequence[RunRecord], metric: str = "test_accuracy") -> 
     return Chaos(
         metric,
         deviation,
-        float(np.abs(differences).max()),
-        expected_range(scales) * deviation / math.sqrt(seeds),
-        len(known),
+        largest=float(np.abs(differences).max()),
+        noise_range=expected_range(scales) * deviation / math.sqrt(seeds),
+        n_pairs=len(differences),
     )
 
 
@@ -67,26 +69,20 @@ def seed_variance(records: Sequence[RunRecord], metric: str = "test_accuracy") -
 
     The runs that vary one role share the first seed for the others; that run belongs to every role.
     """
-    factor, _ = unit_of(metric)
-    main = plain(records)
+    factor = metric_of(metric).factor
+    measured = [(r, factor * value) for r in records if (value := r.metric(metric)) is not None]
+    main = {record.id for record in plain(records)}
+    varied = {record.id: role for record in records if (role := _varied_role(record)) is not None}
+    first = min((record.run.seed for record in records if record.id in varied), default=None)
     groups: dict[str, dict[float, list[float]]] = {"all": {}}
-    base: dict[float, float] = {}
-    for record in main:
-        value = record.metric(metric)
-        if value is not None:
-            groups["all"].setdefault(record.run.scale, []).append(factor * value)
-    first = _first_seed(records)
-    for record in main:
-        value = record.metric(metric)
-        if record.run.seed == first and value is not None:
-            base[record.run.scale] = factor * value
-    ids = {record.id for record in main}
-    for record in records:
-        role, value = _varied_role(record), record.metric(metric)
-        if role is not None and value is not None and record.id not in ids:
-            scale = record.run.scale
-            known = groups.setdefault(role, {})
-            known.setdefault(scale, [base[scale]] if scale in base else []).append(factor * value)
+    base = {r.run.scale: value for r, value in measured if r.id in main and r.run.seed == first}
+    for record, value in measured:
+        scale = record.run.scale
+        if record.id in main:
+            groups["all"].setdefault(scale, []).append(value)
+        elif record.id in varied:
+            at = groups.setdefault(varied[record.id], {})
+            at.setdefault(scale, [base[scale]] if scale in base else []).append(value)
     rows = {name: _pooled(group) for name, group in groups.items()}
     whole = rows["all"][0] ** 2
     return [
@@ -94,12 +90,6 @@ def seed_variance(records: Sequence[RunRecord], metric: str = "test_accuracy") -
         for name in ("all", *ROLES)
         if name in rows and rows[name][3] > 0
     ]
-
-
-def _first_seed(records: Sequence[RunRecord]) -> int | None:
-    """The seed that runs with one varied role have for the others."""
-    seeds = {record.run.seed for record in records if _varied_role(record) is not None}
-    return min(seeds) if seeds else None
 
 
 def _varied_role(record: RunRecord) -> Role | None:
@@ -120,3 +110,49 @@ def _pooled(group: dict[float, list[float]]) -> tuple[float, float, float, int]:
     low = math.sqrt(total / float(chdtri(freedom, 0.025)))
     high = math.sqrt(total / float(chdtri(freedom, 0.975)))
     return math.sqrt(total / freedom), low, high, sum(len(values) for values in usable)
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+
+def _chaos_rows(groups: Groups, metric: str | None) -> list[Row]:
+    rows = ((label, chaos(records, metric or "test_accuracy")) for label, records in groups.items())
+    return [{"recipe": label} | row._asdict() for label, row in rows if row is not None]
+
+
+def _seed_rows(groups: Groups, metric: str | None) -> list[Row]:
+    name = metric or "test_accuracy"
+    return [
+        {"recipe": label} | row._asdict() | {"unit": metric_of(name).unit}
+        for label, records in groups.items()
+        for row in seed_variance(records, name)
+    ]
+
+
+MEASURES = {
+    "chaos": Measure(
+        "Chaos: how far a run moves when one weight is perturbed",
+        _chaos_rows,
+        {
+            "recipe": RECIPE,
+            "metric": Column("metric", "text", "what is compared", priority=2),
+            "deviation": number("deviation", "standard deviation of a run due to chaos", ".2f~"),
+            "largest": number("largest", "largest difference within a pair", ".2f~"),
+            "noise_range": number("noise range", "memory expected from chaos alone", ".2f~"),
+            "n_pairs": number("pairs", "number of runs with a perturbed replicate"),
+        },
+    ),
+    "seeds": Measure(
+        "Standard deviation by seed role",
+        _seed_rows,
+        {
+            "recipe": RECIPE,
+            "role": Column("role", "text", "the only source of randomness that varies; all: every one"),
+            "deviation": number("deviation", "standard deviation over seeds", ".2f~"),
+            ("low", "high"): number("95% interval", "of the deviation", ".2f~"),
+            "share": number("share", "of the variance over whole seeds", ".2f"),
+            "n": number("seeds", "number of seeds"),
+            "unit": Column("unit", "text", "of the deviation", priority=2),
+        },
+    ),
+}

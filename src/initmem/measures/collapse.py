@@ -14,11 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.clocks import CLOCKS
-from initmem.measures.beta import beta_curve, seed_slopes
+from initmem.clocks import CLOCK_NAMES, CLOCKS
+from initmem.labels import labels
+from initmem.measures.beta import beta_curve, followed_metric, seed_slopes
+from initmem.measures.design import Groups, Measure, Row
 from initmem.measures.statistics import student
-from initmem.recipe import AnyRecipe, Recipe, labels
+from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
+from initmem.table import Column, number
 
 Array = NDArray[np.float64]
 GRID = 200  # points on an axis where curves are compared
@@ -68,9 +71,9 @@ class _Fading(NamedTuple):
     error: float  # standard error of their mean, typical over epochs
 
 
-def families(groups: Iterable[list[RunRecord]]) -> dict[str, list[list[RunRecord]]]:
+def families(groups: Iterable[Sequence[RunRecord]]) -> dict[str, list[Sequence[RunRecord]]]:
     """Groups of at least two recipes that differ in batch size alone, by what they share."""
-    shared: dict[AnyRecipe, list[list[RunRecord]]] = {}
+    shared: dict[AnyRecipe, list[Sequence[RunRecord]]] = {}
     for records in groups:
         recipe = records[0].run.recipe
         key = recipe.replace(batch_size=1) if recipe.get("batch_size") else recipe
@@ -216,3 +219,44 @@ def disagreement(
         return None, 0.0
     spread = np.nanvar(table[:, several], axis=0, ddof=1)
     return float(np.sqrt(spread.mean())), float(several.mean())
+
+
+# -- table ------------------------------------------------------------------------------------------------
+
+
+def _rows(groups: Groups, metric: str | None) -> list[Row]:
+    """The exponent alpha of the batch size, in families of recipes that differ in it alone."""
+    rows = []
+    for label, family in families(groups.values()).items():
+        exponent = collapse(family, followed_metric(family[0], metric))
+        values = exponent._asdict()
+        scores = {fit.axis: fit.disagreement for fit in values.pop("scores")}
+        apart = {f"apart_{axis}": scores.get(axis) for axis in ("epochs", "adaptive", "sgd")}
+        rows.append({"family": label} | values | apart | {"reading": exponent.reading})
+    return rows
+
+
+def _apart(axis: str, title: str) -> Column:
+    about = f"decades between the curves against {CLOCK_NAMES.get(axis, axis)}"
+    return number(title, about, ".2f", priority=7)
+
+
+MEASURES = {
+    "collapse": Measure(
+        "Collapse: the exponent of the batch size that makes the curves of |slope| agree",
+        _rows,
+        {
+            "family": Column("family", "text", "recipes that differ in batch size alone"),
+            "alpha": number("alpha", "0: epochs, 1: sum of eta, 2: the SGD clock", ".2f"),
+            ("low", "high"): number("95% interval", "of alpha, from seeds", ".2f"),
+            "reading": Column("reading", "text", "what that says; cannot tell: the curves do not overlap"),
+            "n_curves": number("curves", "number of batch sizes", priority=5),
+            "n_levels": number("levels", "levels of |slope| that at least two curves pass", priority=6),
+            "apart_epochs": _apart("epochs", "by epochs"),
+            "apart_sgd": _apart("sgd", "by sgd"),
+            "apart_adaptive": _apart("adaptive", "by sum of lr"),
+        },
+        of_scale=True,
+        over_time=True,
+    )
+}

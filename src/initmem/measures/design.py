@@ -12,32 +12,55 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from initmem.errors import ConfigError, allowed
+from initmem.labels import labels
 from initmem.measures.statistics import ALPHA
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, labels
-from initmem.record import COLUMNS, RENAMED, SHARPNESS, SUMMARY_FIELDS, RunRecord
+from initmem.metric import DERIVED, METRICS, metric_of
+from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
+from initmem.record import RunRecord
 from initmem.study import Study
+from initmem.table import Columns, number
 
 Array = NDArray[np.float64]
+Row = dict[str, Any]
+Groups = Mapping[str, Sequence[RunRecord]]  # by the label of the recipe
 
-# The names with a meaning: those of bundled networks, and the losses of user code, which defines them.
-METRICS = tuple(dict.fromkeys([*SUMMARY_FIELDS, *COLUMNS, *SHARPNESS, "train_loss", "val_loss"]))
+SCALE = number("scale", "initialization scale", "g")
+
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
 CURVES = tuple(
     f"{split}_{name}"
     for split in ("val", "test", "train")
     for name in ("accuracy", "loss", "objective", "cross_entropy")
 )
-DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm", "epoch")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A table of `initmem measure`: rows of plain values, and the columns that describe their keys.
+
+    `rows` takes the records of every recipe, a metric or None, and as keywords the options it names.
+    """
+
+    title: str
+    rows: Callable[..., list[Row]]
+    columns: Columns
+    options: tuple[str, ...] = ()  # of adjust, tolerance and analyses (the interim analysis of each recipe)
+    of_scale: bool = False  # recipes that never used the scale have no such effect
+    over_time: bool = False  # epochs that are cold are left out
+    conclusion: Callable[[Sequence[Row]], list[str]] | None = None  # lines below the table
+
+
+# -- records ----------------------------------------------------------------------------------------------
 
 
 def by_recipe(
@@ -95,41 +118,12 @@ def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Arr
     return values, np.array(scales), np.array(seeds, dtype=float)
 
 
-class AtScale(NamedTuple):
-    """A metric at one scale, over seeds: accuracies in percent, anything else in its own unit."""
-
-    scale: float
-    mean: float | None
-    deviation: float | None  # None: fewer than two runs
-    n: int
-    n_crashed: int
-
-
 def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:
     """Records by initialization scale, in ascending order."""
     groups: dict[float, list[RunRecord]] = {}
     for record in sorted(records, key=lambda record: record.run.scale):
         groups.setdefault(record.run.scale, []).append(record)
     return groups
-
-
-def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
-    """Mean and standard deviation of a metric at every scale, smallest scale first."""
-    metric = present_name(metric, records)
-    factor, _ = unit_of(metric)
-    rows = []
-    for scale, at in by_scale(plain(records)).items():
-        values = factor * np.array([v for record in at if (v := record.metric(metric)) is not None])
-        rows.append(
-            AtScale(
-                scale,
-                float(values.mean()) if len(values) else None,
-                float(values.std(ddof=1)) if len(values) > 1 else None,
-                len(values),
-                sum(record.status == "failed" for record in at),
-            )
-        )
-    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,40 +140,31 @@ class Profile:
 
 def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     """Arrange the records of one recipe by seed and scale, in the metric's display unit."""
-    known = dict.fromkeys([*METRICS, *own_metrics(records)])
-    if metric not in known:
-        raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
-    metric = present_name(metric, records)
-    factor, _ = unit_of(metric)
+    check_metric(metric, records)
     values_of = {(r.run.seed, r.run.scale): r.metric(metric) for r in plain(records)}
     scales = sorted({scale for _, scale in values_of})
-    seeds = [
-        seed
-        for seed in sorted({seed for seed, _ in values_of})
-        if all(
-            (value := values_of.get((seed, scale))) is not None and math.isfinite(value) for scale in scales
-        )
-    ]
-    values = np.array([[values_of[seed, scale] for scale in scales] for seed in seeds], dtype=float)
+    finite = {at: value for at, value in values_of.items() if value is not None and math.isfinite(value)}
+    every = sorted({seed for seed, _ in values_of})
+    seeds = [seed for seed in every if all((seed, scale) in finite for scale in scales)]
+    values = np.array([[finite[seed, scale] for scale in scales] for seed in seeds], dtype=float)
     return Profile(
         recipe=records[0].run.recipe,
         metric=metric,
         scales=tuple(scales),
         seeds=tuple(seeds),
-        values=factor * values.reshape(len(seeds), len(scales)),
-        dropped=tuple(sorted({seed for seed, _ in values_of} - set(seeds))),
+        values=metric_of(metric).factor * values.reshape(len(seeds), len(scales)),
+        dropped=tuple(seed for seed in every if seed not in seeds),
     )
 
 
-def unit_of(metric: str) -> tuple[float, str]:
-    """Factor and name of the unit in which a metric is shown."""
-    return (100.0, "pp") if "accuracy" in metric or metric == "repair_gap" else (1.0, "")
+# -- which metric -----------------------------------------------------------------------------------------
 
 
-def is_held_out(metric: str) -> bool:
-    """Whether a metric is one of new data, so that it matters how well the training data were fitted."""
-    own = metric not in METRICS and not metric.startswith((*DERIVED, "train_"))
-    return own or metric.startswith(("test_", "val_"))
+def check_metric(metric: str, records: Sequence[RunRecord]) -> None:
+    """Refuse a metric that is neither one of ours nor recorded by user code."""
+    names = dict.fromkeys([*METRICS, *own_metrics(records)])
+    if metric not in names:
+        raise ConfigError(f"metric = {metric!r} ({allowed(names)})")
 
 
 def own_metrics(records: Sequence[RunRecord]) -> list[str]:
@@ -203,7 +188,10 @@ def default_metric(records: Sequence[RunRecord]) -> str:
 
 def metric_reason(metric: str, records: Sequence[RunRecord]) -> str:
     """Why a metric was chosen, in one line, with what else could be asked for."""
-    recorded = [name for name in _recorded(records) if name != metric]
+    losses = ("test_loss", "test_cross_entropy", "test_objective", "val_loss", "val_cross_entropy")
+    names = ["test_accuracy", "val_accuracy", *losses, "val_objective", *own_metrics(records)]
+    others = [name for name in names if name != metric and not name.startswith(DERIVED)]
+    recorded = [name for name in others if any(record.metric(name) is not None for record in records)]
     match metric:
         case "test_accuracy":
             why = "the default"
@@ -213,8 +201,8 @@ def metric_reason(metric: str, records: Sequence[RunRecord]) -> str:
             why = "no accuracy was recorded"
         case _:
             why = "neither an accuracy nor a loss of test or validation was recorded"
-    others = f"; also recorded: {', '.join(recorded)}" if recorded else ""
-    return f"metric: {metric} ({why}{others})"
+    also = f"; also recorded: {', '.join(recorded)}" if recorded else ""
+    return f"metric: {metric} ({why}{also})"
 
 
 def curve_metrics(records: Sequence[RunRecord]) -> list[str]:
@@ -224,9 +212,9 @@ def curve_metrics(records: Sequence[RunRecord]) -> list[str]:
 
 def preferred(columns: Iterable[str]) -> list[str]:
     """The metrics among the columns of histories, those that are asked for most first."""
-    known = dict.fromkeys(columns)
-    own = [name for name in known if not name.startswith(DERIVED)]
-    return list(dict.fromkeys(name for name in (*CURVES, *own) if name in known))
+    names = dict.fromkeys(columns)
+    own = [name for name in names if not name.startswith(DERIVED)]
+    return list(dict.fromkeys(name for name in (*CURVES, *own) if name in names))
 
 
 def curve_metric(records: Sequence[RunRecord]) -> str:
@@ -235,19 +223,6 @@ def curve_metric(records: Sequence[RunRecord]) -> str:
     if not metrics:
         raise ConfigError("no metric was recorded epoch by epoch (tracker.end_epoch records them)")
     return metrics[0]
-
-
-def _recorded(records: Sequence[RunRecord]) -> list[str]:
-    losses = ("test_loss", "test_cross_entropy", "test_objective", "val_loss", "val_cross_entropy")
-    names = ["test_accuracy", "val_accuracy", *losses, "val_objective", *own_metrics(records)]
-    known = [name for name in names if not name.startswith(DERIVED)]
-    return [name for name in known if any(record.metric(name) is not None for record in records)]
-
-
-def present_name(metric: str, records: Sequence[RunRecord]) -> str:
-    """A loss of bundled networks by the name that says which, where it was asked for by its former name."""
-    of_networks = all(isinstance(record.run.recipe, Recipe) for record in records)
-    return RENAMED.get(metric, metric) if of_networks else metric
 
 
 # -- interim analyses -------------------------------------------------------------------------------------

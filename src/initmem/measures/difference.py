@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import NamedTuple
 
@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from initmem.measures.design import profile
-from initmem.measures.statistics import ALPHA, Spreads, spreads, student
+from initmem.measures.design import Analysis, Groups, Measure, Row, default_metric, profile
+from initmem.measures.statistics import ALPHA, Spreads, adjusted, spreads, student
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
+from initmem.table import Column, number
 
 Array = NDArray[np.float64]
 
@@ -84,9 +85,8 @@ def compare(before: Array, after: Array, *, alpha: float = ALPHA) -> Difference 
     n_seeds, n_scales = after.shape
     if n_seeds < 2:
         return None
-    one, other = spreads(before), spreads(after)
-    paired = bool(one.p <= ALPHA and other.p <= ALPHA)
     compared = compared_ranges(before, after, alpha=alpha)
+    paired = bool(compared.paired)
     return Difference(
         before=float(compared.before),
         after=float(compared.after),
@@ -170,3 +170,48 @@ def _interval_p(before: Array, after: Array, steps: int = 16) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if excluded(math.exp(middle)) else (middle, high)
     return math.exp(high)
+
+
+# -- table ------------------------------------------------------------------------------------------------
+
+
+def _rows(
+    groups: Groups, metric: str | None, *, analyses: Mapping[AnyRecipe, Analysis], adjust: str = "bh"
+) -> list[Row]:
+    """Pairs of recipes that differ in one field alone, each at the stricter level of the two."""
+    named = {records[0].run.recipe: (label, records) for label, records in groups.items()}
+    rows: list[Row] = []
+    for one, other, field in controlled_pairs(list(named)):
+        (before, first), (after, second) = named[one], named[other]
+        alpha = min(analyses[recipe].alpha for recipe in (one, other))
+        result = difference(first, second, metric or default_metric(first), alpha=alpha)
+        if result is not None:
+            row = {"field": field, "from": before, "to": after} | asdict(result)
+            rows.append(row | {"significant": result.significant})
+    ps = adjusted([row["p"] for row in rows], adjust)
+    return [row | {"p_adjusted": p} for row, p in zip(rows, ps, strict=True)]
+
+
+MEASURES = {
+    "difference": Measure(
+        "Differences between recipes that differ in one field",
+        _rows,
+        {
+            "field": Column("field", "text", "the field in which two recipes differ", priority=2),
+            "from": Column("from", "text", "the first recipe"),
+            "to": Column("to", "text", "the second recipe"),
+            "before": number("before", "memory of the first; debiased unless paired", ".1f~", priority=4),
+            "after": number("after", "memory of the second; debiased unless paired", ".1f~", priority=3),
+            "difference": number("difference", "second minus first", ".1f~"),
+            ("low", "high"): number("interval", "of the difference (95% unless interim)", ".1f~"),
+            "significant": Column("significant", "text", "yes: the interval excludes 0"),
+            "p": number("p", "of no difference", ".2g", priority=2),
+            "p_adjusted": number("p (adjusted)", "for the number of pairs", ".2g", priority=7),
+            "method": Column("method", "text", "how the interval was found", priority=8),
+            "n_scales": number("scales", "number of scales that both recipes have", priority=6),
+            "n_seeds": number("seeds", "number of seeds that both recipes have", priority=5),
+        },
+        options=("adjust", "analyses"),
+        of_scale=True,
+    )
+}

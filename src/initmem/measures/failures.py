@@ -1,13 +1,13 @@
 """Untrained runs: how many, at which scale, and whether their rate depends on the scale.
 
-A run is untrained when it diverged, or when its predictor is no better than chance. Means over seeds hardly
-show it when one run in five fails at one scale, so the rate is tested on its own.
+A run is untrained when it diverged, or when its selected model is no better than chance. Means over seeds
+hardly show it when one run in five fails at one scale, so the rate is tested on its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,9 +15,10 @@ import numpy as np
 
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
-from initmem.measures.design import plain
+from initmem.measures.design import SCALE, Groups, Measure, Row, plain
 from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
+from initmem.table import RECIPE, number
 
 NEAR_CHANCE = 0.05  # of the way from chance to a perfect score
 MEMORIZED = 0.9  # accuracy on training examples from which on they count as fitted
@@ -39,7 +40,7 @@ class Failures(NamedTuple):
 
     rates: list[FailureRate]
     untrained: int
-    at_chance: int  # of the untrained: the others diverged after a better predictor had been selected
+    at_chance: int  # of the untrained: the others diverged after a better model had been selected
     n: int
     p: float | None  # of equal rates; None: no run is untrained, or all are
     largest_difference: float  # between two scales: an upper limit at 97.5%
@@ -58,17 +59,14 @@ class Failures(NamedTuple):
 
 def failures(records: Sequence[RunRecord]) -> Failures | None:
     """Count the untrained runs of one recipe by scale; None if all runs crashed: crashes do not count."""
-    trained = [record for record in plain(records) if record.status != "failed"]
+    trained = [record for record in plain(records) if record.status != "crashed"]
     if not trained:
         return None
     limit = chance_limit(trained[0].run.recipe)
-    counts: dict[float, list[int]] = defaultdict(lambda: [0, 0])
     lost = [r for r in trained if r.status == "diverged" or is_at_chance(r, limit)]
-    for record in lost:
-        counts[record.run.scale][0] += 1
-    for record in trained:
-        counts[record.run.scale][1] += 1
-    rates = [FailureRate(scale, f, m, *rate_limits(f, m)) for scale, (f, m) in sorted(counts.items())]
+    totals = Counter(record.run.scale for record in trained)
+    counts = Counter(record.run.scale for record in lost)
+    rates = [FailureRate(x, counts[x], n, *rate_limits(counts[x], n)) for x, n in sorted(totals.items())]
     untrained, n = [rate.untrained for rate in rates], [rate.n for rate in rates]
     fits = [record.summary.train_accuracy_last for record in lost if record.status != "diverged"]
     return Failures(
@@ -84,7 +82,7 @@ def failures(records: Sequence[RunRecord]) -> Failures | None:
 
 
 def is_at_chance(record: RunRecord, limit: float | None) -> bool:
-    """Whether the accuracy of a run is at chance, or it diverged before any predictor was selected."""
+    """Whether the accuracy of a run is at chance, or it diverged before any model was selected."""
     accuracy = record.summary.test_accuracy
     if accuracy is None:
         accuracy = record.summary.val_accuracy_best
@@ -96,14 +94,14 @@ def is_at_chance(record: RunRecord, limit: float | None) -> bool:
 def chance_limit(recipe: AnyRecipe) -> float | None:
     """The largest accuracy that counts as chance. User code declares its number of `classes`."""
     try:
-        known = None if isinstance(recipe, PipelineRecipe) else sizes(recipe)
+        data = None if isinstance(recipe, PipelineRecipe) else sizes(recipe)
     except InitmemError:  # the data may not be here
-        known = None
-    classes = recipe.get("classes") if known is None else known.classes
+        data = None
+    classes = recipe.get("classes") if data is None else data.classes
     if not isinstance(classes, int) or classes < 2:
         return None
     chance = 1 / classes
-    noise = 2 * math.sqrt(chance * (1 - chance) / known.n_test) if known else 0.0
+    noise = 2 * math.sqrt(chance * (1 - chance) / data.n_test) if data else 0.0
     return chance + max(NEAR_CHANCE * (1 - chance), noise)
 
 
@@ -125,3 +123,33 @@ def equal_rates_p(untrained: Sequence[int], n: Sequence[int]) -> float:
     table = [untrained, np.subtract(n, untrained)]
     method = MonteCarloMethod(rng=np.random.default_rng(0))
     return float(chi2_contingency(table, correction=False, method=method).pvalue)
+
+
+# -- table ------------------------------------------------------------------------------------------------
+
+
+def _rows(groups: Groups, metric: str | None) -> list[Row]:
+    """Untrained runs, scale by scale; p is the recipe's."""
+    rows: list[Row] = []
+    for label, records in groups.items():
+        if (counted := failures(records)) is not None:
+            shared = {"p": counted.p, "counts_as_chance": counted.chance}
+            rows += [{"recipe": label} | rate._asdict() | shared for rate in counted.rates]
+    return rows
+
+
+MEASURES = {
+    "failures": Measure(
+        "Untrained runs: at chance, or diverged",
+        _rows,
+        {
+            "recipe": RECIPE,
+            "scale": SCALE,
+            "untrained": number("untrained", "runs at chance, or diverged"),
+            "n": number("n", "number of runs"),
+            ("low", "high"): number("95% interval", "of the rate (Clopper-Pearson)", ".2f"),
+            "p": number("p", "of a rate that does not depend on the scale", ".2g"),
+            "counts_as_chance": number("chance", "accuracy that counts as chance", ".3g", priority=4),
+        },
+    )
+}

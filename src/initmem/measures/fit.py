@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import epoch_rates
-from initmem.measures.design import Profile, plain, profile, unit_of
+from initmem.measures.design import Profile, plain, profile
 from initmem.measures.statistics import ALPHA, Spread, spread, student
+from initmem.metric import metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
 
@@ -43,7 +44,7 @@ STARTING_SHARE = 0.02  # of a moving variance: more than this left of its starti
 Mode = Literal["generalization", "trainability", "fit unknown"]
 
 
-class Change(NamedTuple):
+class MeanChange(NamedTuple):
     """The mean change from the smallest to the largest scale, with its paired 95% interval over seeds."""
 
     value: float
@@ -67,14 +68,13 @@ class Matched(NamedTuple):
     early: int  # runs that reached the level before their first validation: theirs is that of epoch 1
 
     def agrees(self, better: float, worse: float) -> bool:
-        """Whether the validation metric is better at the one scale than at the other, too.
+        """Whether the validation metric is better at one scale than at another.
 
-        Of scales that were not compared the nearest ones that were take the place.
+        A scale that was not compared is replaced by the nearest one that was.
         """
-        first, second = (min(range(len(self.scales)), key=lambda i: abs(self.scales[i] - scale))
-                         for scale in (better, worse))  # fmt: skip
-        gain = self.means[first] - self.means[second]
-        return gain > 0 if unit_of(self.metric)[1] == "pp" else gain < 0
+        scales = np.array(self.scales)
+        first, second = (self.means[int(np.abs(scales - scale).argmin())] for scale in (better, worse))
+        return first > second if metric_of(self.metric).better == "higher" else first < second
 
 
 class TimeToFit(NamedTuple):
@@ -97,9 +97,9 @@ class Fit(NamedTuple):
     train: tuple[float, ...]  # mean over seeds at every scale
     last: tuple[float, ...]  # the same in the last epoch; empty if it was not recorded
     range: Spread
-    test_change: Change | None  # None: the metric and the train metric are of different kinds
-    train_change: Change
-    gap_change: Change | None
+    test_change: MeanChange | None  # None: the metric and the train metric are of different kinds
+    train_change: MeanChange
+    gap_change: MeanChange | None
     matched: Matched | str  # else the reason why there is none
     matched_by_loss: Matched | str
     time: TimeToFit | None
@@ -133,13 +133,11 @@ class Fit(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        parts = ("range", "test_change", "train_change", "gap_change", "time")
         row = self._asdict()
-        for name in parts:
+        for name in ("range", "test_change", "train_change", "gap_change", "time"):
             row[name] = None if row[name] is None else row[name]._asdict()
         for name in ("matched", "matched_by_loss"):
-            match = row[name]
-            row[name] = match._asdict() if isinstance(match, Matched) else {"missing": match}
+            row[name] = {"missing": row[name]} if isinstance(row[name], str) else row[name]._asdict()
         return row
 
 
@@ -162,9 +160,9 @@ def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | No
     train = profile(records, name)
     if not train.seeds or len(train.scales) < 2:
         return None
-    _, unit = unit_of(name)
+    unit = metric_of(name).unit
     train_change, test_change, gap_change = _change(train.values), None, None
-    if unit_of(metric)[1] == unit:
+    if metric_of(metric).unit == unit:
         train_change, test_change, gap_change = _split(train, profile(records, metric))
     crossings = _crossings(records, "train_accuracy" if unit == "pp" else name)
     losses = [_matched(_crossings(records, column)) for column in TRAIN_LOSSES]
@@ -174,7 +172,7 @@ def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | No
         scales=train.scales,
         train=tuple(train.values.mean(axis=0).tolist()),
         last=_in_last_epoch(train, records, name),
-        range=spread(train.values, bound=100.0 if unit == "pp" else math.inf),
+        range=spread(train.values, bound=metric_of(name).widest),
         test_change=test_change,
         train_change=train_change,
         gap_change=gap_change,
@@ -236,9 +234,9 @@ def _matched(crossings: _Crossings | str) -> Matched | str:
     if len(scales) < 2:
         at = f"{100 * crossings.level:g}%" if crossings.by == "train_accuracy" else f"{crossings.level:g}"
         return f"{crossings.by} {at}, the common level, is reached before validation can be used"
-    factor, unit = unit_of(metric)
-    table = factor * np.array([[values[seed, scale] for scale in scales] for seed in crossings.seeds])
-    ranges = spread(table, bound=100.0 if unit == "pp" else math.inf)
+    shown = metric_of(metric)
+    table = shown.factor * np.array([[values[seed, scale] for scale in scales] for seed in crossings.seeds])
+    ranges = spread(table, bound=shown.widest)
     return Matched(
         by=crossings.by,
         level=crossings.level,
@@ -305,7 +303,7 @@ def _updates_per_epoch(record: RunRecord, recipe: Recipe) -> float:
     return count
 
 
-def _split(train: Profile, test: Profile) -> tuple[Change, Change | None, Change | None]:
+def _split(train: Profile, test: Profile) -> tuple[MeanChange, MeanChange | None, MeanChange | None]:
     """The changes of the train metric, the test metric and their gap, over the seeds that have both."""
     seeds = [seed for seed in train.seeds if seed in test.seeds]
     if not seeds or train.scales != test.scales:
@@ -314,14 +312,14 @@ def _split(train: Profile, test: Profile) -> tuple[Change, Change | None, Change
     return _change(fitted), _change(tested), _change(fitted - tested)
 
 
-def _change(values: Array) -> Change:
+def _change(values: Array) -> MeanChange:
     """Values have shape (seed, scale)."""
     changes = values[:, -1] - values[:, 0]
     mean, n = float(changes.mean()), len(changes)
     if n < 2:
-        return Change(mean, None, None)
+        return MeanChange(mean, None, None)
     half = student(n - 1) * float(changes.std(ddof=1)) / math.sqrt(n)
-    return Change(mean, mean - half, mean + half)
+    return MeanChange(mean, mean - half, mean + half)
 
 
 def _positions(record: RunRecord) -> Array:
@@ -335,11 +333,10 @@ def _first_crossing(record: RunRecord, by: str, level: float, sign: float) -> fl
     """When a run first reaches a level, in epochs; 0: before the first measurement."""
     column, positions = sign * record.history[by], _positions(record)
     first = int((column >= sign * level).argmax())
-    return (
-        float(np.interp(sign * level, column[first - 1 : first + 1], positions[first - 1 : first + 1]))
-        if first
-        else 0.0
-    )
+    if first == 0:
+        return 0.0
+    around = slice(first - 1, first + 1)
+    return float(np.interp(sign * level, column[around], positions[around]))
 
 
 def _at(record: RunRecord, name: str, time: float) -> float:
@@ -373,18 +370,14 @@ def _rises_late(crossings: _Crossings) -> bool:
     rises = []
     for key, record in crossings.runs.items():
         best = record.summary.val_accuracy_best
-        value = (
-            _at(record, "val_accuracy", crossings.times[key])
-            if "val_accuracy" in record.history
-            else math.nan
-        )
-        if best is not None and math.isfinite(value):
-            rises.append(best - value)
+        if best is not None and "val_accuracy" in record.history:
+            rises.append(best - _at(record, "val_accuracy", crossings.times[key]))
+    rises = [rise for rise in rises if math.isfinite(rise)]
     return bool(rises) and float(np.mean(rises)) > LATE
 
 
 def _in_last_epoch(train: Profile, records: Sequence[RunRecord], name: str) -> tuple[float, ...]:
-    factor, _ = unit_of(name)
+    factor = metric_of(name).factor
     runs = {
         (r.run.seed, r.run.scale): r for r in plain(records) if name in r.history and len(r.history[name])
     }

@@ -6,7 +6,7 @@ Studies are simulated with the method that will judge the real one, for normal n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from initmem.measures.statistics import noise_of, spreads
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.study import Study
+from initmem.table import RECIPE, Column, Columns, number
 
 POWER = 0.8
 MEMORY_PP = 5.0
@@ -50,13 +51,12 @@ def power_rows(
     tolerance: float = TOLERANCE_PP,
 ) -> list[Power]:
     """The power of a study, recipe by recipe, from the noise of pilot records or an assumed one."""
-    known = {recipe: pooled_noise(records) for recipe, records in by_recipe(pilot).items()}
-    measured = [value for value in known.values() if value]
-    typical = float(np.median(measured)) if measured else None
+    pooled = {recipe: pooled_noise(records) for recipe, records in by_recipe(pilot).items()}
+    measured = {recipe: sigma for recipe, sigma in pooled.items() if sigma}
     scales = len(study.scales)
     rows = []
     for recipe, label in zip(study.recipes, study.labels(), strict=True):
-        sigma, source = _noise(recipe, noise, known, typical)
+        sigma, source = (noise, "assumed") if noise is not None else _pilot_noise(recipe, measured)
         rows.append(
             Power(
                 recipe=label,
@@ -74,16 +74,13 @@ def power_rows(
     return rows
 
 
-def _noise(
-    recipe: AnyRecipe, assumed: float | None, known: dict[AnyRecipe, float | None], typical: float | None
-) -> tuple[float, str]:
-    if assumed is not None:
-        return assumed, "assumed"
-    if own := known.get(recipe):
-        return own, "pilot"
-    if typical is None:
+def _pilot_noise(recipe: AnyRecipe, measured: Mapping[AnyRecipe, float]) -> tuple[float, str]:
+    """The noise of a recipe and where it is from: its own pilot runs, or the median of the others."""
+    if recipe in measured:
+        return measured[recipe], "pilot"
+    if not measured:
         raise ConfigError("power needs the noise over seeds (allowed: --noise POINTS, or --pilot STORE)")
-    return typical, "pilot, other recipes"
+    return float(np.median(list(measured.values()))), "pilot, other recipes"
 
 
 def pooled_noise(records: Sequence[RunRecord]) -> float | None:
@@ -118,3 +115,17 @@ def seeds_to_find(scales: int, ratio: float) -> int | None:
 def seeds_to_forget(scales: int, ratio: float) -> int | None:
     """The fewest seeds that show a range within so many sigma in 80% of the studies without memory."""
     return next((n for n in SEEDS if rates(scales, n, ratio)[1] >= POWER), None)
+
+
+COLUMNS: Columns = {
+    "recipe": RECIPE,
+    "noise": number("noise", "standard deviation over seeds of one run", ".2g"),
+    "noise_from": Column("from", "text", "where the noise was taken from", priority=4),
+    "scales": number("scales", "number of scales", priority=3),
+    "memory": number("memory", "to be detected", ".3g"),
+    "seeds_to_find": number("seeds", "that detect it; empty: more than a hundred"),
+    "tolerance": number("tolerance", "range that counts as forgotten", ".3g"),
+    "seeds_to_forget": number("seeds to forget", "that show it is forgotten, if there is none"),
+    "planned": number("planned", "seeds of the study", priority=1),
+    "found_as_planned": number("power", "share of studies that detect it as planned", ".0%"),
+}

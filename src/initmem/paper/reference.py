@@ -108,10 +108,14 @@ def observations() -> list[Observation]:
     return list(seen.values())
 
 
+def _rows(table: str) -> Iterator[dict[str, Any]]:
+    """The rows of a table of the published values other than measurements, a list spelled out."""
+    return (row for rows in _content()[table] for row in _product(rows))
+
+
 def settings_of(optimizer: str) -> dict[str, Any]:
     """The published settings of an optimizer in the main grid; none for one that the paper does not use."""
-    rows = (row for rows in _content()["setting"] for row in _product(rows))
-    return next((row for row in rows if row["optimizer"] == optimizer), {})
+    return next((row for row in _rows("setting") if row["optimizer"] == optimizer), {})
 
 
 def clock_of(recipe: AnyRecipe, clock: str) -> float | None:
@@ -122,11 +126,10 @@ def clock_of(recipe: AnyRecipe, clock: str) -> float | None:
 
 def millions_of(model: str) -> float | None:
     """The published number of parameters of a network, in millions."""
-    rows = (row for rows in _content()["parameters"] for row in _product(rows))
-    return next((row["millions"] for row in rows if row["model"] == model), None)
+    return next((row["millions"] for row in _rows("parameters") if row["model"] == model), None)
 
 
 def imbalance_of(panel: str, eta: float) -> float | None:
     """The published imbalance D at the end of a trajectory of figure 9."""
-    rows = (row for rows in _content()["imbalance"] for row in _product(rows))
+    rows = _rows("imbalance")
     return next((row["D"] for row in rows if (row["panel"], row["eta"]) == (panel, eta)), None)

@@ -22,15 +22,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from initmem.errors import ConfigError, ModelError, allowed
+from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.pipeline.jax import is_pytree, rebuilt
 from initmem.pipeline.variables import is_keras, materialize, variables
 from initmem.plots import table_text
-from initmem.plots.table import Table, table_of
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
-from initmem.train.init import deviations, draw, factors
+from initmem.table import Table, table_of
+from initmem.train.init import deviations, draw, factors, fill
 from initmem.train.variables import Kernels, Variable, layout_of
 
 Array = NDArray[np.float64]
@@ -82,8 +82,7 @@ class InitTable:
             for v, first, own in columns
             if v.role == "kernel" and first and own and not 1 / ALIKE < first / own < ALIKE
         ]
-        more = f" and {len(far) - 3} more" if len(far) > 3 else ""
-        return f'mode="rescale" keeps the model\'s own sizes (std: {", ".join(far[:3])}{more})' if far else ""
+        return f'mode="rescale" keeps the model\'s own sizes (std: {first_of(far, 3, ", ")})' if far else ""
 
     def names(self, role: str) -> list[str]:
         """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
@@ -232,21 +231,11 @@ class Init:
         table = self.describe(model, mode=mode, kernels=kernels, bias_std=bias_std)
         _refuse_stuck(table)
         self.used = True
-        for variable, deviation in zip(table.variables, table.deviations, strict=True):
-            if deviation is not None:
-                self._set(variable, deviation, mode)
+        fill(table.variables, table.deviations, mode, self._kernel, self._rng.standard_normal)
         self.tables.append(table)
         if kernels is None:  # who chose the kernels knows what is left
             _tell(table)
         return rebuilt(table.variables) if is_pytree(model) else model
-
-    def _set(self, variable: Variable, deviation: float, mode: Mode) -> None:
-        if mode == "rescale":
-            variable.place.rescale(deviation)
-        elif variable.role == "kernel":
-            variable.place.set(self._kernel(variable.shape) * deviation)
-        else:
-            variable.place.set(self._rng.standard_normal(variable.shape) * deviation)
 
     def _kernel(self, shape: Sequence[int]) -> Array:
         """The random numbers of one kernel: the same at every scale."""

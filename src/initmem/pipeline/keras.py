@@ -27,7 +27,7 @@ from torch import Tensor
 
 from initmem.clocks import decay_rate
 from initmem.errors import ModelError
-from initmem.measures.metric_names import metric_names
+from initmem.metric import metric_names
 from initmem.pipeline.tracker import Tracker
 from initmem.pipeline.variables import distinct, fan_in_of_all_but_last
 from initmem.train.variables import Choice, Kernels, Place, Role, Variable, choice

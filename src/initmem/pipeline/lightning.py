@@ -20,7 +20,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from initmem.errors import ConfigError
-from initmem.measures.metric_names import metric_names
+from initmem.metric import metric_names
 from initmem.pipeline.tracker import Tracker
 
 

@@ -12,24 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from initmem.clocks import CLOCKS
+from initmem.engines.stale import stale_note
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
-from initmem.measures.design import (
-    METRICS,
-    curve_metric,
-    default_metric,
-    metric_reason,
-    own_metrics,
-    present_name,
-    scale_means,
-)
+from initmem.measures.design import curve_metric, default_metric, metric_reason, own_metrics
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
-from initmem.measures.metric_names import metric_name
+from initmem.measures.scales import scale_means
+from initmem.metric import METRICS, metric_name
 from initmem.pipeline.code_version import unhashed_note
 from initmem.pipeline.source import Fingerprint
-from initmem.pipeline.stale import stale_note
 from initmem.recipe import AnyRecipe
-from initmem.record import RunRecord, failure_lines
+from initmem.record import RunRecord, crash_lines
 from initmem.store.results import Collection
 from initmem.store.store import Store
 from initmem.study import Study
@@ -42,7 +35,7 @@ class Result:
     """The runs of one pipeline in a store, and their measures. Print it, or use:
 
     `memory(metric)`, `explain(metric)`, `verdict`, `scales(metric)`, `beta()`, `half_lives()`, `clocks()`,
-    `frame`, `history`, `figure(...)`, `report()`, `failures`, `notes`, `records`. Where a grid was trained,
+    `frame`, `history`, `figure(...)`, `report()`, `crashes`, `notes`, `records`. Where a grid was trained,
     `memories(metric)` has one memory per recipe, and `select(lr=0.1)` takes some of the recipes.
     """
 
@@ -87,13 +80,13 @@ class Result:
         Without a metric: test accuracy where it was recorded, else the next best. Accuracies are in
         percentage points; `tolerance`, in the same unit, is the range that counts as forgotten.
         """
-        if self._of_one_recipe() and len(self.failures) == len(self.records):
+        if self._of_one_recipe() and len(self.crashes) == len(self.records):
             raise StoreError(self.notes[0])
         return self.memories(metric, tolerance=tolerance)[0]
 
     def memories(self, metric: str | None = None, *, tolerance: float | None = None) -> Memories:
         """The memory of every recipe that has a run which did not crash."""
-        trained = {record.run.recipe for record in self.records if record.status != "failed"}
+        trained = {record.run.recipe for record in self.records if record.status != "crashed"}
         records = [record for record in self.records if record.run.recipe in trained]
         data = Collection(records, self.store.studies())
         return memory_table(data, self._metric(metric), recipes=self.study.recipes, tolerance=tolerance)
@@ -106,7 +99,7 @@ class Result:
         """The name under which a metric was recorded, or the default."""
         if metric is None:
             return default_metric(self.records)
-        return metric if metric in self.metrics else present_name(metric_name(metric), self.records)
+        return metric if metric in self.metrics else metric_name(metric)
 
     @property
     def verdict(self) -> Verdict:
@@ -136,7 +129,7 @@ class Result:
         columns = {name for record in self.records for name in record.history}
         if metric is None:
             return curve_metric(self.records)
-        name = metric if metric in columns else present_name(metric_name(metric), self.records)
+        name = metric if metric in columns else metric_name(metric)
         if name not in columns:
             raise ConfigError(
                 f"metric = {metric!r}: not recorded epoch by epoch ({allowed(sorted(columns))})"
@@ -195,14 +188,14 @@ class Result:
         return write_report(self.store, Path(path) if path else self.store.path / "report.html")
 
     @property
-    def failures(self) -> dict[tuple[Any, ...], str]:
-        """Tracebacks of the runs that failed, by (scale, seed); in a grid by (label, scale, seed)."""
+    def crashes(self) -> dict[tuple[Any, ...], str]:
+        """Tracebacks of the runs that crashed, by (scale, seed); in a grid by (label, scale, seed)."""
         labels = dict(zip(self.study.recipes, self.study.labels(), strict=True))
         several = len(labels) > 1
         return {
             (*([labels[r.run.recipe]] if several else []), r.run.scale, r.run.seed): r.error or ""
             for r in self.records
-            if r.status == "failed"
+            if r.status == "crashed"
         }
 
     @property
@@ -246,13 +239,13 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> polars.DataFrame:
 
 
 def _notes(records: Sequence[RunRecord]) -> list[str]:
-    notes = [f"{line} (tracebacks: result.failures)" for line in failure_lines(records)]
+    notes = [f"{line} (tracebacks: result.crashes)" for line in crash_lines(records)]
     diverged = sum(record.status == "diverged" for record in records)
     if diverged:
         notes.append(
             f"{diverged} of {len(records)} runs diverged; each counts with the epoch selected before that"
         )
-    about = [record.provenance for record in records if record.status != "failed"]
+    about = [record.provenance for record in records if record.status != "crashed"]
     untouched = dict.fromkeys(name for one in about for name in one.get("untouched", ()))
     if untouched:
         notes.append(f"init.apply left as they are: {', '.join(untouched)} (`kernels` says what to redraw)")

@@ -28,15 +28,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from initmem.engines.engine import Engine, Settings, engine_named
-from initmem.engines.execute import execute
-from initmem.engines.inline import InlineEngine
+from initmem.engines.local import InlineEngine
 from initmem.engines.progress import watching
 from initmem.errors import ConfigError, allowed
 from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.result import Result
-from initmem.pipeline.stale import refuse_stale
 from initmem.pipeline.trainer import PipelineTrainer, Sent, Train
 from initmem.seeds import Role
+from initmem.session import run_study
 from initmem.store.paths import default_store
 from initmem.store.store import Store
 from initmem.study import SCALES, SEEDS
@@ -60,7 +59,7 @@ def run(
     split: Sequence[Role] = (),
     keep_old: bool = False,
     keep_going: bool = False,
-    retry_failed: bool = False,
+    retry_crashed: bool = False,
     timeout: float | None = None,
     progress: bool = True,
 ) -> Result:
@@ -87,10 +86,10 @@ def run(
         chaos: give every run a replicate with one perturbed weight, for `initmem measure --what chaos`.
         split: roles (`init`, `order`) whose seed is also varied alone, for `initmem measure --what seeds`.
         keep_old: keep runs that were trained before the code changed. Otherwise they are refused, with a
-            message that says what changed. Failed runs of other code are always tried again.
+            message that says what changed. Crashed runs of other code are always tried again.
         keep_going: do not stop when the first runs all fail with the same error.
-        retry_failed: train all failed runs again.
-        timeout: seconds within which a run has to end an epoch; one that does not is a failed run.
+        retry_crashed: train all crashed runs again.
+        timeout: seconds within which a run has to end an epoch; one that does not is a crashed run.
         progress: show a bar on stderr.
     """
     _check_function(train)
@@ -99,15 +98,19 @@ def run(
     trainer = PipelineTrainer(train, fingerprint(train))
     code = {recipe.id: trainer.fingerprint for recipe in study.recipes}
     chosen = engine_for(engine, Settings(trainer=trainer, timeout=timeout, code=code), workers)
-    opened = Store.create(store or default_store(called))
-    refuse_stale(opened, study, lambda recipe: trainer.fingerprint, keep_old=keep_old)
     with watching(sys.stderr if progress else None) as watch:
-        outcome = execute(
-            study, opened, chosen, retry_failed=retry_failed, keep_going=keep_going, watch=watch
+        outcome = run_study(
+            study,
+            store or default_store(called),
+            chosen,
+            retry_crashed=retry_crashed,
+            keep_old=keep_old,
+            keep_going=keep_going,
+            watch=watch,
         )
     if outcome.interrupted:
         raise KeyboardInterrupt
-    result = Result(opened, study, fingerprint=trainer.fingerprint)
+    result = Result(Store(outcome.store), study, fingerprint=trainer.fingerprint)
     for note in result.notes if progress else ():
         print(f"initmem: {note}", file=sys.stderr)
     return result

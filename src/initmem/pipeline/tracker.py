@@ -29,7 +29,7 @@ from torch import Tensor
 
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed
-from initmem.measures.metric_names import metric_name
+from initmem.metric import metric_name, metric_of
 from initmem.pipeline.init import Init
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.pipeline.variables import kernel_variables, variables
@@ -231,7 +231,7 @@ def checked_metrics(given: Mapping[Any, Any]) -> Row:
             raise ConfigError(f"metric {key}: initmem records that itself (choose another name)")
         if name in row:
             raise ConfigError(f"metric {key}: there is a {name} already (allowed: one of each)")
-        if "accuracy" in name and not (math.isnan(value) or -1e-6 <= value <= 1 + 1e-6):
+        if metric_of(name).is_percentage and not (math.isnan(value) or -1e-6 <= value <= 1 + 1e-6):
             raise ConfigError(f"metric {key} = {value:g} (allowed: a fraction from 0 to 1)")
         row[name] = value
     return row

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from initmem.engines.engine import Trainer
-from initmem.engines.training import is_for_engine, traceback_of
+from initmem.engines.worker import is_for_engine, traceback_of
 from initmem.errors import ConfigError, StoreError
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.source import Fingerprint
 from initmem.pipeline.tracker import Row, Tracker
-from initmem.record import TESTED, RunRecord, failed, summarize
+from initmem.record import TESTED, RunRecord, crashed, summarize
 from initmem.store.faults import cause_of
 from initmem.study import Run
 
@@ -66,7 +66,7 @@ class PipelineTrainer:
 class Sent:
     """A trainer on its way to another process, with functions of a notebook or a script.
 
-    It is unpacked where a failure to do so is a failed run, with its traceback, not a dead worker.
+    It is unpacked where a failure to do so is a crashed run, with its traceback, not a dead worker.
     """
 
     packed: bytes
@@ -90,7 +90,7 @@ def _unpacked(packed: bytes) -> Trainer:
 
 
 def guarded(run: Run, train: Callable[[], RunRecord], about: Mapping[str, Any]) -> RunRecord:
-    """The record of a run, a failed one if user code raises or exits; `about` joins its provenance.
+    """The record of a run, a crashed one if user code raises or exits; `about` joins its provenance.
 
     What concerns the engine passes through: a stop, a lost claim, a bad store, a full disk, no memory.
     """
@@ -101,7 +101,7 @@ def guarded(run: Run, train: Callable[[], RunRecord], about: Mapping[str, Any]) 
     except BaseException as error:
         if is_for_engine(error) or cause_of(error) != "exception":
             raise
-        return failed(run, traceback_of(error), about)
+        return crashed(run, traceback_of(error), about)
 
 
 def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunRecord:

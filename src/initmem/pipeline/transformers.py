@@ -25,7 +25,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from initmem.measures.metric_names import metric_names
+from initmem.metric import metric_names
 from initmem.pipeline.tracker import Tracker
 
 SKIP = ("_runtime", "_per_second", "_preparation_time")

@@ -30,7 +30,7 @@ def variables(model: Any, kernels: Kernels = None) -> list[Variable]:
 
     if is_pytree(model):
         return jax_variables(model, kernels)
-    from initmem.train.torch_variables import torch_variables
+    from initmem.train.variables import torch_variables
 
     return torch_variables(model, kernels)
 

@@ -19,7 +19,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from initmem.plots.model import SYMBOLS, Heatmap, Interval, Intervals, Mark, Panel, Series, Style
+from initmem.plots.model import SYMBOLS, Heatmap, Interval, Intervals, Panel, Series, Style
 
 FAINT, INK = "#8A8A8A", "#404040"
 MANY = 12  # points beyond which only some carry a marker
@@ -28,7 +28,7 @@ Limits = tuple[float, float]
 Options = dict[str, Any]  # of matplotlib artists
 
 
-def look(style: Style) -> Options:
+def line_options(style: Style) -> Options:
     """Arguments of a matplotlib line."""
     return {
         "color": style.color,
@@ -66,11 +66,14 @@ def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named
         axes.axhspan(*panel.span, color="0.9", linewidth=0)
     for level in panel.levels:
         axes.axhline(level, color=INK, linestyle="-.", linewidth=0.7)
-    guides = [axes.plot(g.x, g.y, **look(g.style), label=g.label, zorder=1.5)[0] for g in panel.guides]
+    guides = [
+        axes.plot(g.x, g.y, **line_options(g.style), label=g.label, zorder=1.5)[0] for g in panel.guides
+    ]
     for index, series in enumerate(panel.series):
         _draw_series(axes, series, index, panel)
     for mark in panel.published:
-        _draw_published(axes, mark)
+        star: Options = {"color": "white", "mec": mark.style.color, "mew": 1.0, "ms": 9}
+        axes.plot(mark.x, mark.y, "*", **star, zorder=6, clip_on=False)
     if panel.published_level is not None:
         axes.axhline(panel.published_level, color="black", linestyle=":", linewidth=1.0)
     shown = [
@@ -131,7 +134,7 @@ def _scales(axes: Axes, panel: Panel, log_limits: Limits | None) -> None:
 
 def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
     """A band, a line, and open markers where runs are missing; points without a line get error bars."""
-    style = look(series.style)
+    style = line_options(series.style)
     if series.low and series.style.dash == "none":
         axes.vlines(series.x, series.low, series.high, color=series.style.color, linewidth=1.0)
     elif series.low:
@@ -163,11 +166,6 @@ def _marked(n: int, index: int, *, log: bool) -> list[int]:
     return [int(step * (k + share)) for k in range(7)]
 
 
-def _draw_published(axes: Axes, mark: Mark) -> None:
-    star: Options = {"color": "white", "mec": mark.style.color, "mew": 1.0, "ms": 9}
-    axes.plot(mark.x, mark.y, "*", **star, zorder=6, clip_on=False)
-
-
 def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
     """Points whose median lies beyond the last epoch stand in a gray band above it, a row per series."""
     late = {
@@ -181,7 +179,7 @@ def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
     axes.axhspan(ceiling, ceiling * 1e3, color="#EFEFEF", zorder=0, linewidth=0)
     axes.set_ylim(low, ceiling * step ** (len(late) + 2.2) if late else high)
     for row, (index, places) in enumerate(late.items(), start=1):
-        style = look(panel.series[index].style) | {"linestyle": "none", "markerfacecolor": "white"}
+        style = line_options(panel.series[index].style) | {"linestyle": "none", "markerfacecolor": "white"}
         axes.plot(places, [ceiling * step**row] * len(places), **style)
     if late:
         place: Options = {"transform": axes.transAxes, "ha": "right", "va": "top"}
@@ -246,7 +244,7 @@ def draw_inset(axes: Axes, panel: Intervals) -> None:
 
 def _draw_bar(inset: Axes, i: int, row: Interval, top: float) -> None:
     """A bar; below it the sign of its line and its value, where no published value can be."""
-    inset.plot(i, -0.1 * top, **look(row.style), clip_on=False)
+    inset.plot(i, -0.1 * top, **line_options(row.style), clip_on=False)
     if row.reference is not None:
         sign = "v" if row.is_bound else "D"
         inset.plot(i, row.reference, sign, color="none", mec="black", mew=0.8, ms=4.5, zorder=5)
@@ -282,14 +280,11 @@ def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
         if not math.isnan(panel.rows[i].y[j]):
             _draw_cell(axes, panel, i, j)
     for i, row in enumerate(panel.intervals):
-        place: Options = {"transform": axes.get_yaxis_transform(), "va": "center"}
-        axes.text(1.02, i, _in_short(row), **place, fontsize=6, color="#202020")
+        measured = "—" if row.value is None else f"{row.value:.1f}"
+        published = "" if row.reference is None else f" ({SYMBOLS[row.relation]}{row.reference:.1f})"
+        text: Options = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 6}
+        axes.text(1.02, i, measured + published, **text, color="#202020")
     return image
-
-
-def _in_short(row: Interval) -> str:
-    published = "" if row.reference is None else f" ({SYMBOLS[row.relation]}{row.reference:.1f})"
-    return ("—" if row.value is None else f"{row.value:.1f}") + published
 
 
 def _ticks(scales: Sequence[float]) -> list[int]:

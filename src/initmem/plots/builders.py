@@ -10,18 +10,11 @@ import numpy as np
 from initmem.clocks import FAMILY_NAMES
 from initmem.errors import ConfigError, allowed
 from initmem.measures.beta import beta_curve
-from initmem.measures.clock_fits import FEWEST, ClockFit, Observed, clock_fits, observed
-from initmem.measures.design import (
-    METRICS,
-    default_metric,
-    is_held_out,
-    labelled,
-    own_metrics,
-    plain,
-    unit_of,
-)
+from initmem.measures.design import check_metric, default_metric, labelled, plain
+from initmem.measures.elasticity import FEWEST, ClockFit, Observed, clock_fits, observed
 from initmem.measures.fit import train_metric
 from initmem.measures.memory import Memory
+from initmem.metric import metric_of
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot, Series, Style
 from initmem.plots.series import (
@@ -48,11 +41,10 @@ CLOCK_TITLES = {
     "momentum": "momentum clock, (1/b) Σ (η/(1-μ))²",
     "angular": "angular clock, Σ η/‖W‖²",
 }
-METRIC_TITLES = {
-    "test_accuracy": ("Test accuracy of the selected model", "test accuracy (%)"),
-    "train_accuracy": ("Train accuracy of the same model", "train accuracy (%)"),
-    "norm_best": ("Kernel norm of the selected model", "Frobenius norm of the kernels"),
-    "repair_gap": ("Repair gap", "repair gap (pp)"),
+PANEL_TITLES = {
+    "test_accuracy": "Test accuracy of the selected model",
+    "train_accuracy": "Train accuracy of the same model",
+    "norm_best": "Kernel norm of the selected model",
 }
 VERDICT_COLORS = {
     "remembers": COLORS[1],
@@ -61,11 +53,6 @@ VERDICT_COLORS = {
     "untrained": COLORS[6],
     "not applicable": COLORS[6],
 }
-
-
-def metric_title(metric: str) -> str:
-    """The name of a metric with the unit it is drawn in."""
-    return f"{metric.replace('_', ' ')}{' (%)' if 'accuracy' in metric else ''}"
 
 
 def scale_plot(
@@ -80,20 +67,19 @@ def scale_plot(
     Next to a metric of new data stands the train metric, where one was recorded.
     """
     metric = metric or default_metric(records)
-    known = dict.fromkeys([*METRICS, *own_metrics(records)])
-    if metric not in known:
-        raise ConfigError(f"metric = {metric!r} ({allowed(known)})")
-    trained = train_metric(records, metric) if with_fit and is_held_out(metric) else None
+    check_metric(metric, records)
+    trained = train_metric(records, metric) if with_fit and metric_of(metric).held_out else None
+    shown = [metric_of(name) for name in (metric, trained) if name]
     panels = []
-    for name in filter(None, (metric, trained)):
-        title, y_title = METRIC_TITLES.get(name, (name.replace("_", " ").capitalize(), metric_title(name)))
+    for one in shown:
+        title = PANEL_TITLES.get(one.name, one.name.replace("_", " ").capitalize())
         series = [
-            profile_series(plain(group), name, label=label, style=nth(i))
+            profile_series(plain(group), one.name, label=label, style=nth(i))
             for i, (label, group) in enumerate(labelled(records, order).items())
         ]
-        top = 100.0 if y_title.endswith("(%)") else None
-        panels.append(Panel(title, SIGMA, y_title, series, PROFILE, top=top))
-    if len(panels) == 2 and unit_of(metric) == unit_of(str(trained)):
+        top = 100.0 if one.is_percentage else None
+        panels.append(Panel(title, SIGMA, one.title, series, PROFILE, top=top))
+    if len(panels) == 2 and shown[0].unit == shown[1].unit:
         panels = _on_one_axis(panels)
     return _in_a_row(*panels)
 
@@ -186,21 +172,17 @@ def memory_interval(row: Memory) -> Interval:
 
 def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
     """Norm elasticity against every clock that was fitted to it, a row per family of optimizers."""
-    known = [
-        one
-        for label, group in labelled(records, order).items()
-        if (one := observed(label, group)) is not None
-    ]
-    fits = clock_fits(known)
+    recipes = observed(labelled(records, order))
+    fits = clock_fits(recipes)
     if not fits:
         raise ConfigError(
             f"figure clocks: too few recipes of one kind of optimizer (needed: {FEWEST} with two scales each)"
         )
-    kinds = dict.fromkeys(_kind(one.recipe) for one in sorted(known, key=lambda one: _size(one.recipe)))
+    kinds = dict.fromkeys(_kind(one.recipe) for one in sorted(recipes, key=lambda one: _size(one.recipe)))
     styles = {kind: nth(i)._replace(dash="none") for i, kind in enumerate(kinds)}
     means = {fit.family: fit.error_of_mean for fit in fits}
     of_mean = ", ".join(f"{FAMILY_NAMES[name]} {error:.2f}" for name, error in means.items())
-    rows = [[_clock_panel(fit, known, styles) for fit in fits if fit.family == name] for name in means]
+    rows = [[_clock_panel(fit, recipes, styles) for fit in fits if fit.family == name] for name in means]
     legend = [Entry(kind, style) for kind, style in styles.items()]
     return Plot(
         rows,
@@ -229,8 +211,8 @@ def _size(recipe: AnyRecipe) -> tuple[str, list[float]]:
     return str(recipe.get("dataset")), [n if isinstance(n, int | float) else np.inf for n in sizes]
 
 
-def _clock_panel(fit: ClockFit, known: Sequence[Observed], styles: Mapping[str, Style]) -> Panel:
-    members = [one for one in known if fit.family in one.families]
+def _clock_panel(fit: ClockFit, recipes: Sequence[Observed], styles: Mapping[str, Style]) -> Panel:
+    members = [one for one in recipes if fit.family in one.families]
     series = []
     for kind, style in styles.items():
         own = [one for one in members if _kind(one.recipe) == kind]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from initmem.errors import first_of
 from initmem.plots.model import AnyPanel, Heatmap, Interval, Intervals, Panel, Plot, Series, log_limits
 from initmem.recipe import AnyRecipe
 from initmem.record import INTERPOLATION
@@ -48,14 +49,15 @@ def _statistics(plot: Plot) -> list[str]:
     banded = {panel.statistic for panel in drawn if _has_band(panel)}
     kinds: dict[str, dict[str, None]] = {}
     for panel in drawn:
+        center, band = panel.statistic or ("", "")
         # From single seeds all bands have zero width; then none is spoken of.
-        kind = panel.statistic if panel.statistic in banded else panel.statistic.rpartition(", ")[0]
-        kinds.setdefault(kind, {})[panel.y_title.partition(" (")[0]] = None
+        kind = f"{center}, {band}" if panel.statistic in banded else center
+        kinds.setdefault(kind, {})[panel.quantity] = None
     if not kinds:
         return []
     text = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items())
     if len(kinds) == 1 and any(series.known() for panel in drawn for series in panel.series):
-        (text,) = (f"Lines: {kind}" for kind in kinds)
+        text = f"Lines: {next(iter(kinds))}"
     return [f"{text[0].upper()}{text[1:]}, {counts(drawn)}"]
 
 
@@ -244,9 +246,3 @@ def phrase(recipe: AnyRecipe, name: str) -> str:
             return "tested on unused training examples, too" if value else "tested on the test split alone"
         case _:
             return recipe.label([name])
-
-
-def first_of(names: Sequence[str], most: int) -> str:
-    """So many names at most, and how many more there are."""
-    rest = f"; and {len(names) - most} more" if len(names) > most else ""
-    return "; ".join(names[:most]) + rest

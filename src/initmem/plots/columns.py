@@ -1,258 +1,16 @@
-"""The columns of everything that commands print as a table, by the keys of their rows.
+"""The columns of what commands list, by the keys of their rows; measures hold those of their own tables.
 
 A column with priority 0 always stays. Of the others the largest number leaves a narrow terminal first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from initmem.clocks import CLOCK_NAMES, CLOCKS, FAMILY_NAMES
+from initmem.clocks import CLOCKS
 from initmem.errors import count
-from initmem.plots.table import Column, Key, Table, table_of
-
-Columns = dict[Key, Column]
-
-RECIPE = Column("recipe", "text", "the settings in which the recipes differ")
-SCALE = Column("scale", about="initialization scale", form="g")
-N_RUNS = Column("runs", about="number of runs behind the row", priority=5)
-
-MEASURES: dict[str, tuple[str, Columns]] = {
-    "beta": (
-        "Slope of the metric on the initialization scale",
-        {
-            "recipe": RECIPE,
-            "metric": Column("metric", "text", "followed over epochs", priority=3),
-            "peak": Column("peak", about="slope of the largest size over training", form=".3g"),
-            "peak_epoch": Column("peak epoch", about="when it was reached", priority=4),
-            "last": Column("last", about="slope at the last epoch", form=".3g"),
-            ("low", "high"): Column("95% interval", about="of the slope at the last epoch", form=".3g"),
-            "last_epoch": Column("epochs", about="until the first run ended", priority=6),
-            "n_runs": N_RUNS,
-        },
-    ),
-    "half-life": (
-        "Half-life of the slope on the scale",
-        {
-            "recipe": RECIPE,
-            "metric": Column("metric", "text", "followed over epochs", priority=3),
-            "unit": Column("unit", "text", "epochs, or the clock of the recipe's family"),
-            "value": Column(
-                "half-life", about="how long |slope| stays above half its peak; empty: to the end", form=".4g"
-            ),
-            "low": Column("low", about="lower 95% limit", form=".4g"),
-            "high": Column("high", about="upper 95% limit; empty: beyond the end", form=".4g"),
-        },
-    ),
-    "difference": (
-        "Differences between recipes that differ in one field",
-        {
-            "field": Column("field", "text", "the field in which two recipes differ", priority=2),
-            "from": Column("from", "text", "the first recipe"),
-            "to": Column("to", "text", "the second recipe"),
-            "before": Column(
-                "before", about="memory of the first; debiased unless paired", form=".1f~", priority=4
-            ),
-            "after": Column(
-                "after", about="memory of the second; debiased unless paired", form=".1f~", priority=3
-            ),
-            "difference": Column("difference", about="second minus first", form=".1f~"),
-            ("low", "high"): Column("interval", about="of the difference (95% unless interim)", form=".1f~"),
-            "significant": Column("significant", "text", "yes: the interval excludes 0"),
-            "p": Column("p", about="of no difference", form=".2g", priority=2),
-            "p_adjusted": Column("p (adjusted)", about="for the number of pairs", form=".2g", priority=7),
-            "method": Column("method", "text", "how the interval was found", priority=8),
-            "n_scales": Column("scales", about="number of scales that both recipes have", priority=6),
-            "n_seeds": Column("seeds", about="number of seeds that both recipes have", priority=5),
-        },
-    ),
-    "collapse": (
-        "Collapse: the exponent of the batch size that makes the curves of |slope| agree",
-        {
-            "family": Column("family", "text", "recipes that differ in batch size alone"),
-            "alpha": Column("alpha", about="0: epochs, 1: sum of eta, 2: the SGD clock", form=".2f"),
-            ("low", "high"): Column("95% interval", about="of alpha, from seeds", form=".2f"),
-            "reading": Column("reading", "text", "what that says; cannot tell: the curves do not overlap"),
-            "n_curves": Column("curves", about="number of batch sizes", priority=5),
-            "n_levels": Column("levels", about="levels of |slope| that at least two curves pass", priority=6),
-            **{
-                f"apart_{axis}": Column(
-                    "by sum of lr" if axis == "adaptive" else f"by {axis}",
-                    about=f"decades between the curves against {CLOCK_NAMES.get(axis, axis)}",
-                    form=".2f",
-                    priority=7,
-                )
-                for axis in ("epochs", *CLOCKS)
-            },
-        },
-    ),
-    "fit": (
-        "Change from the smallest to the largest scale, and memory at equal fit",
-        {
-            "recipe": RECIPE,
-            "verdict": Column("verdict", "text", "of the memory, with its mode"),
-            "test": Column("test", about="change of the metric: train - gap", form="+.1f~"),
-            ("test_low", "test_high"): Column(
-                "test: 95% interval", about="of this change", form=".1f~", priority=10
-            ),
-            "train": Column("train", about="change of the train metric", form="+.1f~"),
-            ("train_low", "train_high"): Column(
-                "train: 95% interval", about="of this change", form=".1f~", priority=10
-            ),
-            ("train_smallest", "train_largest"): Column(
-                "fit", "text", "train metric of the selected models at these two scales", form=".1f~"
-            ),
-            "gap": Column("gap", about="change of train - test", form="+.1f~", priority=2),
-            ("gap_low", "gap_high"): Column(
-                "gap: 95% interval", about="of this change", form=".1f~", priority=10
-            ),
-            "matched_memory": Column(
-                "at equal fit",
-                about="memory when each run first reaches a common train accuracy",
-                form=".1f~",
-            ),
-            ("matched_low", "matched_high"): Column("95% interval", about="of it", form=".1f~"),
-            "matched_p": Column("p", about="of no memory at equal fit", form=".2g", priority=6),
-            "matched_level": Column(
-                "level", about="the highest train accuracy (%) that all runs reach", form=".3g"
-            ),
-            "by_loss_memory": Column(
-                "at equal loss", about="the same, by train loss", form=".1f~", priority=7
-            ),
-            ("by_loss_low", "by_loss_high"): Column(
-                "loss: 95% interval", about="of the memory at equal loss", form=".1f~", priority=9
-            ),
-            "by_loss_p": Column("loss: p", about="of no memory at equal loss", form=".2g", priority=9),
-            "by_loss_level": Column(
-                "loss", about="the lowest train loss that all runs reach", form=".2g", priority=8
-            ),
-            "time_ratio": Column(
-                "time", about="to fit: epochs of the slowest scale over the fastest", form=".2f", priority=3
-            ),
-            ("time_low", "time_high"): Column(
-                "time: 95% interval", about="of this ratio", form=".2f", priority=5
-            ),
-            "metric": Column("metric", "text", "of the memory", priority=12),
-            "train_metric": Column("train metric", "text", "that measures the fit", priority=12),
-            "n_scales": Column("scales", about="number of scales", priority=11),
-            "n_seeds": Column("seeds", about="number of seeds that have them all", priority=11),
-        },
-    ),
-    "scale": (
-        "What every scale reached",
-        {
-            "recipe": RECIPE,
-            "metric": Column("metric", "text", "accuracies in percent", priority=2),
-            "scale": SCALE,
-            "mean": Column("mean", about="over seeds", form=".4g"),
-            "deviation": Column("s.d.", about="standard deviation over seeds", form=".2g"),
-            "n": Column("n", about="number of runs"),
-            "n_crashed": Column("crashed", about="runs that crashed", priority=1),
-        },
-    ),
-    "failures": (
-        "Untrained runs: at chance, or diverged",
-        {
-            "recipe": RECIPE,
-            "scale": SCALE,
-            "untrained": Column("untrained", about="runs at chance, or diverged"),
-            "n": Column("n", about="number of runs"),
-            ("low", "high"): Column("95% interval", about="of the rate (Clopper-Pearson)", form=".2f"),
-            "p": Column("p", about="of a rate that does not depend on the scale", form=".2g"),
-            "counts_as_chance": Column(
-                "chance", about="accuracy that counts as chance", form=".3g", priority=4
-            ),
-        },
-    ),
-    "clocks": (
-        "Norm elasticity of recipes against their clocks: 1 / (1 + (clock / half)^steepness)",
-        {
-            "family": Column("family", "text", "of recipes"),
-            "clock": Column("clock", "text", "at the effective learning rate eta / (1 - momentum)"),
-            "error": Column("error", about="root mean square, for a recipe left out of the fit", form=".3f"),
-            "error_of_mean": Column("of the mean", about="error of the other recipes' mean", form=".3f"),
-            "residual": Column("residual", about="root mean square of the fit", form=".3f", priority=3),
-            "half": Column("half", about="clock that leaves half of the elasticity", form=".3g", priority=1),
-            "steepness": Column("steepness", about="of the curve, in log clock", form=".2g", priority=4),
-            "n_recipes": Column("recipes", about="number of recipes behind the row", priority=2),
-        },
-    ),
-    "radial": (
-        "Radial memory: elasticity of the selected norm in the initial norm",
-        {
-            "recipe": RECIPE,
-            "elasticity": Column("elasticity", about="1: the norm is carried over; 0: forgotten", form=".3f"),
-            ("low", "high"): Column("95% interval", about="of the elasticity", form=".3f"),
-            "n_runs": N_RUNS,
-            "n_seeds": Column("seeds", about="number of seeds", priority=6),
-        },
-    ),
-    "interpolation": (
-        "Interpolation epoch: when train accuracy reaches 99.5%",
-        {
-            "recipe": RECIPE,
-            "scale": SCALE,
-            "median": Column(
-                "median", about="median epoch; empty: half of the runs never got there", form=".4g"
-            ),
-            "low": Column("low", about="lower 95% limit", form=".4g"),
-            "high": Column("high", about="upper 95% limit; empty: beyond the last epoch", form=".4g"),
-            "n": Column("runs", about="number of runs"),
-            "n_censored": Column("never", about="runs that never interpolated"),
-        },
-    ),
-    "repair": (
-        "Repair gap: accuracy gained after interpolation",
-        {
-            "recipe": RECIPE,
-            "scale": SCALE,
-            "repair_gap_pp": Column("gap", about="selected minus at interpolation", unit="pp", form=".2f"),
-            "standard_error": Column("s.e.", about="standard error of the gap", form=".2f"),
-            "n": Column("runs", about="number of runs that interpolated"),
-            "n_never_interpolated": Column("never", about="runs that never interpolated"),
-        },
-    ),
-    "sharpness": (
-        "Sharpness: the largest Hessian eigenvalue of the training objective, means over seeds",
-        {
-            "recipe": RECIPE,
-            "scale": SCALE,
-            "first": Column("first", about="after the first epoch", form=".3g"),
-            "last": Column("last", about="at the last measurement", form=".3g"),
-            "epoch": Column("epoch", about="of the last measurement", priority=5),
-            "limit": Column(
-                "2/eta", about="2 (1 + momentum) / eta: where gradient descent turns unstable", form=".3g"
-            ),
-            "ratio": Column("last / limit", about="1: at the edge of stability", form=".2f"),
-            "largest_ratio": Column("largest", about="ratio over all measurements", form=".2f", priority=4),
-            "n": Column("n", about="number of runs"),
-        },
-    ),
-    "chaos": (
-        "Chaos: how far a run moves when one weight is perturbed",
-        {
-            "recipe": RECIPE,
-            "metric": Column("metric", "text", "what is compared", priority=2),
-            "deviation": Column("deviation", about="standard deviation of a run due to chaos", form=".2f~"),
-            "largest": Column("largest", about="largest difference within a pair", form=".2f~"),
-            "floor": Column("floor", about="memory expected from chaos alone", form=".2f~"),
-            "n_pairs": Column("pairs", about="number of runs with a perturbed replicate"),
-        },
-    ),
-    "seeds": (
-        "Standard deviation by seed role",
-        {
-            "recipe": RECIPE,
-            "role": Column("role", "text", "the only source of randomness that varies; all: every one"),
-            "deviation": Column("deviation", about="standard deviation over seeds", form=".2f~"),
-            ("low", "high"): Column("95% interval", about="of the deviation", form=".2f~"),
-            "share": Column("share", about="of the variance over whole seeds", form=".2f"),
-            "n": Column("seeds", about="number of seeds"),
-            "unit": Column("unit", "text", "of the deviation", priority=2),
-        },
-    ),
-}
+from initmem.table import RECIPE, Column, Columns, Table, table_of
 
 
 def results_table(status: Mapping[str, Any]) -> Table:
@@ -268,30 +26,16 @@ def results_table(status: Mapping[str, Any]) -> Table:
     return table_of(f"{status['store']}: {count(done, 'record')}", rows, columns, notes)
 
 
-def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The table of one measure other than memory, with families and clocks as people call them."""
-    title, columns = MEASURES[what]
-    names = {"clock": CLOCK_NAMES, "unit": CLOCK_NAMES} | (
-        {"family": FAMILY_NAMES} if what == "clocks" else {}
-    )
-    named = [
-        dict(row) | {key: names[key].get(row[key], row[key]) for key in names if key in row} for row in rows
-    ]
-    if what == "fit" and all(row["train_metric"].endswith("accuracy") for row in rows):  # all in points
-        columns = {key: head._replace(form=head.form.removesuffix("~")) for key, head in columns.items()}
-    return table_of(title, named, columns)
-
-
 STATUS: Columns = {
     "recipe": RECIPE,
     "runs": Column("runs", about="runs that the study asks for"),
     "completed": Column("completed", about="trained to the end"),
     "diverged": Column("diverged", about="stopped at a loss that is not finite: a result"),
-    "failed": Column("failed", about="stopped with an error; --retry-failed trains them again"),
+    "crashed": Column("crashed", about="stopped with an error; --retry-crashed trains them again"),
     "training": Column("training", about="being trained now"),
     "missing": Column("missing", about="without a record yet"),
 }
-TIME = Column("time", "text", "rough estimate for this machine; on one H100 where that would be days")
+TIME = Column("time", "text", "rough estimate for this machine")
 STUDIES: Columns = {
     "study": Column("study", "text", "its name"),
     "title": Column("question", "text", "what it asks", room=46),
@@ -319,18 +63,6 @@ PLAN: Columns = {
     "clock_adaptive": Column(
         "sum of lr", about="sum of learning rates at the last epoch", form=".3g", priority=1
     ),
-}
-POWER: Columns = {
-    "recipe": RECIPE,
-    "noise": Column("noise", about="standard deviation over seeds of one run", form=".2g"),
-    "noise_from": Column("from", "text", "where the noise was taken from", priority=4),
-    "scales": Column("scales", about="number of scales", priority=3),
-    "memory": Column("memory", about="to be detected", form=".3g"),
-    "seeds_to_find": Column("seeds", about="that detect it; empty: more than a hundred"),
-    "tolerance": Column("tolerance", about="range that counts as forgotten", form=".3g"),
-    "seeds_to_forget": Column("seeds to forget", about="that show it is forgotten, if there is none"),
-    "planned": Column("planned", about="seeds of the study", priority=1),
-    "found_as_planned": Column("power", about="share of studies that detect it as planned", form=".0%"),
 }
 CLOCK_COLUMNS: Columns = {
     "recipe": RECIPE,

@@ -6,14 +6,14 @@ The pictures hold numbers only, no text from a store.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from initmem.plots.model import Heatmap, Interval, Panel, Plot, Series
+from initmem.plots.model import Heatmap, Interval, Plot, Series
 from initmem.plots.styles import ORDERED, PALETTE
 
 Json = dict[str, Any]
@@ -36,24 +36,23 @@ GLYPHS = {
 # -- charts -----------------------------------------------------------------------------------------------
 
 
-class _Table:
-    """Values that many series share are written once; a series holds their place in the list."""
+class _Shared:
+    """Values that many series share are written once; a series holds their index in the list."""
 
     def __init__(self) -> None:
-        self._places: dict[Hashable, int] = {}
+        self._indices: dict[str, int] = {}
         self.rows: list[Any] = []
 
-    def place(self, value: Any) -> int:
-        key = repr(value)
-        if key not in self._places:
-            self._places[key] = len(self.rows)
+    def index(self, value: Any) -> int:
+        index = self._indices.setdefault(repr(value), len(self.rows))
+        if index == len(self.rows):
             self.rows.append(value)
-        return self._places[key]
+        return index
 
 
 def chart_json(plots: Mapping[str, Plot]) -> Json:
     """Plots of the same recipes, between which the reader chooses."""
-    values, runs = _Table(), _Table()
+    values, runs = _Shared(), _Shared()
     choices = []
     for key, plot in plots.items():
         first = plot.panels[0]
@@ -69,17 +68,16 @@ def chart_json(plots: Mapping[str, Plot]) -> Json:
                 "ceiling": first.ceiling is not None,
                 "band": first.band,
                 "limits": first.limits,
-                "panels": [_panel(panel, values, runs) for panel in plot.panels],
+                "panels": [
+                    {"title": panel.title, "series": [_series(one, values, runs) for one in panel.series]}
+                    for panel in plot.panels
+                ],
             }
         )
     return {"choices": choices, "values": values.rows, "runs": runs.rows}
 
 
-def _panel(panel: Panel, values: _Table, runs: _Table) -> Json:
-    return {"title": panel.title, "series": [_series(one, values, runs) for one in panel.series]}
-
-
-def _series(series: Series, values: _Table, runs: _Table) -> Json:
+def _series(series: Series, values: _Shared, runs: _Shared) -> Json:
     at = thinned(len(series.x))
     columns: Json = {"y": numbers(series.y[i] for i in at), "n": [series.n[i] for i in at]}
     if series.low:
@@ -94,8 +92,8 @@ def _series(series: Series, values: _Table, runs: _Table) -> Json:
         "recipe": series.recipe_id,
         "style": (*PALETTE, *ORDERED).index(series.style),
         "x": numbers(series.x[i] for i in at),
-        "values": values.place(columns),
-        "runs": runs.place(list(series.runs)) if series.runs else None,
+        "values": values.index(columns),
+        "runs": runs.index(list(series.runs)) if series.runs else None,
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from initmem.plots.axes import (
     draw_inset,
     draw_intervals,
     draw_panel,
-    look,
+    line_options,
     no_runs,
 )
 from initmem.plots.captions import caption
@@ -223,7 +222,7 @@ def _draw_legend(figure: Figure, rows: Sequence[Sequence[Entry]]) -> None:
 def _sample(entry: Entry) -> Line2D | Patch:
     if not entry.present:
         return Patch(**HATCHED, label=entry.label)
-    return Line2D([], [], **look(entry.style), label=entry.label)
+    return Line2D([], [], **line_options(entry.style), label=entry.label)
 
 
 def fitting(rows: Sequence[Sequence[Entry]]) -> list[Sequence[Entry]]:
@@ -263,23 +262,12 @@ def _draw_key(axes: Axes, maps: Sequence[Heatmap], image: AxesImage) -> None:
 
 def wrapped(text: str, width: float) -> list[str]:
     """Lines of a caption that are at most so many points wide."""
+    ruler, font = TextToPath(), FontProperties(size=CAPTION)
     lines: list[str] = []
-    used = 0.0
     for word in text.split():
-        used += _advance(word)
-        if lines and used <= width:
-            lines[-1] += f" {word}"
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and ruler.get_text_width_height_descent(longer, font, ismath=False)[0] <= width:
+            lines[-1] = longer
         else:
             lines.append(word)
-            used = _advance(word)
     return lines
-
-
-@cache
-def _advance(word: str) -> float:
-    """How much of a line a word of a caption takes, with the space after it."""
-    ruler, font = TextToPath(), FontProperties(size=CAPTION)
-    with_stop, stop = (
-        ruler.get_text_width_height_descent(text, font, ismath=False)[0] for text in (f"{word} .", ".")
-    )
-    return float(with_stop - stop)

@@ -76,6 +76,13 @@ class Series(NamedTuple):
         return list(self.x).index(x) if x in self.x else None
 
 
+class Statistic(NamedTuple):
+    """What the lines of a panel are, and their bands, for the caption."""
+
+    center: str
+    band: str
+
+
 class Mark(NamedTuple):
     """A published value at a point of a panel."""
 
@@ -134,7 +141,7 @@ class Panel(NamedTuple):
     x_title: str
     y_title: str
     series: Sequence[Series]
-    statistic: str = ""  # what lines and bands are, for the caption; "" where nothing was sampled
+    statistic: Statistic | None = None  # None where nothing was sampled
     counted: str = "per point"  # what n counts
     band: str = "95% interval"  # what `low` and `high` of the series are
     limits: str = "95% interval of the mean"  # what their `limits` are
@@ -153,6 +160,11 @@ class Panel(NamedTuple):
     x_limits: tuple[float, float] | None = None
     y_limits: tuple[float, float] | None = None
     y_ticks: Mapping[float, str] | None = None
+
+    @property
+    def quantity(self) -> str:
+        """What is drawn, without its unit."""
+        return self.y_title.partition(" (")[0]
 
     def has_runs(self) -> bool:
         """Whether there are any runs behind the panel."""

@@ -10,28 +10,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.beta import BetaCurve
-from initmem.measures.design import by_scale, profile, unit_of
-from initmem.measures.interpolation import median_interpolation
-from initmem.measures.sharpness import sharpness_curve
+from initmem.measures.design import by_scale, profile
+from initmem.measures.scales import median_interpolation, sharpness_curve
 from initmem.measures.statistics import mean_band, spread_of, student
-from initmem.plots.model import Series, Style
+from initmem.metric import metric_of
+from initmem.plots.model import Series, Statistic, Style
 from initmem.plots.styles import GUIDE
 from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 Value = Callable[[RunRecord], float | None]
-# What lines and bands are, for captions; the band after the last comma, because some have none.
-MEAN = "mean over seeds, band from the 10th to the 90th percentile"
-PROFILE = "mean over seeds, 95% simultaneous band (all scales at once)"
-MEDIAN = "median, runs that never reach it counted as later than the last epoch, band of 95% limits"
-SLOPE = "slope over all runs, 95% simultaneous band (all epochs at once)"
-MEAN_OF_RUNS = "mean over scales and seeds, band from the 10th to the 90th percentile"
+PERCENTILES = "band from the 10th to the 90th percentile"
+MEAN = Statistic("mean over seeds", PERCENTILES)
+MEAN_OF_RUNS = Statistic("mean over scales and seeds", PERCENTILES)
+PROFILE = Statistic("mean over seeds", "95% simultaneous band (all scales at once)")
+MEDIAN = Statistic(
+    "median, runs that never reach it counted as later than the last epoch", "band of 95% limits"
+)
+SLOPE = Statistic("slope over all runs", "95% simultaneous band (all epochs at once)")
 UNSTYLED = Style("")
 
 
 def value_of(metric: str) -> Value:
     """A metric of a record in the unit in which it is shown: percent for accuracies."""
-    factor, _ = unit_of(metric)
+    factor = metric_of(metric).factor
 
     def value(record: RunRecord) -> float | None:
         recorded = record.metric(metric)
@@ -88,10 +90,9 @@ def profile_series(
     seeds = sorted({record.run.seed for record in records})
     values = np.full((len(seeds), len(series.x)), np.nan)
     for record in records:
-        if (known := value(record)) is not None:
-            values[seeds.index(record.run.seed), list(series.x).index(record.run.scale)] = known
-    bounds = (0.0, 100.0) if "accuracy" in metric else (-math.inf, math.inf)
-    low, high = (np.clip(limit, *bounds).tolist() for limit in mean_band(values))
+        if (shown := value(record)) is not None:
+            values[seeds.index(record.run.seed), list(series.x).index(record.run.scale)] = shown
+    low, high = (np.clip(limit, *metric_of(metric).bounds).tolist() for limit in mean_band(values))
     return series._replace(low=low, high=high)
 
 

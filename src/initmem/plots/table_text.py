@@ -9,44 +9,19 @@ from collections.abc import Callable, Iterable
 from html import escape
 
 from initmem.errors import ConfigError, allowed
-from initmem.plots.table import Mean, Table
+from initmem.table import Cell, Mean, Table
 
 WIDE = 100  # columns of text for the notes
 LEFT, RIGHT = (f' style="text-align: {side}; padding: .2em .8em"' for side in ("left", "right"))
-VERDICTS = {"remembers": "#c75b12", "forgets": "#0b8a63", "inconclusive": "#7a8490", "untrained": "#7a8490"}
+COLORS = {"remembers": "#c75b12", "forgets": "#0b8a63", "inconclusive": "#7a8490", "untrained": "#7a8490"}
 
 LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    "≤": r"$\le$",
-    "≥": r"$\ge$",
-    "≈": r"$\approx$",
-    "−": r"$-$",
-    "×": r"$\times$",
-    "—": "---",
-    "σ": r"$\sigma$",
-    "τ": r"$\tau$",
-    "η": r"$\eta$",
-    "λ": r"$\lambda$",
-    "α": r"$\alpha$",
-    "β": r"$\beta$",
-    "ε": r"$\varepsilon$",
-    "Δ": r"$\Delta$",
-    "₁": r"$_1$",
-    "₂": r"$_2$",
-}
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "—": "---",
+    "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$", "≈": r"$\approx$", "−": r"$-$", "×": r"$\times$",
+    "σ": r"$\sigma$", "τ": r"$\tau$", "η": r"$\eta$", "λ": r"$\lambda$", "α": r"$\alpha$", "β": r"$\beta$",
+    "ε": r"$\varepsilon$", "Δ": r"$\Delta$", "₁": r"$_1$", "₂": r"$_2$",
+} | {sign: rf"\{sign}" for sign in "&%$#_{}"}  # fmt: skip
 MARKDOWN = {sign: f"\\{sign}" for sign in "\\`*_|[]<>#"}
 
 
@@ -151,15 +126,15 @@ def html(table: Table) -> str:
         return f"<tr>{row}</tr>"
 
     head = line("th", map(escape, _heads(table)))
-    body = "".join(line("td", map(_colored, row)) for part in _parts(table) for row in part)
+    body = "".join(line("td", map(_colored, row)) for row in table.rows)
     notes = "".join(f"<p>{escape(note)}</p>" for note in table.footing())
     title = f"<p><strong>{escape(table.title)}</strong></p>"
     return f"<div>{title}<table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}</div>"
 
 
-def _colored(text: str) -> str:
-    color = VERDICTS.get(text.partition(" ")[0].rstrip("*"))
-    return f'<span style="color: {color}; font-weight: 600">{escape(text)}</span>' if color else escape(text)
+def _colored(cell: Cell) -> str:
+    color, text = next((COLORS[word] for word in cell.styles if word in COLORS), ""), escape(cell.text)
+    return f'<span style="color: {color}; font-weight: 600">{text}</span>' if color else text
 
 
 def comma(table: Table) -> str:

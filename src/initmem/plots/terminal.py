@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from initmem.plots.table import Cell, Column, Table
+from initmem.table import Cell, Column, Table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -44,7 +44,7 @@ def print_table(table: Table, console: Console) -> None:
     console.print()
     if left_out:
         names = ", ".join(column.title for column in left_out)
-        _line(console, f"left out to fit {console.width} columns: {names} (--wide shows all)", "dim")
+        _line(console, f"left out to fit {console.width} columns: {names} (| cat shows all)", "dim")
     for line in legend(shown.columns):
         _line(console, line, "dim")
     for note in table.footing():
@@ -162,7 +162,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 def _color(cell: Cell) -> str:
-    return next((COLORS[word] for word in cell.style.split() if word in COLORS), "")
+    return next((COLORS[word] for word in cell.styles if word in COLORS), "")
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

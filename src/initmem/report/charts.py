@@ -4,65 +4,74 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from initmem.clocks import CLOCK_NAMES
-from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE, metric_title
-from initmem.plots.captions import SIGMA
+from initmem.labels import labels
+from initmem.metric import metric_title
+from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE
+from initmem.plots.captions import SIGMA, phrase
 from initmem.plots.html import thinned
-from initmem.plots.model import Heatmap, Panel, Plot, Series, form_between
+from initmem.plots.model import Heatmap, Member, Panel, Plot, Series, Style, form_between
 from initmem.plots.series import UNSTYLED, beta_series
-from initmem.plots.styles import ORDERED
+from initmem.plots.styles import ORDERED, PALETTE, nth
 from initmem.recipe import AnyRecipe
 from initmem.record import INTERPOLATION
-from initmem.report.content import Content, Facet, runs_of
-from initmem.report.recipe_stats import RecipeStats
+from initmem.report.content import Content, RecipeStats, runs_of
 
 MOST_METRICS = 8
 MOST_EPOCHS = 48  # points of a learning curve
 SIMULTANEOUS = "95% simultaneous band"
 SELECTED = f"Of the model with the least validation loss, with a {SIMULTANEOUS}."
-NORM = f"Of all kernels of the selected model, with a {SIMULTANEOUS}."
+NORM = f"Of all weights of the selected model, with a {SIMULTANEOUS}."
 FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
-REPAIR = "Validation accuracy when selected less that at interpolation, over the runs that interpolated."
+REPAIR = "Validation accuracy of the selected model minus its value at interpolation, where it interpolated."
 SHARPNESS = "Largest Hessian eigenvalue of the training objective: mean over runs, 10th to 90th percentile."
 EDGE = "The same as a fraction of 2/η, or 2(1 + μ)/η with momentum. At 1: the edge of stability."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe on one axis."
 
-SeriesOf = Callable[[RecipeStats], Series]
+
+# -- curves -----------------------------------------------------------------------------------------------
 
 
 def curves(content: Content) -> dict[str, Plot]:
-    """Every metric against the initialization scale, and the memory against the number of seeds.
-
-    What no recipe has a value of is left out.
-    """
-    last = max((float(item.epochs) for item in content.stats.values()), default=0.0)
-    norm = Panel("Kernel norm", SIGMA, "Frobenius norm", (), band=SIMULTANEOUS)
-    fitted = Panel("Interpolation epoch", SIGMA, "interpolation epoch", (), ceiling=last)
-    repair = Panel("Repair gap", SIGMA, "repair gap (pp)", (), band=SIMULTANEOUS)
-    units = {item.memory.unit for item in content.stats.values()}
+    """Every metric against the initialization scale, and the memory against the number of seeds."""
+    stats = content.stats.values()
+    facets = facets_by_study(content)
+    last = max((float(item.epochs) for item in stats), default=0.0)
+    units = {item.memory.unit for item in stats}
     unit = f" ({''.join(units)})" if len(units) == 1 and units != {""} else ""
-    settling = Panel("Memory by seeds", "seeds", f"memory{unit}", ())
-    alone = [Facet(content.names[r], [m]) for facet in content.facets for m in facet.members for r in [m.key]]
-    plots = {name: _metric_plot(content, name) for name in metrics_of(content)}
-    plots |= {
-        "norm": _plot(content, content.facets, norm, NORM, lambda item: item.curve("norm_best")),
-        "fitted": _plot(content, content.facets, fitted, FITTED, lambda item: item.interpolation),
-        "repair": _plot(content, content.facets, repair, REPAIR, lambda item: item.curve("repair_gap")),
-        **_sharpness_plots(content),
-        "settling": _plot(content, alone, settling, SETTLING, lambda item: item.settling_series),
+
+    def plot(panel: Panel, about: str, series_of: Callable[[RecipeStats], Series]) -> Plot:
+        return _plot(content, facets, panel, about, series_of)
+
+    def profile(title: str, y_title: str, about: str, metric: str) -> Plot:
+        panel = Panel(title, SIGMA, y_title, (), band=SIMULTANEOUS)
+        return plot(panel, about, lambda item: item.curve(metric))
+
+    metrics = dict.fromkeys(item.metric for item in stats)
+    metrics |= dict.fromkeys(item.train_metric for item in stats if item.train_metric)
+    metrics |= dict.fromkeys(name for item in stats for name in item.own_metrics)
+    plots = {
+        name: profile(name.replace("_", " ").capitalize(), metric_title(name), SELECTED, name)
+        for name in list(metrics)[:MOST_METRICS]
     }
-    return {key: plot for key, plot in plots.items() if any(map(_has_values, plot.panels))}
-
-
-def metrics_of(content: Content) -> list[str]:
-    """What memories are measured in, the train metric next to it, then what user code recorded."""
-    main = dict.fromkeys(item.metric for item in content.stats.values())
-    main |= dict.fromkeys(item.train_metric for item in content.stats.values() if item.train_metric)
-    own = dict.fromkeys(name for item in content.stats.values() for name in item.own_metrics)
-    return list(main | own)[:MOST_METRICS]
+    fitted = Panel("Interpolation epoch", SIGMA, "interpolation epoch", (), ceiling=last)
+    sharpness = Panel("Sharpness", "epoch", SHARPNESS_TITLE, (), log_y=True)
+    edge = Panel("Sharpness × η/2", "epoch", "sharpness / stability limit", ())
+    settling = Panel("Memory by seeds", "seeds", f"memory{unit}", ())
+    alone = [Facet(content.names[member.key], [member]) for facet in facets for member in facet.members]
+    plots |= {
+        "norm": profile("Weight norm", "Frobenius norm", NORM, "norm_best"),
+        "fitted": plot(fitted, FITTED, lambda item: item.interpolation),
+        "repair": profile("Repair gap", "repair gap (pp)", REPAIR, "repair_gap"),
+        "sharpness": plot(sharpness, SHARPNESS, lambda item: item.sharpness),
+        "edge": plot(edge, EDGE, lambda item: item.relative_sharpness),
+        "settling": _plot(content, alone, settling, SETTLING, lambda item: item.settling),
+    }
+    return _with_values(plots)
 
 
 def learning(content: Content) -> dict[str, Plot]:
@@ -75,25 +84,25 @@ def learning(content: Content) -> dict[str, Plot]:
     plots = {}
     for column in list(columns)[:MOST_METRICS]:
         title = column.replace("_", " ")
-        frame = Panel(title, "epoch", metric_title(column), ())
         panels = [
-            frame._replace(title=content.names[recipe], series=_learning(item, column, shown))
+            Panel(content.names[recipe], "epoch", metric_title(column), _learning(item, column, shown))
             for recipe, item in content.stats.items()
         ]
         about = f"Mean {title} over seeds at every epoch, a line per initialization scale.{few}"
         plots[column] = Plot([panels], head=title.capitalize(), about=[about])
-    return {key: plot for key, plot in plots.items() if any(map(_has_values, plot.panels))}
+    return _with_values(plots)
 
 
 def _learning(item: RecipeStats, column: str, shown: Sequence[float]) -> list[Series]:
     means, n, scales = item.learning(column)
     at = thinned(means.shape[1], MOST_EPOCHS)
+    epochs = [float(epoch + 1) for epoch in at]
     return [
         Series(
-            label=f"σ = {scale:g}",
-            style=ORDERED[i],
-            x=[float(epoch + 1) for epoch in at],
-            y=means[row, at].tolist(),
+            f"σ = {scale:g}",
+            ORDERED[i],
+            epochs,
+            means[row, at].tolist(),
             n=n[row, at].tolist(),
             recipe_id=item.recipe.id,
         )
@@ -102,46 +111,25 @@ def _learning(item: RecipeStats, column: str, shown: Sequence[float]) -> list[Se
     ]
 
 
-def _metric_plot(content: Content, metric: str) -> Plot:
-    frame = Panel(metric.replace("_", " ").capitalize(), SIGMA, metric_title(metric), (), band=SIMULTANEOUS)
-    return _plot(content, content.facets, frame, SELECTED, lambda item: item.curve(metric))
-
-
-def _sharpness_plots(content: Content) -> dict[str, Plot]:
-    plain = Panel("Sharpness", "epoch", SHARPNESS_TITLE, (), log_y=True)
-    edge = Panel("Sharpness × η/2", "epoch", "sharpness / stability limit", ())
-    return {
-        "sharpness": _plot(content, content.facets, plain, SHARPNESS, lambda item: item.sharpness[0]),
-        "edge": _plot(content, content.facets, edge, EDGE, lambda item: item.sharpness[1]),
-    }
-
-
-def _has_values(panel: Panel) -> bool:
-    """Whether there is a value, or the knowledge that there never was one."""
-    return any(series.known() or any(series.n_censored) for series in panel.series)
-
-
 def slopes(content: Content) -> dict[str, Plot]:
     """|beta| against epoch and clocks. Series share their heights; an axis only moves them."""
-    plots = {"epochs": _slope_plot(content, None)}
-    for clock in CLOCK_TITLES:
-        if any(_moves(item, clock) for item in content.stats.values()):
-            plots[clock] = _slope_plot(content, clock)
-    return plots
+    facets = facets_by_family(content)
+    moving = [clock for clock in CLOCK_TITLES if any(_moves(item, clock) for item in content.stats.values())]
+    return {clock or "epochs": _slope_plot(content, facets, clock) for clock in (None, *moving)}
 
 
-def _slope_plot(content: Content, clock: str | None) -> Plot:
+def _slope_plot(content: Content, facets: Sequence[Facet], clock: str | None) -> Plot:
     name = "epochs" if clock is None else CLOCK_NAMES.get(clock, f"{clock} clock")
     title, x_title = ("Epoch", "epoch") if clock is None else (name, CLOCK_TITLES[clock])
-    frame = Panel(title, x_title, BETA, (), log_x=clock is not None, log_y=True)
-    frame = frame._replace(band=SIMULTANEOUS, limits="95% interval at this epoch alone")
+    panel = Panel(title, x_title, BETA, (), log_x=clock is not None, log_y=True, band=SIMULTANEOUS)
+    panel = panel._replace(limits="95% interval at this epoch alone")
     about = f"|β| against {name}, with a {SIMULTANEOUS}: it holds for all epochs at once."
 
     def series(item: RecipeStats) -> Series:
-        moves = clock is None or _moves(item, clock)
-        return beta_series(item.beta, clock) if moves else Series("", UNSTYLED, (), ())
+        drawn = clock is None or _moves(item, clock)
+        return beta_series(item.beta, clock) if drawn else Series("", UNSTYLED, (), ())
 
-    return _plot(content, content.family_facets, frame, about, series)
+    return _plot(content, facets, panel, about, series)
 
 
 def _moves(item: RecipeStats, clock: str) -> bool:
@@ -149,8 +137,14 @@ def _moves(item: RecipeStats, clock: str) -> bool:
     return bool(len(values)) and bool(np.nanmax(values) > 0)
 
 
-def _plot(content: Content, facets: Sequence[Facet], frame: Panel, about: str, series_of: SeriesOf) -> Plot:
-    """A panel per facet, all with the axes of `frame`; its title is what the reader chooses by."""
+def _plot(
+    content: Content,
+    facets: Sequence[Facet],
+    panel: Panel,
+    about: str,
+    series_of: Callable[[RecipeStats], Series],
+) -> Plot:
+    """A panel per facet, all with the axes of `panel`, whose title the reader chooses the plot by."""
     panels = []
     for facet in facets:
         series = [
@@ -159,101 +153,184 @@ def _plot(content: Content, facets: Sequence[Facet], frame: Panel, about: str, s
             )
             for recipe, label, style in facet.members
         ]
-        panels.append(frame._replace(title=facet.title, series=series))
-    return Plot([panels], head=frame.title, about=[about])
+        panels.append(panel._replace(title=facet.title, series=series))
+    return Plot([panels], head=panel.title, about=[about])
+
+
+def _with_values(plots: dict[str, Plot]) -> dict[str, Plot]:
+    """The plots that have a value to draw, or runs that are known never to have reached one."""
+    return {
+        key: plot
+        for key, plot in plots.items()
+        if any(one.known() or any(one.n_censored) for panel in plot.panels for one in panel.series)
+    }
+
+
+# -- which recipes share a chart --------------------------------------------------------------------------
+
+
+MOST_LINES = 8
+# The fields that charts are split by, the most telling first; optimizers share a chart.
+SPLIT_FIRST = ("batch_size", "l2", "learning_rate", "model", "norm", "augment")
+SPLIT_NEVER = ("optimizer", "data_sha256")
+
+
+class Facet(NamedTuple):
+    """One chart; the key of a member is its recipe, its label names the fields that vary within the chart."""
+
+    title: str
+    members: list[Member]
+
+
+def facets_by_study(content: Content) -> list[Facet]:
+    """The charts of metrics against scale: by study, then by the fields that keep the lines few."""
+    groups: dict[str, list[AnyRecipe]] = {}
+    for recipe in content.stats:
+        study = content.study_of(recipe)
+        groups.setdefault(f"{study.name} ({study.effort})" if study else "other runs", []).append(recipe)
+    split = [(name, title, recipes) for name, group in groups.items() for title, recipes in _split(group)]
+    if len(groups) == 1:
+        return _styled([(title, recipes) for _, title, recipes in split])
+    return _styled([(f"{name}, {title}" if title else name, recipes) for name, title, recipes in split])
+
+
+def facets_by_family(content: Content) -> list[Facet]:
+    """The charts of beta: one for each family of batch sizes, where there are families."""
+    if not content.families:
+        return facets_by_study(content)
+    members = {recipe for recipes in content.families.values() for recipe in recipes}
+    others = [recipe for recipe in content.stats if recipe not in members]
+    together = _styled(list(content.families.items()), by_batch_size=True)
+    return together + _styled([(title or "others", recipes) for title, recipes in _split(others)])
+
+
+def _styled(charts: Sequence[tuple[str, Sequence[AnyRecipe]]], *, by_batch_size: bool = False) -> list[Facet]:
+    """Label the lines of every chart. A label keeps its style, unless two in one chart would look alike."""
+    styles: dict[str, Style] = {}
+    facets = []
+    for title, recipes in charts:
+        names = [f"b{r.get('batch_size')}" for r in recipes] if by_batch_size else labels(list(recipes))
+        reserved = {styles[name] for name in names if name in styles}
+        chosen: list[Style] = []
+        for i, name in enumerate(names):
+            style = styles.get(name)
+            if style is None or style in chosen:
+                free = [s for s in PALETTE if s not in chosen]
+                style = next((s for s in free if s not in reserved), free[0] if free else nth(i))
+            styles.setdefault(name, style)
+            chosen.append(style)
+        facets.append(Facet(title, [Member(*member) for member in zip(recipes, names, chosen, strict=True)]))
+    return facets
+
+
+def _split(recipes: Sequence[AnyRecipe]) -> list[tuple[str, list[AnyRecipe]]]:
+    """Split recipes by one more field until every chart has few enough lines; titles name the fields."""
+    names = dict.fromkeys((*SPLIT_FIRST, *(name for recipe in recipes for name in recipe.settings())))
+    varying = [
+        name
+        for name in names
+        if name not in SPLIT_NEVER and len({str(recipe.get(name)) for recipe in recipes}) > 1
+    ]
+    groups: dict[str, list[AnyRecipe]] = {}
+    for n_fields in range(len(varying) + 1):
+        groups = {}
+        for recipe in recipes:
+            title = ", ".join(_title(recipe, name) for name in varying[:n_fields])
+            groups.setdefault(title, []).append(recipe)
+        if max(map(len, groups.values()), default=0) <= MOST_LINES:
+            break
+    return [
+        (f"{title} ({i // MOST_LINES + 1})" if i else title, members[i : i + MOST_LINES])
+        for title, members in groups.items()
+        for i in range(0, len(members), MOST_LINES)
+    ]
+
+
+def _title(recipe: AnyRecipe, name: str) -> str:
+    """One field of a recipe in the title of a chart."""
+    return f"batch size {recipe.get(name)}" if name == "batch_size" else phrase(recipe, name)
 
 
 # -- heat maps --------------------------------------------------------------------------------------------
 
 
-def memory_maps(content: Content) -> list[Heatmap]:
+def memory_map(content: Content) -> Heatmap | None:
     """Memory over batch size, a row per family of recipes that differ in nothing else."""
-    recipes = [recipe for family in content.families.values() for recipe in family]
-    sizes = sorted({recipe.get("batch_size") for recipe in recipes})
+    comparable = {
+        recipe: row.memory
+        for recipe, row in content.memories.items()
+        if row.memory is not None and row.metric == content.metric
+    }
+    sizes = sorted({recipe.get("batch_size") for family in content.families.values() for recipe in family})
     rows, tips, links = [], [], []
     for name, family in content.families.items():
-        at = {recipe.get("batch_size"): recipe for recipe in family}
-        values = [_memory(content, at.get(size)) for size in sizes]
-        rows.append(Series(name, UNSTYLED, sizes, values))
-        tips.append([_memory_tip(content, at.get(size)) for size in sizes])
-        links.append([runs_of(at[size].id) if size in at else "" for size in sizes])
-    known = [value for row in rows for value in row.known()]
-    if not known:
-        return []
-    unit = content.stats[recipes[0]].memory.unit
+        by_size = {recipe.get("batch_size"): recipe for recipe in family}
+        cells = [recipe if recipe in comparable else None for recipe in map(by_size.get, sizes)]
+        rows.append(Series(name, UNSTYLED, sizes, [comparable[r] if r else math.nan for r in cells]))
+        tips.append([_memory_tip(content, recipe) if recipe else "no value" for recipe in cells])
+        links.append([runs_of(recipe.id) if recipe else "" for recipe in cells])
+    values = [value for row in rows for value in row.known()]
+    if not values:
+        return None
+    unit = content.memories[next(iter(comparable))].unit
     title, form = f"Memory{f' ({unit})' if unit else ''}", ".1f" if unit == "pp" else ".3g"
-    limits = (min(known), max(known))
-    return [Heatmap(title, "batch size", title, rows, limits, form=form, tips=tips, links=links)]
+    limits = (min(values), max(values))
+    return Heatmap(title, "batch size", title, rows, limits, form=form, tips=tips, links=links)
 
 
-def _memory(content: Content, recipe: AnyRecipe | None) -> float:
-    """The memory of a recipe; NaN where it is not known, or is one of another metric."""
-    row = content.stats[recipe].memory if recipe is not None else None
-    known = row is not None and row.memory is not None and row.metric == content.metric
-    return row.memory if known else math.nan  # type: ignore[union-attr,return-value]
-
-
-def _memory_tip(content: Content, recipe: AnyRecipe | None) -> str:
-    if recipe is None or math.isnan(_memory(content, recipe)):
-        return "no value"
-    row = content.memory_of[recipe]
-    counts = f"n = {row.n_scales} × {row.n_seeds}"
+def _memory_tip(content: Content, recipe: AnyRecipe) -> str:
+    row = content.memories[recipe]
     limits = ""
     if row.low is not None:
         limits = f", 95% interval {row.low:.3g} to {row.high:.3g}, noise range {row.noise_range:.2g}"
-    return f"{content.names[recipe]}: {row.memory:.3g} {row.unit}{limits}, {row.verdict_text}, {counts}"
+    design = f"n = {row.n_scales} × {row.n_seeds}"
+    return f"{row.recipe}: {row.memory:.3g} {row.unit}{limits}, {row.verdict_text}, {design}"
 
 
-def metric_maps(content: Content, facets: Sequence[Facet]) -> list[Heatmap]:
+def metric_maps(content: Content) -> list[Heatmap]:
     """The metric over initialization scale, a row per recipe, a map per chart of the curves."""
-    curves = {recipe: item.curve(content.metric) for recipe, item in content.stats.items()}
-    known = [mean for curve in curves.values() for mean in curve.y]
-    if not known:
+    means = [mean for item in content.stats.values() for mean in item.curve(content.metric).y]
+    if not means:
         return []
-    limits = (min(known), max(known))
-    maps = [_metric_map(content, facet, curves, limits) for facet in facets]
-    return [panel for panel in maps if panel.has_runs()]
+    maps = [_metric_map(content, facet, (min(means), max(means))) for facet in facets_by_study(content)]
+    return [heatmap for heatmap in maps if heatmap.has_runs()]
 
 
-def _metric_map(
-    content: Content, facet: Facet, curves: dict[AnyRecipe, Series], limits: tuple[float, float]
-) -> Heatmap:
-    members = [member for member in facet.members if curves[member.key].x]
-    scales = sorted({scale for member in members for scale in curves[member.key].x})
+def _metric_map(content: Content, facet: Facet, limits: tuple[float, float]) -> Heatmap:
+    metric = content.metric
+    curves = {member: content.stats[member.key].curve(metric) for member in facet.members}
+    curves = {member: curve for member, curve in curves.items() if curve.x}
+    scales = sorted({scale for curve in curves.values() for scale in curve.x})
     few = ".1f" if len(scales) <= 12 else ".0f"  # with many scales there is no room for tenths
-    trains = [content.stats[recipe].train for recipe, _, _ in members]
+    rows, crossed, tips, links = [], [], [], []
+    for (recipe, label, _), curve in curves.items():
+        means = dict(zip(curve.x, curve.y, strict=True))
+        train = content.stats[recipe].train
+        rows.append(Series(label, UNSTYLED, scales, [means.get(scale, math.nan) for scale in scales]))
+        crossed.append([train.get(scale, 100.0) < 100 * INTERPOLATION for scale in scales])
+        tips.append([_tip(content, recipe, curve, scale) for scale in scales])
+        links.append([runs_of(recipe.id, scale) for scale in scales])
     return Heatmap(
-        title=facet.title or metric_title(content.metric).capitalize(),
+        title=facet.title or metric_title(metric).capitalize(),
         x_title=SIGMA,
-        y_title=metric_title(content.metric),
-        rows=[_over(curves[recipe], scales)._replace(label=label) for recipe, label, _ in members],
+        y_title=metric_title(metric),
+        rows=rows,
         limits=limits,
-        crossed=[[train.get(s, 100.0) < 100 * INTERPOLATION for s in scales] for train in trains],
-        form=few if "accuracy" in content.metric else form_between(*limits),
-        tips=[[_tip(content, recipe, curves[recipe], s) for s in scales] for recipe, _, _ in members],
-        links=[[runs_of(recipe.id, scale) for scale in scales] for recipe, _, _ in members],
+        crossed=crossed,
+        form=few if "accuracy" in metric else form_between(*limits),
+        tips=tips,
+        links=links,
     )
-
-
-def _over(curve: Series, scales: Sequence[float]) -> Series:
-    """A curve on the scales of a whole map."""
-    places = [curve.at(scale) for scale in scales]
-    return Series("", UNSTYLED, scales, [math.nan if i is None else curve.y[i] for i in places])
 
 
 def _tip(content: Content, recipe: AnyRecipe, curve: Series, scale: float) -> str:
     i = curve.at(scale)
     if i is None:
         return "no runs"
-    limits, train = curve.limits[i], content.stats[recipe].train.get(scale)
+    limits, train, ids = curve.limits[i], content.stats[recipe].train.get(scale), curve.runs[i]
     percent = "%" if "accuracy" in content.metric else ""
     text = f"{content.names[recipe]}, σ = {scale:g}: {curve.y[i]:.4g}{percent}"
     text += f", 95% interval {limits[0]:.4g} to {limits[1]:.4g}" if limits else ""
     text += f", n = {curve.n[i]}" + (f", train accuracy {train:.1f}%" if train is not None else "")
-    return f"{text}, runs {listed(curve.runs[i])}"
-
-
-def listed(ids: Sequence[str], most: int = 4) -> str:
-    """The first few run ids, and how many more there are."""
-    more = f" and {len(ids) - most} more" if len(ids) > most else ""
-    return ", ".join(ids[:most]) + more
+    more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""
+    return f"{text}, runs {', '.join(ids[:4])}{more}"

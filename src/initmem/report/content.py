@@ -1,4 +1,4 @@
-"""What stands on the pages: a store by recipe, and which recipes share a chart."""
+"""What the pages show: a store by recipe, and every measure of it, computed when it is first needed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,39 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
-from initmem.measures.collapse import Collapse, families
-from initmem.measures.design import analyses_of, by_recipe
-from initmem.measures.memory import Memory, judged
-from initmem.plots.captions import common, phrase
-from initmem.plots.model import Member, Style
-from initmem.plots.styles import PALETTE, nth
-from initmem.recipe import AnyRecipe, PipelineRecipe, labels
-from initmem.report.recipe_stats import Kept
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.labels import labels
+from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
+from initmem.measures.collapse import Collapse, collapse, families
+from initmem.measures.design import (
+    Analysis,
+    analyses_of,
+    by_recipe,
+    by_scale,
+    curve_metrics,
+    curves,
+    default_metric,
+    own_metrics,
+    plain,
+    profile,
+)
+from initmem.measures.fit import train_metric
+from initmem.measures.memory import Memory, judged, measured
+from initmem.metric import DERIVED, metric_of
+from initmem.plots.captions import common
+from initmem.plots.model import Series
+from initmem.plots.series import UNSTYLED, interpolation_series, profile_series, sharpness_series
+from initmem.recipe import AnyRecipe, PipelineRecipe
+from initmem.record import RunRecord
 from initmem.store.results import Survey
-from initmem.study import Study
+from initmem.study import Run, Study
+
+Array = NDArray[np.float64]
+SEEDS_SHOWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # where the estimate is shown as seeds come in
 
 
 def runs_of(recipe_id: str, scale: float | None = None) -> str:
@@ -25,158 +46,196 @@ def runs_of(recipe_id: str, scale: float | None = None) -> str:
     return f"#runs:{recipe_id}" + ("" if scale is None else f":{scale:g}")
 
 
-class Content:
-    """Everything the parts of a page are made of. Recipes in the order of the studies."""
+class RecipeStats:
+    """The measures of one recipe: the first ones need summaries of records only, the later ones histories."""
 
-    def __init__(self, survey: Survey, kept: Kept | None = None) -> None:
-        """Group a survey by recipe; `kept` holds what was worked out for an earlier one."""
-        self._kept = kept or Kept()
-        self.survey = survey
-        self.groups = by_recipe(survey.records, survey.order())
-        every = list(dict.fromkeys([*survey.order(), *self.groups]))
-        self.names = dict(zip(every, labels(every), strict=True))  # those of the studies and of the records
-        self.stats = self._kept.stats(self.groups, analyses_of(survey.studies, self.groups))
-        self._families = families(self.groups.values())
+    def __init__(self, records: Sequence[RunRecord], analysis: Analysis | None = None) -> None:
+        self._records, self._analysis = records, analysis
+        self._trained = [record for record in plain(records) if record.status != "crashed"]
+        self._curves: dict[str, Series] = {}
+        self.recipe: AnyRecipe = records[0].run.recipe
+        self.runs = {scale: [record.id for record in at] for scale, at in by_scale(self._trained).items()}
+        self.epochs = max(record.summary.epochs for record in records)  # of the longest run
+
+    @cached_property
+    def state(self) -> Hashable:
+        """Equal for equal records. A record never changes, but a crashed run can be trained again."""
+        return self._analysis, tuple((r.id, r.status, r.error, r.summary) for r in self._records)
+
+    @cached_property
+    def metric(self) -> str:
+        """The metric of the memory: test accuracy, or the next best that user code records."""
+        return default_metric(self._records)
+
+    @cached_property
+    def train_metric(self) -> str | None:
+        """The train metric next to it; None: not recorded, or the metric is not one of held-out data."""
+        return train_metric(self._records, self.metric) if metric_of(self.metric).held_out else None
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The memory without its verdict, which depends on the other recipes: see `Content.memories`."""
+        return measured(self._records, self.metric, analysis=self._analysis)
+
+    @cached_property
+    def settling(self) -> Series:
+        """The memory with its 95% interval from the first 2, 3, 4, 6 ... seeds."""
+        seeds = profile(self._trained, self.metric).seeds if self._trained else ()
+        rows = [
+            measured([r for r in self._trained if r.run.seed in seeds[:n]], self.metric, with_fit=False)
+            for n in sorted({*(n for n in SEEDS_SHOWN if n < len(seeds)), len(seeds)} - {0, 1})
+        ]
+        values = np.array([(row.memory, row.low, row.high) for row in rows], dtype=float)  # None becomes NaN
+        y, low, high = values.reshape(-1, 3).T.tolist()
+        n_runs = [row.n_seeds * row.n_scales for row in rows]
+        return Series("", UNSTYLED, [row.n_seeds for row in rows], y, low, high, n=n_runs)
+
+    def curve(self, metric: str) -> Series:
+        """A metric against scale."""
+        if metric not in self._curves:
+            self._curves[metric] = profile_series(self._trained, metric)
+        return self._curves[metric]
 
     @property
+    def train(self) -> dict[float, float]:
+        """Mean train accuracy of the selected models, in percent, by scale."""
+        curve = self.curve("train_accuracy")
+        return dict(zip(curve.x, curve.y, strict=True))
+
+    @cached_property
+    def own_metrics(self) -> list[str]:
+        """Metrics that user code recorded under its own names; those derived from training come last."""
+        return sorted(own_metrics(self._trained), key=lambda name: name.startswith(DERIVED))
+
+    @cached_property
+    def interpolation(self) -> Series:
+        """The interpolation epoch against scale, of runs whose train accuracy was recorded."""
+        return interpolation_series(
+            [record for record in self._trained if record.summary.train_accuracy_last is not None]
+        )
+
+    @cached_property
+    def sharpness(self) -> Series:
+        """The sharpness against epoch."""
+        return sharpness_series(self._trained)
+
+    @cached_property
+    def relative_sharpness(self) -> Series:
+        """The sharpness as a fraction of the stability limit."""
+        return sharpness_series(self._trained, relative=True)
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The metrics that were recorded epoch by epoch, without clocks and the like."""
+        return curve_metrics(self._trained)
+
+    def learning(self, column: str) -> tuple[Array, Array, Array]:
+        """A metric by epoch and scale in its display unit: means over seeds and n, (scale, epoch); scales."""
+        values, scales, _ = curves(self._trained, column)
+        n = np.isfinite(values).sum(axis=0)
+        means = np.nansum(values, axis=0) / np.where(n > 0, n, 1)
+        return metric_of(column).factor * np.where(n > 0, means, np.nan), n, scales
+
+    @property
+    def followed(self) -> str:
+        """The metric whose slope on the scale is followed over epochs: validation accuracy, else a loss."""
+        return self.columns[0] if self.columns else "val_accuracy"
+
+    @cached_property
+    def beta(self) -> BetaCurve:
+        """The slope of that metric on the scale, epoch by epoch."""
+        return beta_curve(self._records, self.followed)
+
+    @cached_property
+    def half_lives(self) -> list[HalfLife]:
+        """How long beta takes to halve."""
+        return half_lives(self._records, self.followed) if len(self.beta.beta) else []
+
+    @property
+    def last_clocks(self) -> dict[str, float]:
+        """The clocks as measured at the last epoch, means over runs."""
+        return {
+            name: float(values[-1])
+            for name, values in self.beta.clocks.items()
+            if len(values) and np.isfinite(values[-1])
+        }
+
+
+class Content:
+    """A survey by recipe, in the order of the studies; reuses what `previous` computed of equal records."""
+
+    def __init__(self, survey: Survey, previous: Content | None = None) -> None:
+        self.survey = survey
+        self.groups = by_recipe(survey.records, survey.order())
+        recipes = list(dict.fromkeys([*survey.order(), *self.groups]))
+        self.names = dict(zip(recipes, labels(recipes), strict=True))  # also of recipes without a record
+        analyses = analyses_of(survey.studies, self.groups)
+        self.stats = {
+            recipe: RecipeStats(group, analyses.get(recipe)) for recipe, group in self.groups.items()
+        }
+        self._collapses: dict[tuple[RecipeStats, ...], Collapse] = {}
+        if previous is not None:
+            self._reuse(previous)
+
+    def _reuse(self, previous: Content) -> None:
+        for recipe, stats in self.stats.items():
+            before = previous.stats.get(recipe)
+            if before is not None and before.state == stats.state:
+                self.stats[recipe] = before
+        current = set(self.stats.values())
+        self._collapses = {k: v for k, v in previous._collapses.items() if current.issuperset(k)}
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Equal for equal content."""
+        survey = self.survey
+        return [s.state for s in self.stats.values()], survey.damaged, survey.studies, survey.training
+
+    @cached_property
+    def requested(self) -> dict[str, Run]:
+        """Every run that the studies ask for, by id."""
+        return {run.id: run for study in self.survey.studies for run in study.all_runs()}
+
+    @cached_property
     def families(self) -> dict[str, list[AnyRecipe]]:
         """Recipes that differ in batch size alone, by what they share."""
-        return {name: [one[0].run.recipe for one in members] for name, members in self._families.items()}
+        groups = families(self.groups.values())
+        return {name: [records[0].run.recipe for records in members] for name, members in groups.items()}
 
     @cached_property
     def collapses(self) -> dict[str, Collapse]:
         """Against which axis the batch sizes of each family agree."""
-        return self._kept.collapses(self._families)
+        collapses = {}
+        for name, recipes in self.families.items():
+            key = tuple(self.stats[recipe] for recipe in recipes)
+            if key not in self._collapses:
+                self._collapses[key] = collapse([self.groups[recipe] for recipe in recipes], key[0].followed)
+            collapses[name] = self._collapses[key]
+        return collapses
 
     @cached_property
-    def memories(self) -> list[Memory]:
-        """The memory of every recipe, as `initmem measure` has it."""
-        return judged([replace(one.memory, recipe=self.names[key]) for key, one in self.stats.items()])
-
-    @cached_property
-    def memory_of(self) -> dict[AnyRecipe, Memory]:
-        """The same by recipe."""
-        return dict(zip(self.stats, self.memories, strict=True))
+    def memories(self) -> dict[AnyRecipe, Memory]:
+        """The memory of every recipe with its verdict, as `initmem measure` prints it."""
+        rows = judged([replace(stats.memory, recipe=self.names[key]) for key, stats in self.stats.items()])
+        return dict(zip(self.stats, rows, strict=True))
 
     def study_of(self, recipe: AnyRecipe) -> Study | None:
         """The first study that asks for a recipe."""
         return next((study for study in self.survey.studies if recipe in study.recipes), None)
 
-    @cached_property
-    def facets(self) -> list[Facet]:
-        """The charts of metrics against scale: by study, then by whatever keeps the lines few."""
-        groups: dict[str, list[AnyRecipe]] = {}
-        for recipe in self.stats:
-            study = self.study_of(recipe)
-            groups.setdefault(f"{study.name} ({study.effort})" if study else "other runs", []).append(recipe)
-        return facets(list(groups.items()))
-
-    @cached_property
-    def family_facets(self) -> list[Facet]:
-        """The charts of beta: a family of batch sizes each, where there are families."""
-        if not self.families:
-            return self.facets
-        inside = {recipe for members in self.families.values() for recipe in members}
-        alone = [recipe for recipe in self.stats if recipe not in inside]
-        together = styled(list(self.families.items()), by_batch_size=True)
-        return together + [facet._replace(title=facet.title or "others") for facet in facets([("", alone)])]
-
     @property
     def metric(self) -> str:
-        """What the memory of most recipes is measured in."""
+        """The metric that most memories are measured in."""
         counts = Counter(item.metric for item in self.stats.values())
         return counts.most_common(1)[0][0] if counts else "test_accuracy"
 
     @property
     def setting(self) -> str:
-        """What all recipes share: data, network, length. Of user code that is not known."""
+        """What all recipes share: data, network, length. Nothing is known about user code."""
         own = any(isinstance(recipe, PipelineRecipe) for recipe in self.names)
         return "" if own else common(list(self.names))
 
     def epochs(self, recipe: AnyRecipe) -> int | None:
-        """How long a recipe trains; of user code, as long as the longest run so far."""
+        """How long a recipe trains; user code as long as its longest run so far."""
         trained = self.stats[recipe].epochs if recipe in self.stats else 0
         return recipe.get("epochs") or trained or None
-
-
-# -- which recipes share a chart --------------------------------------------------------------------------
-
-
-MOST_LINES = 8
-# What charts are split by, the most telling first; the optimizer tells lines apart within a chart.
-FIRST = ("batch_size", "l2", "learning_rate", "model", "norm", "augment")
-NEVER = ("optimizer", "data_sha256")
-
-
-class Facet(NamedTuple):
-    """One chart; the key of a member is its recipe, its label what tells it from the others here."""
-
-    title: str
-    members: list[Member]
-
-
-def facets(groups: Sequence[tuple[str, Sequence[AnyRecipe]]]) -> list[Facet]:
-    """Charts for named groups of recipes, such as the studies of a store."""
-    several = len(groups) > 1
-    parts = [
-        (", ".join(filter(None, [name if several else "", title])), members)
-        for name, recipes in groups
-        for title, members in _split(recipes)
-    ]
-    return styled(parts)
-
-
-def styled(parts: Sequence[tuple[str, Sequence[AnyRecipe]]], *, by_batch_size: bool = False) -> list[Facet]:
-    """Name the lines of every chart. A name keeps its style, unless two in one chart would look alike."""
-    styles: dict[str, Style] = {}
-    charts = []
-    for title, recipes in parts:
-        names = [f"b{r.get('batch_size')}" for r in recipes] if by_batch_size else labels(list(recipes))
-        chosen = _styles(names, styles)
-        charts.append(Facet(title, [Member(*member) for member in zip(recipes, names, chosen, strict=True)]))
-    return charts
-
-
-def _styles(names: Sequence[str], styles: dict[str, Style]) -> list[Style]:
-    """A style for each line of a chart, all different as long as there are enough; new names are noted."""
-    wanted = {styles[name] for name in names if name in styles}
-    chosen: list[Style] = []
-    for i, name in enumerate(names):
-        style = styles.get(name)
-        if style is None or style in chosen:
-            free = [s for s in PALETTE if s not in chosen]
-            style = next((s for s in free if s not in wanted), free[0] if free else nth(i))
-        styles.setdefault(name, style)
-        chosen.append(style)
-    return chosen
-
-
-def _split(recipes: Sequence[AnyRecipe]) -> list[tuple[str, list[AnyRecipe]]]:
-    """Add fields to split by until every chart has few enough lines."""
-    fields: list[str] = []
-    groups = _grouped(recipes, fields)
-    names = dict.fromkeys(name for recipe in recipes for name in recipe.settings())
-    for name in [*FIRST, *(field for field in names if field not in FIRST)]:
-        if max(map(len, groups), default=0) <= MOST_LINES:
-            break
-        if name not in NEVER and len({str(recipe.get(name)) for recipe in recipes}) > 1:
-            fields.append(name)
-            groups = _grouped(recipes, fields)
-    charts = []
-    for members in groups:
-        title = ", ".join(_title(members[0], name) for name in fields)
-        pieces = [members[i : i + MOST_LINES] for i in range(0, len(members), MOST_LINES)]
-        charts += [(f"{title} ({i + 1})" if i else title, piece) for i, piece in enumerate(pieces)]
-    return charts
-
-
-def _grouped(recipes: Sequence[AnyRecipe], fields: Sequence[str]) -> list[list[AnyRecipe]]:
-    groups: dict[Hashable, list[AnyRecipe]] = {}
-    for recipe in recipes:
-        groups.setdefault(tuple(str(recipe.get(name)) for name in fields), []).append(recipe)
-    return list(groups.values())
-
-
-def _title(recipe: AnyRecipe, name: str) -> str:
-    """One field of a recipe in the title of a chart."""
-    return f"batch size {recipe.get(name)}" if name == "batch_size" else phrase(recipe, name)

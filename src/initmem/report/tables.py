@@ -1,100 +1,67 @@
-"""Tables of every recipe: clocks, half-lives, collapse; published values next to measured ones."""
+"""The values of the page's tables: clocks, half-lives, published values, and the audit of the runs."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from initmem.clocks import CLOCK_NAMES, CLOCKS
 from initmem.clocks import clocks as clocks_of
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.measures.beta import HalfLife
+from initmem.metric import metric_of, metric_title
 from initmem.paper.reference import Reference, references
 from initmem.plots.captions import common
+from initmem.plots.html import numbers
 from initmem.plots.series import folded
-from initmem.plots.table import Cell, Column, Table, cell, interval, three_digits
 from initmem.recipe import AnyRecipe, Recipe, network_of
-from initmem.report.content import Content, runs_of
-from initmem.report.recipe_stats import RecipeStats
+from initmem.record import RunRecord, cause_line, same_cause
+from initmem.report.content import Content, RecipeStats
+from initmem.report.verdicts import hardware
+from initmem.store.results import study_status
+from initmem.study import Run
+
+Limits = tuple[float, float]
+
+
+# -- clocks and forgetting --------------------------------------------------------------------------------
+
+
+def clocks(content: Content) -> dict[str, Any] | None:
+    """All clocks at the last epoch. The angular clock, and all clocks of user code, are measured."""
+    if not content.names:
+        return None
+    at_end: dict[AnyRecipe, dict[str, float | None]] = {}
+    for recipe in content.names:
+        at_end[recipe] = dict.fromkeys(("updates", *CLOCKS))
+        if recipe in content.stats:
+            at_end[recipe] |= content.stats[recipe].last_clocks
+        with contextlib.suppress(InitmemError):  # the data may not be here, or known to user code alone
+            at_end[recipe] |= _clocks_at_end(recipe)
+    return {"at_end": at_end, "clocks": {name: CLOCK_NAMES.get(name, name) for name in CLOCKS}}
 
 
 @lru_cache(maxsize=1024)
-def _at_end(recipe: AnyRecipe) -> dict[str, float]:
-    """The clocks at the last epoch, known from the recipe alone."""
+def _clocks_at_end(recipe: AnyRecipe) -> dict[str, float]:
+    """The clocks at the last epoch that follow from the recipe alone."""
     network = network_of(recipe)
     return clocks_of(network, sizes(network).n_train).at_end()
 
 
-def clock_table(content: Content) -> Table:
-    """All clocks at the last epoch, and the verdict; the angular one, and all of user code, are measured."""
-    clocks = [Column(CLOCK_NAMES.get(name, name)) for name in CLOCKS]
-    columns = [Column("recipe", "text"), Column("updates"), *clocks, Column("verdict", "text")]
-    return Table("Clocks", columns, [_clocks(content, r) for r in content.names], id="clocks-all")
-
-
-def _clocks(content: Content, recipe: AnyRecipe) -> list[Cell]:
-    stats = content.stats.get(recipe)
-    ends: dict[str, float] = dict(stats.last_clocks) if stats else {}
-    with contextlib.suppress(InitmemError):  # the data may not be here, or be known to a user's code alone
-        ends |= _at_end(recipe)
-    updates = cell(ends.get("updates"), ",.0f")
-    name = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
-    verdict = cell(stats.memory.verdict, style=stats.memory.verdict) if stats else cell("no run yet")
-    return [name, updates, *(three_digits(ends.get(clock)) for clock in CLOCKS), verdict]
-
-
-def half_life_table(content: Content) -> Table:
-    """How long |beta| takes to halve for good, in epochs and on the clock of the recipe's family."""
-    columns = [Column("recipe", "text"), Column("epochs"), Column("clock", "text"), Column("on the clock")]
-    rows = []
+def half_lives(content: Content) -> dict[AnyRecipe, tuple[HalfLife | None, str, HalfLife | None]]:
+    """How long |beta| takes to halve for good: in epochs, and on the clock of the recipe's family."""
+    rows = {}
     for recipe, stats in content.stats.items():
         lives = {life.unit: life for life in stats.half_lives}
         epochs = lives.pop("epochs", None)
         clock, life = next(iter(lives.items()), ("", None))
-        name = cell(content.names[recipe], href=runs_of(recipe.id), style="name")
-        rows.append([name, _half_life(epochs), cell(CLOCK_NAMES.get(clock, clock)), _half_life(life)])
-    return Table("Half-life of |β|", columns, rows, id="half-lives")
-
-
-def _half_life(life: HalfLife | None) -> Cell:
-    if life is None:
-        return Cell()
-    if life.value is None:
-        return Cell("not reached", "not reached", order=float("inf"))
-    low = "?" if life.low is None else f"{life.low:.3g}"
-    high = "…" if life.high is None else f"{life.high:.3g}"
-    return Cell(life.value, f"{life.value:.3g} [{low}, {high}]")
-
-
-def collapse_table(content: Content) -> Table | None:
-    """The exponent of the batch size with which the curves of different batch sizes agree."""
-    columns = [
-        Column("recipes", "text"),
-        Column("alpha", about="0: epochs, 1: the sum of eta, 2: the SGD clock; empty: cannot tell"),
-        Column("95% interval"),
-        Column("reading", "text"),
-        Column("levels", about="of |β| that at least two curves pass"),
-        Column("disagreement", "text", "decades of |β| between the curves, against each axis"),
-    ]
-    rows = [
-        [
-            cell(name, style="name"),
-            cell(collapse.alpha, ".2f"),
-            interval(collapse.low, collapse.high, ".2f"),
-            cell(collapse.reading),
-            cell(collapse.n_levels),
-            cell(
-                ", ".join(
-                    f"{s.axis} {s.disagreement:.2f}" for s in collapse.scores if s.disagreement is not None
-                )
-            ),
-        ]
-        for name, collapse in content.collapses.items()
-    ]
-    return Table("Collapse of batch sizes", columns, rows, id="collapse") if rows else None
+        rows[recipe] = epochs, CLOCK_NAMES.get(clock, clock), life
+    return rows
 
 
 # -- published values -------------------------------------------------------------------------------------
@@ -106,88 +73,218 @@ QUANTITIES = {
     "train": "least train accuracy over scales",
     "gap": "difference between scales",
     "beta": "|β|, last epoch",
-    "tau_best": "epoch of the returned predictor, mean over scales",
+    "tau_best": "epoch of the returned model, mean over scales",
     "tau_interp": "median interpolation epoch, mean over scales",
 }
 
 
-def paper_table(content: Content) -> Table | None:
-    """A row per published value whose procedure was run here, at whatever size."""
-    columns = [
-        Column("recipe", "text"),
-        Column("quantity", "text"),
-        Column("paper"),
-        Column("measured here"),
-        Column("95% interval"),
-        Column("scales × seeds", "text"),
-        Column("effort", "text"),
-        Column("measured on", "text"),
-    ]
-    rows = [
-        _row(content, recipe, stats, item)
+class Published(NamedTuple):
+    """A published value, and the same quantity measured here; `void` says why there is none."""
+
+    recipe: Recipe
+    reference: Reference
+    quantity: str
+    value: float | None
+    limits: Limits | None
+    void: str
+    settings: str
+
+
+def published(content: Content) -> list[Published]:
+    """The published values whose procedure was run here, at whatever size."""
+    return [
+        _published(recipe, stats, item)
         for recipe, stats in content.stats.items()
         for item in references()
         if isinstance(recipe, Recipe) and item.fits(recipe)
     ]
-    return Table("Published and measured", columns, rows, id="paper-values") if rows else None
 
 
-def _row(content: Content, recipe: Recipe, stats: RecipeStats, item: Reference) -> list[Cell]:
-    study = content.study_of(recipe)
+def _published(recipe: Recipe, stats: RecipeStats, item: Reference) -> Published:
     value, limits = _measured(stats, item)
-    where = "" if item.scale is None else f" at σ = {item.scale:g}"
+    scale = "" if item.scale is None else f" at σ = {item.scale:g}"
     unit = f" ({item.unit})" if item.unit in ("pp", "%") else ""
-    digits = 2 if item.quantity == "beta" else 1
-    shown = "" if limits is None else f"{limits[0]:.{digits}f} to {limits[1]:.{digits}f}"
-    return [
-        cell(content.names[recipe], href=runs_of(recipe.id, item.scale), style="name"),
-        cell(f"{QUANTITIES[item.quantity]}{where}{unit}"),
-        Cell(item.value, str(item)),
-        Cell(value, _absent(stats, item) if value is None else f"{value:.{digits}f}"),
-        Cell(shown, shown, order=limits and limits[1] - limits[0]),
-        cell(f"{stats.memory.n_scales} × {stats.memory.n_seeds}"),
-        cell(study.effort if study else "unknown"),
-        cell(common([recipe], ("learning_rate", "l2", "batch_size", "momentum")), style="remark"),
-    ]
+    void = ""
+    if value is None:
+        reached = item.quantity == "tau_interp" and bool(stats.interpolation.y)
+        void = "not reached from every scale" if reached else "not run"
+    settings = common([recipe], ("learning_rate", "l2", "batch_size", "momentum"))
+    return Published(recipe, item, f"{QUANTITIES[item.quantity]}{scale}{unit}", value, limits, void, settings)
 
 
-def _absent(stats: RecipeStats, item: Reference) -> str:
-    never = item.quantity == "tau_interp" and bool(stats.interpolation.y)
-    return "not reached from every scale" if never else "not run"
-
-
-def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, tuple[float, float] | None]:
+def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, Limits | None]:
     """The same quantity from our records, with its interval."""
-    memory = stats.memory
     match item.quantity:
         case "spread" | "gap":
-            whole = memory.low is not None and memory.high is not None
-            return memory.memory, (memory.low, memory.high) if whole else None  # type: ignore[return-value]
+            low, high = stats.memory.low, stats.memory.high
+            return stats.memory.memory, None if low is None or high is None else (low, high)
         case "test":
             curve = stats.curve("test_accuracy")
             i = None if item.scale is None else curve.at(item.scale)
             return (None, None) if i is None else (curve.y[i], curve.limits[i])
-        case "train":  # it is said of all scales
+        case "train":  # published as a bound for all scales
             return min(stats.train.values(), default=None), None
         case "tau_best":
             return _mean(stats.curve("tau_best").y), None
         case "tau_interp":
             return _mean(stats.interpolation.y), None
         case _:
-            return _slope(stats)
+            return _last_slope(stats)
 
 
 def _mean(epochs: Sequence[float]) -> float | None:
-    """The mean over scales; None where it was not reached from every one of them."""
-    whole = epochs and not any(map(math.isnan, epochs))
-    return sum(epochs) / len(epochs) if whole else None
+    """The mean over scales; None where a scale has no value."""
+    complete = epochs and not any(map(math.isnan, epochs))
+    return sum(epochs) / len(epochs) if complete else None
 
 
-def _slope(stats: RecipeStats) -> tuple[float | None, tuple[float, float] | None]:
-    if not len(stats.beta.beta):
+def _last_slope(stats: RecipeStats) -> tuple[float | None, Limits | None]:
+    """|beta| at the last epoch."""
+    beta = stats.beta
+    if not len(beta.beta) or math.isnan(beta.beta[-1]):
         return None, None
-    size = abs(float(stats.beta.beta[-1]))
-    low, high = (limit[-1] for limit in folded(stats.beta.low, stats.beta.high))
-    if math.isnan(size):
-        return None, None
-    return size, None if math.isnan(low) else (low, high)
+    low, high = (limit[-1] for limit in folded(beta.low, beta.high))
+    return abs(float(beta.beta[-1])), None if math.isnan(low) else (low, high)
+
+
+# -- the audit of the runs --------------------------------------------------------------------------------
+
+
+ENVIRONMENT = ("hardware", "device", "threads", "torch", "python", "initmem")
+RUN_COLUMNS = (
+    "run", "scale", "seed", "kind", "status", "test (%)", "val (%)", "selected at", "fitted at",
+    "repair (pp)", "‖W‖ at start", "‖W‖", "attempts", "faults", "environment", "pack", "pack seconds",
+)  # fmt: skip
+SHOWN = 50  # runs listed one by one; the table of runs has them all
+
+
+def audit(content: Content) -> dict[str, Any]:
+    """The values for the template of the audit: every number leads to its runs, and no run is hidden."""
+    survey = content.survey
+    machines = {content.names[recipe]: hardware(group) for recipe, group in content.groups.items()}
+    diverged = []
+    for record in survey.records:
+        if record.status == "diverged":
+            metric = content.stats[record.run.recipe].metric
+            value = record.metric(metric)
+            shown = None if value is None else metric_of(metric).factor * value
+            diverged.append((record, metric_title(metric), shown))
+    recipes = [recipe for study in survey.studies for recipe in study.recipes]
+    status = [(study["name"], row) for study in study_status(survey) for row in study["recipes"]]
+    return {
+        "progress": [(name, key, row) for key, (name, row) in zip(recipes, status, strict=True)],
+        "environments": environments(survey.records),
+        "mixed": {name: counts for name, counts in machines.items() if len(counts) > 1},
+        "packs": packs(content),
+        "failures": failures(content),
+        "diverged": diverged,
+        "missing": missing(content),
+        "damaged": survey.damaged,
+        "shown": SHOWN,
+    }
+
+
+def environments(records: Sequence[RunRecord]) -> dict[tuple[str, ...], int]:
+    """The environments that runs were trained in, the most used first, with the number of runs."""
+    return dict(Counter(map(_environment, records)).most_common())
+
+
+def _environment(record: RunRecord) -> tuple[str, ...]:
+    return tuple(str(record.provenance.get(key, "unknown")) for key in ENVIRONMENT)
+
+
+def packs(content: Content) -> dict[str, tuple[int, list[int]]]:
+    """Recipes with runs from several packs: the number of runs, and the sizes of the packs."""
+    several = {}
+    for recipe, records in content.groups.items():
+        together = {(r.provenance.get("pack_id"), r.provenance.get("pack")) for r in records}
+        sizes = sorted(size for _, size in together if isinstance(size, int))
+        if len(sizes) > 1 and sizes[-1] > 1:  # a run alone is always the same pack
+            several[content.names[recipe]] = len(records), sizes
+    return several
+
+
+def failures(content: Content) -> list[dict[str, Any]]:
+    """Crashed runs, those with the same cause together: the cause, a traceback, and the runs."""
+    groups: dict[str, list[RunRecord]] = {}
+    for record in content.survey.records:
+        if record.status == "crashed":
+            groups.setdefault(same_cause(cause_line(record)), []).append(record)
+    return [
+        {
+            "error": cause_line(records[0]),
+            "traceback": records[0].error or "",
+            "runs": [(record.id, describe(content, record.run)) for record in records[:SHOWN]],
+            "total": len(records),
+        }
+        for records in groups.values()
+    ]
+
+
+def describe(content: Content, run: Run) -> str:
+    """A run by its recipe, scale and seed."""
+    name = content.names.get(run.recipe, "unknown")
+    return ", ".join(filter(None, [name, f"σ = {run.scale:g}", f"seed {run.seed}", kind_of(run)]))
+
+
+def kind_of(run: Run) -> str:
+    """What sets a run apart from the main design."""
+    pins = ", ".join(f"{role} seed {seed}" for role, seed in run.pins)
+    perturbed = f"one weight times {run.perturbation:g}" if run.perturbation != 1.0 else ""
+    return ", ".join(filter(None, [perturbed, pins]))
+
+
+def missing(content: Content) -> list[tuple[str, int, str]]:
+    """Requested runs that are neither done nor in training: recipe, how many, which."""
+    done = {record.id for record in content.survey.records} | content.survey.training
+    runs: dict[str, list[Run]] = {}
+    for run_id, run in content.requested.items():
+        if run_id not in done:
+            runs.setdefault(content.names[run.recipe], []).append(run)
+    return [(name, len(some), which(some)) for name, some in runs.items()]
+
+
+def which(runs: Sequence[Run]) -> str:
+    """Runs in words: scales that lack the same seeds together."""
+    seeds: dict[float, list[int]] = {}
+    for run in runs:
+        if not kind_of(run):
+            seeds.setdefault(run.scale, []).append(run.seed)
+    scales: dict[tuple[int, ...], list[str]] = {}
+    for scale, lacking in sorted(seeds.items()):
+        scales.setdefault(tuple(lacking), []).append(f"{scale:g}")
+    phrases = [
+        f"σ {', '.join(alike)}: seeds {', '.join(map(str, lacking))}" for lacking, alike in scales.items()
+    ]
+    others = sum(bool(kind_of(run)) for run in runs)
+    phrases += [f"{others} perturbed or with a seed role of their own"] if others else []
+    return "; ".join(phrases)
+
+
+def run_rows(content: Content, recipe: AnyRecipe) -> dict[str, Any]:
+    """The runs of one recipe for the table of runs: columns, and a list of values each."""
+    numbered = {values: i for i, values in enumerate(environments(content.survey.records), start=1)}
+    metric = content.stats[recipe].metric
+    own = [] if metric == "test_accuracy" else [metric]
+    records = sorted(
+        content.groups[recipe], key=lambda r: (r.run.scale, r.run.seed, r.run.pins, r.run.perturbation)
+    )
+    rows = [
+        [*_run_row(record, numbered[_environment(record)]), *numbers(map(record.metric, own))]
+        for record in records
+    ]
+    return {"columns": [*RUN_COLUMNS, *(name.replace("_", " ") for name in own)], "rows": rows}
+
+
+def _run_row(record: RunRecord, environment: int) -> list[Any]:
+    run, summary, origin = record.run, record.summary, record.provenance
+    shares = summary.test_accuracy, summary.val_accuracy_best, summary.repair_gap
+    test, val, repair = numbers(None if share is None else 100 * share for share in shares)
+    norms = numbers([summary.norm_init, summary.norm_best])
+    faults = origin.get("faults")
+    causes = [f"{n} {cause}" for cause, n in faults.items()] if isinstance(faults, Mapping) else []
+    return [
+        *(record.id, run.scale, run.seed, kind_of(run), record.status),
+        *(test, val, summary.tau_best, summary.tau_interp, repair, *norms),
+        *(origin.get("attempts"), ", ".join(causes), environment, origin.get("pack"), origin.get("seconds")),
+    ]

@@ -1,8 +1,8 @@
-"""Claims: which worker trains a run. One small file each, whole from its first moment.
+"""Claims: which worker trains a run. One small file per run, whole from its first moment.
 
-A claim is held by at most one living worker. It ends with its process (on the same machine) or when its
-heartbeat stops for `EXPIRY` seconds of the observer's own clock: no jump of the system time ends one.
-Beside its claim, a run in training keeps the epochs it has shown so far, for those who watch.
+A claim is a lease. Its worker renews it by a heartbeat, the modification time of the file. It ends when the
+worker's process has ended (on the same machine), or when an observer has seen no new heartbeat for `EXPIRY`
+seconds of the observer's own clock: no jump of the system time ends a claim.
 """
 
 from __future__ import annotations
@@ -14,71 +14,64 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from initmem.files import (
-    append,
-    is_gone,
-    machine,
-    myself,
-    open_regular,
-    open_to_write,
-    permit,
-    read_bounded,
-    temporary,
-    write_atomic,
-)
+from pydantic import TypeAdapter, ValidationError
+
+from initmem.files import append, explained, set_mode, temporary, write_atomic
+from initmem.machine import has_ended, machine_id, this_process
 from initmem.store.faults import FaultLog
-from initmem.store.paths import Paths, writes
+from initmem.store.paths import Paths
 from initmem.store.records import Records
 from initmem.study import Run
 
-EXPIRY = 60.0  # seconds without a heartbeat after which a claim of another machine is dead
-LARGEST = 4096  # bytes of a claim
-LARGEST_HISTORY = 256 << 20  # bytes
+EXPIRY = 60.0  # seconds without a heartbeat after which a claim of another machine has expired
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Who trains a run; the same for all runs of a pack."""
 
-    token: str  # makes every claim of a pack unique, however often a process id comes back
+    token: str  # unique, however often a process id is reused
     host: str
     pid: int
-    born: str  # start time of the process, so that a recycled pid is not taken for the old one
+    born: str  # start time of the process, so that another one with the same id is not taken for it
     session: str = ""  # the call of an engine that the process works for
     pack: int = 1  # how many runs the worker claimed together
 
     def is_mine(self) -> bool:
         """Whether this process made the claim."""
-        return self.host == machine() and (self.pid, self.born) == myself()
+        return self.host == machine_id() and (self.pid, self.born) == this_process()
 
-    def process_is_gone(self) -> bool:
+    def process_has_ended(self) -> bool:
         """Whether the claim was made on this machine by a process that has ended."""
-        return self.host == machine() and is_gone(self.pid, self.born)
+        return self.host == machine_id() and has_ended(self.pid, self.born)
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What was seen of a claim file: its last heartbeat, and its content unless it is damaged."""
-
-    beat: int
-    claim: Claim | None
+_CLAIM = TypeAdapter(Claim)  # fields of a newer version are ignored
 
 
-class Heartbeats:
-    """How long each heartbeat has been silent, by this process's own clock. The first look counts as one."""
+class Lease(NamedTuple):
+    """A claim file as it was read."""
+
+    claim: Claim | None  # None: the file is damaged
+    heartbeat: int  # its modification time, by whatever clock
+
+
+class HeartbeatAges:
+    """The age of each run's last heartbeat, by the clock of this process, from when it was first seen."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[object, float]] = {}  # run id -> (beat, when it was first seen)
+        self._seen: dict[str, tuple[object, float]] = {}  # run id -> (heartbeat, when it was first seen)
 
-    def silence(self, run_id: str, beat: object) -> float:
+    def age(self, run_id: str, heartbeat: object) -> float:
         """Seconds since the heartbeat was seen to change."""
         now = time.monotonic()
         last, since = self._seen.get(run_id, (None, now))
-        if beat != last:
-            self._seen[run_id] = (beat, now)
+        if heartbeat != last:
+            self._seen[run_id] = (heartbeat, now)
             return 0.0
         return now - since
 
@@ -89,9 +82,8 @@ class Claims:
     def __init__(self, paths: Paths, records: Records, faults: FaultLog, *, session: str) -> None:
         self.paths, self.session = paths, session
         self._records, self._faults = records, faults
-        self._heartbeats = Heartbeats()
+        self._heartbeats = HeartbeatAges()
 
-    @writes
     def take(self, runs: Sequence[Run]) -> list[Run]:
         """Claim the runs of a pack that have no record yet: all, or none while another worker has one.
 
@@ -100,130 +92,121 @@ class Claims:
         open_runs = [run for run in runs if not self._records.has(run)]
         content = new_claim(session=self.session, pack=len(open_runs))
         mine: list[Run] = []
-        heir_of = ""
-        try:
-            for run in open_runs:
-                dead = self._take_one(run, content, heir_of)
-                if dead is None:  # a pack is trained whole: what another worker has of it is worth the wait
-                    self.release(mine)
-                    return []
-                mine.append(run)
-                heir_of = heir_of or dead
-        except OSError:
-            self.release(mine)
-            raise
+        dead = ""  # token of the dead worker whose pack is being taken over
+        with explained(self.paths.root):
+            try:
+                for run in open_runs:
+                    token = self._take_one(run, content, dead)
+                    if token is None:  # a pack is trained whole: what another worker has is worth the wait
+                        self.release(mine)
+                        return []
+                    mine.append(run)
+                    dead = dead or token
+            except OSError:
+                self.release(mine)
+                raise
         if any(self._faults.attempt(run.id) > 1 for run in mine):
             self._records.finish_commits()  # the previous worker may have died in the middle of a commit
-        done = [run for run in mine if self._records.has(run)]  # committed between the look and the claim
+        done = [run for run in mine if self._records.has(run)]  # committed between the check and the claim
         self.release(done)
         return [run for run in mine if run not in done]
 
-    @writes
     def heartbeat(self, runs: Sequence[Run]) -> None:
-        """Show that the claims are alive."""
-        for run in runs:
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(self.paths.claim(run.id))
+        """Renew the claims."""
+        with explained(self.paths.root):
+            for run in runs:
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(self.paths.claim(run.id))
 
     def owns(self, run: Run) -> bool:
         """Whether this process still holds the claim."""
-        seen = look(self.paths.claim(run.id))
-        return seen is not None and seen.claim is not None and seen.claim.is_mine()
+        lease = read_claim(self.paths.claim(run.id))
+        return lease is not None and lease.claim is not None and lease.claim.is_mine()
 
-    @writes
     def release(self, runs: Sequence[Run]) -> None:
         """Give claims back, so that another worker can continue."""
-        for run in runs:
-            if self.owns(run):
-                self.paths.claim(run.id).unlink(missing_ok=True)
+        with explained(self.paths.root):
+            for run in runs:
+                if self.owns(run):
+                    self.paths.claim(run.id).unlink(missing_ok=True)
 
     def ids(self) -> list[str]:
         """Ids of the runs that are claimed now."""
         return sorted(path.parent.name for path in self.paths.runs.glob("*/claim.json"))
 
-    def _take_one(self, run: Run, content: bytes, heir_of: str) -> str | None:
-        """Claim one run: None when another worker has it, else the token of the dead claim it had, if any."""
-        self.paths.open_run(run.id)
+    def _take_one(self, run: Run, content: bytes, dead: str) -> str | None:
+        """Claim one run: None if another worker has it, else the token of its expired claim, or ""."""
+        self.paths.make_run(run.id)
         path = self.paths.claim(run.id)
         written = temporary(path)
         written.write_bytes(content)
-        permit(written, self.paths.mode)
+        set_mode(written, self.paths.mode)
         try:
             os.link(written, path)  # exclusive, and whole at once: nobody ever reads half a claim
         except FileExistsError:
-            return self._take_over(run, path, content, heir_of)
+            return self._take_over(run, path, content, dead)
         finally:
             written.unlink(missing_ok=True)
         return ""
 
-    def _take_over(self, run: Run, path: Path, content: bytes, heir_of: str) -> str | None:
-        """Replace a dead claim. The lock keeps two observers from doing it one after the other."""
-        if not self._is_dead(run, look(path), heir_of):
+    def _take_over(self, run: Run, path: Path, content: bytes, dead: str) -> str | None:
+        """Replace an expired claim. The lock keeps two observers from doing it one after the other."""
+        if not self._has_expired(run, read_claim(path), dead):
             return None
         with self._lock():
-            seen = look(path)
-            if seen is None or not self._is_dead(run, seen, heir_of):
+            lease = read_claim(path)
+            if lease is None or not self._has_expired(run, lease, dead):
                 return None
-            if seen.claim is not None:
-                self._faults.note_loss(run, seen.claim.session, seen.claim.pack)
+            if lease.claim is not None:
+                self._faults.note_loss(run, lease.claim.session, lease.claim.pack)
             write_atomic(path, content, self.paths.mode)
-            return seen.claim.token if seen.claim else ""
+            return lease.claim.token if lease.claim else ""
 
-    def _is_dead(self, run: Run, seen: Sight | None, heir_of: str) -> bool:
-        if seen is None:
+    def _has_expired(self, run: Run, lease: Lease | None, dead: str) -> bool:
+        if lease is None:
             return False  # released or committed a moment ago: nothing to take over
-        if seen.claim is not None and seen.claim.process_is_gone():
+        if lease.claim is not None and lease.claim.process_has_ended():
             return True
-        if seen.claim is not None and seen.claim.token == heir_of:
+        if lease.claim is not None and lease.claim.token == dead:
             return True  # one worker had them all: whoever takes over the first of its runs takes the rest
-        return self._heartbeats.silence(run.id, seen.beat) > EXPIRY
+        return self._heartbeats.age(run.id, lease.heartbeat) > EXPIRY
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        with open_to_write(self.paths.lock, "ab") as stream:
-            permit(self.paths.lock, self.paths.mode)
+        with self.paths.lock.open("ab") as stream:
+            set_mode(self.paths.lock, self.paths.mode)
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
 
 def new_claim(*, session: str, pack: int) -> bytes:
     """The content of a claim by this process."""
-    pid, born = myself()
-    return json.dumps(asdict(Claim(uuid.uuid4().hex, machine(), pid, born, session, pack))).encode()
+    return json.dumps(asdict(Claim(uuid.uuid4().hex, machine_id(), *this_process(), session, pack))).encode()
 
 
-def look(path: Path) -> Sight | None:
-    """Look at a claim; None when there is none.
+def read_claim(path: Path) -> Lease | None:
+    """Read a claim; None if there is none.
 
     The heartbeat is read from the opened file: a network file system may answer a plain stat of the name
     from its cache.
     """
     try:
-        with open_regular(path) as stream:
-            data = stream.read(LARGEST)
-            beat = os.fstat(stream.fileno()).st_mtime_ns
+        with path.open("rb") as stream:
+            data, heartbeat = stream.read(), os.fstat(stream.fileno()).st_mtime_ns
     except FileNotFoundError:
         return None
-    return Sight(beat, _parsed(data))
-
-
-def _parsed(data: bytes) -> Claim | None:
-    """A claim; fields that only a newer version knows are ignored."""
-    kinds = {item.name: str if item.type == "str" else int for item in fields(Claim)}
     try:
-        content = json.loads(data)
-        claim = Claim(**{name: content[name] for name in kinds if name in content})
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return claim if all(type(getattr(claim, name)) is kind for name, kind in kinds.items()) else None
+        return Lease(_CLAIM.validate_json(data, strict=True), heartbeat)
+    except ValidationError:
+        return Lease(None, heartbeat)
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class LiveRun:
     """A run in training, for those who watch."""
 
     claim: Claim | None  # None: released or committed a moment ago
-    silence: float  # seconds since the last sign of life
+    heartbeat_age: float  # seconds since the last heartbeat or epoch
     rows: list[dict[str, float]]  # its epochs so far
     attempt: int = 1  # how many workers have started it
 
@@ -234,23 +217,23 @@ class LiveHistory:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
 
-    @writes
     def append(self, run: Run, row: Mapping[str, float], *, fresh: bool) -> None:
-        """Add the row of one epoch; `fresh` starts the file anew."""
-        self.paths.open_run(run.id)
-        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
-        append(self.paths.history(run.id), line, self.paths.mode, fresh=fresh)
+        """Add the row of one epoch; `fresh` starts the file again."""
+        with explained(self.paths.root):
+            self.paths.make_run(run.id)
+            line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+            append(self.paths.history(run.id), line, self.paths.mode, fresh=fresh)
 
     def rows(self, run_id: str) -> list[dict[str, float]]:
-        """The rows of a run in training. A line that is half written is left out until the next look."""
+        """The rows of a run in training. A line that is half written is left out until the next time."""
         return [row for line in self._read(run_id).splitlines() if (row := _row(line))]
 
     def epochs(self, run_id: str) -> int:
         """How many epochs a run in training has shown."""
         return self._read(run_id).count(b"\n")
 
-    def beat(self, run_id: str) -> int | None:
-        """When the history of a run was last written, by whatever clock; None when there is none."""
+    def heartbeat(self, run_id: str) -> int | None:
+        """When the history of a run was last written, by whatever clock; None if there is none."""
         try:
             return self.paths.history(run_id).stat().st_mtime_ns
         except OSError:
@@ -258,14 +241,14 @@ class LiveHistory:
 
     def _read(self, run_id: str) -> bytes:
         try:
-            return read_bounded(self.paths.history(run_id), LARGEST_HISTORY)
+            return self.paths.history(run_id).read_bytes()
         except OSError:
             return b""
 
 
 def _row(line: bytes) -> dict[str, float]:
-    """One line of a history; empty where it is torn or something else."""
+    """One line of a history; empty where it is torn."""
     try:
         return {str(name): float(value) for name, value in json.loads(line).items()}
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, AttributeError):
         return {}

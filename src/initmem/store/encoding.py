@@ -1,4 +1,4 @@
-"""Records as bytes.
+"""Records and studies as bytes.
 
 A record is one JSON object whose first member is the SHA-256 of the bytes of the second, so that a damaged
 file is noticed before it is parsed. The history, by far the largest part, comes last: everything before it,
@@ -11,26 +11,22 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import orjson
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from initmem.errors import ConfigError, Damaged, StoreError
 from initmem.record import SCHEMA, STATUSES, History, RunRecord, StoredHistory, Summary
-from initmem.study import Run
-
-READABLE = (1, SCHEMA)
-LARGEST_RECORD = 64 << 20  # bytes: a hundred thousand epochs
+from initmem.study import Run, Study
 
 FIELDS = frozenset({"schema", "id", "run", "status", "summary", "provenance", "error", "finals"})
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 _START = b'{"sha256":"%s","record":'
 _HISTORY = b',"history":'
-
-
-class TooLarge(StoreError):
-    """A record has more bytes than any reader accepts."""
 
 
 class Encoded(NamedTuple):
@@ -41,61 +37,38 @@ class Encoded(NamedTuple):
     history: bytes
 
 
-def head_of(record: RunRecord) -> dict[str, Any]:
-    """A record without its history, as plain values."""
-    return {
-        "schema": record.schema,
+def encode(record: RunRecord) -> bytes:
+    """Serialize a record."""
+    check_history(record.history, record.summary.epochs)
+    head = {
+        "schema": SCHEMA,
         "id": record.id,
         "run": record.run.to_json(),
         "status": record.status,
-        "summary": _summary_of(record),
+        "summary": asdict(record.summary),
         "provenance": dict(record.provenance),
         "error": record.error,
-    } | ({"finals": dict(record.finals)} if record.finals else {})
+    }
+    if record.finals:
+        head["finals"] = dict(record.finals)
+    history = {name: column.tolist() for name, column in record.history.items()}
+    try:
+        payload = json.dumps(head | {"history": history}, separators=(",", ":"), allow_nan=False).encode()
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"run {record.id} cannot be recorded ({error})") from None
+    return _START % hashlib.sha256(payload).hexdigest().encode() + payload + b"}\n"
 
 
-# Most stores hold no record of an old schema: `old_names` is imported where one is found.
-
-
-def _summary_of(record: RunRecord) -> Mapping[str, Any]:
-    """The summary of a record under the names of its schema."""
-    if record.schema == SCHEMA:
-        return asdict(record.summary)
-    from initmem.store.old_names import former_summary
-
-    return former_summary(record.summary, record.run.recipe)
-
-
-def history_of(record: RunRecord) -> History:
-    """The columns of a record under the names of its schema."""
-    if record.schema == SCHEMA:
-        return record.history
-    from initmem.store.old_names import former_history
-
-    return former_history(record.history, record.run.recipe)
-
-
-def encode(record: RunRecord) -> bytes:
-    """Serialize a record for the store, in the schema that it has."""
-    check_history(record.history, record.summary.epochs)
-    history = {name: column.tolist() for name, column in history_of(record).items()}
-    payload = json.dumps(
-        head_of(record) | {"history": history}, separators=(",", ":"), allow_nan=False
-    ).encode()
-    data = _START % hashlib.sha256(payload).hexdigest().encode() + payload + b"}\n"
-    check_size(data)
-    return data
-
-
-def check_size(data: bytes) -> None:
-    """Refuse a record that is too large, when it is written as when it is read."""
-    if len(data) > LARGEST_RECORD:
-        raise TooLarge(f"record of {len(data):,} bytes (allowed: up to {LARGEST_RECORD:,})")
+def decode(data: bytes) -> RunRecord:
+    """Read a record back; anything that is not exactly what was written is an error."""
+    encoded = split(data)
+    record = join(encoded.head, partial(parse_history, encoded))
+    len(record.history)  # parsed now, not when it is first used
+    return record
 
 
 def split(data: bytes) -> Encoded:
     """Verify the bytes of a record and separate its head from its history, which is not parsed."""
-    check_size(data)
     start = len(_START % (b"0" * 64))
     payload = data[start:-2]
     digest = hashlib.sha256(payload).hexdigest()
@@ -104,94 +77,73 @@ def split(data: bytes) -> Encoded:
     # The last occurrence: quotes inside a text are escaped, and in a history no value is an object.
     end = payload.rfind(_HISTORY + b"{")
     try:
-        head = parse_json(payload[: max(end, 0)] + b"}")
+        head = json.loads(payload[: max(end, 0)] + b"}", parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"not a record ({error})") from None
     return Encoded(digest, head, payload[end + len(_HISTORY) : -1])
-
-
-def parse_json(text: bytes) -> Any:
-    """Read JSON of finite numbers: NaN, Infinity and 1e999, which Python would let pass, are errors."""
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _no_number(text)
 
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-def join(head: Mapping[str, Any]) -> RunRecord:
-    """Rebuild a record from its head, still without its history."""
+def join(head: Mapping[str, Any], load: Callable[[], History]) -> RunRecord:
+    """Rebuild a record from its head and a function that reads its history when it is first used."""
     try:
-        if (schema := head["schema"]) not in READABLE:
-            raise StoreError(f"record of schema {schema} (allowed: {', '.join(map(str, READABLE))})")
+        if head["schema"] != SCHEMA:
+            raise StoreError(f"record of schema {head['schema']} (allowed: {SCHEMA})")
         if unknown := head.keys() - FIELDS:
             raise StoreError(f"record with the unknown field {min(unknown)!r} (of a newer version?)")
         if head["status"] not in STATUSES:
             raise StoreError(f"record of status {head['status']!r} (allowed: {STATUSES})")
         if not isinstance(head["error"], str | None):
             raise StoreError(f"record with the error {head['error']!r} (allowed: a text, or null)")
-        run, summary = Run.from_json(head["run"]), _summary(head["summary"])
-        if schema != SCHEMA:
-            from initmem.store.old_names import present_summary
-
-            summary = present_summary(summary, run.recipe)
-        return RunRecord(
-            run=run,
+        record = RunRecord(
+            run=Run.from_json(head["run"]),
             status=head["status"],
-            summary=summary,
-            history={},
+            summary=_summary(head["summary"]),
+            history=StoredHistory(load),
             provenance=dict(head["provenance"]),
             error=head["error"],
-            finals=_numbers(head.get("finals", {})),
-            schema=schema,
+            finals=_FINALS.validate_python(head.get("finals", {})),
         )
     except ConfigError as error:
         raise StoreError(f"record of no known run ({error})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StoreError(f"record with {where} = {first['input']!r} ({first['msg']})") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise StoreError(f"not a record ({error!r})") from None
+    if record.id != head.get("id"):
+        raise StoreError(f"record of run {record.id} under the id {head.get('id')!r}")
+    return record
 
 
-def with_history(record: RunRecord, load: Callable[[], History]) -> RunRecord:
-    """The record with a history that is loaded, and its columns renamed if need be, when first used."""
-    if record.schema == SCHEMA:
-        return replace(record, history=StoredHistory(load))
-    from initmem.store.old_names import present_history
-
-    return replace(record, history=StoredHistory(lambda: present_history(load(), record.run.recipe)))
+Number: TypeAlias = Annotated[int, Field(ge=-(2**53), le=2**53)] | float
+_SUMMARY = TypeAdapter(dict[str, Number | None], config=STRICT)
+_FINALS = TypeAdapter(dict[str, Number], config=STRICT)
 
 
 def _summary(content: Mapping[str, Any]) -> Summary:
-    """A summary whose numbers are numbers, and whose epochs are epochs of the run."""
-    summary = Summary(**content)
-    _numbers({name: value for name, value in content.items() if value is not None})
+    """A summary whose values are numbers, and whose epochs are epochs of the run."""
+    summary = Summary(**_SUMMARY.validate_python(content))  # type: ignore[arg-type]
     epochs = (summary.epochs, summary.tau_best or 0, summary.tau_interp or 0)
     if not all(type(epoch) is int and 0 <= epoch <= summary.epochs for epoch in epochs):
-        raise StoreError(f"record with epochs that are none ({content})")
+        raise StoreError(f"record with impossible epochs ({content})")
     return summary
 
 
-def _numbers(content: Mapping[str, Any]) -> dict[str, float]:
-    values = content.values()
-    if not (set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))):
-        raise StoreError(f"record with values that are no finite numbers ({content})")
-    return dict(content)
-
-
-def parse_history(text: bytes, epochs: int) -> History:
+def parse_history(encoded: Encoded) -> History:
     """Read the history that `split` left as bytes."""
     import numpy as np
 
     try:
-        columns = orjson.loads(text)
+        columns = orjson.loads(encoded.history)
         history = {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise StoreError(f"not a history ({error})") from None
-    check_history(history, epochs)
+    check_history(history, encoded.head["summary"]["epochs"])
     if not all(np.isfinite(column).all() for column in history.values()):  # a null is read as NaN
         raise StoreError("history with values that are no finite numbers")
     return history
@@ -204,14 +156,29 @@ def check_history(history: History, epochs: int) -> None:
             raise StoreError(f"column {name!r} has shape {column.shape} (allowed: {(epochs,)})")
 
 
-def decode(data: bytes) -> RunRecord:
-    """Read a record back; anything that is not exactly what was written is an error."""
-    encoded = split(data)
-    record = join(encoded.head)
-    if record.id != encoded.head.get("id"):
-        raise StoreError(f"record of run {record.id} under the id {encoded.head.get('id')!r}")
-    history = parse_history(encoded.history, record.summary.epochs)
-    return with_history(record, lambda: history)
+def encode_study(study: Study) -> bytes:
+    """Serialize a study, with a checksum."""
+    content = study.to_json()
+    return json.dumps({"sha256": _digest(content)} | content, indent=1).encode() + b"\n"
+
+
+def decode_study(data: bytes) -> Study:
+    """Read a study back; anything that is not exactly what was written is an error."""
+    try:
+        content = json.loads(data)
+        intact = content.pop("sha256", None) == _digest(content)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{type(error).__name__}: {error}") from None
+    if not intact:
+        raise Damaged("checksum does not match")
+    try:
+        return Study.from_json(content)
+    except ConfigError as error:
+        raise StoreError(str(error)) from None
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def plain_values(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What can go wrong with a run, by name. Each fault is noted beside its run and counted in the record."""
+"""What can go wrong with a run, by name. Each fault is noted next to its run and counted in the record."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import BinaryIO, Literal, get_args
 
+from pydantic import TypeAdapter, ValidationError
+
 from initmem.errors import FullDisk, StoreError
-from initmem.files import append, explained, open_regular, permit, read_bounded, reason
-from initmem.store.paths import Paths, writes
+from initmem.files import append, explained, reason, set_mode
+from initmem.store.paths import Paths
 from initmem.study import Run
 
 Cause = Literal["lost worker", "exception", "out of memory", "divergence", "timeout", "full disk"]
@@ -21,12 +23,10 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 LOSSES: tuple[Cause, ...] = ("lost worker", "timeout")  # after which another worker takes over
 
-MOST_LOSSES = 3  # of a run alone, in one session and without a new checkpoint; then it is recorded as failed
+MOST_LOSSES = 3  # of a run alone, in one session and without a new checkpoint; then it is recorded as crashed
 MOST_TIMEOUTS = 2  # the same, when a time limit ended the worker
 
-LARGEST_LOG = 256 << 20  # bytes
 LONGEST_DETAIL = 8000  # characters
-LONGEST_HANG = 1 << 20  # bytes of a watchdog's traceback
 # PyTorch's messages when there is no memory; only for accelerators does it have an exception of its own.
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "DefaultCPUAllocator")
 
@@ -38,8 +38,11 @@ class Fault:
     cause: Cause
     session: str = ""  # the call of an engine that the worker worked for
     pack: int = 1  # how many runs were trained together
-    epoch: int = 0  # updates in the newest checkpoint at that time; the first stores counted epochs
+    update: int = 0  # of the newest checkpoint at that time
     detail: str = ""
+
+
+_FAULT = TypeAdapter(Fault)
 
 
 class FaultLog:
@@ -52,17 +55,16 @@ class FaultLog:
         """What went wrong with a run so far."""
         path = self.paths.faults(run_id)
         try:
-            return list(from_lines(read_bounded(path, LARGEST_LOG)))
+            return list(from_lines(path.read_bytes()))
         except FileNotFoundError:
             return []
-        except (OSError, StoreError) as error:
+        except OSError as error:
             raise StoreError(f"{path}: {reason(error)}") from None
 
     def attempt(self, run_id: str) -> int:
         """How many workers have started a run, the present one included."""
         return 1 + sum(fault.cause in LOSSES for fault in self.of(run_id))
 
-    @writes
     def note(self, runs: Sequence[Run], cause: Cause, detail: str = "") -> None:
         """Write down what happened to runs that were trained together."""
         for run in runs:
@@ -70,11 +72,10 @@ class FaultLog:
 
     def note_loss(self, run: Run, session: str, pack: int) -> None:
         """Write down how the previous worker was lost; the watchdog of a time limit leaves a traceback."""
-        hang = self.paths.hang(run.id)
-        said = ""
-        with contextlib.suppress(FileNotFoundError), open_regular(hang) as stream:
-            said = stream.read(LONGEST_HANG).decode(errors="replace")
-        self._note(run, "timeout" if said else "lost worker", session, pack, said)
+        hang, traceback = self.paths.hang(run.id), ""
+        with contextlib.suppress(FileNotFoundError):
+            traceback = hang.read_text(errors="replace")
+        self._note(run, "timeout" if traceback else "lost worker", session, pack, traceback)
         hang.unlink(missing_ok=True)
 
     def note_full_disk(self, runs: Sequence[Run]) -> None:
@@ -87,25 +88,26 @@ class FaultLog:
     @contextlib.contextmanager
     def last_words(self, runs: Sequence[Run]) -> Iterator[BinaryIO]:
         """A file in the folder of every run, for the traceback of a watchdog that ends this process."""
-        places = [self.paths.open_run(run.id) and self.paths.hang(run.id) for run in runs]
         with explained(self.paths.root):
-            for place in places:
-                place.unlink(missing_ok=True)
-            places[0].touch()
-            permit(places[0], self.paths.mode)
-            for place in places[1:]:
-                os.link(places[0], place)
-        with places[0].open("ab") as stream:
+            files = [self.paths.make_run(run.id) and self.paths.hang(run.id) for run in runs]
+            for file in files:
+                file.unlink(missing_ok=True)
+            files[0].touch()
+            set_mode(files[0], self.paths.mode)
+            for file in files[1:]:
+                os.link(files[0], file)
+        with files[0].open("ab") as stream:
             try:
                 yield stream
             finally:
-                for place in places:
-                    place.unlink(missing_ok=True)
+                for file in files:
+                    file.unlink(missing_ok=True)
 
     def _note(self, run: Run, cause: Cause, session: str, pack: int, detail: str) -> None:
-        self.paths.open_run(run.id)
-        fault = Fault(cause, session, pack, max(self.paths.checkpoints(run.id), default=0), detail)
-        append(self.paths.faults(run.id), to_line(fault), self.paths.mode)
+        with explained(self.paths.root):
+            self.paths.make_run(run.id)
+            fault = Fault(cause, session, pack, max(self.paths.checkpoints(run.id), default=0), detail)
+            append(self.paths.faults(run.id), to_line(fault), self.paths.mode)
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -119,14 +121,14 @@ def cause_of(error: BaseException) -> Cause:
     return "exception"
 
 
-def next_pack(faults: Iterable[Fault], *, session: str, epoch: int, pack: int) -> int:
+def next_pack(faults: Iterable[Fault], *, session: str, update: int, pack: int) -> int:
     """How many runs to train together after what happened so far; 0 gives the run up.
 
     The first loss may have nothing to do with the runs: the same pack is tried again. From the second loss on
     packs are halved, until the run that kills its workers is alone. Only losses of this session count (users
-    may kill as many sessions as they like), and only those since the checkpoint of the given epoch.
+    may kill as many sessions as they like), and only those since the checkpoint of the given update.
     """
-    lost = [f for f in faults if f.cause in LOSSES and f.session == session and f.epoch >= epoch]
+    lost = [f for f in faults if f.cause in LOSSES and f.session == session and f.update >= update]
     alone = [f.cause for f in lost if f.pack == 1]
     if len(alone) >= MOST_LOSSES or alone.count("timeout") >= MOST_TIMEOUTS:
         return 0
@@ -141,28 +143,14 @@ def counted(faults: Iterable[Fault]) -> dict[str, int]:
 
 def to_line(fault: Fault) -> bytes:
     """One line of a fault log. It begins with a line break, in case the line before was cut off."""
-    content = asdict(fault) | {"detail": _shortened(fault.detail)}
-    return b"\n" + json.dumps(content).encode() + b"\n"
-
-
-def _shortened(text: str) -> str:
-    """Both ends of a long text: the cause in a traceback may be at either."""
-    half = LONGEST_DETAIL // 2
-    return text if len(text) <= LONGEST_DETAIL else f"{text[:half]}\n...\n{text[-half:]}"
+    text, half = fault.detail.encode(errors="replace").decode(), LONGEST_DETAIL // 2
+    if len(text) > LONGEST_DETAIL:  # both ends: the cause in a traceback may be at either
+        text = f"{text[:half]}\n...\n{text[-half:]}"
+    return b"\n" + json.dumps(asdict(fault) | {"detail": text}).encode() + b"\n"
 
 
 def from_lines(data: bytes) -> Iterator[Fault]:
     """The faults in a log; lines that are cut off or damaged are skipped."""
-    for line in data.split(b"\n"):
-        try:
-            fault = Fault(**json.loads(line))
-        except (ValueError, TypeError, RecursionError):
-            continue
-        numbers = (fault.pack, fault.epoch)
-        texts = (fault.session, fault.detail)
-        if (
-            fault.cause in CAUSES
-            and all(type(n) is int for n in numbers)
-            and all(type(t) is str for t in texts)
-        ):
-            yield fault
+    for line in data.splitlines():
+        with contextlib.suppress(ValidationError):
+            yield _FAULT.validate_json(line, strict=True)

@@ -1,15 +1,15 @@
 """The names of all files of a store, in one place.
 
 STORE/store.json                 format of the store
-STORE/studies/NAME.EFFORT.json   the studies that were asked for
+STORE/studies/NAME.EFFORT.json   the studies that were requested
 STORE/runs/ID/claim.json         while a worker trains the run
 STORE/runs/ID/history.jsonl      while it trains: one line per epoch, for the board and the progress bar
 STORE/runs/ID/checkpoint-UPDATE.safetensors  to resume from
 STORE/runs/ID/faults.jsonl       what went wrong so far: one line per fault
 STORE/runs/ID/hang.txt           with a time limit: where the worker was when it was ended
-STORE/runs/ID/record.json        when the run is done; then nothing else of it is left
+STORE/runs/ID/record.json        when the run is done; then it is the only file of the run
 STORE/pending/*.json             records of a pack that are decided, but not all of them visible yet
-STORE/aside/                     files moved out of the way: damaged, or of failed runs tried again
+STORE/aside/                     files moved out of the way: damaged, or of crashed runs tried again
 STORE/index.json                 derived from the records: everything except their histories
 """
 
@@ -20,13 +20,10 @@ import hashlib
 import re
 import string
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from initmem.errors import StoreError
-from initmem.files import explained
 
 PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
 LONGEST_NAME = 60
@@ -43,7 +40,7 @@ def file_name(name: str) -> str:
 
 
 def default_store(name: str) -> Path:
-    """Where the store of a study or pipeline is, unless the user says otherwise."""
+    """The store of a study or pipeline, unless the user names another one."""
     return Path("runs") / file_name(name)
 
 
@@ -59,7 +56,7 @@ class Paths:
         self.runs = root / "runs"
         self.pending = root / "pending"
         self.aside = root / "aside"
-        self._opened: set[str] = set()  # runs whose folder is known to be there
+        self._made: set[str] = set()  # ids of the runs whose folder exists
 
     def study(self, name: str, effort: str) -> Path:
         """The file of a study at one effort."""
@@ -106,7 +103,7 @@ class Paths:
 
     @functools.cached_property
     def mode(self) -> int | None:
-        """The mode of new files: that of a group-writable store; None leaves it to the process."""
+        """The mode of new files in a group-writable store; None leaves it to the process."""
         mode = self.root.stat().st_mode
         return mode & 0o666 if mode & 0o020 else None
 
@@ -119,43 +116,18 @@ class Paths:
         if self.mode is not None:
             folder.chmod(self.root.stat().st_mode & 0o7777)
 
-    def open_run(self, run_id: str) -> Path:
-        """The folder of a run, to write in it."""
+    def make_run(self, run_id: str) -> Path:
+        """The folder of a run, made if need be."""
         folder = self.run(run_id)
-        if run_id not in self._opened:
+        if run_id not in self._made:
             self.make_folder(folder)
-            if folder.is_symlink():  # files written to and removed from it would be outside the store
-                raise StoreError(f"{folder}: is a symbolic link (allowed: a folder of the store)")
-            self._opened.add(run_id)
+            self._made.add(run_id)
         return folder
 
-
-def move_aside(path: Path, paths: Paths, name: str) -> Path:
-    """Move a file out of the way, under a unique name; where it is now."""
-    paths.make_folder(paths.aside)
-    target = paths.aside / f"{name}-{uuid.uuid4().hex[:8]}.json"
-    with suppress(FileNotFoundError):  # another process may have done it
-        path.replace(target)
-    return target
-
-
-class InAStore(Protocol):
-    """Whatever keeps its files in a store."""
-
-    paths: Paths
-
-
-S = TypeVar("S", bound=InAStore)
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def writes(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Let a method that writes to a store say in one line what the disk refused."""
-
-    @functools.wraps(method)
-    def writing(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with explained(self.paths.root):
-            return method(self, *args, **kwargs)
-
-    return writing
+    def move_aside(self, path: Path, name: str) -> Path:
+        """Move a file out of the way, under a unique name; where it is now."""
+        self.make_folder(self.aside)
+        target = self.aside / f"{name}-{uuid.uuid4().hex[:8]}.json"
+        with suppress(FileNotFoundError):  # another process may have done it
+            path.replace(target)
+        return target

@@ -6,43 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from initmem.recipe import AnyRecipe
-from initmem.record import RunRecord, failure_causes
+from initmem.record import RunRecord, crash_causes
 from initmem.store.archive import Archive
-from initmem.store.claims import Flight
 from initmem.store.store import Store
 from initmem.study import Study, recipes_of
 
-
-class Results(Protocol):
-    """What a store and an archive have in common: all that reports, figures and tables need."""
-
-    @property
-    def path(self) -> Path:
-        """Where they are."""
-
-    def studies(self) -> list[Study]:
-        """What was asked for."""
-
-    def survey(self) -> tuple[list[RunRecord], list[str]]:
-        """All records, and what is wrong with each that cannot be read."""
-
-    def records(self) -> list[RunRecord]:
-        """All records, in a fixed order."""
-
-    def in_flight(self) -> list[str]:
-        """Ids of the runs that are claimed now, by workers alive or dead."""
-
-    def training(self) -> list[str]:
-        """Ids of the runs that are being trained now, by living workers."""
-
-    def flight(self, run_id: str) -> Flight:
-        """How far a run is that is being trained now."""
-
-    def verify(self) -> list[str]:
-        """Check every record against its checksum; what is wrong with the damaged ones."""
+Results: TypeAlias = Store | Archive  # reports, figures and tables read either
 
 
 def open_results(path: str | Path) -> Results:
@@ -51,7 +23,7 @@ def open_results(path: str | Path) -> Results:
 
 
 class Collection(NamedTuple):
-    """Records, and the studies that asked for them as far as they are known."""
+    """Records, and the studies that requested them as far as they are known."""
 
     records: list[RunRecord]
     studies: list[Study]
@@ -64,16 +36,16 @@ def collected(source: Source) -> Collection:
     """What several stores, archives, paths of these, or plain records hold; a run that several hold, once."""
     if isinstance(source, Collection):
         return source
-    parts = source if isinstance(source, Iterable) and not isinstance(source, str) else [source]
+    parts = [source] if isinstance(source, str | Path | Results) else source
     records: dict[str, RunRecord] = {}
     studies: list[Study] = []
     for part in parts:
         if isinstance(part, RunRecord):
             records[part.id] = part
         else:
-            data = open_results(part) if isinstance(part, str | Path) else part
-            records |= {record.id: record for record in data.records()}
-            studies += data.studies()
+            results = open_results(part) if isinstance(part, str | Path) else part
+            records |= {record.id: record for record in results.records()}
+            studies += results.studies()
     return Collection(list(records.values()), studies)
 
 
@@ -87,60 +59,56 @@ class Survey:
     training: frozenset[str]  # ids of the runs that a living worker has claimed
 
     @classmethod
-    def of(cls, store: Results) -> Survey:
+    def of(cls, results: Results) -> Survey:
         """Read a store. Claims come first: a run that ends meanwhile is seen twice rather than not at all."""
-        training = frozenset(store.training())
-        records, damaged = store.survey()
+        training = frozenset(results.training())
+        records, damaged = results.survey()
         done = {record.id for record in records}
-        return cls(records, damaged, store.studies(), training - done)
+        return cls(records, damaged, results.studies(), training - done)
 
     def order(self) -> list[AnyRecipe]:
         """The recipes, each once, in the order of the studies."""
         return recipes_of(self.studies)
 
 
-def store_status(store: Results) -> dict[str, Any]:
+def store_status(results: Results) -> dict[str, Any]:
     """Counts per study and recipe."""
-    survey = Survey.of(store)
-    return {
-        "store": str(store.path),
-        "studies": study_status(survey),
-        "damaged": list(survey.damaged),
-    }
+    survey = Survey.of(results)
+    return {"store": str(results.path), "studies": study_status(survey), "damaged": list(survey.damaged)}
 
 
 def study_status(survey: Survey) -> list[dict[str, Any]]:
     """Counts per study and, below it, per recipe."""
-    states = {record.id: record.status for record in survey.records}
+    statuses = {record.id: record.status for record in survey.records}
     studies = []
     for study in survey.studies:
         rows: list[dict[str, Any]] = []
         for recipe, label in zip(study.recipes, study.labels(), strict=True):
             runs = study.runs(recipe)
-            counts = Counter(states.get(run.id, "missing") for run in runs)
+            counts = Counter(statuses.get(run.id, "missing") for run in runs)
+            training = sum(run.id in survey.training for run in runs)
             rows.append(
                 {
                     "recipe": label,
                     "runs": len(runs),
                     "completed": counts["completed"],
                     "diverged": counts["diverged"],
-                    "failed": counts["failed"],
-                    "training": sum(run.id in survey.training for run in runs),
+                    "crashed": counts["crashed"],
+                    "training": training,
                     "missing": counts["missing"],
                 }
             )
         total = sum(row["runs"] for row in rows)
-        done = total - sum(row["missing"] for row in rows)
-        asked = {run.id for run in study.all_runs()}
-        causes = failure_causes(record for record in survey.records if record.id in asked)
+        requested = {run.id for run in study.all_runs()}
+        causes = crash_causes(record for record in survey.records if record.id in requested)
         studies.append(
             {
                 "name": study.name,
                 "effort": study.effort,
                 "runs": total,
-                "done": done,
+                "done": total - sum(row["missing"] for row in rows),
                 "recipes": rows,
-                "failures": [cause.to_json() for cause in causes],
+                "crashes": [cause._asdict() for cause in causes],
             }
         )
     return studies

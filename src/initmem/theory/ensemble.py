@@ -28,9 +28,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from initmem.bad_fields import problems
 from initmem.clocks import epoch_rates
 from initmem.errors import ConfigError
-from initmem.recipe import PipelineRecipe, Recipe, problems
+from initmem.recipe import PipelineRecipe, Recipe
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.theory._arrays import Array, Factors, matrix_sum, require

@@ -7,7 +7,6 @@ name holds its SHA-256. Anything else is compiled again.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import itertools
 import logging
@@ -20,60 +19,26 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from initmem.files import processor_lines, reason, write_atomic
+import cffi
+
+from initmem.files import reason, write_atomic
+from initmem.machine import processor_lines
 
 SOURCE = Path(__file__).parent / "native"
 SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c", "chain.c", "head.c", "update.c")
-HEADER = "vectors.h"
+HEADERS = ("layers.h", "vectors.h")  # cffi reads the declarations in the first
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-lm")
 LARGEST = 1 << 24  # bytes of a compiled file; it has some 100,000
 LOG = logging.getLogger(__name__)
 _LOADS = itertools.count()
 
-_POINTER, _NUMBER, _FLAG, _REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
-_IMAGES = [_NUMBER] * 4  # images, height, width, channels
-_PACK = [_NUMBER] * 2  # replicas, lanes
-_LIST = [_NUMBER, _POINTER]  # length, sizes
-_CHAIN = [
-    *_LIST,
-    _POINTER,
-    *[_NUMBER] * 3,
-    *_PACK,
-    _NUMBER,
-]  # variables; images, height, width; widest vectors
-_ARGUMENTS = {
-    "normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 3, _REAL, *[_POINTER] * 4],
-    "normalize_fixed": [_POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 3, _REAL, *[_POINTER] * 3],
-    "normalize_backward": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 6],
-    "layer_normalize": [_POINTER, *_IMAGES, *_PACK, _FLAG, _POINTER, _POINTER, _REAL, *[_POINTER] * 2],
-    "layer_normalize_backward": [_POINTER, _POINTER, *_IMAGES, *_PACK, _FLAG, *[_POINTER] * 6],
-    "convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, _FLAG, _POINTER],
-    "convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *[_POINTER] * 2],
-    "lanes_convolve": [*[_POINTER] * 3, *_IMAGES, _NUMBER, *_PACK, _FLAG, _POINTER],
-    "lanes_convolve_backward": [_POINTER, _POINTER, *_IMAGES, _NUMBER, *_PACK, *[_POINTER] * 2],
-    "chain_floats": [*_CHAIN, _FLAG],
-    "chain": [*_CHAIN, _FLAG, _POINTER, _REAL, *[_POINTER] * 2],
-    "chain_backward": [*_CHAIN, *[_POINTER] * 6],
-    "head": [_POINTER, *[_NUMBER] * 6, _FLAG, *[_POINTER] * 4],
-    "head_backward": [*[_POINTER] * 3, *[_NUMBER] * 6, _FLAG, *[_POINTER] * 4],
-    "add_scaled": [*_LIST, *[_POINTER] * 2, _REAL],
-    "scale": [*_LIST, _POINTER, _REAL],
-    "momentum_step": [*_LIST, *[_POINTER] * 3, *[_REAL] * 2],
-    "adam_step": [*_LIST, *[_POINTER] * 4, *[_REAL] * 4],
-    "sum_of_squares": [*_LIST, _POINTER, _NUMBER, _POINTER],
-    "absorb": [*_LIST, *[_POINTER] * 5, _REAL],
-}
-_RESULTS: dict[str, type[ctypes._SimpleCData[int]]] = {
-    name: _FLAG for name in _ARGUMENTS if "convolve" in name or name.startswith("chain")
-} | {"chain_floats": _NUMBER}  # a flag: whether there was enough memory
-
 
 class Library(NamedTuple):
     """The compiled layers, or why there are none."""
 
-    code: ctypes.CDLL | None
+    code: Any  # the functions of layers.h; None: not available
     build: str = ""  # identifies source, flags, processor and compiler
     widest: int = 0  # floats in its widest vectors
     reason: str = ""  # why PyTorch computes all layers
@@ -100,12 +65,15 @@ def library() -> Library:
     except Unusable as error:
         LOG.info("layers: PyTorch (%s)", error)
         return Library(None, reason=str(error))
-    wide = {f"{name}_wide": types for name, types in _ARGUMENTS.items() if "convolve" in name}
-    widest = int(code.widest())
-    for name, arguments in (_ARGUMENTS | (wide if widest > 8 else {})).items():
-        function = getattr(code, name)
-        function.argtypes, function.restype = arguments, _RESULTS.get(name.removesuffix("_wide"))
-    return Library(code, build, widest)
+    return Library(code, build, code.widest())
+
+
+@cache
+def interface() -> cffi.FFI:
+    """The types and functions that layers.h declares."""
+    ffi = cffi.FFI()
+    ffi.cdef((SOURCE / HEADERS[0]).read_text("ascii"))
+    return ffi
 
 
 def folder() -> Path:
@@ -117,7 +85,7 @@ def folder() -> Path:
     return (cache_home if cache_home.is_absolute() else Path.home() / ".cache") / "initmem-native"
 
 
-def _kept_or_compiled() -> tuple[ctypes.CDLL, str]:
+def _kept_or_compiled() -> tuple[Any, str]:
     compiler = next(filter(None, map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])), None)
     build = (
         f"{_source_key()}-{_compiler_key(compiler) if compiler else '*'}"  # without a compiler, any will do
@@ -138,7 +106,7 @@ def _kept_or_compiled() -> tuple[ctypes.CDLL, str]:
 
 
 def _source_key() -> str:
-    code = [(SOURCE / name).read_bytes() for name in (HEADER, *SOURCES)]
+    code = [(SOURCE / name).read_bytes() for name in (*HEADERS, *SOURCES)]
     identity = b"\0".join([*code, " ".join(FLAGS).encode(), _processor().encode()])
     return hashlib.sha256(identity).hexdigest()[:16]
 
@@ -165,7 +133,7 @@ def _private(place: Path) -> Path:
     return place
 
 
-def _verified(path: Path) -> ctypes.CDLL:
+def _verified(path: Path) -> Any:
     """Load a kept file if nobody else can have written it and it is intact."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
@@ -181,10 +149,10 @@ def _verified(path: Path) -> ctypes.CDLL:
         # Through the descriptor: the file that was read, whatever has the name by now. The loader goes by
         # names, and would return an earlier library of the same descriptor, so each has a name of its own.
         new = f"/proc/self/fd/{'./' * next(_LOADS)}{descriptor}"
-        return ctypes.CDLL(new if sys.platform == "linux" else str(path))
+        return interface().dlopen(new if sys.platform == "linux" else str(path))
 
 
-def _compiled(compiler: str, build: str, place: Path | None) -> ctypes.CDLL:
+def _compiled(compiler: str, build: str, place: Path | None) -> Any:
     """Compile the code, keep it if there is a place for it, and load it."""
     with tempfile.TemporaryDirectory() as work:  # mode 0700
         made = Path(work) / "native.so"
@@ -202,7 +170,7 @@ def _compiled(compiler: str, build: str, place: Path | None) -> ctypes.CDLL:
         except OSError as error:
             LOG.warning("the compiled layers cannot be kept in %s: %s", place, _said(error))
         try:
-            return ctypes.CDLL(str(made))  # a loaded library no longer needs its file
+            return interface().dlopen(str(made))  # a loaded library no longer needs its file
         except OSError as error:
             raise Unusable(_said(error)) from None
 

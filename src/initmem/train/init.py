@@ -9,34 +9,26 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from initmem.data.dataset import Sizes
 from initmem.errors import ConfigError, allowed
 from initmem.recipe import Distribution, Recipe, network_of, selectors
 from initmem.seeds import generator
 from initmem.study import Run
-from initmem.train.layers import Layer, by_replica
+from initmem.train.layers import by_replica
 from initmem.train.models import Grouped, Network, build
+from initmem.train.variables import Layout, Names, Role, TorchPlace, Variable, layout_of
 
 Array = NDArray[np.float64]
-Names = tuple[str, ...]  # the names of one variable: a tied variable has several
 
 TRUNCATION = 2.0  # in standard deviations
-
-
-class Layout(NamedTuple):
-    """The variables of a network by name; results are keyed by the first name of a variable."""
-
-    fan_ins: Mapping[Names, float]  # of kernels
-    biases: Sequence[Names]
-    output: Names  # the kernel of the last layer
 
 
 def initialized(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> Network:
@@ -58,38 +50,59 @@ def initialized(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtyp
     return network
 
 
-@torch.no_grad()
 def initialize(network: Grouped, runs: Sequence[Run]) -> None:
-    """Draw the variables of every replica. A seed draws the same standard normals at every scale."""
+    """Initialize every replica of a network for its run."""
     for replica, run in enumerate(runs):
-        rng, recipe = generator(run.seed_of("init"), "init"), network_of(run.recipe)
-        stds = deviations(recipe, run.scale, layout(network))
-        for path, layer in named_layers(network):
-            kernel = by_replica(layer.kernel, network.replicas)[replica]
-            bias = by_replica(layer.bias, network.replicas)[replica]
-            _fill(kernel, draw(rng, kernel.shape, recipe.distribution), stds[f"{path}.kernel"])
-            _fill(bias, draw(rng, bias.shape), stds[f"{path}.bias"])
-        first = by_replica(network.layers()[0].kernel, network.replicas)[replica]
-        first.view(-1)[0] *= run.perturbation
+        initialize_replica(replica_variables(network, replica), run)
 
 
-def named_layers(network: Grouped) -> list[tuple[str, Layer]]:
-    """The layers with a kernel, by name, in the order in which initialization draws them."""
-    return [(path, module) for path, module in network.named_modules() if isinstance(module, Layer)]
+def replica_variables(network: Grouped, replica: int = 0) -> list[Variable]:
+    """The kernels and biases of one replica, in the order in which they are drawn."""
+    layers = network.named_layers()
+    variables = []
+    for path, layer in layers.items():
+        roles: tuple[tuple[Role, float | None], ...] = (("kernel", float(layer.fan_in)), ("bias", None))
+        for role, fan_in in roles:
+            name = f"{path}.{role}"
+            share = by_replica(getattr(layer, role), network.replicas)[replica]
+            place = TorchPlace(name, layer, role, (share,))
+            is_output = role == "kernel" and path == list(layers)[-1]
+            variables.append(Variable(name, tuple(share.shape), role, fan_in, "", place, is_output=is_output))
+    return variables
 
 
-def layout(network: Grouped) -> Layout:
-    """The variables of a network, for the selectors of `scaled` to choose from."""
-    layers = named_layers(network)
-    return Layout(
-        fan_ins={(f"{path}.kernel",): float(layer.fan_in) for path, layer in layers},
-        biases=[(f"{path}.bias",) for path, _ in layers],
-        output=(f"{layers[-1][0]}.kernel",),
-    )
+@torch.no_grad()
+def initialize_replica(variables: Sequence[Variable], run: Run) -> None:
+    """Initialize one network for the scale and seed of a run."""
+    recipe, rng = network_of(run.recipe), generator(run.seed_of("init"), "init")
+    size_of = deviations if recipe.init_mode == "redraw" else factors
+    by_name = size_of(recipe, run.scale, layout_of(variables))
+    sizes = [by_name.get(variable.name) for variable in variables]
+    draw_kernel = partial(draw, rng, distribution=recipe.distribution)
+    fill(variables, sizes, recipe.init_mode, draw_kernel, rng.standard_normal)
+    first = next(variable for variable in variables if variable.role == "kernel")
+    first.place.parameters[0].view(-1)[0] *= run.perturbation
 
 
-def _fill(target: Tensor, normals: NDArray[np.float64], std: float) -> None:
-    target.copy_(torch.from_numpy(normals * std))
+def fill(
+    variables: Sequence[Variable],
+    sizes: Sequence[float | None],
+    mode: Literal["redraw", "rescale"],
+    draw_kernel: Callable[[tuple[int, ...]], Array],
+    draw_bias: Callable[[tuple[int, ...]], Array],
+) -> None:
+    """Set every variable that has a size: to random numbers of that deviation, or to a multiple of itself.
+
+    The random numbers of a seed are the same at every scale.
+    """
+    for variable, size in zip(variables, sizes, strict=True):
+        if size is None:
+            continue
+        if mode == "rescale":
+            variable.place.rescale(size)
+        else:
+            drawn = (draw_kernel if variable.role == "kernel" else draw_bias)(variable.shape)
+            variable.place.set(drawn * size)
 
 
 def deviations(recipe: Recipe, scale: float, layout: Layout) -> dict[str, float]:
@@ -125,10 +138,10 @@ def _chosen(text: str, field: str, layout: Layout) -> set[Names]:
                 matching = {names for names in layout.fan_ins if _matches(names, selector, of_layers=True)}
                 matching |= {names for names in layout.biases if _matches(names, selector, of_layers=False)}
         if not matching:
-            known = [names[0] for names in (*layout.fan_ins, *layout.biases)]
+            variables = [names[0] for names in (*layout.fan_ins, *layout.biases)]
             raise ConfigError(
                 f"{field} = {text!r}: nothing here is named {selector!r} "
-                f"({allowed(['kernels', 'biases', 'output', *known])})"
+                f"({allowed(['kernels', 'biases', 'output', *variables])})"
             )
         chosen |= matching
     return chosen

@@ -56,42 +56,19 @@ class Conv(Layer):
     def __init__(self, replicas: int, inputs: int, outputs: int, size: int = 3, stride: int = 1) -> None:
         super().__init__(replicas, inputs * size * size, (outputs, inputs, size, size))
         self.inputs, self.size, self.stride = inputs, size, stride
-        self.unfolds = False  # on a GPU, `initmem.train.convolutions` decides
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w), or shared (batch, in, h, w), to (batch, replica * out, h', w')."""
-        if self.is_dense(x):
-            return self._dense(x)
-        if self.size == 3 and self.stride == 1 and native.can_convolve(x, self.kernel):
-            return native.convolve(x, self.kernel, self.bias)
-        groups = x.shape[1] // self.inputs
+        if self.size == 3 and self.stride == 1:
+            if max(x.shape[2:]) <= 2:
+                return self._dense(x)
+            if native.can_convolve(x, self.kernel):
+                return native.convolve(x, self.kernel, self.bias)
         padding = self.size // 2
         if self.stride > 1:
             # Keras 3 pads as little as possible, at the far edge first; PyTorch does not.
             x, padding = F.pad(x, [*self._edges(x.shape[3]), *self._edges(x.shape[2])]), 0
-        if self.unfolds:
-            return self._unfolded(x, padding, groups)
-        return F.conv2d(x, self.kernel, self.bias, self.stride, padding, groups=groups)
-
-    def is_dense(self, x: Tensor) -> bool:
-        """Whether every output sees every input."""
-        return self.size == 3 and self.stride == 1 and max(x.shape[2:]) <= 2
-
-    def described(self, x: Tensor) -> str:
-        """The shape of the layer and its input, in words."""
-        outputs, (height, width) = len(self.kernel) // self.replicas, x.shape[2:]
-        layer = f"{self.inputs}-{outputs} {self.size}x{self.size}/{self.stride}"
-        return f"{layer}, {len(x)} images of {height}x{width}"
-
-    def _unfolded(self, x: Tensor, padding: int, groups: int) -> Tensor:
-        """One matrix product per group, of its kernels with the patches that they see."""
-        n = len(x)
-        height, width = ((side + 2 * padding - self.size) // self.stride + 1 for side in x.shape[2:])
-        patches = F.unfold(x, self.size, padding=padding, stride=self.stride)  # (n, group * fan_in, pixel)
-        patches = patches.view(n, groups, self.fan_in, -1).permute(1, 2, 0, 3).flatten(2)
-        y = torch.bmm(self.kernel.view(groups, -1, self.fan_in), patches)  # (group, out, n * pixel)
-        y = y.view(groups, -1, n, height * width).permute(2, 0, 1, 3).reshape(n, -1, height, width)
-        return y + self.bias[:, None, None]
+        return F.conv2d(x, self.kernel, self.bias, self.stride, padding, groups=x.shape[1] // self.inputs)
 
     def _dense(self, x: Tensor) -> Tensor:
         """On images of at most 2x2 pixels every output sees every input: one matrix product per replica."""
@@ -232,7 +209,6 @@ class MovingStatistics:
     def correct(self) -> None:
         """Make the batch variances biased: PyTorch's are unbiased, Keras 3 uses the biased ones.
 
-        It belongs to the step that a CUDA graph records, which would not set `count` when it is replayed.
         In C it is part of `absorb`.
         """
         if not self.norms or self.together.ready:

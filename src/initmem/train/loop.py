@@ -1,19 +1,28 @@
-"""Train a pack of runs and return their records."""
+"""Train a pack of runs: epochs of updates, evaluation, early stopping, one test, one record per run."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from initmem.clocks import epoch_rates
 from initmem.data.dataset import Dataset
-from initmem.record import RunRecord
+from initmem.record import RunRecord, finite, summarize
 from initmem.study import Run
 from initmem.train import native
+from initmem.train.batches import Images
+from initmem.train.optimizers import times
 from initmem.train.pack import Checkpoint, Pack
-from initmem.train.requirements import Compile, Precision
+from initmem.train.requirements import Precision
+
+STATISTICS_BATCHES = 50  # training batches from which the statistics of batch norm are re-estimated
 
 
 def train_pack(
@@ -23,7 +32,6 @@ def train_pack(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     precision: Precision = "float32",
-    compile: Compile = "none",
     resume: Sequence[Checkpoint] | None = None,
     on_epoch: Callable[[Pack], None] | None = None,
     pause: Callable[[], bool] = lambda: False,
@@ -36,29 +44,210 @@ def train_pack(
     callbacks may raise to stop training.
     """
     started = time.perf_counter()
-    # By default PyTorch allows TF32 in GPU convolutions; here it has to be requested.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    pack = Pack(runs, data, device=device, dtype=dtype, precision=precision, compile=compile)
-    if resume is not None:
-        pack.restore(resume)
-    started -= pack.spent  # in earlier sessions
-    while not pack.finished:
-        completed = pack.train_epoch(pause)
-        callback = on_epoch if completed else on_pause
-        if callback is not None:
-            callback(pack)
-    return pack.records(provenance(pack, time.perf_counter() - started))
+    with _tf32(precision == "tf32"):
+        pack = Pack(runs, data, device=device, dtype=dtype, precision=precision)
+        if resume is not None:
+            pack.restore(resume)
+        started -= pack.spent  # in earlier sessions
+        while not pack.finished:
+            completed = train_epoch(pack, pause)
+            callback = on_epoch if completed else on_pause
+            if callback is not None:
+                callback(pack)
+        return records(pack, time.perf_counter() - started)
 
 
-def provenance(pack: Pack, seconds: float) -> dict[str, Any]:
-    """Provenance that only the pack knows; the engine adds the rest."""
-    return {
+def train_epoch(pack: Pack, pause: Callable[[], bool] = lambda: False) -> bool:
+    """One pass over the training split, one validation, one row of history per replica.
+
+    `pause` is called between batches. If it returns true, the epoch is interrupted and False is returned;
+    the next call, on this pack or on one restored from its checkpoints, continues with the next batch.
+    """
+    started = time.perf_counter()
+    recipe, epoch = pack.recipe, pack.epoch + 1
+    rates = epoch_rates(recipe, len(pack.train), epoch)
+    batches = pack.batches(epoch)
+    first_update = pack.updates - pack.position + 1
+
+    pack.network.train()
+    for i in range(pack.position, len(batches)):
+        x, y = pack.train.packed(*batches[i])
+        pack.network.begin_update(first_update + i)
+        logits = pack.logits(x)
+        losses = cross_entropy(logits, y)  # (batch, replica)
+        # The mean is over the batch alone, so that gradients do not depend on the number of replicas. A plain
+        # module may have parameters that it does not use: their gradient is zero.
+        gradients = torch.autograd.grad(
+            losses.sum() / len(x), pack.parameters, materialize_grads=recipe.is_module
+        )
+        with torch.no_grad():
+            pack.statistics.correct()
+            if recipe.batch_statistics == "moving":
+                pack.statistics.absorb()
+            pack.running["angular"] += rates[i] * pack.ratio / pack.kernel_squares()
+            add_l2(pack, gradients)
+            pack.optimizer.step(list(gradients), float(rates[i]), first_update + i)
+            pack.running["loss"] += losses.sum(0)
+            pack.running["correct"] += correct(logits, y).sum(0)
+        pack.position = i + 1
+        if pack.position < len(batches) and pause():
+            pack.seconds += time.perf_counter() - started
+            return False
+
+    sharpness = _sharpness(pack, epoch)  # where gradients are taken
+    with evaluated_model(pack, epoch):
+        measured = _measure(pack)
+        pack.seconds += time.perf_counter() - started
+        improved = pack.append_rows(measured, rates, sharpness)
+        pack.keep_best(improved)
+    pack.begin_epoch(epoch)
+    return True
+
+
+def records(pack: Pack, seconds: float) -> list[RunRecord]:
+    """Test the selected model of every replica, once, and return the records of the runs."""
+    pack.use_best()
+    loss, accuracy = evaluate(pack, pack.test)
+    objective = loss + pack.l2 * pack.kernel_squares()
+    provenance = {  # the engine adds the rest
         "device": str(pack.device),
         "precision": pack.precision,
-        "compile": pack.compile,
-        "native": native.ready(pack.device, pack.parameters[0].dtype),
-        "layers": native.layers(pack.device, pack.parameters[0].dtype),
+        "native": native.ready(pack.device, pack.dtype),
+        "layers": native.layers(pack.device, pack.dtype),
         "pack": pack.replicas,
         "seconds": round(seconds, 3),
-        **({"convolutions": pack.convolutions} if pack.convolutions else {}),
     }
+    made = []
+    for r, run in enumerate(pack.runs):
+        summary = summarize(
+            pack.columns(r),
+            norm_init=pack.norm_init[r],
+            selects=pack.recipe.selecting_loss,
+            test_accuracy=float(accuracy[r]),
+            test_cross_entropy=float(loss[r]),
+            test_objective=float(objective[r]),
+        )
+        sessions = pack.sessions(r)
+        mixture = {"sessions": sessions} if len(sessions) > 1 else {}
+        status = pack.status[r] or "completed"
+        made.append(finite(RunRecord(run, status, summary, pack.columns(r), provenance | mixture)))
+    return made
+
+
+@torch.no_grad()
+def evaluate(pack: Pack, images: Images) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy and accuracy of every replica, each of shape (replica,)."""
+    pack.network.eval()
+    loss = torch.zeros(pack.replicas, device=pack.device)
+    hits = torch.zeros(pack.replicas, device=pack.device)
+    for x, y in images.shared(pack.evaluated_at_once):
+        logits = pack.logits(x)
+        labels = y[:, None].expand(-1, pack.replicas, *y.shape[1:])
+        loss += cross_entropy(logits, labels).sum(0)
+        hits += correct(logits, labels).sum(0)
+    return loss / len(images), hits / len(images)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of every example, shape (batch, replica): of its label, or the mean over its tokens."""
+    losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
+    return losses if labels.ndim == 2 else losses.mean(2)
+
+
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Whether every example is classified correctly, shape (batch, replica); the share of its tokens."""
+    hits = logits.argmax(-1) == labels
+    return hits if labels.ndim == 2 else hits.to(logits.dtype).mean(2)
+
+
+@contextmanager
+def evaluated_model(pack: Pack, epoch: int) -> Iterator[None]:
+    """A context in which the network is the model to evaluate: the average, if the optimizer has one."""
+    variables = [parameter.detach() for parameter in pack.parameters]
+    iterates = list(torch._foreach_clone(variables)) if pack.optimizer.average else []
+    if iterates:
+        torch._foreach_copy_(variables, list(pack.optimizer.average))
+    if iterates or pack.recipe.batch_statistics == "re-estimated":
+        estimate_statistics(pack, epoch)
+    try:
+        yield
+    finally:
+        if iterates:
+            torch._foreach_copy_(variables, iterates)
+
+
+@torch.no_grad()
+def estimate_statistics(pack: Pack, epoch: int) -> None:
+    """Set the statistics of batch norm to means over the first training batches of the epoch.
+
+    They replace the moving averages, which training itself never reads.
+    """
+    if not pack.statistics.norms:
+        return
+    pack.network.train()
+    seen = 0
+    for index, draws in pack.batches(epoch)[:STATISTICS_BATCHES]:
+        pack.logits(pack.train.packed(index, draws)[0])
+        seen += len(index)
+        pack.statistics.correct()
+        pack.statistics.absorb(len(index) / seen)
+
+
+def add_l2(pack: Pack, gradients: Sequence[Tensor]) -> None:
+    """Add the gradient of l2 * sum(W^2), which is 2 * l2 * W, for the kernels that are trained."""
+    if not any(recipe.l2 for recipe in pack.recipes):
+        return
+    of_kernels = [gradients[i] for i in pack.kernel_indices]
+    kernels = [pack.parameters[i].detach() for i in pack.kernel_indices]
+    if isinstance(pack.l2, Tensor):  # one for each replica
+        for gradient, kernel in zip(of_kernels, kernels, strict=True):
+            gradient.add_(times(kernel, 2 * pack.l2))
+    elif not pack.trained_kernels.add_to(of_kernels, 2 * pack.l2):
+        torch._foreach_add_(of_kernels, kernels, alpha=2 * pack.l2)
+
+
+def _measure(pack: Pack) -> dict[str, list[float]]:
+    """What evaluation adds to the history: columns with one value per replica."""
+    val_loss, val_accuracy = evaluate(pack, pack.val)
+    if pack.recipe.train_eval:
+        train_loss, train_accuracy = evaluate(pack, pack.train)
+    else:
+        n = len(pack.train)
+        train_loss, train_accuracy = pack.running["loss"] / n, pack.running["correct"] / n
+    squares = pack.kernel_squares()
+    penalty = pack.l2 * squares
+    measured = {
+        "train_cross_entropy": train_loss,
+        "train_objective": train_loss + penalty,
+        "train_accuracy": train_accuracy,
+        "val_cross_entropy": val_loss,
+        "val_objective": val_loss + penalty,
+        "val_accuracy": val_accuracy,
+        "norm": squares.sqrt(),
+    }
+    return {name: values.tolist() for name, values in measured.items()}
+
+
+def _sharpness(pack: Pack, epoch: int) -> list[float]:
+    """The sharpness of every replica; NaN: not measured after this epoch."""
+    every = pack.recipe.sharpness_every
+    if not every or (epoch > 1 and epoch % every):
+        return [math.nan] * pack.replicas
+    from initmem.train.sharpness import sharpness
+
+    values: list[float] = sharpness(pack.network, pack.train, pack.recipe.l2).tolist()
+    return values
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Whether a GPU may compute in TF32. By default PyTorch allows it in convolutions."""
+    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        for backend, was_allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = was_allowed

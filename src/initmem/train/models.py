@@ -33,8 +33,12 @@ class Network(nn.Module, ABC):
         self.replicas = replicas
 
     @abstractmethod
-    def kernels(self) -> list[nn.Parameter]:
+    def kernel_names(self) -> list[str]:
         """The kernels: what the initialization scale multiplies, l2 penalizes and the weight norm counts."""
+
+    def kernels(self) -> list[nn.Parameter]:
+        """The kernels themselves."""
+        return [self.get_parameter(name) for name in self.kernel_names()]
 
     @abstractmethod
     def begin_update(self, k: int) -> None:
@@ -44,13 +48,13 @@ class Network(nn.Module, ABC):
 class Grouped(Network):
     """A network whose layers hold all replicas: R groups of channels."""
 
-    def layers(self) -> list[Layer]:
+    def named_layers(self) -> dict[str, Layer]:
         """The layers with a kernel, in the order in which initialization draws them."""
-        return [module for module in self.modules() if isinstance(module, Layer)]
+        return {path: module for path, module in self.named_modules() if isinstance(module, Layer)}
 
-    def kernels(self) -> list[nn.Parameter]:
+    def kernel_names(self) -> list[str]:
         """The kernels of all layers."""
-        return [layer.kernel for layer in self.layers()]
+        return [f"{path}.kernel" for path in self.named_layers()]
 
     def begin_update(self, k: int) -> None:
         """Nothing to do: these networks draw no random numbers."""

@@ -22,10 +22,9 @@ from initmem.errors import ModelError
 from initmem.recipe import Recipe, network_of
 from initmem.seeds import generator
 from initmem.study import Run
-from initmem.train.init import Layout, deviations, draw, factors
+from initmem.train.init import factors, initialize_replica
 from initmem.train.models import Network
-from initmem.train.torch_variables import torch_variables
-from initmem.train.variables import Variable, layout_of
+from initmem.train.variables import Variable, layout_of, torch_variables
 
 BUILDING, NOISE = 1, 1 << 40  # indices of the streams for building and for dropout: no epoch has them
 
@@ -44,13 +43,12 @@ class ModulePack(Network):
         named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
         self.shapes = {name: tensor.shape for name, tensor in named.items()}  # of one replica
         _stack(modules)
-        parameters = dict(self.net.named_parameters())
-        self._kernels = [parameters[name] for name in kernels]
+        self._kernels = list(kernels)
         self._noise_seed, self._update = noise_seed, 0
 
-    def kernels(self) -> list[nn.Parameter]:
+    def kernel_names(self) -> list[str]:
         """The parameters that are kernels by the rules of `Init`."""
-        return self._kernels
+        return [f"net.{name}" for name in self._kernels]
 
     def begin_update(self, k: int) -> None:
         """Note which update comes next: dropout draws the same numbers in it after a resumption."""
@@ -130,10 +128,13 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 def module_pack(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> ModulePack:
     """Build, initialize and stack the module of every run."""
     recipe = network_of(runs[0].recipe)
-    modules, kernels = [], []
+    modules: list[nn.Module] = []
+    kernels: list[str] = []
     for run in runs:
         module = build_module(recipe, sizes, seed=_seed(run, "init", BUILDING)).to(device, dtype)
-        kernels = initialize_module(module, run)
+        variables = _variables(module, recipe)
+        initialize_replica(variables, run)
+        kernels = [variable.name for variable in variables if variable.role == "kernel"]
         modules.append(module)
     return ModulePack(modules, kernels, sizes, _seed(runs[0], "augment", NOISE))
 
@@ -232,28 +233,6 @@ def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
             "register.model(..., kernels=...) says which)"
         )
     return variables
-
-
-@torch.no_grad()
-def initialize_module(module: nn.Module, run: Run) -> list[str]:
-    """Initialize a module as `Init` does, for the scale and seed of a run; return its kernels by name."""
-    recipe = network_of(run.recipe)
-    variables = _variables(module, recipe)
-    layout: Layout = layout_of(variables)
-    redraw = recipe.init_mode == "redraw"
-    sizes = (deviations if redraw else factors)(recipe, run.scale, layout)
-    rng = generator(run.seed_of("init"), "init")
-    for variable in variables:
-        if variable.name not in sizes:
-            continue
-        if not redraw:
-            variable.place.rescale(sizes[variable.name])
-        else:
-            kind = recipe.distribution if variable.role == "kernel" else "normal"
-            variable.place.set(draw(rng, variable.shape, kind) * sizes[variable.name])
-    kernels = [variable for variable in variables if variable.role == "kernel"]
-    kernels[0].place.value().view(-1)[0] *= run.perturbation
-    return [variable.name for variable in kernels]
 
 
 def module_rows() -> list[dict[str, str | int | None]]:

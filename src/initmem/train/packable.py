@@ -17,6 +17,7 @@ from initmem.recipe import Recipe
 from initmem.record import COLUMNS
 from initmem.register import in_a_line
 from initmem.study import Run
+from initmem.train.loop import train_epoch
 from initmem.train.modules import builder, check_module
 from initmem.train.pack import Pack
 
@@ -65,10 +66,10 @@ def check_optimizer(recipe: Recipe, sizes: Sizes) -> None:
     told = f"optimizer = {recipe.optimizer!r}"
     whole, resumed = Pack(runs, data), Pack(runs, data)
     try:
-        whole.train_epoch()
+        train_epoch(whole)
         resumed.restore(whole.checkpoint())
         for pack in (whole, resumed):
-            pack.train_epoch()
+            train_epoch(pack)
     except Exception as error:  # a plugin may raise anything
         raise ModelError(f"{told}: an update raised {in_a_line(error)}") from None
     if not _same(whole.history[0], resumed.history[0], tolerance=0.0):
@@ -102,7 +103,7 @@ def _tried(recipe: Recipe, sizes: Sizes, code: tuple[Callable[..., Any], ...]) -
 def _history(runs: list[Run], data: Dataset) -> list[dict[str, list[float]]]:
     pack = Pack(runs, data, dtype=torch.float64)
     while not pack.finished:
-        pack.train_epoch()
+        train_epoch(pack)
     pack.checkpoint()  # which splits the state of the optimizer by replica
     return pack.history
 

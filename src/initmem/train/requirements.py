@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from initmem.study import Study
 
 Precision = Literal["float32", "tf32", "amp"]  # amp: layers in bfloat16
-Compile = Literal["none", "graphs"]  # graphs: gradients from CUDA graphs
 
 LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1}
 
@@ -41,28 +40,13 @@ def check_input(model: str, shape: tuple[int, int, int], augment: str = "none", 
         )
 
 
-def check_compile(compile: Compile, recipe: Recipe) -> None:
-    """Raise where a CUDA graph would repeat something that has to change from update to update."""
-    if compile == "none":
-        return
-    if recipe.is_module:  # its draws depend on the update, and what else it does in Python is its own affair
-        given = f"model = {recipe.model!r}"
-        allowed = f"allowed: none; graphs with {', '.join(LEAST_SIDE)}"
-    elif recipe.has_own_optimizer:  # it might keep a gradient that the next update overwrites
-        given, allowed = f"optimizer = {recipe.optimizer!r}", "allowed: none; graphs with bundled optimizers"
-    else:
-        return
-    raise ModelError(f"compile = {compile!r} with {given} ({allowed})")
-
-
-def check(study: Study, compile: Compile = "none") -> None:
+def check(study: Study) -> None:
     """Find a user's mistake before anything is written or started."""
     from initmem.data.sources import check as check_data
     from initmem.data.sources import sizes
     from initmem.recipe import network_of
 
     for recipe in map(network_of, study.recipes):
-        check_compile(compile, recipe)
         check_data(recipe)
         shape = sizes(recipe)
         check_input(recipe.model, shape.shape, recipe.augment, shape.vocabulary)
@@ -93,8 +77,9 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
         return
     import torch
 
-    from initmem.train.init import factors, layout
+    from initmem.train.init import factors, replica_variables
     from initmem.train.models import build
+    from initmem.train.variables import layout_of
 
     with torch.device("meta"):
         network = build(
@@ -105,4 +90,4 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
             width=recipe.width,
             norm=recipe.norm,
         )
-    factors(recipe, 1.0, layout(network))
+    factors(recipe, 1.0, layout_of(replica_variables(network)))

@@ -139,7 +139,7 @@
 
   function said(run) {
     const epochs = Math.max(0, ...Object.values(run.history).map((values) => values.length));
-    return `${run.place ? `${run.place}: ` : ""}${run.status}, ${epochs} epochs, run ${run.id}`;
+    return `${run.about ? `${run.about}: ` : ""}${run.status}, ${epochs} epochs, run ${run.id}`;
   }
 
   // A chart per metric, what is derived from training last; of a single run, train and validation share one.
@@ -167,7 +167,7 @@
       names
         .filter((name) => run.history[name]?.length)
         .map((name, k) => {
-          const label = single ? words[k] : run.place || run.id;
+          const label = single ? words[k] : run.about || run.id;
           return { label, name: label, style: single ? k : i, points: run.history[name].map((y, at) => point(words[k], y, at + 1)) };
         }),
     );

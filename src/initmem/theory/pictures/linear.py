@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.labels import labels
 from initmem.measures.beta import beta_curve
 from initmem.measures.collapse import Collapse, collapse
 from initmem.plots.model import Entry, Member, Panel, Plot, Series, Style, Text
 from initmem.plots.styles import GREY, nth
-from initmem.recipe import AnyRecipe, labels
+from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.study_file import load_study
 from initmem.theory.ensemble import LinearSettings

@@ -6,7 +6,7 @@ a C compiler, or with INITMEM_NATIVE=0, PyTorch does all the work.
 
 from __future__ import annotations
 
-import ctypes
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from initmem.train import compiled
 
+FFI = compiled.interface()
+FLOATS, ADDRESSES = FFI.typeof("float *"), FFI.typeof("float *[]")
 LANES = 8  # floats per SIMD vector: the number of channels, or of lanes, is a multiple of this
 
 
@@ -33,7 +35,7 @@ class Lanes(NamedTuple):
 SINGLE = Lanes(1, 1)
 
 
-def library() -> ctypes.CDLL | None:
+def library() -> Any:
     """The compiled code; None if it is not available."""
     return compiled.library().code
 
@@ -112,11 +114,11 @@ def normalize_fixed(
 ) -> Tensor:
     """The same with given statistics; not differentiable."""
     n, channels, height, width = x.shape
-    gamma, beta, mean, variance = (tensor.data_ptr() for tensor in variables)
+    gamma, beta, mean, variance = variables
     y = _output(x, pool=pool)
-    code().normalize_fixed(
-        x.data_ptr(), n, height, width, channels, *lanes, pool, pointer(skip), gamma, beta, epsilon, mean,
-        variance, y.data_ptr(),
+    call(
+        "normalize_fixed", x, n, height, width, channels, *lanes, pool,
+        skip, gamma, beta, epsilon, mean, variance, y,
     )  # fmt: skip
     return y
 
@@ -137,9 +139,9 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         n, channels, height, width = x.shape
         y, saved = _output(x, pool=pool), x.new_empty(4, channels)
-        code().normalize(
-            x.data_ptr(), n, height, width, channels, *lanes, pool, pointer(skip), gamma.data_ptr(),
-            beta.data_ptr(), epsilon, mean.data_ptr(), variance.data_ptr(), saved.data_ptr(), y.data_ptr(),
+        call(
+            "normalize", x, n, height, width, channels, *lanes, pool,
+            skip, gamma, beta, epsilon, mean, variance, saved, y,
         )  # fmt: skip
         ctx.save_for_backward(x, saved, None if skip is None else y)
         ctx.pool, ctx.lanes = pool, lanes
@@ -153,17 +155,11 @@ class _Normalize(torch.autograd.Function):
         total = channels // ctx.lanes.lanes * ctx.lanes.replicas  # without the empty lanes
         grad_x, grad_gamma, grad_beta = torch.empty_like(x), x.new_empty(total), x.new_empty(total)
         grad_skip = None if y is None else torch.empty_like(x)
-        code().normalize_backward(
-            x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
-            pointer(y), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(), grad_beta.data_ptr(),
-            pointer(grad_skip),
+        call(
+            "normalize_backward", x, grad_output, n, height, width, channels, *ctx.lanes, ctx.pool,
+            y, saved, grad_x, grad_gamma, grad_beta, grad_skip,
         )  # fmt: skip
         return grad_x, grad_gamma, grad_beta, None, None, grad_skip, None, None, None
-
-
-def pointer(tensor: Tensor | None) -> int | None:
-    """Where a tensor is, for C."""
-    return None if tensor is None else tensor.data_ptr()
 
 
 def layer_normalize(
@@ -181,10 +177,7 @@ class _LayerNormalize(torch.autograd.Function):
     ) -> Tensor:
         n, channels, height, width = x.shape
         y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2, lanes.lanes)
-        code().layer_normalize(
-            x.data_ptr(), n, height, width, channels, *lanes, pool, gamma.data_ptr(), beta.data_ptr(),
-            epsilon, saved.data_ptr(), y.data_ptr(),
-        )  # fmt: skip
+        call("layer_normalize", x, n, height, width, channels, *lanes, pool, gamma, beta, epsilon, saved, y)
         ctx.save_for_backward(x, gamma, beta, saved)
         ctx.pool, ctx.lanes = pool, lanes
         return y
@@ -195,10 +188,9 @@ class _LayerNormalize(torch.autograd.Function):
         n, channels, height, width = x.shape
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
         grad_x, grad_gamma, grad_beta = map(torch.empty_like, (x, gamma, beta))
-        code().layer_normalize_backward(
-            x.data_ptr(), grad_output.data_ptr(), n, height, width, channels, *ctx.lanes, ctx.pool,
-            gamma.data_ptr(), beta.data_ptr(), saved.data_ptr(), grad_x.data_ptr(), grad_gamma.data_ptr(),
-            grad_beta.data_ptr(),
+        call(
+            "layer_normalize_backward", x, grad_output, n, height, width, channels, *ctx.lanes, ctx.pool,
+            gamma, beta, saved, grad_x, grad_gamma, grad_beta,
         )  # fmt: skip
         return grad_x, grad_gamma, grad_beta, None, None, None
 
@@ -246,8 +238,8 @@ class _Convolution(torch.autograd.Function):
             grad_x = _convolved(grad_output, kernel, None, inputs, lanes, transposed=True)
         grad_kernel, grad_bias = torch.empty_like(kernel), x.new_empty(len(kernel))
         n, _, height, width = x.shape
-        before = x.data_ptr(), grad_output.data_ptr(), n, height, width, inputs, outputs
-        _call("convolve_backward", lanes, before, (grad_kernel.data_ptr(), grad_bias.data_ptr()))
+        images = x, grad_output, n, height, width, inputs, outputs
+        _call("convolve_backward", lanes, images, (grad_kernel, grad_bias))
         return grad_x, grad_kernel, grad_bias, None
 
 
@@ -256,24 +248,23 @@ def _convolved(
 ) -> Tensor:
     n, channels, height, width = x.shape
     y = x.new_empty(n, height, width, outputs * lanes.lanes).permute(0, 3, 1, 2)
-    pointers = x.data_ptr(), kernel.data_ptr(), pointer(bias)
-    sizes = n, height, width, channels // lanes.lanes, outputs
-    _call("convolve", lanes, (*pointers, *sizes), (transposed, y.data_ptr()))
+    images = x, kernel, bias, n, height, width, channels // lanes.lanes, outputs
+    _call("convolve", lanes, images, (transposed, y))
     return y
 
 
-def _call(name: str, lanes: Lanes, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
-    """Call a function that allocates buffers, or its variant for packs, which also takes the lanes.
+def _call(name: str, lanes: Lanes, images: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
+    """Call a convolution, or its variant for packs, which also takes the lanes.
 
     The widest vectors that the channels, or the lanes, fill are used.
     """
-    *_, inputs, outputs = before
+    *_, inputs, outputs = images
     across = (inputs, outputs) if lanes == SINGLE else (lanes.lanes,)
     widest = compiled.library().widest
     wide = widest > LANES and all(size % widest == 0 for size in across)
     variant = f"{'' if lanes == SINGLE else 'lanes_'}{name}{'_wide' if wide else ''}"
     pack = () if lanes == SINGLE else lanes
-    if not getattr(code(), variant)(*before, *pack, *after):
+    if not call(variant, *images, *pack, *rest):
         raise MemoryError
 
 
@@ -303,7 +294,7 @@ class Together:
         self.lists = [list(tensors) for tensors in lists]
         self.first = self.lists[0]
         self.strides = [tensor.stride() for tensor in self.first]
-        self.sizes = (ctypes.c_long * len(self.first))(*(tensor.numel() for tensor in self.first))
+        self.sizes = FFI.new("num[]", [tensor.numel() for tensor in self.first])
         self.pointers = [pointers(tensors) for tensors in self.lists]
         self.fits = bool(self.first) and all(
             tensor.stride() == stride and _is_block(tensor) and tensor.dtype == torch.float32
@@ -338,7 +329,7 @@ class Together:
     def sum_of_squares(self, replicas: int) -> Tensor:
         """The sum of all squares of each replica's share, shape (replica,)."""
         sums = self.first[0].new_empty(replicas)
-        self._call("sum_of_squares", self.pointers[0], replicas, sums.data_ptr())
+        self._call("sum_of_squares", self.pointers[0], replicas, sums)
         return sums
 
     def absorb(self, factors: Sequence[float], share: float) -> None:
@@ -346,15 +337,15 @@ class Together:
 
         Each batch variance is multiplied by a factor first; one that is multiplied by zero counts as zero.
         """
-        self._call("absorb", *self.pointers, (ctypes.c_double * len(factors))(*factors), share)
+        self._call("absorb", *self.pointers, FFI.new("double[]", list(factors)), share)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        getattr(code(), name)(len(self.first), self.sizes, *arguments)
+        call(name, len(self.first), self.sizes, *arguments)
 
 
-def pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    """Where tensors are, as an array for C."""
-    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+def pointers(tensors: Sequence[Tensor]) -> Any:
+    """The addresses of the tensors' elements, as an array for C."""
+    return FFI.from_buffer(ADDRESSES, array("Q", [tensor.data_ptr() for tensor in tensors]))
 
 
 def _is_block(tensor: Tensor) -> bool:
@@ -370,8 +361,21 @@ def _output(x: Tensor, *, pool: bool) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
 
 
-def code() -> ctypes.CDLL:
-    """The compiled code, where it is known to be available."""
-    known = library()
-    assert known is not None, "callers check that the code is available"
-    return known
+def code() -> Any:
+    """The functions of layers.h, where they are known to be available."""
+    functions = library()
+    assert functions is not None, "callers check that the code is available"
+    return functions
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function of layers.h; a tensor is passed as the address of its elements, None as NULL."""
+    passed = [
+        FFI.cast(FLOATS, argument.data_ptr())
+        if isinstance(argument, Tensor)
+        else FFI.NULL
+        if argument is None
+        else argument
+        for argument in arguments
+    ]
+    return getattr(code(), name)(*passed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from initmem.train import compiled, native
-from initmem.train.native import Lanes
+from initmem.train.native import FFI, Lanes
 
 
 class Block(NamedTuple):
@@ -83,23 +83,23 @@ class _Plan:
             width >> pools,
             len(blocks[-1].kernel) // lanes.replicas * lanes.lanes,
         )
-        sizes: list[int] = []
-        pointers: list[int | None] = []
+        sizes: list[tuple[int, ...]] = []
+        addresses = array("Q")
         for block in blocks:
             outputs, inputs = block.kernel.shape[:2]
-            sizes += inputs, outputs // lanes.replicas, block.pool, block.residual
-            pointers += [variable.data_ptr() for variable in block[:4]]
-            pointers += map(native.pointer, block.statistics or (None, None))
+            sizes.append((inputs, outputs // lanes.replicas, block.pool, block.residual))
+            addresses.extend([variable.data_ptr() for variable in block[:4]])
+            addresses.extend([s.data_ptr() for s in block.statistics] if block.statistics else [0, 0])
         self.arguments = (
-            len(blocks), (ctypes.c_long * len(sizes))(*sizes), (ctypes.c_void_p * len(pointers))(*pointers),
+            len(blocks), FFI.new("struct block_sizes[]", sizes),
+            FFI.from_buffer("struct block_variables[]", addresses),
             n, height, width, *lanes, compiled.library().widest,
         )  # fmt: skip
 
     def forward(self, x: Tensor, epsilon: float, *, training: bool) -> tuple[Tensor, Tensor]:
         """The output, and, in training, what the backward pass needs."""
         buffer, y = self._buffer(x, keep=training), x.new_empty(self.shape)
-        pointers = buffer.data_ptr(), y.data_ptr()
-        if not native.code().chain(*self.arguments, training, x.data_ptr(), epsilon, *pointers):
+        if not native.call("chain", *self.arguments, training, x, epsilon, buffer, y):
             raise MemoryError
         return y.permute(0, 3, 1, 2), buffer
 
@@ -108,13 +108,15 @@ class _Plan:
     ) -> None:
         """Write the gradients of kernel, bias, gamma and beta of each block, and of x."""
         work = self._buffer(x, keep=False)
-        given = x.data_ptr(), buffer.data_ptr(), grad_output.data_ptr()
-        outputs = native.pointers(gradients), work.data_ptr(), native.pointer(grad_x)
-        if not native.code().chain_backward(*self.arguments, *given, *outputs):
+        addresses = array("Q", [gradient.data_ptr() for gradient in gradients])
+        of_blocks = FFI.from_buffer("struct block_gradients[]", addresses)
+        if not native.call(
+            "chain_backward", *self.arguments, x, buffer, grad_output, of_blocks, work, grad_x
+        ):
             raise MemoryError
 
     def _buffer(self, x: Tensor, *, keep: bool) -> Tensor:
-        return x.new_empty(native.code().chain_floats(*self.arguments, keep))
+        return x.new_empty(native.call("chain_floats", *self.arguments, keep))
 
 
 def can_head(x: Tensor, kernel: Tensor) -> bool:
@@ -134,8 +136,7 @@ class _Head(torch.autograd.Function):
         n, channels = len(x), kernel.shape[1]
         ctx.sizes = n, x.shape[2] * x.shape[3], channels, *lanes, len(kernel) // lanes.replicas, largest
         features, logits = x.new_empty(n, lanes.replicas * channels), x.new_empty(n, len(kernel))
-        variables = kernel.data_ptr(), bias.data_ptr()
-        native.code().head(x.data_ptr(), *ctx.sizes, *variables, features.data_ptr(), logits.data_ptr())
+        native.call("head", x, *ctx.sizes, kernel, bias, features, logits)
         ctx.save_for_backward(x, features, kernel)
         return logits
 
@@ -144,7 +145,5 @@ class _Head(torch.autograd.Function):
         x, features, kernel = ctx.saved_tensors
         grad_output = grad_output.contiguous()
         gradients = torch.empty_like(x), torch.empty_like(kernel), x.new_empty(len(kernel))
-        given = x.data_ptr(), features.data_ptr(), grad_output.data_ptr()
-        outputs = (gradient.data_ptr() for gradient in gradients)
-        native.code().head_backward(*given, *ctx.sizes, kernel.data_ptr(), *outputs)
+        native.call("head_backward", x, features, grad_output, *ctx.sizes, kernel, *gradients)
         return *gradients, None, None

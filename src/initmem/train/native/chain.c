@@ -4,40 +4,10 @@
    the input of the block before to its output. */
 #include "vectors.h"
 
-typedef int convolution(const float *, const float *, const float *, num, num, num, num, num, int, float *);
-typedef int in_lanes(const float *, const float *, const float *, num, num, num, num, num, num, num, int, float *);
-typedef int gradients(const float *, const float *, num, num, num, num, num, float *, float *);
-typedef int gradients_in_lanes(const float *, const float *, num, num, num, num, num, num, num, float *, float *);
-convolution convolve, convolve_wide;
-in_lanes lanes_convolve, lanes_convolve_wide;
-gradients convolve_backward, convolve_backward_wide;
-gradients_in_lanes lanes_convolve_backward, lanes_convolve_backward_wide;
-void normalize(const float *, num, num, num, num, num, num, int, const float *, const float *, const float *, double,
-               float *, float *, float *, float *);
-void normalize_fixed(const float *, num, num, num, num, num, num, int, const float *, const float *, const float *,
-                     double, const float *, const float *, float *);
-void normalize_backward(const float *, const float *, num, num, num, num, num, num, int, const float *, const float *,
-                        float *, float *, float *, float *);
-void layer_normalize(const float *, num, num, num, num, num, num, int, const float *, const float *, double, float *,
-                     float *);
-void layer_normalize_backward(const float *, const float *, num, num, num, num, num, num, int, const float *,
-                              const float *, const float *, float *, float *, float *);
-
-/* As callers describe blocks: 4 numbers and 6 pointers each. Without a mean, it is layer normalization. */
-struct sizes {
-    num inputs, outputs, pool, residual;
-};
-struct variables {
-    float *kernel, *bias, *gamma, *beta, *mean, *variance;
-};
-struct gradients_of {
-    float *kernel, *bias, *gamma, *beta;
-};
-
 struct network {
     num count, images, height, width, replicas, lanes, widest;
-    const struct sizes *sizes;
-    const struct variables *variables;
+    const struct block_sizes *sizes;
+    const struct block_variables *variables;
 };
 
 /* A block: the size of its input, and where its tensors are in a buffer. */
@@ -54,7 +24,7 @@ static num arrange(const struct network *net, int keep, struct place *places)
 {
     num height = net->height, width = net->width, total = 0, middle = 0, saved = 0, output = 0;
     for (num i = 0; i < net->count; i++) {
-        const struct sizes size = net->sizes[i];
+        const struct block_sizes size = net->sizes[i];
         const num pixels = net->images * height * width, channels = size.outputs * net->lanes;
         const num of_middle = aligned(pixels * channels);
         const num of_saved = aligned(net->variables[i].mean ? 4 * channels : 2 * pixels * net->lanes);
@@ -114,8 +84,8 @@ static void accumulate(float *restrict to, const float *restrict from, num float
 }
 
 /* The number of floats that a buffer must have: `keep` for the forward pass of training, not for the others. */
-num chain_floats(num count, const struct sizes *sizes, const struct variables *variables, num images, num height,
-                 num width, num replicas, num lanes, num widest, int keep)
+num chain_floats(num count, const struct block_sizes *sizes, const struct block_variables *variables, num images,
+                 num height, num width, num replicas, num lanes, num widest, int keep)
 {
     const struct network net = {count, images, height, width, replicas, lanes, widest, sizes, variables};
     struct place places[count];
@@ -123,16 +93,17 @@ num chain_floats(num count, const struct sizes *sizes, const struct variables *v
 }
 
 /* In training, `buffer` is what `chain_backward` needs. */
-int chain(num count, const struct sizes *sizes, const struct variables *variables, num images, num height, num width,
-          num replicas, num lanes, num widest, int training, const float *x, double epsilon, float *buffer, float *y)
+int chain(num count, const struct block_sizes *sizes, const struct block_variables *variables, num images, num height,
+          num width, num replicas, num lanes, num widest, int training, const float *x, double epsilon, float *buffer,
+          float *y)
 {
     const struct network net = {count, images, height, width, replicas, lanes, widest, sizes, variables};
     const float *before = x;
     struct place places[count];
     arrange(&net, training, places);
     for (num i = 0; i < count; i++) {
-        const struct sizes size = sizes[i];
-        const struct variables v = variables[i];
+        const struct block_sizes size = sizes[i];
+        const struct block_variables v = variables[i];
         const struct place at = places[i];
         const num channels = size.outputs * lanes, h = at.height, w = at.width;
         float *middle = buffer + at.middle, *saved = buffer + at.saved;
@@ -156,18 +127,18 @@ int chain(num count, const struct sizes *sizes, const struct variables *variable
 }
 
 /* The gradients of all variables, and of x unless grad_x is NULL. */
-int chain_backward(num count, const struct sizes *sizes, const struct variables *variables, num images, num height,
-                   num width, num replicas, num lanes, num widest, const float *x, const float *buffer,
-                   const float *grad_output, const struct gradients_of *gradients, float *work, float *grad_x)
+int chain_backward(num count, const struct block_sizes *sizes, const struct block_variables *variables, num images,
+                   num height, num width, num replicas, num lanes, num widest, const float *x, const float *buffer,
+                   const float *grad_output, const struct block_gradients *gradients, float *work, float *grad_x)
 {
     const struct network net = {count, images, height, width, replicas, lanes, widest, sizes, variables};
     struct place kept[count], places[count];
     const float *grad = grad_output, *skip = NULL; /* what the sum of a residual block passes on */
     arrange(&net, 1, kept), arrange(&net, 0, places);
     for (num i = count - 1; i >= 0; i--) {
-        const struct sizes size = sizes[i];
-        const struct variables v = variables[i];
-        const struct gradients_of g = gradients[i];
+        const struct block_sizes size = sizes[i];
+        const struct block_variables v = variables[i];
+        const struct block_gradients g = gradients[i];
         const num channels = size.outputs * lanes, h = kept[i].height, w = kept[i].width;
         const float *input = i ? buffer + kept[i - 1].output : x;
         const float *middle = buffer + kept[i].middle, *saved = buffer + kept[i].saved;

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "layers.h"
+
 #ifndef LANES
 #define LANES 8 /* floats in a vec */
 #define NAME(function) function
@@ -14,7 +16,6 @@
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int mask __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef long num;
 
 enum { CHUNK = 64 }; /* pixels summed in float32 */
 

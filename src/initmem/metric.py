@@ -1,0 +1,160 @@
+"""Metrics: the unit, the bounds and the title of each, and which direction is better.
+
+Accuracies are recorded as fractions and shown in percent; differences between them are in percentage points.
+User code may record metrics under names of its own. Those whose name has the word `accuracy` are accuracies.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from initmem.clocks import CLOCKS
+
+# The beginnings of names that the tracker gives to what it derives from training.
+DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm", "epoch")
+
+
+class Metric(NamedTuple):
+    """A metric as it is shown."""
+
+    name: str
+    unit: str = ""  # of differences: "pp", or "" where the metric has none
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    better: Literal["higher", "lower"] = "lower"
+    title: str = ""  # of an axis
+
+    @property
+    def factor(self) -> float:
+        """From a recorded value to the one that is shown."""
+        return 100.0 if self.unit == "pp" else 1.0
+
+    @property
+    def widest(self) -> float:
+        """No range of the metric exceeds this."""
+        return self.bounds[1] - self.bounds[0]
+
+    @property
+    def is_percentage(self) -> bool:
+        """Whether values are in percent, as those of accuracies are."""
+        return self.bounds == (0.0, 100.0)
+
+    @property
+    def form(self) -> str:
+        """How differences are written: points to a tenth, anything else to three digits."""
+        return ".1f" if self.unit == "pp" else ".3g"
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it is one of new data, so that it matters how well the training data were fitted."""
+        own = self.name not in METRICS and not self.name.startswith((*DERIVED, "train_"))
+        return own or self.name.startswith(("test_", "val_"))
+
+
+def _accuracy(name: str) -> Metric:
+    return Metric(name, "pp", (0.0, 100.0), "higher", f"{name.replace('_', ' ')} (%)")
+
+
+def _other(name: str) -> Metric:
+    return Metric(name, title=name.replace("_", " "))
+
+
+# The names with a meaning: what bundled networks record, and the losses of user code, which defines them.
+METRICS = {
+    metric.name: metric
+    for metric in (
+        _other("epochs"),
+        _other("tau_best"),
+        _other("tau_interp"),
+        _accuracy("test_accuracy"),
+        _other("test_loss"),
+        _accuracy("val_accuracy_best"),
+        _accuracy("val_accuracy_interp"),
+        _accuracy("val_accuracy_last"),
+        _accuracy("train_accuracy_last"),
+        Metric("repair_gap", "pp", (-100.0, 100.0), "higher", "repair gap (pp)"),
+        _other("norm_init"),
+        Metric("norm_best", title="Frobenius norm of the kernels"),
+        _other("norm_last"),
+        _other("test_cross_entropy"),
+        _other("test_objective"),
+        _other("train_cross_entropy"),
+        _other("train_objective"),
+        _accuracy("train_accuracy"),
+        _other("val_cross_entropy"),
+        _other("val_objective"),
+        _accuracy("val_accuracy"),
+        _other("learning_rate"),
+        _other("norm"),
+        *(_other(f"clock_{name}") for name in CLOCKS),
+        _other("seconds"),
+        _other("sharpness"),
+        _other("sharpness_epoch"),
+        _other("train_loss"),
+        _other("val_loss"),
+    )
+}
+
+
+def metric_of(name: str) -> Metric:
+    """A metric by its name; one that user code defines is an accuracy or has no unit."""
+    if name in METRICS:
+        return METRICS[name]
+    words = re.split(r"[\W_]+", name)
+    return _accuracy(name) if any(word.endswith("accuracy") for word in words) else _other(name)
+
+
+def metric_title(name: str) -> str:
+    """The title of an axis for a metric."""
+    return metric_of(name).title
+
+
+# -- names that people and libraries give to metrics ------------------------------------------------------
+
+PARTS = {
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val", "eval": "val", "evaluation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+# The last words of a name, and what they mean. Accuracy without a word about k is that of the first guess.
+ACCURACIES = {
+    ("acc",): "accuracy", ("accuracy",): "accuracy", ("acc1",): "accuracy", ("acc", "1"): "accuracy",
+    ("top1",): "accuracy", ("top", "1"): "accuracy", ("top1", "acc"): "accuracy",
+    ("top1", "accuracy"): "accuracy", ("top", "1", "accuracy"): "accuracy", ("top", "1", "acc"): "accuracy",
+    ("acc", "top1"): "accuracy", ("accuracy", "top1"): "accuracy",
+    ("categorical", "accuracy"): "accuracy", ("sparse", "categorical", "accuracy"): "accuracy",
+    ("binary", "accuracy"): "accuracy",
+    ("acc5",): "top5_accuracy", ("top5",): "top5_accuracy", ("top5", "acc"): "top5_accuracy",
+}  # fmt: skip
+
+
+def metric_name(name: str) -> str:
+    """`test_acc`, `test/top1` and `Test Accuracy` become `test_accuracy`, `eval_loss` becomes `val_loss`.
+
+    Any other name stays as it is.
+    """
+    words = tuple(word for word in re.split(r"[\W_]+", name.lower()) if word)
+    part = PARTS.get(words[0]) if words else None
+    kind = words[1:] if part else words
+    usual = ACCURACIES.get(kind) or ("loss" if kind == ("loss",) and part else None)
+    if usual is None:
+        return name
+    return f"{part}_{usual}" if part else usual
+
+
+def metric_names(metrics: Mapping[str, Any], *, bare: str = "", skip: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The logs of a library under the names of initmem; `bare` is put before names that say no part.
+
+    Learning rates are left out, since the tracker knows better; so is what ends in one of `skip`.
+    """
+    named = {}
+    for name, value in metrics.items():
+        plain = re.sub(r"\W+", "_", name).strip("_")
+        if plain.endswith(skip) or plain in ("learning_rate", "lr", "epoch") or plain.startswith("lr_"):
+            continue
+        usual = metric_name(plain)
+        part, _, rest = usual.partition("_")
+        named[f"{PARTS[part]}_{rest}" if part in PARTS else bare + usual] = value
+    return named

@@ -1,0 +1,292 @@
+"""Which records a figure or a table shows, and what it wants but the store does not hold.
+
+A figure varies a few recipe fields (its axes) and holds all others fixed, at one *setting*. Records that
+differ in any other field are never pooled: the setting that fills most of what is wanted is shown, and the
+rest of what could have been shown is named in the notes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from initmem.measures.design import by_recipe, plain
+from initmem.plots.captions import phrase
+from initmem.plots.model import Style
+from initmem.plots.series import usual_grid
+from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe, network_of
+from initmem.record import RunRecord
+from initmem.study import Study
+
+Key = tuple[Any, ...]  # the values of the axes
+Setting = tuple[tuple[str, Any], ...]  # the fixed fields, as changes from the defaults
+Records: TypeAlias = Sequence[RunRecord]
+Studies: TypeAlias = Sequence[Study]
+
+# What a preset changes; the remaining fields are the procedure that a figure is about.
+SIZE = SIZE_FIELDS | {"dataset"}
+RATES = ("learning_rate", "l2")  # an optimizer may have its own
+SILENT = (("l2", 0.0), ("augment", "none"))  # names leave these out
+DIGITS = 3  # significant digits of a scale in words
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A recipe as it is shown: a line of a panel, a row of a table. Without runs, `records` is empty."""
+
+    key: Key
+    label: str
+    style: Style
+    name: str  # in the list of what is missing
+    recipe: Recipe  # without runs: what it would be
+    records: list[RunRecord]
+    expected: dict[float, int]  # how many seeds there should be at every scale, in ascending order
+
+    def at(self, scale: float) -> Line:
+        """The same line at a single scale."""
+        records = [record for record in self.records if record.run.scale == scale]
+        return replace(self, records=records, expected={s: n for s, n in self.expected.items() if s == scale})
+
+    def missing(self) -> list[str]:
+        """What the line lacks, in at most one sentence: scales without runs, seeds that are not there."""
+        if not self.records:
+            return [f"{self.name}: no runs"]
+        n = Counter(record.run.scale for record in self.records)
+        gone = [scale for scale in self.expected if not n[scale]]
+        partial: dict[tuple[int, int], list[float]] = {}
+        for scale, expected in self.expected.items():
+            if 0 < n[scale] < expected:
+                partial.setdefault((n[scale], expected), []).append(scale)
+        phrases = [f"no runs at σ = {numbers(gone)}"] if gone else []
+        phrases += [f"{a} of {b} seeds at σ = {numbers(scales)}" for (a, b), scales in partial.items()]
+        return [f"{self.name}: {'; '.join(phrases)}"] if phrases else []
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Records by the values of a figure's axes; all other recipe fields are the same in all cells."""
+
+    fields: tuple[str, ...]
+    cells: dict[Key, list[RunRecord]]
+    setting: Setting
+    notes: list[str]  # what could have been shown instead
+    studies: Studies
+    asked: Mapping[AnyRecipe, Counter[float]]  # how many seeds the studies ask for, by scale
+
+    def axis(self, field: str) -> list[Any]:
+        """The values of one axis for which there are records, in order of appearance."""
+        index = self.fields.index(field)
+        return list(dict.fromkeys(key[index] for key in self.cells))
+
+    def any_recipe(self) -> Recipe | None:
+        """One of the recipes shown; None without runs."""
+        return next((network_of(records[0].run.recipe) for records in self.cells.values()), None)
+
+    def scales(self) -> list[float]:
+        """All scales that were run or asked for."""
+        groups = self.cells.values()
+        run = {record.run.scale for group in groups for record in group}
+        return sorted(run.union(*(self.asked.get(group[0].run.recipe, ()) for group in groups)))
+
+    def batch_sizes(self, wanted: Sequence[int]) -> list[int]:
+        """The batch sizes to show: those wanted; and all there are, where a wanted one has no runs."""
+        present = set(self.axis("batch_size"))
+        return sorted(set(wanted) if present >= set(wanted) else present | set(wanted))
+
+    def left_out(self, shown: Sequence[int]) -> list[str]:
+        """A note on the batch sizes that have runs but are not shown."""
+        others = [str(b) for b in sorted(self.axis("batch_size")) if b not in shown]
+        return [f"Not shown: batch sizes {', '.join(others)}"] if others else []
+
+    def line(self, key: Key, label: str, style: Style) -> Line:
+        """The line of a cell, whether or not there are runs."""
+        records, name = self.cells.get(key, []), name_of(self.fields, key)
+        if records:
+            recipe = network_of(records[0].run.recipe)
+            return Line(key, label, style, name, recipe, records, self._expected(records))
+        # Not validated: what is wanted of every store need not be allowed with every network.
+        recipe = Recipe.model_construct(**dict(self.setting) | dict(zip(self.fields, key, strict=True)))
+        return Line(key, label, style, name, recipe, [], {})
+
+    def _expected(self, records: Sequence[RunRecord]) -> dict[float, int]:
+        """Without a study: at every scale that most cells have, as many seeds as the fullest has."""
+        n = Counter(record.run.scale for record in records)
+        asked = self.asked.get(records[0].run.recipe)
+        if asked is None:
+            asked = Counter(dict.fromkeys(usual_grid(self.cells.values()), max(n.values())))
+        return {scale: max(asked[scale], n[scale]) for scale in sorted(asked.keys() | n.keys())}
+
+
+class _Candidate(NamedTuple):
+    """The records of one recipe, its cell, and the setting in which it would be shown."""
+
+    recipe: Recipe
+    records: list[RunRecord]
+    key: Key
+    setting: Setting
+
+
+def select(
+    records: Records,
+    studies: Studies,
+    fields: Sequence[str],
+    wanted: Iterable[Key],
+    *,
+    prefer: Mapping[str, Any] | None = None,
+    ignore: Sequence[str] = (),
+    within: Setting | None = None,
+    own_rates: bool = False,
+) -> Selection:
+    """Arrange records by `fields` in the setting that covers most of `wanted`.
+
+    Ties go to the setting whose procedure is nearest to the defaults (or to `prefer`), then to more runs.
+    Fields of `ignore` may differ between cells, as patience does between networks. `within` fixes the
+    setting beforehand. With `own_rates` an optimizer that has no run in the setting at all is shown with
+    the learning rate and L2 that it has, and a note says so.
+    """
+    without = [*fields, *ignore]
+    settings: dict[Setting, list[_Candidate]] = {}
+    for recipe, group in by_recipe(_usable(records)).items():
+        key, setting = tuple(getattr(recipe, name) for name in fields), _setting_of(recipe, without)
+        settings.setdefault(setting, []).append(_Candidate(network_of(recipe), group, key, setting))
+    goal = set(wanted)
+
+    def rank(setting: Setting) -> tuple[int, int, int]:
+        candidates = settings[setting]
+        covered = goal & {one.key for one in candidates}
+        return -len(covered), _distance(setting, prefer or {}), -sum(len(one.records) for one in candidates)
+
+    chosen = within if within is not None else min(settings, key=rank, default=())
+    shown, notes = settings.pop(chosen, []), []
+    if within is None:
+        others = [one for setting in sorted(settings, key=rank) for one in settings[setting]]
+        if own_rates:
+            adopted = _with_own_rates(shown, others, fields.index("optimizer"))
+            notes += _rate_notes(shown, adopted, fields.index("optimizer"))
+            shown, taken = shown + adopted, {one.recipe for one in adopted}
+            others = [one for one in others if one.recipe not in taken]
+        groups = Counter(one.key for one in shown)
+        several = [name_of(fields, key) for key, n in groups.items() if n > 1]
+        notes += [f"{name}: only the {', '.join(ignore)} with most runs" for name in several]
+        notes += _not_shown(shown, others, goal, chosen)
+        notes += _failures(records, without, chosen)
+    cells: dict[Key, list[RunRecord]] = {}
+    for one in shown:
+        cells[one.key] = max(cells.get(one.key, []), one.records, key=len)
+    return Selection(tuple(fields), cells, chosen, notes, studies, _asked_for(studies))
+
+
+def _usable(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs of the main design that have a result: no perturbed replicates, no failures."""
+    groups = by_recipe(records).values()
+    return [record for group in groups for record in plain(group) if record.status != "crashed"]
+
+
+def _setting_of(recipe: AnyRecipe, without: Sequence[str]) -> Setting:
+    """The changes of a recipe from its defaults, less the named fields."""
+    changes = recipe.changes()
+    return tuple(sorted((name, value) for name, value in changes.items() if name not in without))
+
+
+def _procedure(setting: Setting) -> Setting:
+    return tuple(item for item in setting if item[0] not in SIZE)
+
+
+def _distance(setting: Setting, prefer: Mapping[str, Any]) -> int:
+    """How many fields of the procedure differ from what the figure is about."""
+    changes = dict(_procedure(setting))
+    defaults = {name: field.default for name, field in Recipe.model_fields.items()}
+    actual, goal = defaults | changes, defaults | dict(prefer)
+    return sum(actual.get(name) != goal.get(name) for name in changes.keys() | prefer.keys())
+
+
+def _with_own_rates(
+    shown: Sequence[_Candidate], others: Sequence[_Candidate], index: int
+) -> list[_Candidate]:
+    """Candidates of optimizers (at `index` of a key) that are not shown, from settings of other rates."""
+    setting_of = {one.key[index]: one.setting for one in reversed(shown)}
+    rest = [item for item in shown[0].setting if item[0] not in RATES] if shown else []
+    adopted = []
+    for one in others:
+        alike = [item for item in one.setting if item[0] not in RATES] == rest
+        if alike and setting_of.setdefault(one.key[index], one.setting) == one.setting:
+            adopted.append(one)
+    return adopted
+
+
+def _rate_notes(shown: Sequence[_Candidate], adopted: Sequence[_Candidate], index: int) -> list[str]:
+    """The learning rate and L2 of every optimizer, where these differ."""
+    if not adopted:
+        return []
+    base = shown[0]
+    notes, differing = [], set()
+    for setting in dict.fromkeys(one.setting for one in adopted):
+        own = [one for one in adopted if one.setting == setting]
+        names = ", ".join(dict.fromkeys(one.key[index] for one in own))
+        notes.append(f"{names}: {_difference(own[0], base.setting)}")
+        differing |= {name for name, _ in set(setting) ^ set(base.setting)}
+    names = ", ".join(dict.fromkeys(one.key[index] for one in shown))
+    rates = ", ".join(phrase(base.recipe, name) for name in RATES if name in differing)
+    return [f"{names}: {rates}", *notes]
+
+
+def _not_shown(
+    shown: Sequence[_Candidate], others: Sequence[_Candidate], goal: set[Key], chosen: Setting
+) -> list[str]:
+    """Name what a reader might look for: the same at another size, or what would fill a gap."""
+    notes, elsewhere = [], 0
+    present = {one.key for one in shown}
+    for setting in dict.fromkeys(one.setting for one in others):
+        same = _procedure(setting) == _procedure(chosen)
+        keys = goal if same else goal - present
+        sought = [one for one in others if one.setting == setting and one.key in keys]
+        runs = sum(len(one.records) for one in sought)
+        if same and runs:
+            notes.append(f"Not shown: {runs} runs with {_difference(sought[0], chosen)}")
+        else:
+            elsewhere += runs
+    return notes + ([f"Not shown: {elsewhere} runs of other procedures"] if elsewhere else [])
+
+
+def _failures(records: Sequence[RunRecord], without: Sequence[str], chosen: Setting) -> list[str]:
+    lost = Counter(record.run.recipe for record in records if record.status == "crashed")
+    n = sum(count for recipe, count in lost.items() if _setting_of(recipe, without) == chosen)
+    return [f"{n} runs crashed"] if n else []
+
+
+def _difference(one: _Candidate, base: Setting) -> str:
+    """In which fields the setting of a candidate differs from the one that is shown."""
+    fields = {name for name, _ in set(one.setting) ^ set(base)}
+    return ", ".join(phrase(one.recipe, name) for name in one.recipe.settings() if name in fields)
+
+
+def _asked_for(studies: Sequence[Study]) -> dict[AnyRecipe, Counter[float]]:
+    """How many seeds the studies ask for, by recipe and scale."""
+    asked: dict[AnyRecipe, set[tuple[float, int]]] = {}
+    for study in studies:
+        for recipe in study.recipes:
+            main = [run for run in study.runs(recipe) if run.pins == study.pins and run.perturbation == 1.0]
+            asked.setdefault(recipe, set()).update((run.scale, run.seed) for run in main)
+    return {recipe: Counter(scale for scale, _ in pairs) for recipe, pairs in asked.items() if pairs}
+
+
+# -- names and axes ---------------------------------------------------------------------------------------
+
+
+def name_of(fields: Sequence[str], key: Key) -> str:
+    """A cell in words: sgd b16 lr=0.01; no L2 and no augmentation go without saying."""
+    values = dict(zip(fields, key, strict=True))
+    shown = [name for name, value in values.items() if (name, value) not in SILENT]
+    return Recipe.model_construct(**values).label(shown)  # a name needs no complete recipe
+
+
+def numbers(values: Iterable[float]) -> str:
+    """Numbers in words: 0.1, 0.5, 2.5."""
+    return ", ".join(f"{value:.{DIGITS}g}" for value in values)
+
+
+def wanted_first(wanted: Sequence[Any], present: Iterable[Any]) -> list[Any]:
+    """The wanted values in their order, then what else is present."""
+    return list(dict.fromkeys([*wanted, *present]))

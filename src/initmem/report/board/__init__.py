@@ -1,1 +1,0 @@
-"""The board: the pages of the report, live while a study runs."""

@@ -1,0 +1,258 @@
+"""A session trains what a store lacks of a study. `initmem run` and `initmem.run` are calls of `run_study`:
+
+check      the data, the networks, and whether the code has changed since runs were trained
+pack       runs that are trained together as one network (`initmem.engines.packs`)
+execute    the packs on an engine, which returns when every run has a record
+add seeds  while an interval is wider than requested, at planned numbers of seeds
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside, ignore
+from initmem.engines.packs import cost, packs
+from initmem.engines.progress import Workload
+from initmem.engines.stale import HOW, HOW_PLUGINS, refuse_stale
+from initmem.errors import InitmemError, count
+from initmem.measures.design import analysis_of, default_metric, schedule
+from initmem.measures.memory import memory
+from initmem.recipe import AnyRecipe
+from initmem.record import cause_line, same_cause
+from initmem.store.store import Store
+from initmem.study import Study
+from initmem.train.requirements import check
+
+ALIKE = 3  # runs that have to fail alike, with none that does not
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a study stands after a session."""
+
+    store: Path
+    runs: int
+    trained: int  # in this session
+    completed: int
+    diverged: int
+    crashed: int
+    missing: int
+    interrupted: bool
+    seconds: float
+    moved_aside: tuple[str, ...] = ()  # damaged files of the store, and why
+
+    def summary(self) -> str:
+        """Counts in words."""
+        counts = {name: getattr(self, name) for name in ("completed", "diverged", "crashed", "missing")}
+        words = ", ".join(f"{n} {name}" for name, n in counts.items() if n or name == "completed")
+        return f"of {count(self.runs, 'run')}: {words}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run has a record, and none has crashed."""
+        return self.missing == 0 and self.crashed == 0
+
+
+def run_study(
+    study: Study,
+    store: str | Path,
+    engine: Engine,
+    *,
+    pack: int | None = None,
+    until: float | None = None,
+    max_seeds: int = 30,
+    retry_crashed: bool = False,
+    keep_old: bool = False,
+    keep_going: bool = False,
+    on_start: Callable[[], None] = lambda: None,
+    watch: Callable[[Workload], Listener] = lambda work: ignore,
+) -> Outcome:
+    """Train every run of the study that has no record in the store yet.
+
+    Args:
+        study: what to train.
+        store: the directory of the records; made where there is none.
+        engine: where and how to train; its settings hold the user's code, if any.
+        pack: runs trained together at most; chosen by shape unless given.
+        until: add seeds until the interval of every memory is at most this wide, in points.
+        max_seeds: the most seeds per recipe, if seeds are added.
+        retry_crashed: train crashed runs again.
+        keep_old: keep runs that were trained before the code of the user changed; otherwise an error.
+        keep_going: do not stop when the first runs all fail alike.
+        on_start: called once everything is checked, before anything is trained.
+        watch: called with the work ahead; the listener it returns gets the events of the engine.
+    """
+    settings = engine.settings
+    if settings.trainer is None:
+        check(study)
+    opened = Store.create(store)
+    if settings.code:
+        how = HOW_PLUGINS if settings.trainer is None else HOW
+        refuse_stale(opened, study, settings.fingerprint, keep_old=keep_old, how=how)
+    on_start()
+    session = Session(opened, engine, pack=pack, keep_going=keep_going, watch=watch)
+    if retry_crashed:
+        opened.set_aside(lambda record: record.status == "crashed")
+    study = with_stored_seeds(study, opened)
+    if until is not None:
+        study = replace(study, schedule=study.schedule or schedule(len(study.seeds), max_seeds))
+        study = with_seeds(study, study.recipes, study.schedule[0])
+    session.train(study)
+    while until is not None and not session.interrupted:
+        larger = with_later_seeds(study, too_wide(study, opened, until), max_seeds)
+        if larger == study:
+            break
+        study = larger
+        session.train(study)
+    return session.outcome(study)
+
+
+class Session:
+    """Trains a study on an engine, as often as seeds are added to it, and counts its records."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        *,
+        pack: int | None,
+        keep_going: bool,
+        watch: Callable[[Workload], Listener],
+    ) -> None:
+        self.store, self.engine = store, engine
+        self.pack, self.keep_going, self.watch = pack, keep_going, watch
+        self.started = time.monotonic()
+        self.moved_aside = tuple(store.recover())
+        self.trained: set[str] = set()  # ids of runs
+        self.interrupted = False
+        self._rounds = 0
+
+    def train(self, study: Study) -> None:
+        """Train every run of the study that has no record yet."""
+        self.store.add_study(study)
+        runs = study.all_runs()
+        left = [run for run in runs if not self.store.has(run)]
+        packed = packs(study, size=self.pack, workers=self.engine.workers)
+        costs = {recipe: cost(recipe) for recipe in study.recipes}
+        listen = self.watch(
+            Workload(
+                runs=len(runs),
+                done=len(runs) - len(left),
+                costs={run.id: costs[run.recipe] for run in left},
+                epochs={run.id: run.recipe.get("epochs") or 1 for run in left},
+            )
+        )
+        if self.moved_aside and not self._rounds:
+            listen(MovedAside(self.moved_aside))
+        if not self.keep_going:
+            listen = EarlyStop(listen, self.store, len(left))
+        self._rounds += 1
+        self.interrupted = not self.engine.run(self.store, packed, listen)
+        self.trained |= {run.id for run in left if self.store.has(run)}
+
+    def outcome(self, study: Study) -> Outcome:
+        """How the study stands."""
+        runs = study.all_runs()
+        states = {record.id: record.status for record in self.store.records()}
+        counts = Counter(states[run.id] for run in runs if run.id in states)
+        return Outcome(
+            store=self.store.path,
+            runs=len(runs),
+            trained=len(self.trained & states.keys()),
+            completed=counts["completed"],
+            diverged=counts["diverged"],
+            crashed=counts["crashed"],
+            missing=len(runs) - counts.total(),
+            interrupted=self.interrupted,
+            seconds=round(time.monotonic() - self.started, 3),
+            moved_aside=self.moved_aside,
+        )
+
+
+def with_stored_seeds(study: Study, store: Store) -> Study:
+    """The study with what the store holds of the same one: added seeds, the schedule, unplanned analyses.
+
+    Seeds beyond those of a study whose results were complete were added after an analysis.
+    """
+    for stored in store.studies():
+        if (stored.name, stored.effort) != (study.name, study.effort):
+            continue
+        added = dict(stored.more_seeds) | dict(study.more_seeds)
+        beyond = {key: tuple(s for s in seeds if s not in study.seeds) for key, seeds in added.items()}
+        analyzed = stored.analyzed
+        if set(study.seeds) - set(stored.seeds) and all(store.has(run) for run in stored.all_runs()):
+            analyzed = (*analyzed, len(stored.seeds))
+        return replace(
+            study,
+            more_seeds=tuple((key, seeds) for key, seeds in beyond.items() if seeds),
+            schedule=study.schedule or stored.schedule,
+            analyzed=analyzed,
+        )
+    return study
+
+
+def with_later_seeds(study: Study, recipes: Sequence[AnyRecipe], max_seeds: int) -> Study:
+    """The study with the seeds of the next planned analysis for some recipes.
+
+    A limit beyond the plan adds one analysis at the limit.
+    """
+    planned = [*study.schedule, max_seeds] if max_seeds > study.schedule[-1] else study.schedule
+    for recipe in recipes:
+        later = [n for n in planned if len(study.seeds_of(recipe)) < n <= max_seeds]
+        study = with_seeds(study, [recipe], min(later, default=0))
+    return study
+
+
+def with_seeds(study: Study, recipes: Sequence[AnyRecipe], seeds: int) -> Study:
+    """The study with seeds added to those recipes that have fewer."""
+    for recipe in recipes:
+        if (missing := seeds - len(study.seeds_of(recipe))) > 0:
+            study = study.with_more_seeds(recipe, missing)
+    return study
+
+
+def too_wide(study: Study, store: Store, width: float) -> list[AnyRecipe]:
+    """The recipes whose memory has a wider interval than requested, or none."""
+    records = {record.id: record for record in store.records()}
+    wide = []
+    for recipe in study.recipes:
+        own = [records[run.id] for run in study.runs(recipe) if run.id in records]
+        row = memory(own, default_metric(own), analysis=analysis_of(study, recipe))
+        if row.low is None or row.high is None or row.high - row.low > width:
+            wide.append(recipe)
+    return wide
+
+
+class StoppedEarly(InitmemError):
+    """The first runs of a study crashed alike; what was trained is kept."""
+
+
+class EarlyStop:
+    """Stops the engine when the first runs of a session all fail alike: a listener before another one."""
+
+    def __init__(self, listen: Listener, store: Store, runs: int) -> None:
+        self._listen, self._store, self._runs = listen, store, runs
+        self._causes: list[str] = []
+        self._armed = runs > ALIKE
+
+    def __call__(self, event: Event) -> None:
+        """Pass an event on, and look at the runs that have a record now."""
+        self._listen(event)
+        if not isinstance(event, Finished) or not self._armed:
+            return
+        for run_id, status in event.runs:
+            self._armed = self._armed and status == "crashed"
+            if self._armed:
+                self._causes.append(cause_line(self._store.read(run_id)))
+        self._armed = self._armed and len({same_cause(cause) for cause in self._causes}) <= 1
+        if self._armed and len(self._causes) >= ALIKE:
+            raise StoppedEarly(
+                f"stopped: the first {len(self._causes)} of {self._runs} runs all crashed with "
+                f"{self._causes[0]} (their tracebacks are in {self._store.path}; once the code is fixed, the "
+                "same call tries them again; retry_crashed=True or --retry-crashed does so in any case, "
+                "keep_going=True or --keep-going trains the rest)"
+            )
