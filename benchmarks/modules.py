@@ -37,10 +37,10 @@ def has_code(name: str) -> bool:
 
 
 def of_quickstart() -> tuple[set[str], set[str]]:
-    """What `initmem run quickstart --effort smoke` imports, and what `initmem report` imports."""
+    """What `initmem run quickstart --preset smoke` imports, and what `initmem report` imports."""
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
-        run = imported("run", "quickstart", "--effort", "smoke", "--workers", "1", "--store", store)
+        run = imported("run", "quickstart", "--preset", "smoke", "--workers", "1", "--store", store)
         return run, imported("report", store)
 
 

@@ -77,7 +77,7 @@ def measure(store: Path, studies: list[str], repeats: int) -> None:
     show("status --verify", *cli, "status", str(store), "--verify", repeats=repeats)
     show("measure --what beta (all curves)", *cli, "measure", str(store), "--what", "beta", repeats=repeats)
     for name in studies:
-        finished = ["run", name, "--effort", "paper", "--store", str(store)]
+        finished = ["run", name, "--preset", "paper", "--store", str(store)]
         show(f"run {name}, finished", *cli, *finished, repeats=repeats)
 
 
@@ -93,7 +93,7 @@ def carry(store: Path, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--store", type=Path, help="an existing store of finished studies, effort paper")
+    parser.add_argument("--store", type=Path, help="an existing store of finished studies, preset paper")
     parser.add_argument("--studies", default="main-grid")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(

@@ -56,9 +56,9 @@ def study(
     *,
     scales: Sequence[float] = SCALES,
     seeds: Sequence[int] = SEEDS,
-    effort: str = "mini",
+    preset: str = "mini",
 ) -> Study:
-    return Study(name, name, effort, "", tuple(recipes), tuple(scales), tuple(seeds))
+    return Study(name, name, preset, "", tuple(recipes), tuple(scales), tuple(seeds))
 
 
 def records(*studies: Study) -> list[RunRecord]:

@@ -116,7 +116,7 @@ def test_models() -> None:
 
 
 def test_studies() -> None:
-    rows = {(row["study"], row["effort"]): row for row in said("studies", "--json")}
+    rows = {(row["study"], row["preset"]): row for row in said("studies", "--json")}
     assert rows["quickstart", "demo"]["runs"] == 90
     assert rows["main-grid", "paper"]["runs"] == 6250
     names = {study for study, _ in rows}
@@ -127,17 +127,17 @@ def test_studies() -> None:
     }  # fmt: skip
     assert rows["linear", "demo"]["runs"] == 540
     for name in paper:
-        assert {"smoke", "mini", "lab", "paper"} <= {effort for study, effort in rows if study == name}
+        assert {"smoke", "mini", "lab", "paper"} <= {preset for study, preset in rows if study == name}
 
 
 def test_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("initmem.engines.speed.SECONDS_OF_TRIALS", 0.0)  # whatever the times are
-    found = told("plan", "quickstart", "--effort", "smoke", "--json")
+    found = told("plan", "quickstart", "--preset", "smoke", "--json")
     assert (found["summary"]["runs"], found["summary"]["recipes"]) == (12, 3)
     assert len(found["rows"]) == 3
     assert found["rows"][0]["clock_adaptive"] > 0
     assert found["summary"]["hours_here"] <= found["summary"]["hours_busy"]
-    linear = told("plan", "linear", "--effort", "smoke", "--json")
+    linear = told("plan", "linear", "--preset", "smoke", "--json")
     assert (linear["summary"]["runs"], len(linear["rows"]), linear["rows"][0]["flops"]) == (36, 9, None)
 
 
@@ -160,7 +160,7 @@ def test_status_and_measure(filled: Path) -> None:
 
 def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    options = ["run", "quickstart", "--effort", "smoke", "--set", "epochs=1", "--store", store]
+    options = ["run", "quickstart", "--preset", "smoke", "--set", "epochs=1", "--store", store]
     first = spawned(*options)
     assert first.returncode == 0, first.stderr
     assert "12 runs trained" in first.stdout
@@ -241,7 +241,7 @@ def test_until_adds_seeds_and_stops(tmp_path: Path) -> None:
 
 
 def test_advise_compares_clocks_with_what_was_seen(filled: Path, tiny_study: Study) -> None:
-    rows = {row["recipe"]: row for row in said("advise", "main-grid", "--effort", "paper", "--json")}
+    rows = {row["recipe"]: row for row in said("advise", "main-grid", "--preset", "paper", "--json")}
     sgd, adam = rows["sgd b128"], rows["adam b128"]
     assert sgd["paper"] == "26.5 pp at 0.000277: sgd b128 (main-grid)"  # the first message of the paper
     assert sgd["advice"] == "l2=0.05 (< 1.0 pp at 2.37: sgd lr=0.01 l2=0.005 b128 (lr-l2))"
@@ -326,7 +326,7 @@ def documented(schema: str) -> set[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ["studies"], ["studies", "chaos"], ["plan", "quickstart", "--effort", "smoke"],
+        ["studies"], ["studies", "chaos"], ["plan", "quickstart", "--preset", "smoke"],
         ["status", "STORE"], ["measure", "STORE"],
         *(["measure", "STORE", "--what", what] for what in ("fit", "beta", "half-life")),
         *(["measure", "STORE", "--what", what] for what in ("radial", "scale", "failures")),
@@ -391,14 +391,14 @@ def test_help_names_every_option_and_cuts_nothing() -> None:
     ("typed", "offered"),
     [
         ("run qu", "quickstart"),
-        ("run quickstart --effort ", "demo smoke"),
-        ("plan main-grid --effort s", "scales-25 small smoke"),
-        ("run no-such-study --effort ", ""),
+        ("run quickstart --preset ", "demo smoke"),
+        ("plan main-grid --preset s", "scales-25 small smoke"),
+        ("run no-such-study --preset ", ""),
         ("measure store --what ha", "half-life"),
         ("export store --to ", "csv parquet tensorboard mlflow wandb"),
     ],
 )
-def test_completion_knows_studies_efforts_measures_and_formats(typed: str, offered: str) -> None:
+def test_completion_knows_studies_presets_measures_and_formats(typed: str, offered: str) -> None:
     words = f"initmem {typed}"
     shell = {"_INITMEM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     assert initmem(**shell).stdout.split() == offered.split()
@@ -410,16 +410,16 @@ def test_hints_say_what_was_meant_and_where_it_belongs(tmp_path: Path) -> None:
     assert_refused(initmem("data", "get", "digits"), "needs no download")
     assert_refused(initmem("data", "get", "mnst"), "did you mean mnist?")
     assert_refused(initmem("plan", "quickstar"), "did you mean quickstart?")
-    assert_refused(initmem("plan", "quickstart", "--effort", "smok"), "did you mean smoke?")
+    assert_refused(initmem("plan", "quickstart", "--preset", "smok"), "did you mean smoke?")
     file = tmp_path / "study.toml"
     for text, words in [
         ("epochs = 3", "epochs belongs in [recipe] or [[grid]]"),
         ("lr = 0.1", "learning_rate belongs in [recipe] or [[grid]]"),
         ("[recipe]\nscales = [1.0]", "scales = 1.0 (it belongs at the top of the study file)"),
         ("[[grid]]\nseeds = [1]", "seeds = 1 (it belongs at the top of the study file)"),
-        ("[efforts.small]\nepochs = 2", "epochs belongs in recipe = {...} of the effort"),
-        ("[efforts.small]\nchaos = true", "efforts.small.chaos = True (it belongs at the top"),
-        ("[efforts.small]\nscale = 1", "efforts.small.scale = 1 (allowed"),
+        ("[presets.small]\nepochs = 2", "epochs belongs in recipe = {...} of the preset"),
+        ("[presets.small]\nchaos = true", "presets.small.chaos = True (it belongs at the top"),
+        ("[presets.small]\nscale = 1", "presets.small.scale = 1 (allowed"),
     ]:
         file.write_text(text)
         assert_refused(initmem("run", file), words)

@@ -127,7 +127,7 @@ def test_a_store_without_a_study_is_measured_by_its_own_grid() -> None:
     some = without(FULL, optimizer="adam", batch_size=16, scale=1.0)
     plot = figures.plot_of("1", without(some, optimizer="sgd", batch_size=16, scale=0.1, seed=2), [])
     assert plot.missing == ["sgd b16: 2 of 3 seeds at σ = 0.1", "adam b16: no runs at σ = 1"]
-    assert "Effort unknown" in caption(plot)
+    assert "Preset unknown" in caption(plot)
 
 
 # -- figure 2 ---------------------------------------------------------------------------------------------

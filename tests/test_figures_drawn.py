@@ -91,11 +91,11 @@ def test_never_reached_is_drawn_above_the_last_epoch() -> None:
 # -- captions and references ------------------------------------------------------------------------------
 
 
-def test_the_caption_says_the_effort_and_what_stands_beside() -> None:
+def test_the_caption_says_the_preset_and_what_stands_beside() -> None:
     plain = figures.plot_of("1", FULL, [MAIN])
     beside = figures.plot_of("1", FULL, [MAIN], reference=True)
-    assert "Measured at effort mini (main-grid)." in caption(plain)
-    assert "Measured at effort mini (main-grid); reference: the paper." in caption(beside)
+    assert "Measured at preset mini (main-grid)." in caption(plain)
+    assert "Measured at preset mini (main-grid); reference: the paper." in caption(beside)
     assert "width 8" in caption(plain)
     assert "6 epochs" in caption(plain)
     assert all(

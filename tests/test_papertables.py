@@ -259,9 +259,9 @@ def test_every_table_is_written_in_every_format_from_a_store_with_gaps(name: str
         assert ending == ".csv" or "b128: no runs" in text.replace("\n", " ")
 
 
-def test_the_effort_is_said_and_the_reference() -> None:
+def test_the_preset_is_said_and_the_reference() -> None:
     table = papertables.make("4", RECORDS, ALL, reference=True)
-    assert any(note.startswith("Measured at effort mini (main-grid, lr-l2, long-sgd") for note in table.notes)
+    assert any(note.startswith("Measured at preset mini (main-grid, lr-l2, long-sgd") for note in table.notes)
     assert any(note.endswith("; reference: the paper") for note in table.notes)
     plain = papertables.make("4", RECORDS, ALL)
     assert not any("paper" in str(column) for column in plain.columns)

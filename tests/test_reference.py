@@ -41,7 +41,7 @@ def test_another_procedure_has_no_published_value(fields: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize("size", [{"width": 16}, {"epochs": 12}, {"train_size": 5000}])
-def test_an_effort_may_change_the_size(size: dict[str, object]) -> None:
+def test_an_preset_may_change_the_size(size: dict[str, object]) -> None:
     assert str(find("figure 1", Recipe.parse(MAIN | size), "spread")) == "22.8"
 
 

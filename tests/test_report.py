@@ -251,7 +251,7 @@ def published_rows(studies: list[Study], records: list[RunRecord]) -> list[tuple
     ]
 
 
-def test_published_values_stand_next_to_measured_ones_with_the_effort() -> None:
+def test_published_values_stand_next_to_measured_ones_with_the_preset() -> None:
     studies = [planted.main_grid()]
     records = planted.records(*studies)
     means = planted.accuracies(planted.recipe(optimizer="sgd", batch_size=128)).mean(axis=1)

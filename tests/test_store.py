@@ -248,10 +248,10 @@ def test_studies_are_kept_by_safe_names(store: Store, tiny_study: Study) -> None
 def test_studies_of_different_names_never_share_a_file(store: Store, tiny_study: Study) -> None:
     names = ["a b", "a_b", "a.b", "a~b", "", "../../evil", "ä", "\ud800", "x" * 300, "x" * 301, "a\n"]
     asked = [replace(tiny_study, name=name) for name in names]
-    asked += [replace(tiny_study, name="a", effort=effort) for effort in ("b c", "b_c", "b.c", "..")]
+    asked += [replace(tiny_study, name="a", preset=preset) for preset in ("b c", "b_c", "b.c", "..")]
     for study in asked:
         store.add_study(study)
-    assert {(study.name, study.effort) for study in store.studies()} == {(s.name, s.effort) for s in asked}
+    assert {(study.name, study.preset) for study in store.studies()} == {(s.name, s.preset) for s in asked}
     assert {path.parent for path in store.path.glob("**/*.json")} == {store.path, store.paths.studies}
     store.add_study(replace(asked[0], seeds=(7,)))
     assert len(store.studies()) == len(asked)

@@ -1,4 +1,4 @@
-"""Every bundled study really runs, at its smallest effort."""
+"""Every bundled study really runs, at its smallest preset."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_smoke(tmp_path: Path, name: str) -> None:
     assert {record.status for record in records} <= {"completed", "diverged"}
 
 
-def recipes(name: str, effort: str = "paper") -> tuple[Recipe, ...]:
-    return load_study(name, effort).recipes
+def recipes(name: str, preset: str = "paper") -> tuple[Recipe, ...]:
+    return load_study(name, preset).recipes
 
 
 def test_the_papers_studies_are_as_reported() -> None:
@@ -90,7 +90,7 @@ def test_the_sizes_that_a_run_announces_add_up(
 ) -> None:
     from initmem.cli.run import introduce
 
-    introduce(load_study(name, effort="smoke"), tmp_path)
+    introduce(load_study(name, preset="smoke"), tmp_path)
     sizes_, _, rest = capsys.readouterr().err.splitlines()[1].partition(" = ")
     grid, _, further = sizes_.partition(" + ")
     numbers = [int(part.split()[0]) for part in grid.split(" x ")]

@@ -106,8 +106,8 @@ def test_a_bad_override_is_explained(text: str) -> None:
         load_study("quickstart", overrides=[text])
 
 
-def test_an_unknown_effort_or_study_names_what_there_is() -> None:
-    with pytest.raises(ConfigError, match=r"effort = 'huge' .allowed: demo, smoke"):
+def test_an_unknown_preset_or_study_names_what_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"preset = 'huge' .allowed: demo, smoke"):
         load_study("quickstart", "huge")
     with pytest.raises(ConfigError, match=r"nosuch.*quickstart"):
         load_study("nosuch")

@@ -49,7 +49,7 @@ NOT_THERE = ("chaos", "clocks", "collapse", "seeds", "sharpness")  # in the arch
 COMMANDS = [
     ["studies"],
     ["studies", "main-grid"],
-    ["plan", "quickstart", "--effort", "smoke"],
+    ["plan", "quickstart", "--preset", "smoke"],
     ["run", "LONG", "--store", "STORE", "--workers", "2"],
     ["status", "STORE"],
     ["status", GRID],
@@ -66,7 +66,7 @@ COMMANDS = [
     *(["table", str(number), GRID, "--reference"] for number in range(1, 8)),
     ["clocks", "main-grid"],
     ["clocks", "LONG"],
-    ["advise", "main-grid", "--effort", "paper"],
+    ["advise", "main-grid", "--preset", "paper"],
     ["advise", "LONG", "--records", GRID],
     ["models"],
     ["data", "list"],

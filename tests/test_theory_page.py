@@ -113,14 +113,14 @@ def short_figure9() -> tuple[figure9.Experiment, ...]:
 def test_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every command of the page, in order; the study at its smallest effort."""
+    """Every command of the page, in order; the study at its smallest preset."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     commands = [line.partition("#")[0].split() for block in blocks for line in block.splitlines()]
     assert len(commands) == 9
     for words in commands:
         assert words[0] == "initmem"
-        smaller = ["--effort", "smoke", "--workers", "1"] if words[1] == "run" else []
+        smaller = ["--preset", "smoke", "--workers", "1"] if words[1] == "run" else []
         monkeypatch.setattr(sys, "argv", [*words, *smaller])
         with pytest.raises(SystemExit) as ended:
             main()

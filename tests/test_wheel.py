@@ -99,7 +99,7 @@ def test_the_first_page_works_as_written_from_the_wheel(wheel: Path, tmp_path: P
     words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
     subprocess.run([*words, str(installed), str(wheel)], check=True)
     page = (ROOT / "docs" / "index.md").read_text("utf-8")
-    long, short = "initmem run quickstart --store demo", "initmem run quickstart --effort smoke --store demo"
+    long, short = "initmem run quickstart --store demo", "initmem run quickstart --preset smoke --store demo"
     assert page.count(long) == 1
     folders = [str(installed / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
     around = os.environ | {"PYTHONPATH": str(installed), "PATH": os.pathsep.join(folders)}

@@ -68,7 +68,7 @@ def _quickstart(optimizer: str) -> Workload:
 
 
 def _transformer(model: str, **fields: Any) -> Workload:
-    """The networks of the study `transformers` at its effort `mini`, on fewer examples."""
+    """The networks of the study `transformers` at its preset `mini`, on fewer examples."""
     return _workload(
         f"{model} w32 b32", runs=16, timed=4, epochs=15, model=model, width=32, depth=2, batch_size=32,
         optimizer="adam", **fields,

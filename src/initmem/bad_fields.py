@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from initmem.errors import allowed
 
 STUDY_FIELDS = (  # of a study file, not of a recipe
-    "about", "chaos", "default_effort", "effort", "efforts", "grid", "name", "pin", "recipe", "scales",
+    "about", "chaos", "default_preset", "preset", "presets", "grid", "name", "pin", "recipe", "scales",
     "seeds", "split", "title",
 )  # fmt: skip
 SYNONYMS = {  # what other libraries call a field
@@ -65,7 +65,7 @@ def _where(name: str, recipe_fields: Collection[str]) -> str:
     part, _, last = name.rpartition(".")
     field = SYNONYMS.get(last, last)
     if field in recipe_fields:
-        return f"{field} belongs in " + ("recipe = {...} of the effort" if part else "[recipe] or [[grid]]")
+        return f"{field} belongs in " + ("recipe = {...} of the preset" if part else "[recipe] or [[grid]]")
     if last in STUDY_FIELDS and (part or not recipe_fields):
         return "it belongs at the top of the study file"
     return ""

@@ -179,7 +179,7 @@ def with_stored_seeds(study: Study, store: Store) -> Study:
     Seeds beyond those of a study whose results were complete were added after an analysis.
     """
     for stored in store.studies():
-        if (stored.name, stored.effort) != (study.name, study.effort):
+        if (stored.name, stored.preset) != (study.name, study.preset):
             continue
         added = dict(stored.more_seeds) | dict(study.more_seeds)
         beyond = {key: tuple(s for s in seeds if s not in study.seeds) for key, seeds in added.items()}

@@ -110,7 +110,7 @@ class Study:
 
     name: str
     title: str
-    effort: str
+    preset: str
     about: str
     recipes: tuple[AnyRecipe, ...]
     scales: tuple[float, ...]
@@ -171,7 +171,7 @@ class Study:
         return {
             "name": self.name,
             "title": self.title,
-            "effort": self.effort,
+            "preset": self.preset,
             "about": self.about,
             "recipes": [recipe_json(recipe) for recipe in self.recipes],
             "scales": list(self.scales),
@@ -192,7 +192,7 @@ class Study:
         return cls(
             name=stored.name,
             title=stored.title,
-            effort=stored.effort,
+            preset=stored.preset,
             about=stored.about,
             recipes=tuple(stored_recipe(recipe) for recipe in stored.recipes),
             scales=tuple(stored.scales),
@@ -223,7 +223,7 @@ class _Stored(BaseModel):
 
     name: str
     title: str
-    effort: str
+    preset: str
     about: str
     recipes: Annotated[list[dict[str, Any]], Field(min_length=1)]
     scales: Scales

@@ -26,7 +26,7 @@ MORE_SEEDS = "more_seeds"  # in a block of the grid: seeds of its recipes beyond
 
 
 class _Part(BaseModel):
-    """What the top of a study file and each of its efforts may say."""
+    """What the top of a study file and each of its presets may say."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -40,12 +40,12 @@ class _Part(BaseModel):
 class _File(_Part):
     name: str = ""
     title: str = ""
-    effort: str = "full"
-    default_effort: str | None = None
+    preset: str = "full"
+    default_preset: str | None = None
     pin: dict[Role, int] = {}
     chaos: bool = False  # give every run a perturbed replicate
     split: list[Role] = []
-    efforts: dict[str, _Part] = {}
+    presets: dict[str, _Part] = {}
 
 
 def bundled() -> list[str]:
@@ -55,7 +55,7 @@ def bundled() -> list[str]:
 
 
 def load_study(
-    name: str, effort: str | None = None, overrides: Sequence[str] = (), *, plugins: Sequence[str] = ()
+    name: str, preset: str | None = None, overrides: Sequence[str] = (), *, plugins: Sequence[str] = ()
 ) -> Study:
     """Read a bundled study by name, or a study file by path.
 
@@ -64,14 +64,14 @@ def load_study(
     register.load(plugins)
     file = _read(name)
     settings = [override(text) for text in overrides]
-    part, chosen = _choose(file, effort)
+    part, chosen = _choose(file, preset)
     for key, value in settings:
         part = _apply(part, key, value)
     recipes = _expand(part)
     return Study(
         name=file.name or Path(name).stem,
         title=file.title,
-        effort=chosen,
+        preset=chosen,
         about=part.about,
         recipes=tuple(recipes),
         scales=tuple(dict.fromkeys(part.scales or [1.0])),
@@ -83,11 +83,11 @@ def load_study(
     )
 
 
-def efforts(name: str) -> dict[str, str]:
-    """The efforts of a study and what each of them changes; the default one comes first."""
+def presets(name: str) -> dict[str, str]:
+    """The presets of a study and what each of them changes; the default one comes first."""
     file = _read(name)
-    found = {file.effort: file.about} | {key: part.about for key, part in file.efforts.items()}
-    first = file.default_effort or file.effort
+    found = {file.preset: file.about} | {key: part.about for key, part in file.presets.items()}
+    first = file.default_preset or file.preset
     return {first: found[first]} | found
 
 
@@ -114,7 +114,7 @@ def own_study(
     return Study(
         name=name,
         title=f"{name}: your own training code",
-        effort="full",
+        preset="full",
         about="",
         recipes=tuple(_own_recipes({**recipe, "pipeline": name}, grid or {})),
         scales=tuple(dict.fromkeys(part.scales or [])),
@@ -176,14 +176,14 @@ def _text(name: str) -> str:
         raise ConfigError(f"study file {name}: cannot be read: {error}") from None
 
 
-def _choose(file: _File, effort: str | None) -> tuple[_Part, str]:
-    """Lay the chosen effort over the top of the file."""
-    chosen = effort or file.default_effort or file.effort
-    if chosen == file.effort:
+def _choose(file: _File, preset: str | None) -> tuple[_Part, str]:
+    """Lay the chosen preset over the top of the file."""
+    chosen = preset or file.default_preset or file.preset
+    if chosen == file.preset:
         return file, chosen
-    if chosen not in file.efforts:
-        raise ConfigError(f"effort = {chosen!r} ({allowed([file.effort, *file.efforts], chosen)})")
-    over = file.efforts[chosen]
+    if chosen not in file.presets:
+        raise ConfigError(f"preset = {chosen!r} ({allowed([file.preset, *file.presets], chosen)})")
+    over = file.presets[chosen]
     grid = file.grid if over.seeds is None else _without_more_seeds(file.grid)
     return _Part(
         about=over.about,

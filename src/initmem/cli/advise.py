@@ -9,9 +9,9 @@ import typer
 
 from initmem.cli.base import (
     AsJson,
-    Effort,
     Overrides,
     Plugins,
+    Preset,
     StudyArgument,
     app,
     print_json,
@@ -29,7 +29,7 @@ SHOWN = 5  # recipes of the records that are printed for a recipe; --json has al
 @app.command()
 def advise(
     study: StudyArgument,
-    effort: Effort = None,
+    preset: Preset = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
     records: Annotated[
@@ -50,16 +50,16 @@ def advise(
     from initmem.store.results import open_results
     from initmem.table import table_of
 
-    asked = studies.load_study(study, effort, overrides or (), plugins=plugins or ())
+    asked = studies.load_study(study, preset, overrides or (), plugins=plugins or ())
     recipes = [recipe.network for recipe in asked.recipes]
     seen = reference.observations()
     for path in records or ():
         seen += observations(open_results(path).records(), path.name)
     rows = [_row(label, recipe, seen) for label, recipe in zip(asked.labels(), recipes, strict=True)]
     if as_json:
-        print_json("advise", rows, study=asked.name, effort=asked.effort)
+        print_json("advise", rows, study=asked.name, preset=asked.preset)
         return
-    title = f"{asked.name}, effort {asked.effort}: clocks at the last epoch"
+    title = f"{asked.name}, preset {asked.preset}: clocks at the last epoch"
     show(table_of(title, [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows], ADVICE))
     if records:
         records_seen = [

@@ -41,13 +41,13 @@ def bundled_studies(incomplete: str) -> list[str]:
     return [name for name in bundled() if name.startswith(incomplete)]
 
 
-def efforts_of_study(context: typer.Context, incomplete: str) -> list[str]:
+def presets_of_study(context: typer.Context, incomplete: str) -> list[str]:
     """Names for shell completion, once the study is there."""
-    from initmem.study_file import efforts
+    from initmem.study_file import presets
 
     words = [context.params.get("study"), *context.args]  # an option without a value leaves it in args
     try:
-        names = efforts(next(filter(None, words), ""))
+        names = presets(next(filter(None, words), ""))
     except InitmemError:
         return []
     return [name for name in names if name.startswith(incomplete)]
@@ -66,12 +66,12 @@ StoresArgument = Annotated[
     list[Path],
     typer.Argument(help="Directories that `initmem run` wrote, or archives; several count as one."),
 ]
-Effort = Annotated[
+Preset = Annotated[
     str | None,
     typer.Option(
         help="Size of the study; `initmem studies NAME` lists them.",
         metavar="NAME",
-        autocompletion=efforts_of_study,
+        autocompletion=presets_of_study,
     ),
 ]
 Overrides = Annotated[

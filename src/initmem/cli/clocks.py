@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from initmem.cli.base import AsJson, Effort, Overrides, Plugins, app, bundled_studies, print_json, show
+from initmem.cli.base import AsJson, Overrides, Plugins, Preset, app, bundled_studies, print_json, show
 
 
 @app.command()
@@ -17,7 +17,7 @@ def clocks(
             help="A study; without one, a single recipe made of --set.", autocompletion=bundled_studies
         ),
     ] = None,
-    effort: Effort = None,
+    preset: Preset = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
     as_json: AsJson = False,
@@ -36,7 +36,7 @@ def clocks(
     if study is None:
         recipes = [studies.single(overrides or ())]
     else:
-        recipes = list(studies.load_study(study, effort, overrides or ()).recipes)
+        recipes = list(studies.load_study(study, preset, overrides or ()).recipes)
     rows: list[dict[str, object]] = [
         {"recipe": label, **clocks_of(*schedule_of(recipe)).at_end()}
         for label, recipe in zip(labels(recipes), recipes, strict=True)

@@ -10,9 +10,9 @@ import typer
 
 from initmem.cli.base import (
     AsJson,
-    Effort,
     Overrides,
     Plugins,
+    Preset,
     StudyArgument,
     Workers,
     app,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @app.command()
 def plan(
     study: StudyArgument,
-    effort: Effort = None,
+    preset: Preset = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
     workers: Workers = None,
@@ -59,7 +59,7 @@ def plan(
     from initmem.engines.plan import plan as plan_of
     from initmem.pipeline.bundled import bundled_pipeline
 
-    asked = studies.load_study(study, effort, overrides or (), plugins=plugins or ())
+    asked = studies.load_study(study, preset, overrides or (), plugins=plugins or ())
     if power is not None:
         _print_power(asked, power, memory, tolerance, as_json=as_json)
         return
@@ -89,7 +89,7 @@ def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, a
     if as_json:
         print_json("plan.power", rows)
         return
-    title = f"{study.name}, effort {study.effort}: seeds for a verdict in 80% of studies"
+    title = f"{study.name}, preset {study.preset}: seeds for a verdict in 80% of studies"
     show(table_of(title, rows, COLUMNS))
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
@@ -101,7 +101,7 @@ def _print(made: Plan) -> None:
     rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]
     if not any(row["note"] for row in rows):
         rows = [{key: value for key, value in row.items() if key != "note"} for row in rows]
-    show(table_of(f"{made.study}, effort {made.effort}", rows, PLAN))
+    show(table_of(f"{made.study}, preset {made.preset}", rows, PLAN))
     say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
     operations = "" if made.flops is None else f"{made.flops:.2e} operations, "
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"

@@ -15,9 +15,9 @@ import typer
 
 from initmem.cli.base import (
     AsJson,
-    Effort,
     Overrides,
     Plugins,
+    Preset,
     Workers,
     app,
     bundled_studies,
@@ -44,7 +44,7 @@ StudyName = Annotated[
 ]
 StoreOption = Annotated[
     Path | None,
-    typer.Option("--store", metavar="DIR", help="Where the records go.", show_default="runs/STUDY-EFFORT"),
+    typer.Option("--store", metavar="DIR", help="Where the records go.", show_default="runs/STUDY-PRESET"),
 ]
 Command = Annotated[
     str | None,
@@ -119,7 +119,7 @@ KeepGoing = Annotated[
 @app.command()
 def run(
     study: StudyName = None,
-    effort: Effort = None,
+    preset: Preset = None,
     overrides: Overrides = None,
     plugins: Plugins = None,
     store: StoreOption = None,
@@ -150,9 +150,9 @@ def run(
     from initmem.store.paths import default_store
 
     if command is not None:
-        work = of_program(command, name, study, effort, overrides or (), watch_files or ())
+        work = of_program(command, name, study, preset, overrides or (), watch_files or ())
     elif study is not None:
-        work = of_study(study, effort, overrides or (), plugins or ())
+        work = of_study(study, preset, overrides or (), plugins or ())
     else:
         raise ConfigError("nothing to run (allowed: a study, or --command)")
     chosen = engine_named(
@@ -169,7 +169,7 @@ def run(
             code=work.code,
         ),
     )
-    folder = store or default_store(f"{work.study.name}-{work.study.effort}")
+    folder = store or default_store(f"{work.study.name}-{work.study.preset}")
     with display() as watch:
         outcome = run_study(
             work.study,
@@ -204,24 +204,24 @@ def of_program(
     command: str,
     name: str | None,
     study: str | None,
-    effort: str | None,
+    preset: str | None,
     overrides: Sequence[str],
     watched: Sequence[Path],
 ) -> Work:
     """What --command trains."""
     from initmem.pipeline.command import study_of
 
-    asked, program = study_of(command, name, study, effort, overrides, watched)
+    asked, program = study_of(command, name, study, preset, overrides, watched)
     return Work(asked, program.fingerprints, program)
 
 
-def of_study(study: str, effort: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Work:
+def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Work:
     """What a bundled study or a study file trains."""
     from initmem import register
     from initmem.pipeline.bundled import bundled_pipeline
     from initmem.study_file import load_study
 
-    asked = load_study(study, effort, overrides, plugins=plugins)
+    asked = load_study(study, preset, overrides, plugins=plugins)
     if pipeline := bundled_pipeline(asked):
         return Work(asked, {}, pipeline.trainer, pipeline.pack)
     with_plugins = [
@@ -261,7 +261,7 @@ def seconds(text: str) -> float:
 def introduce(study: Study, store: Path, *, native: bool = False) -> None:
     """Print on stderr what is about to happen."""
     about = f" ({study.about})" if study.about else ""
-    say(f"{study.name}, effort {study.effort}{about}", err=True)
+    say(f"{study.name}, preset {study.preset}{about}", err=True)
     grid = [(study.recipes, "recipe"), (study.scales, "scale"), (study.seeds, "seed")]
     sizes = " x ".join(count(len(values), noun) for values, noun in grid)
     runs = len(study.all_runs())
@@ -332,7 +332,7 @@ def print_outcome(
         from initmem.measures.measure import memory_rows
 
         causes = [cause._asdict() for cause in crash_causes(records)]
-        about = {"study": study.name, "effort": study.effort} | asdict(outcome)
+        about = {"study": study.name, "preset": study.preset} | asdict(outcome)
         print_json("run", memory_rows(memories, records), **about, crashes=causes)
         return
     say(f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}")

@@ -29,7 +29,7 @@ def status(
     state = store_status(opened)
     if as_json:
         rows = [
-            {"study": study["name"], "effort": study["effort"]} | row
+            {"study": study["name"], "preset": study["preset"]} | row
             for study in state["studies"]
             for row in study["recipes"]
         ]
@@ -40,7 +40,7 @@ def status(
     else:
         for study in state["studies"]:
             done = f"{study['done']:,} of {count(study['runs'], 'run')} done"
-            title = f"{study['name']}, effort {study['effort']}: {done}"
+            title = f"{study['name']}, preset {study['preset']}: {done}"
             show(table_of(title, study["recipes"], STATUS))
             for cause in study["crashes"]:
                 say(f"crashed: {CrashCause(**cause)}")

@@ -20,16 +20,16 @@ def list_studies(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A study: list its efforts.", show_default="every study", autocompletion=bundled_studies
+            help="A study: list its presets.", show_default="every study", autocompletion=bundled_studies
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the bundled studies and how long they take here.
 
-    With a name: the efforts of that study, its smaller and larger versions.
+    With a name: the presets of that study, its smaller and larger versions.
     """
-    from initmem.plots.columns import EFFORTS, STUDIES
+    from initmem.plots.columns import PRESETS, STUDIES
     from initmem.table import table_of
 
     rows = _rows(name)
@@ -43,31 +43,31 @@ def list_studies(
         say("`initmem studies NAME` lists smaller and larger versions of one.")
     else:
         title = f"{name}: {rows[0]['title']}"
-        columns = {key: column for key, column in EFFORTS.items() if key != "study"}
+        columns = {key: column for key, column in PRESETS.items() if key != "study"}
         show(table_of(title, _only(shown, columns), columns))
-        say("`initmem run STUDY --effort NAME` runs one; `initmem plan STUDY` times real training steps.")
+        say("`initmem run STUDY --preset NAME` runs one; `initmem plan STUDY` times real training steps.")
 
 
 def _rows(name: str | None) -> list[dict[str, Any]]:
-    """A row per study and effort; quickstart first, and of every study its default effort."""
+    """A row per study and preset; quickstart first, and of every study its default preset."""
     from initmem import study_file as studies
     from initmem.engines.engine import cores
     from initmem.engines.plan import rough_hours, study_flops
 
     names = [name] if name else sorted(studies.bundled(), key=lambda one: (one != FIRST, one))
-    efforts = {one: studies.efforts(one) for one in names}
+    presets = {one: studies.presets(one) for one in names}
     loaded = [
-        (one, studies.load_study(one, effort), about)
+        (one, studies.load_study(one, preset), about)
         for one in names
-        for effort, about in efforts[one].items()
+        for preset, about in presets[one].items()
     ]
     hours = rough_hours([study for _, study, _ in loaded], cores())
     return [
         {
             "study": study.name,
             "title": study.title,
-            "effort": study.effort,
-            "default": study.effort == next(iter(efforts[one])),
+            "preset": study.preset,
+            "default": study.preset == next(iter(presets[one])),
             "recipes": len(study.recipes),
             "scales": len(study.scales),
             "seeds": len(study.seeds),

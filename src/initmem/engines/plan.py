@@ -50,7 +50,7 @@ class Plan:
     """The cost of a study."""
 
     study: str
-    effort: str
+    preset: str
     runs: int
     recipes: int
     cells: int  # recipes x scales
@@ -81,7 +81,7 @@ def plan(
     total = None if pipeline else study_flops(study)
     return Plan(
         study=study.name,
-        effort=study.effort,
+        preset=study.preset,
         runs=len(study.all_runs()),
         recipes=len(study.recipes),
         cells=len(study.recipes) * len(study.scales),

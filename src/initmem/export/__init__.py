@@ -108,7 +108,7 @@ def named_runs(results: Results) -> tuple[list[NamedRun], list[str]]:
     """All runs, grouped by recipe, and what is wrong with the damaged records."""
     records, damaged = results.survey()
     studies = results.studies()
-    requested = {f"{study.name} {study.effort}": {run.id for run in study.all_runs()} for study in studies}
+    requested = {f"{study.name} {study.preset}": {run.id for run in study.all_runs()} for study in studies}
     runs = []
     for label, group in labelled(records, recipes_of(studies)).items():
         for record in group:

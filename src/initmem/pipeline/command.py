@@ -229,7 +229,7 @@ def study_of(
     command: str,
     name: str | None,
     study: str | None,
-    effort: str | None,
+    preset: str | None,
     settings: Sequence[str],
     watched: Sequence[Path] = (),
 ) -> tuple[Study, CommandTrainer]:
@@ -239,7 +239,7 @@ def study_of(
     """
     called = name or name_of(parse(command))
     if study is not None:
-        asked = load_study(study, effort, [*settings, f"pipeline={json.dumps(called)}"])
+        asked = load_study(study, preset, [*settings, f"pipeline={json.dumps(called)}"])
         if asked.perturbation != 1.0 or asked.split or asked.pins:
             raise ConfigError("chaos, split and pin are not for programs (allowed: initmem.run)")
     else:

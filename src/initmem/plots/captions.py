@@ -203,12 +203,12 @@ def _gaps(panel: AnyPanel) -> list[str]:
 
 
 def source(recipes: Sequence[AnyRecipe], studies: Sequence[Study]) -> str:
-    """At which effort of which study the recipes were measured."""
+    """At which preset of which study the recipes were measured."""
     shown = set(recipes)
     asking = [study for study in studies if shown & set(study.recipes)]
-    efforts = list(dict.fromkeys(study.effort for study in asking))
+    presets = list(dict.fromkeys(study.preset for study in asking))
     names = list(dict.fromkeys(study.name for study in asking))
-    return f"Measured at effort {' and '.join(efforts)} ({', '.join(names)})" if asking else "Effort unknown"
+    return f"Measured at preset {' and '.join(presets)} ({', '.join(names)})" if asking else "Preset unknown"
 
 
 def common(recipes: Sequence[AnyRecipe], shown: Iterable[str] = ()) -> str:

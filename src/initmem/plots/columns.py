@@ -16,12 +16,12 @@ from initmem.table import RECIPE, Column, Columns, Table, table_of
 def results_table(status: Mapping[str, Any]) -> Table:
     """All studies of a store and how far they are, as one table."""
     rows = [
-        {"study": f"{study['name']}, {study['effort']}"} | row
+        {"study": f"{study['name']}, {study['preset']}"} | row
         for study in status["studies"]
         for row in study["recipes"]
     ]
     notes = [f"unreadable: {line}" for line in status["damaged"]]
-    columns: Columns = {"study": Column("study", "text", "and its effort"), **STATUS}
+    columns: Columns = {"study": Column("study", "text", "and its preset"), **STATUS}
     done = sum(row["runs"] - row["missing"] for row in rows)
     return table_of(f"{status['store']}: {count(done, 'record')}", rows, columns, notes)
 
@@ -39,12 +39,12 @@ TIME = Column("time", "text", "rough estimate for this machine")
 STUDIES: Columns = {
     "study": Column("study", "text", "its name"),
     "title": Column("question", "text", "what it asks", room=46),
-    "runs": Column("runs", about="number of runs at its default effort"),
+    "runs": Column("runs", about="number of runs at its default preset"),
     "time": TIME,
 }
-EFFORTS: Columns = {
+PRESETS: Columns = {
     "study": Column("study", "text", "its name"),
-    "effort": Column("effort", "text", "for --effort; the first of a study is its default"),
+    "preset": Column("preset", "text", "for --preset; the first of a study is its default"),
     "runs": Column("runs", about="number of runs"),
     "time": TIME,
     "flops": Column("operations", about="floating-point operations of all runs", form=".1e", priority=1),

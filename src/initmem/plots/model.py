@@ -230,7 +230,7 @@ class Plot(NamedTuple):
     legend: Sequence[Sequence[Entry]] = ()  # by row
     head: str = ""
     about: Sequence[str] = ()  # definitions of what is shown
-    source: str = ""  # at which effort of which study it was measured
+    source: str = ""  # at which preset of which study it was measured
     setting: str = ""  # what all recipes share
     missing: Sequence[str] = ()
     notes: Sequence[str] = ()

@@ -187,7 +187,7 @@ def facets_by_study(content: Content) -> list[Facet]:
     groups: dict[str, list[AnyRecipe]] = {}
     for recipe in content.stats:
         study = content.study_of(recipe)
-        groups.setdefault(f"{study.name} ({study.effort})" if study else "other runs", []).append(recipe)
+        groups.setdefault(f"{study.name} ({study.preset})" if study else "other runs", []).append(recipe)
     split = [(name, title, recipes) for name, group in groups.items() for title, recipes in _split(group)]
     if len(groups) == 1:
         return _styled([(title, recipes) for _, title, recipes in split])

@@ -45,7 +45,7 @@ def pack(studies: Sequence[Study], records: Sequence[RunRecord]) -> bytes:
     names = Paths(Path())
     files = {"store.json": json.dumps({"archive": FORMAT}).encode() + b"\n"}
     for study in studies:
-        files[str(names.study(study.name, study.effort))] = encode_study(study)
+        files[str(names.study(study.name, study.preset))] = encode_study(study)
     # Runs of one recipe next to each other have much in common.
     ordered = sorted(records, key=lambda record: (record.run.recipe.id, record.id))
     files["records.jsonl"] = b"".join(map(encode, ordered))
@@ -61,7 +61,7 @@ def pack(studies: Sequence[Study], records: Sequence[RunRecord]) -> bytes:
 def of_study(
     name: str, studies: Sequence[Study], records: Sequence[RunRecord]
 ) -> tuple[list[Study], list[RunRecord]]:
-    """A study at all its efforts, and the records of its runs, whichever study they were trained for."""
+    """A study at all its presets, and the records of its runs, whichever study they were trained for."""
     chosen = [study for study in studies if study.name == name]
     if not chosen:
         raise StoreError(f"study {name!r} is not in the store ({allowed(study.name for study in studies)})")
@@ -177,9 +177,9 @@ def restore(archive: Archive, store: Store) -> int:
     """
     if problems := archive.verify():
         raise StoreError(problems[0])
-    present = {(study.name, study.effort) for study in store.studies()}
+    present = {(study.name, study.preset) for study in store.studies()}
     for study in archive.studies():
-        if (study.name, study.effort) not in present:
+        if (study.name, study.preset) not in present:
             store.add_study(study)
     new = [record for record in archive.records() if not store.has(record.run)]
     for record in new:

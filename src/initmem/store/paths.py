@@ -1,7 +1,7 @@
 """The names of all files of a store, in one place.
 
 STORE/store.json                 format of the store
-STORE/studies/NAME.EFFORT.json   the studies that were requested
+STORE/studies/NAME.PRESET.json   the studies that were requested
 STORE/runs/ID/claim.json         while a worker trains the run
 STORE/runs/ID/history.jsonl      while it trains: one line per epoch, for the board and the progress bar
 STORE/runs/ID/checkpoint-UPDATE.safetensors  to resume from
@@ -58,9 +58,9 @@ class Paths:
         self.aside = root / "aside"
         self._made: set[str] = set()  # ids of the runs whose folder exists
 
-    def study(self, name: str, effort: str) -> Path:
-        """The file of a study at one effort."""
-        return self.studies / f"{file_name(name)}.{file_name(effort)}.json"
+    def study(self, name: str, preset: str) -> Path:
+        """The file of a study at one preset."""
+        return self.studies / f"{file_name(name)}.{file_name(preset)}.json"
 
     def stop_sign(self, session: str) -> Path:
         """A file that asks the workers of one session to stop."""

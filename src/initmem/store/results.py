@@ -104,7 +104,7 @@ def study_status(survey: Survey) -> list[dict[str, Any]]:
         studies.append(
             {
                 "name": study.name,
-                "effort": study.effort,
+                "preset": study.preset,
                 "runs": total,
                 "done": total - sum(row["missing"] for row in rows),
                 "recipes": rows,

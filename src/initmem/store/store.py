@@ -74,9 +74,9 @@ class Store:
         return [_read_study(path) for path in self._study_files()]
 
     def add_study(self, study: Study) -> None:
-        """Note a request, in place of the study of the same name and effort."""
+        """Note a request, in place of the study of the same name and preset."""
         with explained(self.path):
-            write_atomic(self.paths.study(study.name, study.effort), encode_study(study), self.paths.mode)
+            write_atomic(self.paths.study(study.name, study.preset), encode_study(study), self.paths.mode)
 
     def _study_files(self) -> list[Path]:
         return sorted(self.paths.studies.glob("*.json"))
