@@ -204,6 +204,14 @@ def test_what_is_no_archive_is_refused(path: Path, tiny_study: Study) -> None:
         with pytest.raises(StoreError, match=words):
             Archive(path)
         path.write_bytes(before)
+    entry = path.read_bytes().index(b"PK\x01\x02")  # of the directory
+    for offset, value in [(6, 191), (8, 1)]:  # of a zip version to come; encrypted
+        data = bytearray(path.read_bytes())
+        data[entry + offset] = value
+        copy = path.with_name("copy.initmem")
+        copy.write_bytes(data)
+        with pytest.raises(StoreError, match=r"copy.initmem: damaged archive"):
+            Archive(copy)
     for data in (b"", b"initmem archive 1\n", b"PK\x03\x04" + bytes(100)):
         path.write_bytes(data)
         with pytest.raises(StoreError, match="no archive"):
