@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. One module per command; heavy imports happen inside the commands."""
+"""The command line: parse, call, print. Heavy imports happen inside the commands."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 # The commands in the order of `initmem --help`, with the module where each is.
 COMMANDS = {
-    name: name
-    for name in (
-        "studies", "plan", "run", "status", "measure", "report", "board", "figure", "table", "clocks",
-        "advise", "models", "data", "archive", "export", "theory", "bench",
-    )
-} | {"restore": "archive"}  # fmt: skip
+    "studies": "bundled", "plan": "plan", "run": "run", "status": "results", "measure": "measure",
+    "report": "results", "board": "results", "figure": "paper", "table": "paper", "clocks": "paper",
+    "advise": "plan", "models": "bundled", "data": "bundled", "archive": "results", "restore": "results",
+    "export": "results", "theory": "paper", "bench": "bundled",
+}  # fmt: skip
 
 
 def load(arguments: list[str]) -> None:
@@ -24,6 +23,9 @@ def load(arguments: list[str]) -> None:
     one = named in COMMANDS and not completing
     for module in dict.fromkeys([COMMANDS[named]] if one else COMMANDS.values()):
         import_module(f"initmem.cli.{module}")
+    order = list(COMMANDS)
+    commands = import_module("initmem.cli.base").app.registered_commands
+    commands.sort(key=lambda command: order.index(command.name or command.callback.__name__))
 
 
 def main() -> None:

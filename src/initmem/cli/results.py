@@ -1,0 +1,217 @@
+"""What a store holds: initmem status, report, board, archive, restore and export."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from initmem.cli.base import AsJson, Output, StoreArgument, app, print_json, say, show
+from initmem.errors import count
+
+
+@app.command()
+def status(
+    store: StoreArgument,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every record against its checksum, changed or not.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count the runs of each study by what became of them."""
+    from initmem.plots.columns import STATUS
+    from initmem.record import CrashCause
+    from initmem.store.results import open_results, store_status
+    from initmem.table import table_of
+
+    opened = open_results(store)
+    broken = opened.verify() if verify else []
+    state = store_status(opened)
+    if as_json:
+        rows = [
+            {"study": study["name"], "preset": study["preset"]} | row
+            for study in state["studies"]
+            for row in study["recipes"]
+        ]
+        studies = [
+            {key: value for key, value in study.items() if key != "recipes"} for study in state["studies"]
+        ]
+        print_json("status", rows, store=state["store"], studies=studies, damaged=state["damaged"])
+    else:
+        for study in state["studies"]:
+            done = f"{study['done']:,} of {count(study['runs'], 'run')} done"
+            title = f"{study['name']}, preset {study['preset']}: {done}"
+            show(table_of(title, study["recipes"], STATUS))
+            for cause in study["crashes"]:
+                say(f"crashed: {CrashCause(**cause)}")
+        for line in state["damaged"]:
+            say(f"unreadable: {line}")
+    if broken:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(store: StoreArgument, output: Output = None, as_json: AsJson = False) -> None:
+    """Write one self-contained HTML page about a store.
+
+    It opens offline.
+    """
+    from initmem.report.page import write_report
+    from initmem.store.results import open_results
+
+    beside = store / "report.html" if store.is_dir() else store.with_suffix(".html")
+    typed = shlex.join(["initmem", "report", str(store), *(["-o", str(output)] if output else [])])
+    place = write_report(open_results(store), output or beside, command=typed)
+    if as_json:
+        print_json("report", [{"report": place, "bytes": place.stat().st_size}])
+    else:
+        say(f"report: {place}")
+
+
+@app.command()
+def board(
+    store: StoreArgument,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 finds a free port.")] = 8765,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Any address but loopback requires a token.")
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Visitors must present it.", show_default="made where needed"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the report live while a study runs.
+
+    Progress, curves, crashed runs and the memory so far.
+    """
+    from initmem.report.board import Board
+    from initmem.store.results import open_results
+
+    served = Board(open_results(store), host=host, port=port, token=token)
+    if as_json:
+        print_json("board", [{"board": served.url}])
+    else:
+        say(f"board: {served.url} (Ctrl-C stops it)")
+    sys.stdout.flush()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends like Ctrl-C
+    with contextlib.suppress(KeyboardInterrupt):
+        served.serve()
+
+
+@app.command()
+def archive(
+    store: StoreArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default="STORE.initmem"),
+    ] = None,
+    study: Annotated[
+        str | None,
+        typer.Option("--study", metavar="NAME", help="Only the runs of this study.", show_default="all"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a store to one compact file.
+
+    Commands read it like a store.
+    """
+    from initmem.store.archive import SUFFIX, of_study, write_archive
+    from initmem.store.results import open_results
+
+    results = open_results(store)
+    path = output or store.resolve().with_name(store.resolve().name + SUFFIX)
+    (records, damaged), studies = results.survey(), results.studies()
+    if study is not None:
+        studies, records = of_study(study, studies, records)
+    size = write_archive(path, studies, records)
+    if as_json:
+        row = {"archive": path, "bytes": size, "records": len(records), "damaged": damaged}
+        print_json("archive", [row])
+    else:
+        say(f"archive: {path} ({count(len(records), 'record')}, {count(size, 'byte')})")
+        for line in damaged:
+            say(f"damaged, left out: {line}")
+    if damaged:
+        raise typer.Exit(1)
+
+
+@app.command()
+def restore(
+    archives: Annotated[list[Path], typer.Argument(help="Files that `initmem archive` wrote.")],
+    store: Annotated[
+        Path,
+        typer.Option("--store", metavar="DIR", help="Directory of the store: a new one, or one to add to."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Turn archives back into a store.
+
+    Their studies can then be resumed. Records that the store already has stay.
+    """
+    from initmem.store.archive import Archive
+    from initmem.store.archive import restore as restore_into
+    from initmem.store.store import Store
+
+    files = [Archive(path) for path in archives]
+    target = Store.create(store)
+    rows: list[dict[str, Any]] = [
+        {"archive": file.path, "records": len(file.records()), "new": restore_into(file, target)}
+        for file in files
+    ]
+    if as_json:
+        print_json("restore", rows, store=store)
+        return
+    for row in rows:
+        say(f"{row['archive']}: {count(row['records'], 'record')}, {row['new']:,} of them new in {store}")
+
+
+def formats(incomplete: str) -> list[str]:
+    """Names for shell completion."""
+    from initmem.export import FORMATS
+
+    return [name for name in FORMATS if name.startswith(incomplete)]
+
+
+@app.command()
+def export(
+    store: StoreArgument,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT", help="csv, parquet, tensorboard, mlflow or wandb.", autocompletion=formats
+        ),
+    ],
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PATH",
+            help="A directory; for mlflow an SQLite file or the address of a tracking server.",
+            show_default="STORE-csv and so on",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write all runs for another tool.
+
+    As tables, for TensorBoard, to MLflow, or as offline runs for Weights & Biases.
+    """
+    from initmem.export import export as exported
+    from initmem.store.results import open_results
+
+    done = exported(open_results(store), to, output)
+    if as_json:
+        print_json("export", [done._asdict()])
+    else:
+        say(f"{done.format}: {done.output} ({count(done.runs, 'run')}, {done.written:,} written)")
+        for line in done.damaged:
+            say(f"damaged, left out: {line}")
+    if done.damaged:
+        raise typer.Exit(1)
