@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from initmem.data.sources import sizes
 from initmem.engines.packs import pack_size
-from initmem.engines.plan import efficiency, matmul_rate
-from initmem.engines.speed import Speedometer, run_flops
+from initmem.engines.plan import Speedometer, efficiency, matmul_rate, run_flops
 from initmem.recipe import Recipe
 from initmem.train.requirements import flops_per_image
 

@@ -131,7 +131,7 @@ def test_studies() -> None:
 
 
 def test_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("initmem.engines.speed.SECONDS_OF_TRIALS", 0.0)  # whatever the times are
+    monkeypatch.setattr("initmem.engines.plan.SECONDS_OF_TRIALS", 0.0)  # whatever the times are
     found = told("plan", "quickstart", "--preset", "smoke", "--json")
     assert (found["summary"]["runs"], found["summary"]["recipes"]) == (12, 3)
     assert len(found["rows"]) == 3

@@ -11,12 +11,13 @@ from conftest import fake_record
 from initmem import catalog
 from initmem.data.sources import sizes
 from initmem.engines.plan import (
+    Elapsed,
+    Speedometer,
     _makespan,
     plan,
     record_bytes,
     run_flops,
 )
-from initmem.engines.speed import Elapsed, Speedometer
 from initmem.errors import duration as in_words
 from initmem.pipeline.bundled import bundled_pipeline
 from initmem.recipe import Recipe

@@ -16,7 +16,7 @@ from benchmarks.bench.workloads import CORE, WORKLOADS, Workload
 
 from initmem.data.sources import load, sizes
 from initmem.engines.packs import pack_size
-from initmem.engines.speed import run_flops
+from initmem.engines.plan import run_flops
 from initmem.errors import ConfigError
 from initmem.recipe import Recipe
 from initmem.study import Run

@@ -20,7 +20,7 @@ from typing import Any
 from initmem.engines.engine import Claimed, EpochEnded, Event, Finished, cores
 from initmem.engines.local import LocalEngine
 from initmem.engines.packs import pack_size, packs
-from initmem.engines.speed import run_flops
+from initmem.engines.plan import run_flops
 from initmem.store.store import Store
 
 from .workloads import Workload
