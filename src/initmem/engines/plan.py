@@ -1,4 +1,4 @@
-"""What a study will cost, before it is run: operations are counted, speed is measured with real steps of real packs."""
+"""What a study will cost, before it is run: operations are counted, speed is measured with real packs."""
 
 from __future__ import annotations
 
