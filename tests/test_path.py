@@ -1,34 +1,34 @@
-"""The path of one run, as CONTRIBUTING tells it, is the path that it really takes."""
+"""What a run loads: few modules, among them the ten that CONTRIBUTING walks through."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from modules import of_quickstart
+from size import WALK, code_lines, of_quickstart
 
 ROOT = Path(__file__).parents[1]
 
-MOST = 62  # modules on the path of a run: a new one should replace an old one
+MOST = 62  # modules that a run loads: a new one should replace an old one
 
 
-def told() -> set[str]:
-    """The modules that the page lists, by their full names."""
-    page = (ROOT / "CONTRIBUTING.md").read_text()
-    block = page.partition("## The path of one run")[2].partition("```\n")[2].partition("```")[0]
-    names = set()
-    for line in block.splitlines():
-        room, modules = re.fullmatch(r"(\w+)\s+(.*?)(?:\s{2,}.*)", line).groups()
-        for module in modules.split(", "):
-            top = room == "initmem" or (module == room and room != "store")  # store.store is a module
-            names.add(f"initmem.{module}" if top else f"initmem.{room}.{module}")
-    return names
-
-
-def test_the_page_lists_the_modules_that_a_run_imports() -> None:
+def test_a_run_loads_few_modules_and_all_of_the_walk() -> None:
     run, report = of_quickstart()
-    assert told() == run - {"initmem"}
+    assert {f"initmem.{name.replace('/', '.')}" for name in WALK} <= run
     assert len(run) <= MOST
     assert "initmem.train.pack" in run and "initmem.report.page" in report  # it does look into workers
+
+
+def test_the_page_walks_through_these_files_in_this_order() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    places = [page.index(f"| `{name}.py` |") for name in WALK]
+    assert places == sorted(places)
+
+
+def test_code_lines_are_those_with_code(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        '"""A docstring\n\nof three lines."""\n\n# a comment\nx = (\n    1,\n)\n\n\ndef f():\n    """A."""\n'
+    )
+    assert code_lines(module) == 4
