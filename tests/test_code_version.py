@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import initmem
-from initmem.engines.stale import differences
+from initmem.engines.provenance import differences
 from initmem.errors import ConfigError
 from initmem.pipeline.code_version import fingerprint, unhashed_note
 from initmem.pipeline.command import command_fingerprint, study_of

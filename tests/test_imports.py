@@ -13,7 +13,7 @@ import initmem
 
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
-    {"errors", "seeds", "machine"},
+    {"errors", "seeds"},
     {"files", "catalog", "labels", "bad_fields"},
     {"register"},
     {"recipe"},

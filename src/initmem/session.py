@@ -17,7 +17,7 @@ from pathlib import Path
 from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside, ignore
 from initmem.engines.packs import cost, packs
 from initmem.engines.progress import Workload
-from initmem.engines.stale import HOW, HOW_PLUGINS, refuse_stale
+from initmem.engines.provenance import HOW, HOW_PLUGINS, refuse_stale
 from initmem.errors import InitmemError, count
 from initmem.measures.design import analysis_of, default_metric, schedule
 from initmem.measures.memory import memory

@@ -312,7 +312,7 @@ def print_outcome(
     as_json: bool,
 ) -> None:
     """Print how the study stands, and the memory of each of its recipes."""
-    from initmem.engines.stale import stale_note
+    from initmem.engines.provenance import stale_note
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
     from initmem.measures.memory_columns import verdict_table

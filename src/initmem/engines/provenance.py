@@ -1,25 +1,28 @@
-"""Where a record comes from: the one place where its provenance is put together.
+"""Where a record comes from: the one place where its provenance is put together, and where old code shows.
 
 A trainer notes what only it knows (seconds, precision, device, what user code did). The engine adds the
-machine, the versions, the code of the user, and how the run came to its record.
+machine, the versions, the code of the user, and how the run came to its record. Records of code that has
+changed since are refused, kept on request, and tried again if they crashed.
 """
 
 from __future__ import annotations
 
 import platform
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from initmem import __version__
 from initmem.engines.engine import Settings
-from initmem.machine import processor_lines
-from initmem.recipe import content_id
+from initmem.errors import ConfigError, first_of
+from initmem.files import processor_lines
+from initmem.recipe import AnyRecipe, content_id
 from initmem.record import RunRecord, crashed
 from initmem.store.faults import Fault, counted
 from initmem.store.store import Store
-from initmem.study import Run
+from initmem.study import Run, Study
 
 
 def with_provenance(
@@ -76,3 +79,79 @@ def hardware(device: str) -> str:
         return f"Apple GPU ({platform.machine()})"
     names = [line.partition(":")[2].strip() for line in processor_lines("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+Fingerprint = Mapping[str, str]  # of code: a text for each of its parts
+DIGEST = re.compile("#[0-9a-f]{16}$")  # of a value too large to show
+SHOWN = 4  # changes that a message lists
+HOW = "keep_old=True (--keep-old) keeps them as they are, a new `name` (--name) trains all runs anew"
+HOW_PLUGINS = "--keep-old keeps them as they are, another --store trains all runs anew"
+
+
+def refuse_stale(
+    store: Store,
+    study: Study,
+    current: Callable[[AnyRecipe], Fingerprint],
+    *,
+    keep_old: bool,
+    how: str = HOW,
+) -> None:
+    """Refuse to mix results of the present code with those of other code.
+
+    Crashed runs of other code are moved aside, so that they are tried again with the present code.
+    """
+    wanted = {run.id for run in study.all_runs()}
+    records = [record for record in store.records() if record.id in wanted]
+    fingerprints = {recipe: current(recipe) for recipe in study.recipes}
+    done = [record for record in records if record.status != "crashed"]
+    stale = {record.id: changes for record in done if (changes := _changes(record, fingerprints))}
+    if stale and not keep_old:
+        first = next(iter(stale.values()))
+        raise ConfigError(
+            f"{len(stale)} of {len(records)} runs in {store.path} were trained before this changed: "
+            f"{first_of(first, SHOWN)} ({how})"
+        )
+    outdated = {r.id for r in records if r.status == "crashed" and _is_other(r, fingerprints)}
+    if outdated:
+        store.set_aside(lambda record: record.id in outdated)
+
+
+def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fingerprint]) -> str:
+    """One sentence about records that were kept although the code has changed; empty if there are none."""
+    done = [record for record in records if record.status != "crashed"]
+    fingerprints = {record.run.recipe: current(record.run.recipe) for record in done}
+    changed = [changes for record in done if (changes := _changes(record, fingerprints))]
+    if changed:
+        before_what = f"{len(changed)} of {len(done)} runs were trained before this changed"
+        return f"{before_what}: {first_of(changed[0], SHOWN)}"
+    unknown = sum("fingerprint" not in record.provenance for record in done)
+    if unknown and any(fingerprints.values()):
+        return f"{unknown} of {len(done)} runs do not say what code trained them: the present code may differ"
+    return ""
+
+
+def _changes(record: RunRecord, current: dict[AnyRecipe, Fingerprint]) -> list[str]:
+    before = record.provenance.get("fingerprint")
+    now = current[record.run.recipe]
+    return differences(before, now) if isinstance(before, dict) and now else []
+
+
+def _is_other(record: RunRecord, current: dict[AnyRecipe, Fingerprint]) -> bool:
+    return dict(record.provenance.get("fingerprint", {})) != current[record.run.recipe]
+
+
+def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
+    """What changed from one fingerprint to another, edits first, then what was added and removed."""
+    both = [name for name in before if name in now and before[name] != now[name]]
+    edited = [_edited(name, before[name], now[name]) for name in both]
+    gone = [f"{name} is no longer used" for name in before if name not in now]
+    new = [f"{name} is now used" for name in now if name not in before]
+    return edited + gone + new
+
+
+def _edited(name: str, before: str, now: str) -> str:
+    if re.match(r"(function|class|module|file) ", name):
+        return f"{name} was edited"
+    if DIGEST.search(before) or DIGEST.search(now):
+        return f"{name} changed"
+    return f"{name} {before} -> {now}"

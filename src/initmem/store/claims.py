@@ -20,8 +20,16 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from initmem.files import append, explained, set_mode, temporary, write_atomic
-from initmem.machine import has_ended, machine_id, this_process
+from initmem.files import (
+    append,
+    explained,
+    has_ended,
+    machine_id,
+    set_mode,
+    temporary,
+    this_process,
+    write_atomic,
+)
 from initmem.store.faults import FaultLog
 from initmem.store.paths import Paths
 from initmem.store.records import Records

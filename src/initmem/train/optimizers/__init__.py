@@ -12,7 +12,7 @@ from initmem.catalog import OPTIMIZERS
 from initmem.errors import InitmemError, ModelError
 from initmem.recipe import Recipe
 from initmem.register import find_optimizer, in_a_line
-from initmem.train.optimizers import rules, schedule_free
+from initmem.train.optimizers import rules
 from initmem.train.optimizers.rules import Decoupled, Optimizer, Rule
 
 
@@ -26,7 +26,7 @@ def optimizer_for(
     chosen = list(range(len(variables))) if decayed is None else list(decayed)
     if row is None or row.rule == "torch":
         return from_torch(recipe, variables, chosen)
-    kind: type[Rule] = getattr(rules, row.rule, None) or getattr(schedule_free, row.rule)
+    kind: type[Rule] = getattr(rules, row.rule)
     rule = kind(variables, recipe, replicas, chosen, **row.arguments)
     if rule.decays or not recipe.weight_decay or not chosen:
         return rule
