@@ -23,8 +23,8 @@ from initmem.measures.beta import half_life, half_life_limits
 from initmem.measures.collapse import fading, regress
 from initmem.measures.design import levels, schedule
 from initmem.measures.difference import compared_ranges
-from initmem.measures.failures import equal_rates_p, rate_limits
 from initmem.measures.memory import Memory, judged
+from initmem.measures.scales import equal_rates_p, rate_limits
 from initmem.measures.statistics import critical, equivalence_p, seeds_needed, spread, spreads, student
 
 Array = np.ndarray

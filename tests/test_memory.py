@@ -11,9 +11,9 @@ from scipy import stats
 from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.measures.design import Analysis
-from initmem.measures.failures import equal_rates_p, failures, rate_limits
 from initmem.measures.memory import judged, memory, memory_table
 from initmem.measures.memory_columns import columns_of, verdict_table
+from initmem.measures.scales import equal_rates_p, failures, rate_limits
 from initmem.measures.statistics import (
     adjusted,
     equivalence_p,

@@ -8,7 +8,7 @@ import pytest
 import planted
 from conftest import fake_record
 from initmem.errors import ConfigError
-from initmem.measures.power import pooled_noise, power_rows, rates, seeds_to_find, seeds_to_forget
+from initmem.measures.advice import pooled_noise, power_rows, rates, seeds_to_find, seeds_to_forget
 from initmem.measures.statistics import spreads
 
 

@@ -1,6 +1,7 @@
 """Ensembles of linear networks: their gradients, their seeds, and the laws by which they forget."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from initmem.recipe import PipelineRecipe
 from initmem.study import Run
 from initmem.theory import imbalance, lab, regression
 from initmem.theory.lab import LinearSettings, evaluate, linear_task, trajectories
-from initmem.theory.losses import frobenius
 
+norm = partial(np.linalg.norm, axis=(-2, -1))
 TASK = linear_task()
 SCALES = (1.0, 2.0, 3.0)
 
@@ -35,7 +36,7 @@ def runs(seeds=range(4), scales=SCALES, **fields) -> list[Run]:
 
 
 def norms(path) -> np.ndarray:
-    return np.sqrt(sum(frobenius(layer) ** 2 for layer in path.factors))
+    return np.sqrt(sum(norm(layer) ** 2 for layer in path.factors))
 
 
 def beta(path, asked) -> np.ndarray:
@@ -159,7 +160,7 @@ def test_a_penalty_shrinks_the_imbalance_as_exp_of_four_times_its_clock():
     asked = runs(learning_rate=0.002, l2=0.1, epochs=20)
     (d,) = trajectories(asked, TASK).imbalances
     clock = 0.1 * 20 * 32 * 0.002
-    np.testing.assert_allclose(frobenius(d[-1]) / frobenius(d[0]), np.exp(-4 * clock), rtol=0.12)
+    np.testing.assert_allclose(norm(d[-1]) / norm(d[0]), np.exp(-4 * clock), rtol=0.12)
 
 
 def test_noise_shrinks_the_imbalance_at_the_rate_of_its_variance():
@@ -168,7 +169,7 @@ def test_noise_shrinks_the_imbalance_at_the_rate_of_its_variance():
     (d,) = trajectories(asked, TASK).imbalances
     best = np.linalg.lstsq(TASK.x, TASK.y)[0]
     variance = np.mean((TASK.y - TASK.x @ best) ** 2)
-    size = frobenius(d).reshape(25, 8, 3).mean(axis=1)
+    size = norm(d).reshape(25, 8, 3).mean(axis=1)
     rate = -np.log(size[24] / size[6]) / (18 * 32 * 0.01**2 / 16)
     np.testing.assert_allclose(rate, variance * 4, rtol=0.15)
 
@@ -205,7 +206,7 @@ def test_larger_weights_with_the_same_product_survive_perturbation_less():
     truth = TASK.val_x @ TASK.truth.T
     balanced = (np.sqrt(2) * rotation, np.sqrt(2) * np.eye(4))
     lopsided = (rotation / 4, 8 * np.eye(4))
-    assert frobenius(imbalance(balanced[1], balanced[0])) == pytest.approx(0, abs=1e-12)
+    assert norm(imbalance(balanced[1], balanced[0])) == pytest.approx(0, abs=1e-12)
     scores = [evaluate(factors, TASK.val_x, truth, TASK.perturbations)[1] for factors in (balanced, lopsided)]
     assert scores[0] > scores[1] + 0.1
 

@@ -1,4 +1,4 @@
-"""Losses: gradients against differences and autograd, minibatches against the full batch."""
+"""Losses: gradients against differences, values against torch, minibatches against the full batch."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from initmem.errors import ConfigError
-from initmem.theory import logistic, minibatch, regression, square, torch_loss
+from initmem.theory import logistic, minibatch, regression, square
 
 SIZES = st.integers(1, 4)
 SEEDS = st.integers(0, 2**31)
@@ -19,12 +19,11 @@ def _losses(rng, d_out, d_in):
         "square": square(rng.normal(size=(d_out, d_in))),
         "regression": regression(x, y),
         "logistic": logistic(x, np.sign(y)),
-        "torch": torch_loss(lambda w: torch.cosh(w).sum(dim=(-2, -1))),
     }
 
 
 @settings(max_examples=20, deadline=None)
-@given(SIZES, SIZES, SEEDS, st.sampled_from(["square", "regression", "logistic", "torch"]))
+@given(SIZES, SIZES, SEEDS, st.sampled_from(["square", "regression", "logistic"]))
 def test_gradient_is_the_slope_of_the_value(d_out, d_in, seed, name):
     rng = np.random.default_rng(seed)
     loss = _losses(rng, d_out, d_in)[name]
@@ -53,13 +52,6 @@ def test_logistic_keeps_its_head_at_large_margins():
     w = np.array([[1e4]])
     assert loss.value(w) == pytest.approx(5e3)
     np.testing.assert_allclose(loss.gradient(w), [[0.5]])
-
-
-def test_a_torch_loss_must_give_one_value_per_trajectory():
-    mixed = torch_loss(lambda w: (w**2).sum())
-    assert mixed.gradient(np.ones((2, 2))).shape == (2, 2)  # right for one trajectory
-    with pytest.raises(ConfigError, match=r"allowed: \(3,\), one value per trajectory"):
-        mixed.gradient(np.ones((3, 2, 2)))
 
 
 def test_wrong_data_are_named():

@@ -76,7 +76,7 @@ def plan(
 
 
 def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, as_json: bool) -> None:
-    from initmem.measures.power import COLUMNS, power_rows
+    from initmem.measures.advice import COLUMNS, power_rows
     from initmem.store.results import open_results
     from initmem.table import table_of
 

@@ -1,24 +1,30 @@
-"""Clocks next to what was seen at such clocks, and the least change that reaches a recipe that forgot.
+"""Before the run: what was seen at such clocks, the least change that forgets, and how many seeds it takes.
 
-This is a table of observations, not a prediction: clocks are compared within a family of recipes
+The clocks are a table of observations, not a prediction: they are compared within a family of recipes
 (`clocks.family_of`), at the last epoch and at the effective learning rate. Before any run nothing else is
 known, although the selected checkpoint may be much earlier: at batch size 16 the paper's Adam selects epoch 5
-to 7 of 300.
+to 7 of 300. The power of a study is simulated with the method that will judge it, for normal noise, the same
+at all scales.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from initmem.clocks import CLOCKS, effective_clocks, family_of, horizon_sums
-from initmem.measures.design import default_metric, labelled, plain
-from initmem.measures.memory import memory_table
+from initmem.errors import ConfigError
+from initmem.measures.design import by_recipe, default_metric, labelled, plain, profile
+from initmem.measures.memory import TOLERANCE_PP, memory_table
+from initmem.measures.statistics import noise_of, spreads
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
+from initmem.study import Study
+from initmem.table import RECIPE, Column, Columns, number
 
 
 class Observation(NamedTuple):
@@ -174,3 +180,113 @@ def _least(
         return None
     changed, forgot = at(low)
     return None if forgot is None else Change(field, values[low], family_clock(changed, n_train)[1], forgot)
+
+
+POWER = 0.8
+MEMORY_PP = 5.0
+SEEDS = (3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100)
+STUDIES = 500
+
+
+class Power(NamedTuple):
+    """Seeds that give a verdict in 80% of all studies. None: more than a hundred."""
+
+    recipe: str
+    noise: float  # standard deviation over seeds of one run, in the unit of the metric
+    noise_from: str
+    scales: int
+    memory: float
+    seeds_to_find: int | None  # `remembers`, if this is the memory, spread evenly over the scales
+    tolerance: float
+    seeds_to_forget: int | None  # `forgets`, if there is no memory
+    planned: int
+    found_as_planned: float  # share of studies with the planned seeds that find the memory
+
+
+def power_rows(
+    study: Study,
+    *,
+    noise: float | None,
+    pilot: Sequence[RunRecord] = (),
+    memory: float = MEMORY_PP,
+    tolerance: float = TOLERANCE_PP,
+) -> list[Power]:
+    """The power of a study, recipe by recipe, from the noise of pilot records or an assumed one."""
+    pooled = {recipe: pooled_noise(records) for recipe, records in by_recipe(pilot).items()}
+    measured = {recipe: sigma for recipe, sigma in pooled.items() if sigma}
+    scales = len(study.scales)
+    rows = []
+    for recipe, label in zip(study.recipes, study.labels(), strict=True):
+        sigma, source = (noise, "assumed") if noise is not None else _pilot_noise(recipe, measured)
+        rows.append(
+            Power(
+                recipe=label,
+                noise=sigma,
+                noise_from=source,
+                scales=scales,
+                memory=memory,
+                seeds_to_find=seeds_to_find(scales, _rounded(memory / sigma)),
+                tolerance=tolerance,
+                seeds_to_forget=seeds_to_forget(scales, _rounded(tolerance / sigma)),
+                planned=len(study.seeds_of(recipe)),
+                found_as_planned=rates(scales, len(study.seeds_of(recipe)), _rounded(memory / sigma))[0],
+            )
+        )
+    return rows
+
+
+def _pilot_noise(recipe: AnyRecipe, measured: Mapping[AnyRecipe, float]) -> tuple[float, str]:
+    """The noise of a recipe and where it is from: its own pilot runs, or the median of the others."""
+    if recipe in measured:
+        return measured[recipe], "pilot"
+    if not measured:
+        raise ConfigError("power needs the noise over seeds (allowed: points, or a store with more seeds)")
+    return float(np.median(list(measured.values()))), "pilot, other recipes"
+
+
+def pooled_noise(records: Sequence[RunRecord]) -> float | None:
+    """The standard deviation of a run around its seed's level, pooled over scales; None from one seed."""
+    values = profile(records, default_metric(records)).values
+    n, k = values.shape
+    if n < 2 or k < 2:
+        return None
+    return math.sqrt(float(noise_of(values).total) / (k - 1)) or None
+
+
+def _rounded(ratio: float) -> float:
+    """Two digits: enough for a plan, and recipes of about the same noise share their simulation."""
+    return float(f"{ratio:.2g}")
+
+
+@lru_cache(maxsize=4096)
+def rates(scales: int, seeds: int, ratio: float) -> tuple[float, float]:
+    """Shares of studies that find a memory of `ratio` sigma, and that exclude it where there is none."""
+    if min(scales, seeds) < 2:
+        return 0.0, 0.0
+    noise = np.random.default_rng([scales, seeds]).standard_normal((STUDIES, seeds, scales))
+    significant = spreads(noise + np.linspace(0, ratio, scales)).p <= 0.05
+    return float(significant.mean()), float((spreads(noise).high <= ratio).mean())
+
+
+def seeds_to_find(scales: int, ratio: float) -> int | None:
+    """The fewest seeds that find a memory of so many sigma in 80% of the studies."""
+    return next((n for n in SEEDS if rates(scales, n, ratio)[0] >= POWER), None)
+
+
+def seeds_to_forget(scales: int, ratio: float) -> int | None:
+    """The fewest seeds that show a range within so many sigma in 80% of the studies without memory."""
+    return next((n for n in SEEDS if rates(scales, n, ratio)[1] >= POWER), None)
+
+
+COLUMNS: Columns = {
+    "recipe": RECIPE,
+    "noise": number("noise", "standard deviation over seeds of one run", ".2g"),
+    "noise_from": Column("from", "text", "where the noise was taken from", priority=4),
+    "scales": number("scales", "number of scales", priority=3),
+    "memory": number("memory", "to be detected", ".3g"),
+    "seeds_to_find": number("seeds", "that detect it; empty: more than a hundred"),
+    "tolerance": number("tolerance", "range that counts as forgotten", ".3g"),
+    "seeds_to_forget": number("seeds to forget", "that show it is forgotten, if there is none"),
+    "planned": number("planned", "seeds of the study", priority=1),
+    "found_as_planned": number("power", "share of studies that detect it as planned", ".0%"),
+}

@@ -7,23 +7,110 @@ from typing import Any
 
 from initmem.clocks import CLOCK_NAMES, FAMILY_NAMES
 from initmem.errors import ConfigError, allowed
-from initmem.measures import beta, chaos, collapse, difference, elasticity, failures, memory_columns, scales
-from initmem.measures.design import Measure, Row, analyses_of, labelled
-from initmem.measures.fit import cold_notes
-from initmem.measures.memory import Memory, memory_table, scale_used
+from initmem.measures import beta, chaos, collapse, difference, elasticity, scales
+from initmem.measures.design import Analysis, Groups, Measure, Row, analyses_of, default_metric, labelled
+from initmem.measures.fit import Matched, cold_notes
+from initmem.measures.memory import Memory, judged, measured, memory_table, scale_used
 from initmem.metric import metric_name, metric_of
+from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.encoding import plain_values
 from initmem.store.results import Collection, Source, collected
 from initmem.study import recipes_of
-from initmem.table import Table, table_of
+from initmem.table import RECIPE, Column, Table, number, table_of
+
+# -- memory at equal fit ----------------------------------------------------------------------------------
+
+
+def _fit_rows(
+    groups: Groups,
+    metric: str | None,
+    *,
+    analyses: Mapping[AnyRecipe, Analysis],
+    tolerance: float | None = None,
+    adjust: str = "bh",
+) -> list[Row]:
+    """The change from the smallest to the largest scale, split, and the memory at equal fit."""
+    memories = [
+        measured(
+            records,
+            metric or default_metric(records),
+            tolerance=tolerance,
+            label=label,
+            analysis=analyses.get(records[0].run.recipe),
+        )
+        for label, records in groups.items()
+    ]
+    return [_fit_row(row) for row in judged(memories, adjust) if row.fit is not None]
+
+
+def _fit_row(row: Memory) -> Row:
+    fit = row.fit
+    assert fit is not None
+    cells: Row = {
+        "recipe": row.recipe,
+        "verdict": row.short_verdict,
+        "metric": row.metric,
+        "train_metric": fit.metric,
+    }
+    for name, change in (("test", fit.test_change), ("train", fit.train_change), ("gap", fit.gap_change)):
+        value, low, high = change or (None, None, None)
+        cells |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    cells |= {"train_smallest": fit.train[0], "train_largest": fit.train[-1]}
+    for name, match in (("matched", fit.matched), ("by_loss", fit.matched_by_loss)):
+        values = match if isinstance(match, Matched) else None
+        fields = ("memory", "low", "high", "p", "level")
+        cells |= {f"{name}_{field}": values and getattr(values, field) for field in fields}
+        cells[f"{name}_scales"] = list(values.scales) if values else []
+        if values:
+            cells[f"{name}_level"] = metric_of(values.by).factor * values.level  # accuracies in percent
+    cells |= {f"time_{name}": fit.time and getattr(fit.time, name) for name in ("ratio", "low", "high")}
+    return cells | {"n_scales": row.n_scales, "n_seeds": row.n_seeds}
+
 
 # By the names of `--what`; next to them, `memory`.
 MEASURES: dict[str, Measure] = {
-    **memory_columns.MEASURES,
+    "fit": Measure(
+        "Change from the smallest to the largest scale, and memory at equal fit",
+        _fit_rows,
+        {
+            "recipe": RECIPE,
+            "verdict": Column("verdict", "text", "of the memory, with its mode"),
+            "test": number("test", "change of the metric: train - gap", "+.1f~"),
+            ("test_low", "test_high"): number("test: 95% interval", "of this change", ".1f~", priority=10),
+            "train": number("train", "change of the train metric", "+.1f~"),
+            ("train_low", "train_high"): number("train: 95% interval", "of this change", ".1f~", priority=10),
+            ("train_smallest", "train_largest"): Column(
+                "fit", "text", "train metric of the selected models at these two scales", form=".1f~"
+            ),
+            "gap": number("gap", "change of train - test", "+.1f~", priority=2),
+            ("gap_low", "gap_high"): number("gap: 95% interval", "of this change", ".1f~", priority=10),
+            "matched_memory": number(
+                "at equal fit", "memory when each run first reaches a common train accuracy", ".1f~"
+            ),
+            ("matched_low", "matched_high"): number("95% interval", "of it", ".1f~"),
+            "matched_p": number("p", "of no memory at equal fit", ".2g", priority=6),
+            "matched_level": number("level", "the highest train accuracy (%) that all runs reach", ".3g"),
+            "by_loss_memory": number("at equal loss", "the same, by train loss", ".1f~", priority=7),
+            ("by_loss_low", "by_loss_high"): number(
+                "loss: 95% interval", "of the memory at equal loss", ".1f~", priority=9
+            ),
+            "by_loss_p": number("loss: p", "of no memory at equal loss", ".2g", priority=9),
+            "by_loss_level": number("loss", "the lowest train loss that all runs reach", ".2g", priority=8),
+            "time_ratio": number(
+                "time", "to fit: epochs of the slowest scale over the fastest", ".2f", priority=3
+            ),
+            ("time_low", "time_high"): number("time: 95% interval", "of this ratio", ".2f", priority=5),
+            "metric": Column("metric", "text", "of the memory", priority=12),
+            "train_metric": Column("train metric", "text", "that measures the fit", priority=12),
+            "n_scales": number("scales", "number of scales", priority=11),
+            "n_seeds": number("seeds", "number of seeds that have them all", priority=11),
+        },
+        options=("tolerance", "adjust", "analyses"),
+        of_scale=True,
+    ),
     **scales.MEASURES,
     **difference.MEASURES,
-    **failures.MEASURES,
     **beta.MEASURES,
     **collapse.MEASURES,
     **elasticity.MEASURES,

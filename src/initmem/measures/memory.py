@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, profile
-from initmem.measures.failures import EQUAL_RATES, failures
 from initmem.measures.fit import Fit, Matched, Mode, fit
-from initmem.measures.notes import fit_notes, meaning, notes_of
+from initmem.measures.memory_columns import NEVER_USED, fit_notes, meaning, notes_of, verdict_table
+from initmem.measures.scales import EQUAL_RATES, failures
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
 from initmem.metric import metric_name, metric_of
 from initmem.recipe import AnyRecipe
@@ -29,7 +29,6 @@ Verdict = Literal["remembers", "forgets", "inconclusive", "untrained", "not appl
 
 TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
 SIZES = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
-NEVER_USED = "the pipeline never used the scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,6 @@ class Memories(list[Memory]):
     """Memories of several recipes; a notebook shows them as a table."""
 
     def _repr_html_(self) -> str:
-        from initmem.measures.memory_columns import verdict_table
         from initmem.plots.table_text import html
 
         return html(verdict_table(self))

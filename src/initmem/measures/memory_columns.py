@@ -1,20 +1,179 @@
-"""Memories as tables: the verdict on every recipe, and its memory at equal fit.
+"""Memories for readers: the verdict in words, notes, and the columns of the table with a row per recipe.
 
 The terminal, the page and notebooks share these columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from initmem.errors import count
-from initmem.measures.design import Analysis, Groups, Measure, Row, default_metric
-from initmem.measures.fit import Matched
-from initmem.measures.memory import NEVER_USED, Memory, judged, measured
-from initmem.measures.statistics import ALPHA
+from initmem.measures.design import Analysis, Profile
+from initmem.measures.fit import Fit
+from initmem.measures.scales import Failures
+from initmem.measures.statistics import ALPHA, Spread
 from initmem.metric import metric_of
-from initmem.recipe import AnyRecipe
+from initmem.recipe import Recipe
+from initmem.record import RunRecord
 from initmem.table import RECIPE, Cell, Column, Table, cell, interval, number
+
+if TYPE_CHECKING:
+    from initmem.measures.memory import Memory
+
+
+NEVER_USED = "the pipeline never used the scale"
+FEW_SEEDS = 3  # up to so many miss most memories
+ABOUT_INTERVAL = "The interval accounts for the choice of seeds, not for the choice of test examples"
+MODES = {
+    "generalization": "The scales are not fitted equally well ({fit}), but they also differ at equal fit",
+    "trainability": "The scales are not fitted equally well ({fit}): at equal fit no difference is "
+    "significant",
+    "fit unknown": "Whether that is because some scales were not fitted as well as others is not known",
+}
+EQUAL_FIT = "All scales are fitted equally well ({fit}): the scales generalize differently"
+
+
+def meaning(row: Memory) -> str:
+    """The verdict in words."""
+    if row.verdict == "not applicable":
+        return "The pipeline never used the initialization scale, so there is nothing to measure."
+    if row.verdict == "untrained":
+        return "All runs are at chance, so there is nothing to remember."
+    if row.memory is None:
+        return f"No seed has a {row.metric} at every scale yet."
+    if row.noise_range is None:
+        return f"One seed says nothing about noise: the {row.metric} has a range of {row.shown(row.memory)}."
+    return f"{_finding(row)}. {ABOUT_INTERVAL}."
+
+
+def _finding(row: Memory) -> str:
+    shown, noise = row.shown(row.memory), f"(expected from noise alone: {row.noise_range:.2g})"
+    within = (
+        f"The mean {row.metric} differs by at most {row.shown(row.high)} between any two "
+        f"initialization scales, which is within the tolerance of {row.shown(row.tolerance)}"
+    )
+    if row.verdict == "remembers":
+        family = f", adjusted for {row.family} recipes" if row.family > 1 and row.adjust == "bh" else ""
+        mode = EQUAL_FIT if row.mode == "generalization" and row.equal_fit else MODES.get(row.mode or "", "")
+        return (
+            f"Changing only the initialization scale changes the mean {row.metric} by {shown} {noise}, which "
+            f"is significant at the {100 * row.alpha:.2g}% level{family}"
+            f"{mode and '. ' + mode.format(fit=row.fit)}"
+        )
+    if row.verdict == "forgets":
+        return within + (f"; {row.not_excluded}" if row.not_excluded else "")
+    if row.within_tolerance and not row.equal_failure_rates:
+        rates = f"rates of untrained runs that differ by {100 * (row.failure_limit or 0):.0f}%"
+        return f"{within}, but {rates} between scales are not excluded"
+    return (
+        f"The mean {row.metric} has a range of {shown} over the initialization scales {noise}: neither "
+        "memory nor its absence is established"
+    )
+
+
+def notes_of(
+    records: Sequence[RunRecord],
+    arranged: Profile,
+    ranges: Spread,
+    analysis: Analysis,
+    failures: Failures | None,
+) -> list[str]:
+    """What is unusual about the runs of one recipe and about their analysis."""
+    notes = []
+    n = len(arranged.seeds)
+    if 1 < n <= FEW_SEEDS:
+        notes.append(f"{n} seeds miss most memories of a few standard deviations")
+    if arranged.dropped:
+        listed = ", ".join(map(str, arranged.dropped))
+        notes.append(
+            f"left out, because a scale has no finite value: seed{'s' * (len(arranged.dropped) > 1)} {listed}"
+        )
+    if ranges.noise_range == 0:
+        alike = "values" if not np.ptp(arranged.values, axis=0).any() else "differences between scales"
+        notes.append(f"all seeds gave the same {alike}, so no noise was measured: is the seed used?")
+    if analysis.alpha < ALPHA:
+        notes.append(
+            f"interim analysis {analysis.number}: tested at {100 * analysis.alpha:.2g}%, interval at "
+            f"{100 * (1 - analysis.alpha):.3g}%; {100 * analysis.spent:.2g}% of alpha spent"
+        )
+    if analysis.unplanned:
+        counts = ", then ".join(map(str, sorted({*analysis.unplanned, n})))
+        notes.append(
+            f"seeds were added after a first analysis ({counts}) without a plan: the error rate of the "
+            f"verdict is above {100 * ALPHA:.2g}%"
+        )
+    if failures and failures.untrained:
+        notes.append(_failure_note(failures))
+    return [*notes, *_early_notes(records), *_code_notes(records)]
+
+
+def fit_notes(fit: Fit | None, *, equal: bool) -> list[str]:
+    """What is known about the fit, where that is not simply equal."""
+    if fit is None:
+        return [
+            "no train metric was recorded, so memory cannot be told from undertraining "
+            "(record train_accuracy or train_loss in every epoch)"
+        ]
+    match = fit.matched
+    if isinstance(match, str):
+        return [] if equal else [f"no memory at matched fit: {match}"]
+    notes = []
+    if match.early:
+        notes.append(
+            f"{count(match.early, 'run')} reached the level of matched fit before the first validation"
+        )
+    if len(match.scales) < len(fit.scales) and not equal:
+        compared = ", ".join(f"{scale:g}" for scale in match.scales)
+        notes.append(
+            f"matched fit compares the scales {compared}: the others reached it too early to be validated"
+        )
+    return notes
+
+
+def _failure_note(failures: Failures) -> str:
+    are = "is" if failures.untrained == 1 else "are"
+    counts = f"{failures.untrained} of {failures.n} runs {are} untrained (at chance or diverged)"
+    if failures.memorized:
+        counts += f"; {failures.memorized} of them memorized the training examples"
+    if failures.p is None:
+        return counts
+    if failures.p <= ALPHA:
+        return f"{counts}, at rates that depend on the scale (p = {failures.p:.2g})"
+    return f"{counts}; rates that differ between scales cannot be excluded (p = {failures.p:.2g})"
+
+
+def _early_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether runs were stopped before the last epoch of their schedule."""
+    recipe = records[0].run.recipe
+    if not isinstance(recipe, Recipe):
+        return []
+    trained = [record.summary.epochs for record in records if record.status == "completed"]
+    early = [epochs for epochs in trained if epochs < recipe.epochs]
+    if not early:
+        return []
+    least, most = min(early), max(early)
+    span = f"{least} to {most}" if most > least else f"{most}"
+    return [
+        f"{count(len(early), 'run')} stopped after {span} of {recipe.epochs} epochs: "
+        f"the validation loss had not fallen for {recipe.patience} (patience)"
+    ]
+
+
+def _code_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether the runs were trained by different code: their fingerprints differ."""
+    prints = [record.provenance.get("fingerprint") for record in records if record.status != "crashed"]
+    counts = Counter(str(sorted(one.items())) for one in prints if isinstance(one, dict))
+    if len(counts) < 2:
+        return []
+    runs = " and ".join(str(n) for _, n in counts.most_common())
+    return [f"trained by {len(counts)} versions of the code ({runs} runs): the fingerprints differ"]
+
+
+# -- the table ---------------------------------------------------------------------------------------------
 
 COLUMNS = {
     "recipe": RECIPE,
@@ -100,7 +259,7 @@ def memory_remark(row: Memory, until: float | None = None) -> str:
 
 def memory_cells(row: Memory) -> dict[str, Cell]:
     """The cells of one recipe by the name of their column, without remarks."""
-    form = memory_form(row)
+    form = metric_of(row.metric).form
     tiny = row.p is not None and row.p < SMALLEST_P
     return {
         "recipe": cell(row.recipe, style="name"),
@@ -115,11 +274,6 @@ def memory_cells(row: Memory) -> dict[str, Cell]:
         "p_adjusted": cell(row.p_equivalence_adjusted if row.p_adjusted is None else row.p_adjusted, ".2g"),
         "design": cell(f"{row.n_scales} × {row.n_seeds}", style="number"),
     }
-
-
-def memory_form(row: Memory) -> str:
-    """How the numbers of a memory are written."""
-    return metric_of(row.metric).form
 
 
 def _fit_range(row: Memory) -> str:
@@ -139,95 +293,3 @@ def _matched_text(row: Memory) -> str:
     limits = "" if match.low is None else f" [{match.low:{form}}, {match.high:{form}}]"
     level = f"{100 * match.level:g}%" if match.by == "train_accuracy" else f"loss {match.level:g}"
     return f"{match.memory:{form}}{limits} at {level}"
-
-
-# -- memory at equal fit ----------------------------------------------------------------------------------
-
-
-def _fit_rows(
-    groups: Groups,
-    metric: str | None,
-    *,
-    analyses: Mapping[AnyRecipe, Analysis],
-    tolerance: float | None = None,
-    adjust: str = "bh",
-) -> list[Row]:
-    """The change from the smallest to the largest scale, split, and the memory at equal fit."""
-    memories = [
-        measured(
-            records,
-            metric or default_metric(records),
-            tolerance=tolerance,
-            label=label,
-            analysis=analyses.get(records[0].run.recipe),
-        )
-        for label, records in groups.items()
-    ]
-    return [_fit_row(row) for row in judged(memories, adjust) if row.fit is not None]
-
-
-def _fit_row(row: Memory) -> Row:
-    fit = row.fit
-    assert fit is not None
-    cells: Row = {
-        "recipe": row.recipe,
-        "verdict": row.short_verdict,
-        "metric": row.metric,
-        "train_metric": fit.metric,
-    }
-    for name, change in (("test", fit.test_change), ("train", fit.train_change), ("gap", fit.gap_change)):
-        value, low, high = change or (None, None, None)
-        cells |= {name: value, f"{name}_low": low, f"{name}_high": high}
-    cells |= {"train_smallest": fit.train[0], "train_largest": fit.train[-1]}
-    for name, match in (("matched", fit.matched), ("by_loss", fit.matched_by_loss)):
-        values = match if isinstance(match, Matched) else None
-        fields = ("memory", "low", "high", "p", "level")
-        cells |= {f"{name}_{field}": values and getattr(values, field) for field in fields}
-        cells[f"{name}_scales"] = list(values.scales) if values else []
-        if values:
-            cells[f"{name}_level"] = metric_of(values.by).factor * values.level  # accuracies in percent
-    cells |= {f"time_{name}": fit.time and getattr(fit.time, name) for name in ("ratio", "low", "high")}
-    return cells | {"n_scales": row.n_scales, "n_seeds": row.n_seeds}
-
-
-MEASURES = {
-    "fit": Measure(
-        "Change from the smallest to the largest scale, and memory at equal fit",
-        _fit_rows,
-        {
-            "recipe": RECIPE,
-            "verdict": Column("verdict", "text", "of the memory, with its mode"),
-            "test": number("test", "change of the metric: train - gap", "+.1f~"),
-            ("test_low", "test_high"): number("test: 95% interval", "of this change", ".1f~", priority=10),
-            "train": number("train", "change of the train metric", "+.1f~"),
-            ("train_low", "train_high"): number("train: 95% interval", "of this change", ".1f~", priority=10),
-            ("train_smallest", "train_largest"): Column(
-                "fit", "text", "train metric of the selected models at these two scales", form=".1f~"
-            ),
-            "gap": number("gap", "change of train - test", "+.1f~", priority=2),
-            ("gap_low", "gap_high"): number("gap: 95% interval", "of this change", ".1f~", priority=10),
-            "matched_memory": number(
-                "at equal fit", "memory when each run first reaches a common train accuracy", ".1f~"
-            ),
-            ("matched_low", "matched_high"): number("95% interval", "of it", ".1f~"),
-            "matched_p": number("p", "of no memory at equal fit", ".2g", priority=6),
-            "matched_level": number("level", "the highest train accuracy (%) that all runs reach", ".3g"),
-            "by_loss_memory": number("at equal loss", "the same, by train loss", ".1f~", priority=7),
-            ("by_loss_low", "by_loss_high"): number(
-                "loss: 95% interval", "of the memory at equal loss", ".1f~", priority=9
-            ),
-            "by_loss_p": number("loss: p", "of no memory at equal loss", ".2g", priority=9),
-            "by_loss_level": number("loss", "the lowest train loss that all runs reach", ".2g", priority=8),
-            "time_ratio": number(
-                "time", "to fit: epochs of the slowest scale over the fastest", ".2f", priority=3
-            ),
-            ("time_low", "time_high"): number("time: 95% interval", "of this ratio", ".2f", priority=5),
-            "metric": Column("metric", "text", "of the memory", priority=12),
-            "train_metric": Column("train metric", "text", "that measures the fit", priority=12),
-            "n_scales": number("scales", "number of scales", priority=11),
-            "n_seeds": number("seeds", "number of seeds that have them all", priority=11),
-        },
-        options=("tolerance", "adjust", "analyses"),
-        of_scale=True,
-    )
-}

@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from initmem.errors import count
 from initmem.measures.fit import Mode
-from initmem.measures.memory import NEVER_USED, Memory, Verdict
-from initmem.measures.memory_columns import columns_of, memory_cells
+from initmem.measures.memory import Memory, Verdict
+from initmem.measures.memory_columns import NEVER_USED, columns_of, memory_cells
 from initmem.measures.scales import AtScale, scale_means
 from initmem.metric import metric_of
 from initmem.plots.builders import memory_interval

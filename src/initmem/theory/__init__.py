@@ -12,18 +12,24 @@ matplotlib.
 
 from __future__ import annotations
 
-from initmem.theory.descent import descend, optimizer, preconditioned
 from initmem.theory.linear import (
+    Loss,
     Path,
+    descend,
     gradient_flow,
     imbalance,
     imbalances,
     layer_gradients,
+    logistic,
+    minibatch,
     network,
+    optimizer,
+    preconditioned,
     product,
     random_network,
+    regression,
+    square,
 )
-from initmem.theory.losses import Loss, logistic, minibatch, regression, square, torch_loss
 
 __all__ = [
     "Loss",
@@ -42,5 +48,4 @@ __all__ = [
     "random_network",
     "regression",
     "square",
-    "torch_loss",
 ]

@@ -13,15 +13,27 @@ intervals reflect the variation between networks. Four numbers are measured:
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from initmem.theory.descent import Rule, descend, optimizer
-from initmem.theory.linear import imbalance, random_network
-from initmem.theory.losses import Array, Factors, frobenius, minibatch, regression, require, square
+from initmem.theory.linear import (
+    Array,
+    Factors,
+    Rule,
+    descend,
+    imbalance,
+    minibatch,
+    optimizer,
+    random_network,
+    regression,
+    require,
+    square,
+)
 
 DIMS = (3, 4, 3)
+norm = partial(np.linalg.norm, axis=(-2, -1))  # Frobenius
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,7 @@ def decay_rate(*, seed: int, networks: int = 20) -> tuple[Exponent, Exponent, Ex
     rates, decays, steps = np.geomspace(1e-6, 1e-4, 5), np.geomspace(0.03, 0.3, 4), 20
     start, goal = _networks((len(rates), len(decays), networks), rng)
     before, after = _before_and_after(optimizer("sgd"), rates, start, goal, steps, decay=decays[:, None])
-    speed = (-np.log(frobenius(after) / frobenius(before)) / steps).ravel()
+    speed = (-np.log(norm(after) / norm(before)) / steps).ravel()
     eta, lam = (np.repeat(g, networks) for g in np.meshgrid(rates, decays, indexing="ij"))
     one, leak = np.ones_like(eta), eta / lam
     scale = fit(np.stack([one, leak], axis=1), speed / (lam * eta))
@@ -131,7 +143,7 @@ def _movement(name: str, rule: Rule, expected: float, *, seed: int, networks: in
     rates = np.geomspace(1e-6, 1e-4, 9)
     start, goal = _networks((len(rates), networks), rng)
     before, after = _before_and_after(rule, rates, start, goal, steps=5)
-    x, y = np.repeat(np.log(rates), networks), np.log(frobenius(after - before)).ravel()
+    x, y = np.repeat(np.log(rates), networks), np.log(norm(after - before)).ravel()
     return _exponent(name, "eta", expected, fit(np.stack([np.ones_like(x), x], axis=1), y), 1)
 
 
@@ -162,7 +174,7 @@ def _minibatch_movement(b: int, networks: int, draws: int, rng: np.random.Genera
     estimate = minibatch(lambda rows: regression(x[which, rows], y[which, rows]), [picked])
     fan = tuple(np.broadcast_to(w, (networks, draws, *w.shape[-2:])) for w in (v, u))
     v_next, u_next = descend(fan, estimate, optimizer("sgd"), 0.01, 1).final
-    return frobenius((imbalance(u_next, v_next) - imbalance(u, v)).mean(axis=1))
+    return np.asarray(norm((imbalance(u_next, v_next) - imbalance(u, v)).mean(axis=1)))
 
 
 def _networks(lead: tuple[int, ...], rng: np.random.Generator) -> tuple[Factors, Array]:

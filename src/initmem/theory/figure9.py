@@ -20,7 +20,7 @@ import numpy as np
 
 from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
 from initmem.plots.styles import BLUE, PURPLE, VERMILLION
-from initmem.theory.losses import Array
+from initmem.theory.linear import Array
 
 START = (1.0, 6.0)
 RATES = (0.01, 0.04)

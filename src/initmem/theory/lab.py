@@ -42,9 +42,19 @@ from initmem.recipe import PipelineRecipe, Recipe
 from initmem.record import RunRecord, Status, summarize
 from initmem.seeds import generator
 from initmem.study import Run
-from initmem.theory.descent import descend, optimizer
-from initmem.theory.linear import Path, product, random_network
-from initmem.theory.losses import Array, Estimate, Factors, Integers, matrix_sum, require
+from initmem.theory.linear import (
+    Array,
+    Estimate,
+    Factors,
+    Integers,
+    Path,
+    descend,
+    matrix_sum,
+    optimizer,
+    product,
+    random_network,
+    require,
+)
 
 Columns = dict[str, Array]
 PIPELINE = "linear"  # the name of this pipeline in study files

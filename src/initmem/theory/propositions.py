@@ -14,17 +14,26 @@ from itertools import product as all_tuples
 
 import numpy as np
 
-from initmem.theory.descent import descend, optimizer, preconditioned
 from initmem.theory.linear import (
+    Array,
+    Factors,
+    Loss,
+    descend,
     gradient_flow,
     imbalance,
     imbalances,
     layer_gradients,
+    logistic,
+    minibatch,
     network,
+    optimizer,
+    preconditioned,
     product,
     random_network,
+    regression,
+    require,
+    square,
 )
-from initmem.theory.losses import Array, Factors, Loss, logistic, minibatch, regression, require, square
 
 # Tolerances: identities hold up to rounding, flows up to the error of the solver.
 EXACT, FLOW = 1e-10, 1e-8
