@@ -146,7 +146,7 @@ def _read(name: str) -> _File:
     text = _text(name)
     try:
         raw = tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # lists in lists in lists
         raise ConfigError(f"study {name}: not valid TOML: {error}") from None
     found: list[str] = []
     try:
@@ -201,7 +201,7 @@ def override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r} (allowed: key=value)")
     try:
         return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except ValueError:
+    except (ValueError, RecursionError):
         return key.strip(), value.strip()  # a bare word: optimizer=adam
 
 
