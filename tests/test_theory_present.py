@@ -25,7 +25,11 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow parts on a smaller scale, so that every command can really be run."""
     check, reach = propositions.check_all, diagonal.reach
     monkeypatch.setattr(propositions, "check_all", lambda *, seed: check(seed=seed, trials=1))
-    monkeypatch.setattr(exponents, "measure_all", lambda *, seed: [exponents.leakage(seed=seed, networks=9)])
+    monkeypatch.setattr(
+        exponents,
+        "measure_all",
+        lambda *, seed: [exponents.movement("leakage", "sgd", 2.0, seed=seed, networks=9)],
+    )
     monkeypatch.setattr(
         diagonal, "reach", lambda problem, *, seed: reach(problem, (0.1, 1.0), seed=seed, steps=200)
     )

@@ -62,38 +62,25 @@ def _other(name: str) -> Metric:
 
 
 # The names with a meaning: what bundled networks record, and the losses of user code, which defines them.
+_ACCURACIES = (
+    *("test_accuracy", "val_accuracy", "train_accuracy"),
+    *("val_accuracy_best", "val_accuracy_interp", "val_accuracy_last", "train_accuracy_last"),
+)
+_OTHERS = (
+    *("epochs", "tau_best", "tau_interp", "learning_rate", "seconds"),
+    *("test_loss", "test_cross_entropy", "test_objective"),
+    *("val_loss", "val_cross_entropy", "val_objective"),
+    *("train_loss", "train_cross_entropy", "train_objective"),
+    *("norm", "norm_init", "norm_last", "sharpness", "sharpness_epoch"),
+    *(f"clock_{name}" for name in CLOCKS),
+)
 METRICS = {
     metric.name: metric
     for metric in (
-        _other("epochs"),
-        _other("tau_best"),
-        _other("tau_interp"),
-        _accuracy("test_accuracy"),
-        _other("test_loss"),
-        _accuracy("val_accuracy_best"),
-        _accuracy("val_accuracy_interp"),
-        _accuracy("val_accuracy_last"),
-        _accuracy("train_accuracy_last"),
+        *map(_accuracy, _ACCURACIES),
+        *map(_other, _OTHERS),
         Metric("repair_gap", "pp", (-100.0, 100.0), "higher", "repair gap (pp)"),
-        _other("norm_init"),
         Metric("norm_best", title="Frobenius norm of the kernels"),
-        _other("norm_last"),
-        _other("test_cross_entropy"),
-        _other("test_objective"),
-        _other("train_cross_entropy"),
-        _other("train_objective"),
-        _accuracy("train_accuracy"),
-        _other("val_cross_entropy"),
-        _other("val_objective"),
-        _accuracy("val_accuracy"),
-        _other("learning_rate"),
-        _other("norm"),
-        *(_other(f"clock_{name}") for name in CLOCKS),
-        _other("seconds"),
-        _other("sharpness"),
-        _other("sharpness_epoch"),
-        _other("train_loss"),
-        _other("val_loss"),
     )
 }
 

@@ -218,6 +218,8 @@ def power_rows(
     rows = []
     for recipe, label in zip(study.recipes, study.labels(), strict=True):
         sigma, source = (noise, "assumed") if noise is not None else _pilot_noise(recipe, measured)
+        size, limit = _rounded(memory / sigma), _rounded(tolerance / sigma)
+        planned = len(study.seeds_of(recipe))
         rows.append(
             Power(
                 recipe=label,
@@ -225,11 +227,11 @@ def power_rows(
                 noise_from=source,
                 scales=scales,
                 memory=memory,
-                seeds_to_find=seeds_to_find(scales, _rounded(memory / sigma)),
+                seeds_to_find=seeds_to_find(scales, size),
                 tolerance=tolerance,
-                seeds_to_forget=seeds_to_forget(scales, _rounded(tolerance / sigma)),
-                planned=len(study.seeds_of(recipe)),
-                found_as_planned=rates(scales, len(study.seeds_of(recipe)), _rounded(memory / sigma))[0],
+                seeds_to_forget=seeds_to_forget(scales, limit),
+                planned=planned,
+                found_as_planned=rates(scales, planned, size)[0],
             )
         )
     return rows

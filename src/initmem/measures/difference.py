@@ -81,12 +81,13 @@ def difference(
         return None
     compared = compared_ranges(before, after, alpha=alpha)
     paired = bool(compared.paired)
+    first, second, gap, low, high = (float(value) for value in compared[:5])
     return Difference(
-        before=float(compared.before),
-        after=float(compared.after),
-        difference=float(compared.difference),
-        low=float(compared.low),
-        high=float(compared.high),
+        first,
+        second,
+        gap,
+        low,
+        high,
         p=_paired_p(before, after) if paired else _interval_p(before, after),
         method="paired" if paired else "intervals",
         n_scales=after.shape[1],

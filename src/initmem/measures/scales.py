@@ -14,15 +14,7 @@ from numpy.typing import NDArray
 from initmem.clocks import stability_limit
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
-from initmem.measures.design import (
-    SCALE,
-    Groups,
-    Measure,
-    Row,
-    by_scale,
-    default_metric,
-    plain,
-)
+from initmem.measures.design import SCALE, Groups, Measure, Row, by_scale, default_metric, plain
 from initmem.metric import metric_of
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
 from initmem.record import SHARPNESS, RunRecord

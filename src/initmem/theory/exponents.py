@@ -85,22 +85,17 @@ def fit(terms: Array, y: Array, *, confidence: float = 0.99) -> Fit:
 def measure_all(*, seed: int) -> list[Exponent]:
     """All exponents, each from its own networks: leakage, batch, adaptive, and three for decay."""
     first, second, third, fourth = (int(s) for s in np.random.SeedSequence(seed).generate_state(4))
-    return [leakage(seed=first), batch_part(seed=second), adaptive(seed=third), *decay_rate(seed=fourth)]
+    return [
+        movement("leakage", "sgd", 2.0, seed=first),
+        batch_part(seed=second),
+        movement("adaptive", "adam", 1.0, seed=third),
+        *decay_rate(seed=fourth),
+    ]
 
 
 def rows(exponents: list[Exponent]) -> list[dict[str, object]]:
     """The exponents as plain rows, for a table or JSON."""
     return [asdict(exponent) | {"agrees": exponent.agrees} for exponent in exponents]
-
-
-def leakage(*, seed: int, networks: int = 150) -> Exponent:
-    """The exponent of eta in the change of D over five gradient steps."""
-    return _movement("leakage", optimizer("sgd"), 2.0, seed=seed, networks=networks)
-
-
-def adaptive(*, seed: int, networks: int = 150) -> Exponent:
-    """The exponent of eta in the change of D over five Adam steps."""
-    return _movement("adaptive", optimizer("adam"), 1.0, seed=seed, networks=networks)
 
 
 def batch_part(*, seed: int, networks: int = 80, draws: int = 400) -> Exponent:
@@ -137,12 +132,12 @@ def decay_rate(*, seed: int, networks: int = 20) -> tuple[Exponent, Exponent, Ex
     )
 
 
-def _movement(name: str, rule: Rule, expected: float, *, seed: int, networks: int) -> Exponent:
-    """The exponent of the learning rate in the change of D over five updates, over two decades."""
+def movement(name: str, rule: str, expected: float, *, seed: int, networks: int = 150) -> Exponent:
+    """The exponent of the learning rate in the change of D over five updates, fitted over two decades."""
     rng = np.random.default_rng(seed)
     rates = np.geomspace(1e-6, 1e-4, 9)
     start, goal = _networks((len(rates), networks), rng)
-    before, after = _before_and_after(rule, rates, start, goal, steps=5)
+    before, after = _before_and_after(optimizer(rule), rates, start, goal, steps=5)
     x, y = np.repeat(np.log(rates), networks), np.log(norm(after - before)).ravel()
     return _exponent(name, "eta", expected, fit(np.stack([np.ones_like(x), x], axis=1), y), 1)
 

@@ -152,13 +152,7 @@ def trajectories(
     return descend(
         _initial(runs, task.x.shape[1]),
         _minibatches(runs, task),
-        optimizer(
-            recipe.optimizer,
-            momentum=recipe.momentum,
-            beta1=recipe.beta1,
-            beta2=recipe.beta2,
-            epsilon=recipe.epsilon,
-        ),
+        optimizer(recipe.optimizer, **recipe.model_dump(include={"momentum", "beta1", "beta2", "epsilon"})),
         rates,
         len(rates),
         decay=2 * recipe.l2,  # the gradient of l2 |W|^2 is 2 l2 W
