@@ -31,8 +31,7 @@ from initmem.recipe import PipelineRecipe
 from initmem.record import RunRecord, Summary, crashed, summarize
 from initmem.report import charts
 from initmem.report.content import Content
-from initmem.report.notebook import verdict_html
-from initmem.report.page import SECTIONS, render, sections, write_report
+from initmem.report.page import SECTIONS, render, sections, verdict_html, write_report
 from initmem.report.tables import packs, published, run_rows, which
 from initmem.report.verdicts import headline, reached
 from initmem.store.results import Survey

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from conftest import fake_record
 from initmem.measures.measure import MEASURES
-from initmem.plots.terminal import fitted, legend, print_table, printable
+from initmem.plots.tables import fitted, legend, print_table, printable
 from initmem.store.store import Store
 from initmem.study import Study
 from initmem.table import Cell, Column, Table, cell, table_of

@@ -1,6 +1,6 @@
 """The table model: what a table says. The renderers say how it looks.
 
-`plots.terminal` prints it in a terminal, `plots.table_text` writes text, Markdown, LaTeX and CSV, and the
+`plots.tables` prints it in a terminal and writes text, Markdown, LaTeX and CSV, and the
 macro of `report/templates/macros.html.j2` makes the sortable table of a page.
 """
 

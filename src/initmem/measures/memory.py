@@ -162,7 +162,7 @@ class Memories(list[Memory]):
 
     def _repr_html_(self) -> str:
         from initmem.measures.memory_columns import verdict_table
-        from initmem.plots.table_text import html
+        from initmem.plots.tables import html
 
         return html(verdict_table(self))
 
