@@ -225,10 +225,10 @@ def test_charts_have_few_lines_and_a_name_keeps_its_style() -> None:
     styles: dict[str, set[object]] = {}
     for facet in facets:
         assert len(facet.members) <= 8
-        assert len({member.label for member in facet.members}) == len(facet.members)
-        assert len({PALETTE.index(member.style) for member in facet.members}) == len(facet.members)
-        for member in facet.members:
-            styles.setdefault(member.label, set()).add(member.style)
+        assert len({label for _, label, _ in facet.members}) == len(facet.members)
+        assert len({PALETTE.index(style) for _, _, style in facet.members}) == len(facet.members)
+        for _, label, style in facet.members:
+            styles.setdefault(label, set()).add(style)
     assert all(len(chosen) == 1 for chosen in styles.values())
 
 

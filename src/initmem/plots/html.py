@@ -36,23 +36,10 @@ GLYPHS = {
 # -- charts -----------------------------------------------------------------------------------------------
 
 
-class _Shared:
-    """Values that many series share are written once; a series holds their index in the list."""
-
-    def __init__(self) -> None:
-        self._indices: dict[str, int] = {}
-        self.rows: list[Any] = []
-
-    def index(self, value: Any) -> int:
-        index = self._indices.setdefault(repr(value), len(self.rows))
-        if index == len(self.rows):
-            self.rows.append(value)
-        return index
-
-
 def chart_json(plots: Mapping[str, Plot]) -> Json:
     """Plots of the same recipes, between which the reader chooses."""
-    values, runs = _Shared(), _Shared()
+    values: dict[str, Json] = {}  # what many series share is written once; a series holds its index
+    runs: dict[str, list[Any]] = {}
     choices = []
     for key, plot in plots.items():
         first = plot.panels[0]
@@ -74,10 +61,16 @@ def chart_json(plots: Mapping[str, Plot]) -> Json:
                 ],
             }
         )
-    return {"choices": choices, "values": values.rows, "runs": runs.rows}
+    return {"choices": choices, "values": list(values.values()), "runs": list(runs.values())}
 
 
-def _series(series: Series, values: _Shared, runs: _Shared) -> Json:
+def _index(shared: dict[str, Any], value: Any) -> int:
+    key = repr(value)
+    shared.setdefault(key, value)
+    return list(shared).index(key)
+
+
+def _series(series: Series, values: dict[str, Json], runs: dict[str, list[Any]]) -> Json:
     at = thinned(len(series.x))
     columns: Json = {"y": numbers(series.y[i] for i in at), "n": [series.n[i] for i in at]}
     if series.low:
@@ -92,8 +85,8 @@ def _series(series: Series, values: _Shared, runs: _Shared) -> Json:
         "recipe": series.recipe_id,
         "style": (*PALETTE, *ORDERED).index(series.style),
         "x": numbers(series.x[i] for i in at),
-        "values": values.index(columns),
-        "runs": runs.index(list(series.runs)) if series.runs else None,
+        "values": _index(values, columns),
+        "runs": _index(runs, list(series.runs)) if series.runs else None,
     }
 
 
@@ -134,12 +127,9 @@ def _cell(panel: Heatmap, i: int, j: int) -> HeatCell:
     if math.isnan(value):
         return HeatCell("", -1, tip, "", crossed=False)
     crossed = bool(panel.crossed) and panel.crossed[i][j]
-    return HeatCell(panel.text(value), step(value, *panel.limits), tip, panel.links[i][j], crossed)
-
-
-def step(value: float, low: float, high: float) -> int:
-    """Which of the colors a value has."""
-    return min(STEPS - 1, int(STEPS * (value - low) / ((high - low) or 1.0)))
+    low, high = panel.limits
+    step = min(STEPS - 1, int(STEPS * (value - low) / ((high - low) or 1.0)))
+    return HeatCell(panel.text(value), step, tip, panel.links[i][j], crossed)
 
 
 # -- small pictures ---------------------------------------------------------------------------------------

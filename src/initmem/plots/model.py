@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 SYMBOLS = {"=": "", "<": "< ", "<=": "≤ ", ">": "> ", ">=": "≥ ", "about": "≈ "}  # before published values
 
@@ -23,14 +23,6 @@ class Style(NamedTuple):
     hollow: bool = False
     size: float = 3.5  # of the markers, in points
     width: float = 1.2  # of the line, in points
-
-
-class Member(NamedTuple):
-    """What a series stands for: a cell of a selection or a recipe, its label and its style."""
-
-    key: Any
-    label: str
-    style: Style
 
 
 class Series(NamedTuple):
@@ -160,11 +152,6 @@ class Panel(NamedTuple):
     x_limits: tuple[float, float] | None = None
     y_limits: tuple[float, float] | None = None
     y_ticks: Mapping[float, str] | None = None
-
-    @property
-    def quantity(self) -> str:
-        """What is drawn, without its unit."""
-        return self.y_title.partition(" (")[0]
 
     def has_runs(self) -> bool:
         """Whether there are any runs behind the panel."""

@@ -14,7 +14,7 @@ from initmem.metric import metric_of, metric_title
 from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE
 from initmem.plots.captions import SIGMA, phrase
 from initmem.plots.html import thinned
-from initmem.plots.model import Heatmap, Member, Panel, Plot, Series, Style, form_between
+from initmem.plots.model import Heatmap, Panel, Plot, Series, Style, form_between
 from initmem.plots.series import UNSTYLED, beta_series
 from initmem.plots.styles import ORDERED, PALETTE, nth
 from initmem.recipe import AnyRecipe
@@ -29,7 +29,6 @@ NORM = f"Of all weights of the selected model, with a {SIMULTANEOUS}."
 FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
 REPAIR = "Validation accuracy of the selected model minus its value at interpolation, where it interpolated."
 SHARPNESS = "Largest Hessian eigenvalue of the training objective: mean over runs, 10th to 90th percentile."
-EDGE = "The same as a fraction of 2/η, or 2(1 + μ)/η with momentum. At 1: the edge of stability."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe on one axis."
 
 
@@ -60,15 +59,13 @@ def curves(content: Content) -> dict[str, Plot]:
     }
     fitted = Panel("Interpolation epoch", SIGMA, "interpolation epoch", (), ceiling=last)
     sharpness = Panel("Sharpness", "epoch", SHARPNESS_TITLE, (), log_y=True)
-    edge = Panel("Sharpness × η/2", "epoch", "sharpness / stability limit", ())
     settling = Panel("Memory by seeds", "seeds", f"memory{unit}", ())
-    alone = [Facet(content.names[member.key], [member]) for facet in facets for member in facet.members]
+    alone = [Facet(content.names[member[0]], [member]) for facet in facets for member in facet.members]
     plots |= {
         "norm": profile("Weight norm", "Frobenius norm", NORM, "norm_best"),
         "fitted": plot(fitted, FITTED, lambda item: item.interpolation),
         "repair": profile("Repair gap", "repair gap (pp)", REPAIR, "repair_gap"),
         "sharpness": plot(sharpness, SHARPNESS, lambda item: item.sharpness),
-        "edge": plot(edge, EDGE, lambda item: item.relative_sharpness),
         "settling": _plot(content, alone, settling, SETTLING, lambda item: item.settling),
     }
     return _with_values(plots)
@@ -176,10 +173,10 @@ SPLIT_NEVER = ("optimizer", "data_sha256")
 
 
 class Facet(NamedTuple):
-    """One chart; the key of a member is its recipe, its label names the fields that vary within the chart."""
+    """One chart: its recipes, each with its style and a label of the fields that vary within the chart."""
 
     title: str
-    members: list[Member]
+    members: list[tuple[AnyRecipe, str, Style]]
 
 
 def facets_by_study(content: Content) -> list[Facet]:
@@ -219,7 +216,7 @@ def _styled(charts: Sequence[tuple[str, Sequence[AnyRecipe]]], *, by_batch_size:
                 style = next((s for s in free if s not in reserved), free[0] if free else nth(i))
             styles.setdefault(name, style)
             chosen.append(style)
-        facets.append(Facet(title, [Member(*member) for member in zip(recipes, names, chosen, strict=True)]))
+        facets.append(Facet(title, list(zip(recipes, names, chosen, strict=True))))
     return facets
 
 
@@ -298,12 +295,15 @@ def metric_maps(content: Content) -> list[Heatmap]:
 
 def _metric_map(content: Content, facet: Facet, limits: tuple[float, float]) -> Heatmap:
     metric = content.metric
-    curves = {member: content.stats[member.key].curve(metric) for member in facet.members}
-    curves = {member: curve for member, curve in curves.items() if curve.x}
+    curves = {
+        (recipe, label): curve
+        for recipe, label, _ in facet.members
+        if (curve := content.stats[recipe].curve(metric)).x
+    }
     scales = sorted({scale for curve in curves.values() for scale in curve.x})
     few = ".1f" if len(scales) <= 12 else ".0f"  # with many scales there is no room for tenths
     rows, crossed, tips, links = [], [], [], []
-    for (recipe, label, _), curve in curves.items():
+    for (recipe, label), curve in curves.items():
         means = dict(zip(curve.x, curve.y, strict=True))
         train = content.stats[recipe].train
         rows.append(Series(label, UNSTYLED, scales, [means.get(scale, math.nan) for scale in scales]))
