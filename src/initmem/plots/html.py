@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from initmem.plots.model import Heatmap, Interval, Plot, Series
+from initmem.plots.model import Interval, Plot, Series
 from initmem.plots.styles import ORDERED, PALETTE
 
 Json = dict[str, Any]
 MOST_POINTS = 160  # of one series: more would not be seen
-STEPS = 9  # colors of heat maps in the style sheet, h0 to h8
 BAR = (240, 22)  # width and height of the picture of an interval
 SPARK = (120, 30)
 
@@ -102,34 +101,6 @@ def thinned(count: int, most: int = MOST_POINTS) -> NDArray[np.int64]:
 def numbers(values: Iterable[float | None]) -> list[float | None]:
     """Values to five digits; what is not a number becomes null."""
     return [None if v is None or not np.isfinite(v) else float(f"{v:.5g}") for v in values]
-
-
-# -- heat maps --------------------------------------------------------------------------------------------
-
-
-class HeatCell(NamedTuple):
-    """One cell; `step` picks its color, -1 where there is no value."""
-
-    text: str
-    step: int
-    tip: str
-    href: str
-    crossed: bool
-
-
-def heat_rows(panel: Heatmap) -> list[tuple[str, list[HeatCell]]]:
-    """The cells of a heat map, row by row: every cell says its number, the color only helps the eye."""
-    return [(row.label, [_cell(panel, i, j) for j in range(len(row.x))]) for i, row in enumerate(panel.rows)]
-
-
-def _cell(panel: Heatmap, i: int, j: int) -> HeatCell:
-    value, tip = panel.rows[i].y[j], panel.tips[i][j]
-    if math.isnan(value):
-        return HeatCell("", -1, tip, "", crossed=False)
-    crossed = bool(panel.crossed) and panel.crossed[i][j]
-    low, high = panel.limits
-    step = min(STEPS - 1, int(STEPS * (value - low) / ((high - low) or 1.0)))
-    return HeatCell(panel.text(value), step, tip, panel.links[i][j], crossed)
 
 
 # -- small pictures ---------------------------------------------------------------------------------------

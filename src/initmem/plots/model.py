@@ -174,17 +174,10 @@ class Heatmap(NamedTuple):
     crossed: Sequence[Sequence[bool]] = ()  # labels not fitted; per row and cell
     intervals: Sequence[Interval] = ()  # written right of each row
     n_scales: int = 0  # over how many scales they were taken
-    form: str = ".1f"  # of the numbers in the cells
-    tips: Sequence[Sequence[str]] = ()  # on the page, each cell in words
-    links: Sequence[Sequence[str]] = ()  # on the page, where the runs behind each cell are listed
 
     def has_runs(self) -> bool:
         """Whether there is anything to draw."""
         return any(row.known() for row in self.rows)
-
-    def text(self, value: float) -> str:
-        """A value as it stands in a cell."""
-        return format(value, self.form)
 
 
 AnyPanel = Panel | Intervals | Heatmap

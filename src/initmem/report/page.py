@@ -24,7 +24,7 @@ from initmem.measures.fit import cold_notes
 from initmem.measures.memory import Memory
 from initmem.measures.memory_columns import columns_of, memory_cells, memory_remark
 from initmem.metric import metric_title
-from initmem.plots.html import chart_json, heat_rows, sparkline
+from initmem.plots.html import chart_json, sparkline
 from initmem.plots.model import Plot
 from initmem.plots.series import profile_series
 from initmem.record import RunRecord
@@ -85,7 +85,7 @@ def _heat(content: Content) -> dict[str, Any] | None:
         "memory": charts.memory_map(content),
         "maps": maps,
         "metric": metric_title(content.metric),
-        "crossed": any(any(row) for heatmap in maps for row in heatmap.crossed),
+        "crossed": any(cell.crossed for heat in maps for _, cells in heat.rows for cell in cells),
     }
 
 
@@ -195,8 +195,7 @@ def environment() -> jinja2.Environment:
     )
     templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
     templates.filters["count_of"] = count
-    templates.globals |= {"heat_rows": heat_rows, "memory_cells": memory_cells}
-    templates.globals |= {"metric_title": metric_title, "runs_of": runs_of}
+    templates.globals |= {"memory_cells": memory_cells, "metric_title": metric_title, "runs_of": runs_of}
     return templates
 
 
