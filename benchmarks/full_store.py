@@ -24,7 +24,7 @@ from initmem.measures.measure import MEASURES, measure
 from initmem.measures.memory import memory_table
 from initmem.paper import figures
 from initmem.paper import tables as papertables
-from initmem.plots.table_text import render
+from initmem.plots.tables import render
 from initmem.recipe import Recipe
 from initmem.record import RunRecord, summarize
 from initmem.store.store import Store

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from rich.console import Console
 
 from initmem.cli import app
-from initmem.plots.terminal import GAP, print_table
+from initmem.plots.tables import GAP, print_table
 from initmem.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]

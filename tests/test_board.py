@@ -25,7 +25,7 @@ from initmem.report import page as pages
 from initmem.report import watch
 from initmem.report.board import Board, is_loopback
 from initmem.report.content import Content
-from initmem.report.live import live
+from initmem.report.watch import live
 from initmem.store.archive import write_archive
 from initmem.store.claims import EXPIRY, Claim, LiveRun
 from initmem.store.results import Survey, open_results, store_status

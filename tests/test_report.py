@@ -31,8 +31,7 @@ from initmem.recipe import PipelineRecipe
 from initmem.record import RunRecord, Summary, crashed, summarize
 from initmem.report import charts
 from initmem.report.content import Content
-from initmem.report.notebook import verdict_html
-from initmem.report.page import SECTIONS, render, sections, write_report
+from initmem.report.page import SECTIONS, render, sections, verdict_html, write_report
 from initmem.report.tables import packs, published, run_rows, which
 from initmem.report.verdicts import headline, reached
 from initmem.store.results import Survey
@@ -226,10 +225,10 @@ def test_charts_have_few_lines_and_a_name_keeps_its_style() -> None:
     styles: dict[str, set[object]] = {}
     for facet in facets:
         assert len(facet.members) <= 8
-        assert len({member.label for member in facet.members}) == len(facet.members)
-        assert len({PALETTE.index(member.style) for member in facet.members}) == len(facet.members)
-        for member in facet.members:
-            styles.setdefault(member.label, set()).add(member.style)
+        assert len({label for _, label, _ in facet.members}) == len(facet.members)
+        assert len({PALETTE.index(style) for _, _, style in facet.members}) == len(facet.members)
+        for _, label, style in facet.members:
+            styles.setdefault(label, set()).add(style)
     assert all(len(chosen) == 1 for chosen in styles.values())
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from conftest import fake_record
 from initmem.measures.measure import MEASURES
-from initmem.plots.terminal import fitted, legend, print_table, printable
+from initmem.plots.tables import fitted, legend, print_table, printable
 from initmem.store.store import Store
 from initmem.study import Study
 from initmem.table import Cell, Column, Table, cell, table_of
@@ -74,12 +74,13 @@ COMMANDS = [
 ]
 DRIVER = """
 import fcntl, functools, json, struct, sys, termios
-from initmem.cli import app, base
+from initmem.cli import app
+from initmem.plots import tables
 import initmem.engines.plan as plan
 import initmem.theory.show as theory
 
 shown, commands, log = [], *sys.argv[1:]
-of_table = base.print_table
+of_table = tables.print_table
 plan.plan = functools.cache(plan.plan)  # timed once, not once per width
 theory.show = functools.cache(theory.show)
 
@@ -89,7 +90,7 @@ def noted(table, *rest, **options):
     shown.append([[str(c), c.title, c.kind, c.priority, c.about] for c in plain.columns] + [cells])
     of_table(table, *rest, **options)
 
-base.print_table = noted
+tables.print_table = noted
 for width in (80, 100, 160):
     fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     for words in json.loads(commands):

@@ -1,6 +1,6 @@
 """The table model: what a table says. The renderers say how it looks.
 
-`plots.terminal` prints it in a terminal, `plots.table_text` writes text, Markdown, LaTeX and CSV, and the
+`plots.tables` prints it in a terminal and writes text, Markdown, LaTeX and CSV, and the
 macro of `report/templates/macros.html.j2` makes the sortable table of a page.
 """
 
@@ -107,10 +107,8 @@ class Table:
 
     def records(self) -> list[dict[str, Any]]:
         """The values for programs, a row each by the heads of the columns."""
-        return [
-            {str(column): _plain_value(one.value) for column, one in zip(self.columns, row, strict=True)}
-            for row in self.rows
-        ]
+        heads = [str(column) for column in self.columns]
+        return [dict(zip(heads, map(_plain_value, row), strict=True)) for row in self.rows]
 
     def footing(self) -> list[str]:
         """The sentences below the table: its notes, and what is missing."""
@@ -127,7 +125,8 @@ class Table:
         return parts
 
 
-def _plain_value(value: Value) -> Any:
+def _plain_value(cell: Cell) -> Any:
+    value = cell.value
     return {"mean": value.mean, "std": value.std, "n": value.n} if isinstance(value, Mean) else value
 
 
@@ -159,11 +158,6 @@ def interval(low: float | None, high: float | None, form: str = ".1f") -> Cell:
         shown = f"{low:.1g}"
     text = f"{shown} to {high:{form}}"
     return Cell(text, text, order=high - low)
-
-
-def three_digits(value: float | None) -> Cell:
-    """A number of any size to three significant digits."""
-    return cell(value, ",.0f" if value is not None and value >= 1000 else ".3g")
 
 
 Key = str | tuple[str, str]  # two keys: the limits of an interval

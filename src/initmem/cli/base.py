@@ -14,7 +14,6 @@ import typer
 
 from initmem import __version__
 from initmem.errors import ConfigError, InitmemError, first_of
-from initmem.plots.terminal import print_table, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,6 +135,8 @@ def print_help(context: typer.Context) -> None:
 
 def say(text: str, *, err: bool = False) -> None:
     """Print one line, which a terminal shows on as many as it takes, broken between words."""
+    from initmem.plots.tables import printable
+
     stream, line = sys.stderr if err else sys.stdout, printable(text)
     if stream.isatty():
         width = shutil.get_terminal_size().columns
@@ -145,6 +146,8 @@ def say(text: str, *, err: bool = False) -> None:
 
 def show(table: Table) -> None:
     """Print a table, fitted to the terminal; in a pipe all of it."""
+    from initmem.plots.tables import print_table
+
     print_table(table, console())
 
 

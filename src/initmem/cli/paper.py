@@ -80,7 +80,7 @@ def table(
     """
     from initmem.files import write_atomic
     from initmem.paper import tables
-    from initmem.plots.table_text import render
+    from initmem.plots.tables import render
     from initmem.store.results import collected
 
     if name not in (*tables.NAMES, "all"):

@@ -23,7 +23,7 @@ from initmem.engines.engine import (
     WorkerLost,
 )
 from initmem.errors import count, duration
-from initmem.plots.terminal import printable
+from initmem.plots.tables import printable
 
 QUIET_SECONDS = 15.0  # between two lines where there is no terminal to draw on
 

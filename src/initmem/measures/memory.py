@@ -160,7 +160,7 @@ class Memories(list[Memory]):
     """Memories of several recipes; a notebook shows them as a table."""
 
     def _repr_html_(self) -> str:
-        from initmem.plots.table_text import html
+        from initmem.plots.tables import html
 
         return html(verdict_table(self))
 

@@ -25,7 +25,7 @@ from torch import nn
 from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.pipeline.jax import is_pytree, rebuilt
 from initmem.pipeline.variables import is_keras, materialize, variables
-from initmem.plots import table_text
+from initmem.plots import tables
 from initmem.recipe import INITIALIZATION, PipelineRecipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
@@ -94,10 +94,10 @@ class InitTable:
         return table_of("Initialization", rows, {}, notes=[self.advice] if self.advice else [])
 
     def _repr_html_(self) -> str:
-        return table_text.html(self.table())
+        return tables.html(self.table())
 
     def __str__(self) -> str:
-        return table_text.text(self.table()).rstrip()
+        return tables.text(self.table()).rstrip()
 
 
 class Declared(dict[str, Any]):

@@ -223,7 +223,7 @@ class Result:
         return f"Result({self.study.name!r}, {len(self.records)} runs in {str(self.store.path)!r})"
 
     def _repr_html_(self) -> str:
-        from initmem.report.notebook import verdict_html
+        from initmem.report.page import verdict_html
 
         memories = self.memories()
         if not memories:

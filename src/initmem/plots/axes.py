@@ -303,7 +303,7 @@ def _draw_cell(axes: Axes, panel: Heatmap, i: int, j: int) -> None:
     style: Options = {"color": ink, "textcoords": "offset points", "ha": "center", "va": "center"}
     few = f"({n})" if n < row.expected[j] else ""
     roomy = len(row.x) <= ROOM_FOR_TEXT
-    text = f"{panel.text(value)} {few}".strip() if roomy else few
+    text = f"{value:.1f} {few}".strip() if roomy else few
     if panel.crossed and panel.crossed[i][j]:
         high_up = 2.0 if few and not roomy else -0.7  # the sign stands above the middle of its line
         axes.annotate("×", (j, i), (-13 if roomy else 0, high_up), fontsize=8, **style)

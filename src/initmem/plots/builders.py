@@ -28,7 +28,7 @@ from initmem.plots.series import (
     sharpness_series,
     stability_series,
 )
-from initmem.plots.styles import COLORS, GUIDE, nth
+from initmem.plots.styles import GREEN, GREY, GUIDE, VERMILLION, nth
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 
@@ -46,13 +46,7 @@ PANEL_TITLES = {
     "train_accuracy": "Train accuracy of the same model",
     "norm_best": "Kernel norm of the selected model",
 }
-VERDICT_COLORS = {
-    "remembers": COLORS[1],
-    "forgets": COLORS[2],
-    "inconclusive": COLORS[6],
-    "untrained": COLORS[6],
-    "not applicable": COLORS[6],
-}
+VERDICT_COLORS = {"remembers": VERMILLION, "forgets": GREEN}  # no verdict: gray
 
 
 def scale_plot(
@@ -149,25 +143,18 @@ def memory_plot(rows: Sequence[Memory]) -> Plot:
     metric, unit, limit = (rows[0].metric, rows[0].unit, rows[0].tolerance) if rows else ("nothing", "", None)
     x_title = f"memory{f' ({unit})' if unit else ''}"
     title = f"Initialization memory of {metric.replace('_', ' ')}"
-    return Plot(
-        [[Intervals(title, x_title, [memory_interval(row) for row in rows], tolerance=limit)]],
-        row_height=0.7 + 0.22 * len(rows),
-        lettered=False,
-        about=[
-            "Memory: max - min over scales of the mean, with its 95% interval",
-            *(["Gray: noise range"] if any(row.noise_range is not None for row in rows) else []),
-            *(["Dashed: tolerance"] if limit is not None else []),
-        ],
-    )
+    panel = Intervals(title, x_title, [memory_interval(row) for row in rows], tolerance=limit)
+    about = ["Memory: max - min over scales of the mean, with its 95% interval"]
+    about += ["Gray: noise range"] * any(row.noise_range is not None for row in rows)
+    about += ["Dashed: tolerance"] * (limit is not None)
+    return Plot([[panel]], row_height=0.7 + 0.22 * len(rows), lettered=False, about=about)
 
 
 def memory_interval(row: Memory) -> Interval:
     """A memory as one row of a panel of intervals."""
-    style = nth(0)._replace(color=VERDICT_COLORS[row.verdict], marker="o")
-    label, void = row.recipe, "not measured yet"
-    return Interval(
-        label, style, row.memory, row.low, row.high, row.noise_range, void=void, verdict=row.verdict
-    )
+    style = Style(VERDICT_COLORS.get(row.verdict, GREY), "o")
+    values = row.memory, row.low, row.high, row.noise_range
+    return Interval(row.recipe, style, *values, void="not measured yet", verdict=row.verdict)
 
 
 def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:

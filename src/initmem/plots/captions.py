@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from initmem.errors import first_of
-from initmem.plots.model import AnyPanel, Heatmap, Interval, Intervals, Panel, Plot, Series, log_limits
+from initmem.plots.model import AnyPanel, Heatmap, Intervals, Panel, Plot, log_limits
 from initmem.recipe import AnyRecipe
 from initmem.record import INTERPOLATION
 from initmem.study import Study
@@ -21,19 +21,25 @@ NAMED = 6  # how many missing cells a caption names; the plot holds them all
 
 def caption(plot: Plot) -> str:
     """All sentences, the missing cells last."""
-    signs, paper = published_signs(plot), "; reference: the paper" if has_published(plot) else ""
+    panels = [panel for panel in plot.panels if panel.has_values()]
+    maps = [panel for panel in plot.all_panels if isinstance(panel, Heatmap) and panel.has_runs()]
+    insets = [panel.inset for panel in panels if panel.inset is not None]
+    bars = [panel for panel in plot.all_panels if isinstance(panel, Intervals) and panel.has_runs()] + insets
+    signs = published_signs(panels, bars)
+    beside_maps = any(row.reference is not None for panel in maps for row in panel.intervals)
+    paper = "; reference: the paper" if plot.published or signs or beside_maps else ""
     sentences = [
         plot.head,
-        *_statistics(plot),
-        *_heatmaps(plot),
+        _statistics(panels),
+        *_heatmaps(maps),
         *(plot.about if any(panel.has_runs() for panel in plot.all_panels) else ()),
-        "Bars: spread of test accuracy, in ascending order" if any(map(_has_inset, plot.panels)) else "",
-        *_guides(plot),
+        "Bars: spread of test accuracy, in ascending order" if insets else "",
+        *_guides(plot, panels),
         "Values too small for the axis stand at its lower edge" if _cut_off(plot) else "",
         f"Published values: {', '.join(signs)}" if signs else "",
         *(f"Published values: {words}" for words in plot.published),
         "No published values for what is shown" if plot.reference and not paper else "",
-        _spread(plot),
+        _spread(bars, maps),
         plot.source and plot.source + paper,
         plot.setting,
         *plot.notes,
@@ -43,22 +49,22 @@ def caption(plot: Plot) -> str:
     return "".join(f"{sentence}. " for sentence in sentences if sentence).strip()
 
 
-def _statistics(plot: Plot) -> list[str]:
+def _statistics(panels: Sequence[Panel]) -> str:
     """What lines and bands are, with n; by quantity, where a plot shows several kinds."""
-    drawn = [panel for panel in plot.panels if panel.has_values() and panel.statistic]
-    banded = {panel.statistic for panel in drawn if _has_band(panel)}
+    sampled = [(panel, panel.statistic) for panel in panels if panel.statistic]
+    banded = {statistic for panel, statistic in sampled if _has_band(panel)}
     kinds: dict[str, dict[str, None]] = {}
-    for panel in drawn:
-        center, band = panel.statistic or ("", "")
+    for panel, statistic in sampled:
         # From single seeds all bands have zero width; then none is spoken of.
-        kind = f"{center}, {band}" if panel.statistic in banded else center
-        kinds.setdefault(kind, {})[panel.quantity] = None
+        kind = ", ".join(statistic) if statistic in banded else statistic.center
+        quantity, _, _ = panel.y_title.partition(" (")
+        kinds.setdefault(kind, {})[quantity] = None
     if not kinds:
-        return []
+        return ""
     text = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in kinds.items())
-    if len(kinds) == 1 and any(series.known() for panel in drawn for series in panel.series):
+    if len(kinds) == 1 and any(series.known() for panel, _ in sampled for series in panel.series):
         text = f"Lines: {next(iter(kinds))}"
-    return [f"{text[0].upper()}{text[1:]}, {counts(drawn)}"]
+    return f"{text[0].upper()}{text[1:]}, {counts([panel for panel, _ in sampled])}"
 
 
 def _has_band(panel: Panel) -> bool:
@@ -66,9 +72,8 @@ def _has_band(panel: Panel) -> bool:
     return any(high - low > 1e-9 * abs(high) for low, high in ends)
 
 
-def counts(panels: Iterable[Panel]) -> str:
+def counts(panels: Sequence[Panel]) -> str:
     """How many runs stand behind the points."""
-    panels = list(panels)
     points = [
         n
         for panel in panels
@@ -76,11 +81,15 @@ def counts(panels: Iterable[Panel]) -> str:
         for n, y in zip(one.n, one.y, strict=True)
         if y == y or (n and panel.ceiling is not None)  # a NaN is no point, or one beyond the last epoch
     ]
-    what = panels[0].counted
-    least, most = min(points), max(points)
-    text = f"n = {least} {what}" if least == most else f"n = {least} to {most} {what}"
     reasons = dict.fromkeys(reason for panel in panels for reason in _why_open(panel))
+    text = f"n = {_range(points)} {panels[0].counted}"
     return text + (f" (open markers: {' or '.join(reasons)})" if reasons else "")
+
+
+def _range(counts: Iterable[int]) -> str:
+    ordered = sorted(counts)
+    low, high = ordered[0], ordered[-1]
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _why_open(panel: Panel) -> list[str]:
@@ -93,32 +102,26 @@ def _why_open(panel: Panel) -> list[str]:
     return ["some are missing"] * missing + [without] * censored
 
 
-def _heatmaps(plot: Plot) -> list[str]:
+def _heatmaps(maps: Sequence[Heatmap]) -> list[str]:
     """Counts, crosses and spreads of heat maps."""
-    maps = [panel for panel in plot.all_panels if isinstance(panel, Heatmap)]
-    rows = [row for panel in maps for row in panel.rows]
-    n = sorted({n for row in rows for n in row.n if n})
-    if not n:
+    cells = [pair for panel in maps for row in panel.rows for pair in zip(row.n, row.expected, strict=True)]
+    if not any(n for n, _ in cells):
         return []
+    spreads = [row for panel in maps for row in panel.intervals]
+    paper = " (the paper)" if any(row.reference is not None for row in spreads) else ""
     crossed = any(any(row) for panel in maps for row in panel.crossed)
-    written = _written(plot)
-    paper = " (the paper)" if any(row.reference is not None for row in written) else ""
     return [
-        f"Mean over n = {n[0]}{f' to {n[-1]}' if len(n) > 1 else ''} seeds",
-        "In parentheses: n, where seeds are missing" if any(map(_short_of_seeds, rows)) else "",
+        f"Mean over n = {_range(n for n, _ in cells if n)} seeds",
+        "In parentheses: n, where seeds are missing" if any(0 < n < wanted for n, wanted in cells) else "",
         f"Crosses: mean train accuracy below {100 * INTERPOLATION:g}%" if crossed else "",
-        f"Right of each row: the spread in points, measured{paper}" if written else "",
+        f"Right of each row: the spread in points, measured{paper}" if spreads else "",
     ]
 
 
-def _short_of_seeds(row: Series) -> bool:
-    return any(0 < n < expected for n, expected in zip(row.n, row.expected, strict=True))
-
-
-def _guides(plot: Plot) -> list[str]:
+def _guides(plot: Plot, panels: Sequence[Panel]) -> list[str]:
     """The dashed guides that no legend of the plot names."""
     in_legend = {entry.label for row in plot.legend for entry in row}
-    guides = [guide for panel in plot.panels if panel.has_values() for guide in panel.guides]
+    guides = [guide for panel in panels for guide in panel.guides]
     named = dict.fromkeys(guide.label for guide in guides if guide.style.dash == "--")
     return [f"Dashed: {label}" for label in named if label not in ("", *in_legend)]
 
@@ -134,56 +137,27 @@ def _cut_off(plot: Plot) -> bool:
     )
 
 
-def _intervals(plot: Plot) -> list[Intervals]:
-    """The spreads that are drawn, those inside panels included."""
-    beside = [panel for panel in plot.all_panels if isinstance(panel, Intervals) and panel.has_runs()]
-    inside = [panel.inset for panel in plot.panels if panel.inset is not None and _has_inset(panel)]
-    return beside + inside
-
-
-def _has_inset(panel: Panel) -> bool:
-    return panel.inset is not None and panel.has_values()
-
-
-def _spread(plot: Plot) -> str:
+def _spread(bars: Sequence[Intervals], maps: Sequence[Heatmap]) -> str:
     """What a spread is, and over how many scales: over more of them it is larger."""
-    panels = [panel for panel in _intervals(plot) if panel.n_scales]
-    rows = [row for panel in panels for row in panel.rows] + _written(plot)
-    referred = [row for row in rows if row.reference is not None]
-    published = sorted({row.reference_scales for row in referred if row.reference_scales is not None})
-    maps = [panel for panel in plot.all_panels if isinstance(panel, Heatmap) and panel.intervals]
-    here = sorted(
-        {panel.n_scales for panel in panels} | {panel.n_scales for panel in maps if panel.has_runs()}
-    )
-    text = SPREAD if panels or _written(plot) else ""
+    shown = [(panel.n_scales, panel.rows) for panel in bars if panel.n_scales]
+    shown += [(panel.n_scales, panel.intervals) for panel in maps if panel.intervals]
+    rows = [row for _, some in shown for row in some if row.reference is not None]
+    published = sorted({row.reference_scales for row in rows if row.reference_scales is not None})
+    text = SPREAD if shown else ""
     if published:
+        here = sorted({n_scales for n_scales, _ in shown})
         text += f"; published over {' or '.join(map(str, published))} scales"
-        text += f", measured over {' or '.join(map(str, here))}" if here else ""
+        text += f", measured over {' or '.join(map(str, here))}"
     return text
 
 
-def published_signs(plot: Plot) -> list[str]:
+def published_signs(panels: Sequence[Panel], bars: Sequence[Intervals]) -> list[str]:
     """How published values are marked in what is drawn."""
-    rows: list[Interval] = [row for panel in _intervals(plot) for row in panel.rows]
-    shown = [row for row in rows if row.reference is not None]
-    drawn = [panel for panel in plot.panels if panel.has_values()]
-    signs = ["open triangles (upper limits)" if row.is_bound else "open diamonds" for row in shown]
-    signs += ["stars" for panel in drawn if panel.published]
-    signs += [f"dotted line at {p.published_level:g}" for p in drawn if p.published_level is not None]
+    rows = [row for panel in bars for row in panel.rows if row.reference is not None]
+    signs = ["open triangles (upper limits)" if row.is_bound else "open diamonds" for row in rows]
+    signs += ["stars" for panel in panels if panel.published]
+    signs += [f"dotted line at {p.published_level:g}" for p in panels if p.published_level is not None]
     return list(dict.fromkeys(signs))
-
-
-def has_published(plot: Plot) -> bool:
-    """Whether any published value is shown, marked in a panel or written beside a heat map."""
-    return bool(plot.published or published_signs(plot)) or any(
-        row.reference is not None for row in _written(plot)
-    )
-
-
-def _written(plot: Plot) -> list[Interval]:
-    """The spreads that stand right of the rows of heat maps."""
-    maps = [panel for panel in plot.all_panels if isinstance(panel, Heatmap) and panel.has_runs()]
-    return [row for panel in maps for row in panel.intervals]
 
 
 def hatched(plot: Plot) -> list[str]:

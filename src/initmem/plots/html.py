@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from initmem.plots.model import Heatmap, Interval, Plot, Series
+from initmem.plots.model import Interval, Plot, Series
 from initmem.plots.styles import ORDERED, PALETTE
 
 Json = dict[str, Any]
 MOST_POINTS = 160  # of one series: more would not be seen
-STEPS = 9  # colors of heat maps in the style sheet, h0 to h8
 BAR = (240, 22)  # width and height of the picture of an interval
 SPARK = (120, 30)
 
@@ -36,23 +35,10 @@ GLYPHS = {
 # -- charts -----------------------------------------------------------------------------------------------
 
 
-class _Shared:
-    """Values that many series share are written once; a series holds their index in the list."""
-
-    def __init__(self) -> None:
-        self._indices: dict[str, int] = {}
-        self.rows: list[Any] = []
-
-    def index(self, value: Any) -> int:
-        index = self._indices.setdefault(repr(value), len(self.rows))
-        if index == len(self.rows):
-            self.rows.append(value)
-        return index
-
-
 def chart_json(plots: Mapping[str, Plot]) -> Json:
     """Plots of the same recipes, between which the reader chooses."""
-    values, runs = _Shared(), _Shared()
+    values: dict[str, Json] = {}  # what many series share is written once; a series holds its index
+    runs: dict[str, list[Any]] = {}
     choices = []
     for key, plot in plots.items():
         first = plot.panels[0]
@@ -74,10 +60,16 @@ def chart_json(plots: Mapping[str, Plot]) -> Json:
                 ],
             }
         )
-    return {"choices": choices, "values": values.rows, "runs": runs.rows}
+    return {"choices": choices, "values": list(values.values()), "runs": list(runs.values())}
 
 
-def _series(series: Series, values: _Shared, runs: _Shared) -> Json:
+def _index(shared: dict[str, Any], value: Any) -> int:
+    key = repr(value)
+    shared.setdefault(key, value)
+    return list(shared).index(key)
+
+
+def _series(series: Series, values: dict[str, Json], runs: dict[str, list[Any]]) -> Json:
     at = thinned(len(series.x))
     columns: Json = {"y": numbers(series.y[i] for i in at), "n": [series.n[i] for i in at]}
     if series.low:
@@ -92,8 +84,8 @@ def _series(series: Series, values: _Shared, runs: _Shared) -> Json:
         "recipe": series.recipe_id,
         "style": (*PALETTE, *ORDERED).index(series.style),
         "x": numbers(series.x[i] for i in at),
-        "values": values.index(columns),
-        "runs": runs.index(list(series.runs)) if series.runs else None,
+        "values": _index(values, columns),
+        "runs": _index(runs, list(series.runs)) if series.runs else None,
     }
 
 
@@ -109,37 +101,6 @@ def thinned(count: int, most: int = MOST_POINTS) -> NDArray[np.int64]:
 def numbers(values: Iterable[float | None]) -> list[float | None]:
     """Values to five digits; what is not a number becomes null."""
     return [None if v is None or not np.isfinite(v) else float(f"{v:.5g}") for v in values]
-
-
-# -- heat maps --------------------------------------------------------------------------------------------
-
-
-class HeatCell(NamedTuple):
-    """One cell; `step` picks its color, -1 where there is no value."""
-
-    text: str
-    step: int
-    tip: str
-    href: str
-    crossed: bool
-
-
-def heat_rows(panel: Heatmap) -> list[tuple[str, list[HeatCell]]]:
-    """The cells of a heat map, row by row: every cell says its number, the color only helps the eye."""
-    return [(row.label, [_cell(panel, i, j) for j in range(len(row.x))]) for i, row in enumerate(panel.rows)]
-
-
-def _cell(panel: Heatmap, i: int, j: int) -> HeatCell:
-    value, tip = panel.rows[i].y[j], panel.tips[i][j]
-    if math.isnan(value):
-        return HeatCell("", -1, tip, "", crossed=False)
-    crossed = bool(panel.crossed) and panel.crossed[i][j]
-    return HeatCell(panel.text(value), step(value, *panel.limits), tip, panel.links[i][j], crossed)
-
-
-def step(value: float, low: float, high: float) -> int:
-    """Which of the colors a value has."""
-    return min(STEPS - 1, int(STEPS * (value - low) / ((high - low) or 1.0)))
 
 
 # -- small pictures ---------------------------------------------------------------------------------------

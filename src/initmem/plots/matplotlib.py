@@ -137,7 +137,8 @@ def _draw_rows(
         for j, panel in enumerate(row):
             wide = 1 if isinstance(panel, Heatmap) else grid.ncols // len(row)
             axes = figure.add_subplot(grid[i, j * wide : (j + 1) * wide])
-            axes.set_title(f"{letter(len(drawn))} {panel.title}" if plot.lettered else panel.title)
+            letter = f"({chr(ord('a') + len(drawn))}) " if plot.lettered else ""
+            axes.set_title(letter + panel.title)
             draw_any(axes, panel, limits, named)
             if j and _same_y(row[j - 1], panel):
                 axes.set_ylabel("")
@@ -172,11 +173,6 @@ def _same_x(below: Sequence[AnyPanel], row: Sequence[AnyPanel], j: int) -> bool:
     if not isinstance(panel, Panel) or other.x_title != panel.x_title:
         return False
     return not isinstance(other, Panel) or other.x_limits == panel.x_limits
-
-
-def letter(i: int) -> str:
-    """(a), (b), ..., for the titles of panels; beyond (z) they have none."""
-    return f"({chr(ord('a') + i)})" if i < 26 else ""
 
 
 def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 SYMBOLS = {"=": "", "<": "< ", "<=": "≤ ", ">": "> ", ">=": "≥ ", "about": "≈ "}  # before published values
 
@@ -23,14 +23,6 @@ class Style(NamedTuple):
     hollow: bool = False
     size: float = 3.5  # of the markers, in points
     width: float = 1.2  # of the line, in points
-
-
-class Member(NamedTuple):
-    """What a series stands for: a cell of a selection or a recipe, its label and its style."""
-
-    key: Any
-    label: str
-    style: Style
 
 
 class Series(NamedTuple):
@@ -161,11 +153,6 @@ class Panel(NamedTuple):
     y_limits: tuple[float, float] | None = None
     y_ticks: Mapping[float, str] | None = None
 
-    @property
-    def quantity(self) -> str:
-        """What is drawn, without its unit."""
-        return self.y_title.partition(" (")[0]
-
     def has_runs(self) -> bool:
         """Whether there are any runs behind the panel."""
         return bool(self.series)
@@ -187,17 +174,10 @@ class Heatmap(NamedTuple):
     crossed: Sequence[Sequence[bool]] = ()  # labels not fitted; per row and cell
     intervals: Sequence[Interval] = ()  # written right of each row
     n_scales: int = 0  # over how many scales they were taken
-    form: str = ".1f"  # of the numbers in the cells
-    tips: Sequence[Sequence[str]] = ()  # on the page, each cell in words
-    links: Sequence[Sequence[str]] = ()  # on the page, where the runs behind each cell are listed
 
     def has_runs(self) -> bool:
         """Whether there is anything to draw."""
         return any(row.known() for row in self.rows)
-
-    def text(self, value: float) -> str:
-        """A value as it stands in a cell."""
-        return format(value, self.form)
 
 
 AnyPanel = Panel | Intervals | Heatmap

@@ -186,17 +186,12 @@ def spread_over(records: Sequence[RunRecord], scales: Sequence[float]) -> float 
     return float(spread_of(values.mean(axis=0))) if len(values) else None
 
 
-def sharpness_series(
-    records: Sequence[RunRecord], *, relative: bool = False, label: str = "", style: Style = UNSTYLED
-) -> Series:
-    """The sharpness of all runs of a recipe at the epochs after which it was measured.
-
-    With `relative`, as a fraction of the stability limit; empty for optimizers that have none.
-    """
+def sharpness_series(records: Sequence[RunRecord], *, label: str = "", style: Style = UNSTYLED) -> Series:
+    """The sharpness of all runs of a recipe at the epochs after which it was measured."""
     curve = sharpness_curve(records)
-    if curve is None or (relative and not np.isfinite(curve.limits).all()):
+    if curve is None:
         return Series(label, style, (), ())
-    values = curve.values / curve.limits if relative else curve.values
+    values = curve.values
     low, high = np.nanpercentile(values, [10, 90], axis=0).tolist()
     means, counts = np.nanmean(values, axis=0).tolist(), np.isfinite(values).sum(0).tolist()
     return Series(label, style, curve.epochs.tolist(), means, low, high, n=counts)
@@ -204,7 +199,7 @@ def sharpness_series(
 
 def stability_series(records: Sequence[RunRecord]) -> Series:
     """The sharpness up to which the gradient descent of a recipe is stable; empty for other optimizers."""
-    curve = sharpness_curve(records)
-    limited = curve is not None and bool(np.isfinite(curve.limits).all())
-    x, y = (curve.epochs.tolist(), curve.limits.tolist()) if curve is not None and limited else ((), ())
-    return Series("2/η, with momentum 2(1 + μ)/η", GUIDE, x, y)
+    curve, label = sharpness_curve(records), "2/η, with momentum 2(1 + μ)/η"
+    if curve is None or not np.isfinite(curve.limits).all():
+        return Series(label, GUIDE, (), ())
+    return Series(label, GUIDE, curve.epochs.tolist(), curve.limits.tolist())

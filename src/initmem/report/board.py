@@ -121,18 +121,40 @@ def _equal(given: str, wanted: str) -> bool:
 # -- connections ------------------------------------------------------------------------------------------
 
 
-class BoundedServer(ThreadingHTTPServer):
-    """A thread per connection, bounded in number and time: idle clients cannot make it unreachable."""
+class Board(ThreadingHTTPServer):
+    """Serves one store: a thread per connection, bounded in number and time, so that idle clients cannot make
+    it unreachable."""
 
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self, store: Results, *, host: str = "127.0.0.1", port: int = PORT, token: str | None = None
+    ) -> None:
+        self.watcher = Watcher(store)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = MOST if files == resource.RLIM_INFINITY else min(MOST, files // 2)
         self._deadlines: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
-        super().__init__(address, handler)
+        try:
+            super().__init__((host, port), Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"host = {host!r}, port = {port}: {error.strerror} (--port 0 finds a free one)"
+            ) from None
+        self.port: int = self.server_address[1]
+        self.access = Access(host, self.port, token)
+        self.url = self.access.url
+
+    def serve(self) -> None:
+        """Serve until interrupted."""
+        self.watcher.start()
+        try:
+            self.serve_forever(poll_interval=0.2)
+        finally:
+            self.watcher.stop()
+            self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Make room for a connection and start its thread."""
@@ -169,34 +191,6 @@ class BoundedServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away in the middle is no error."""
-
-
-class Board(BoundedServer):
-    """Serves one store."""
-
-    def __init__(
-        self, store: Results, *, host: str = "127.0.0.1", port: int = PORT, token: str | None = None
-    ) -> None:
-        self.watcher = Watcher(store)
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            super().__init__((host, port), Handler)
-        except OSError as error:
-            raise ConfigError(
-                f"host = {host!r}, port = {port}: {error.strerror} (--port 0 finds a free one)"
-            ) from None
-        self.port: int = self.server_address[1]
-        self.access = Access(host, self.port, token)
-        self.url = self.access.url
-
-    def serve(self) -> None:
-        """Serve until interrupted."""
-        self.watcher.start()
-        try:
-            self.serve_forever(poll_interval=0.2)
-        finally:
-            self.watcher.stop()
-            self.server_close()
 
 
 # -- requests ---------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from initmem.metric import metric_of, metric_title
 from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE
 from initmem.plots.captions import SIGMA, phrase
 from initmem.plots.html import thinned
-from initmem.plots.model import Heatmap, Member, Panel, Plot, Series, Style, form_between
+from initmem.plots.model import Panel, Plot, Series, Style, form_between
 from initmem.plots.series import UNSTYLED, beta_series
 from initmem.plots.styles import ORDERED, PALETTE, nth
 from initmem.recipe import AnyRecipe
@@ -29,7 +28,6 @@ NORM = f"Of all weights of the selected model, with a {SIMULTANEOUS}."
 FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
 REPAIR = "Validation accuracy of the selected model minus its value at interpolation, where it interpolated."
 SHARPNESS = "Largest Hessian eigenvalue of the training objective: mean over runs, 10th to 90th percentile."
-EDGE = "The same as a fraction of 2/η, or 2(1 + μ)/η with momentum. At 1: the edge of stability."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe on one axis."
 
 
@@ -60,15 +58,13 @@ def curves(content: Content) -> dict[str, Plot]:
     }
     fitted = Panel("Interpolation epoch", SIGMA, "interpolation epoch", (), ceiling=last)
     sharpness = Panel("Sharpness", "epoch", SHARPNESS_TITLE, (), log_y=True)
-    edge = Panel("Sharpness × η/2", "epoch", "sharpness / stability limit", ())
     settling = Panel("Memory by seeds", "seeds", f"memory{unit}", ())
-    alone = [Facet(content.names[member.key], [member]) for facet in facets for member in facet.members]
+    alone = [Facet(content.names[member[0]], [member]) for facet in facets for member in facet.members]
     plots |= {
         "norm": profile("Weight norm", "Frobenius norm", NORM, "norm_best"),
         "fitted": plot(fitted, FITTED, lambda item: item.interpolation),
         "repair": profile("Repair gap", "repair gap (pp)", REPAIR, "repair_gap"),
         "sharpness": plot(sharpness, SHARPNESS, lambda item: item.sharpness),
-        "edge": plot(edge, EDGE, lambda item: item.relative_sharpness),
         "settling": _plot(content, alone, settling, SETTLING, lambda item: item.settling),
     }
     return _with_values(plots)
@@ -176,10 +172,10 @@ SPLIT_NEVER = ("optimizer", "data_sha256")
 
 
 class Facet(NamedTuple):
-    """One chart; the key of a member is its recipe, its label names the fields that vary within the chart."""
+    """One chart: its recipes, each with its style and a label of the fields that vary within the chart."""
 
     title: str
-    members: list[Member]
+    members: list[tuple[AnyRecipe, str, Style]]
 
 
 def facets_by_study(content: Content) -> list[Facet]:
@@ -219,7 +215,7 @@ def _styled(charts: Sequence[tuple[str, Sequence[AnyRecipe]]], *, by_batch_size:
                 style = next((s for s in free if s not in reserved), free[0] if free else nth(i))
             styles.setdefault(name, style)
             chosen.append(style)
-        facets.append(Facet(title, [Member(*member) for member in zip(recipes, names, chosen, strict=True)]))
+        facets.append(Facet(title, list(zip(recipes, names, chosen, strict=True))))
     return facets
 
 
@@ -254,28 +250,68 @@ def _title(recipe: AnyRecipe, name: str) -> str:
 # -- heat maps --------------------------------------------------------------------------------------------
 
 
-def memory_map(content: Content) -> Heatmap | None:
+STEPS = 9  # colors of heat maps in the style sheet, h0 to h8
+
+
+class HeatCell(NamedTuple):
+    """One cell: every cell has its number, the color `step` only helps the eye; -1: no value."""
+
+    text: str
+    step: int
+    tip: str
+    href: str
+    crossed: bool
+
+
+class HeatMap(NamedTuple):
+    """A table of colored cells, a row per label; `limits` are those of the colors."""
+
+    title: str
+    x_title: str
+    x: Sequence[float]
+    limits: tuple[float, float]
+    form: str
+    rows: Sequence[tuple[str, Sequence[HeatCell]]] = ()
+
+    def text(self, value: float) -> str:
+        """A value as it stands in a cell."""
+        return format(value, self.form)
+
+    def cell(self, value: float | None, tip: str, href: str, *, crossed: bool = False) -> HeatCell:
+        """A cell with its color; empty where there is no value."""
+        if value is None:
+            return HeatCell("", -1, tip, "", crossed=False)
+        low, high = self.limits
+        step = min(STEPS - 1, int(STEPS * (value - low) / ((high - low) or 1.0)))
+        return HeatCell(self.text(value), step, tip, href, crossed)
+
+
+def memory_map(content: Content) -> HeatMap | None:
     """Memory over batch size, a row per family of recipes that differ in nothing else."""
-    comparable = {
-        recipe: row.memory
-        for recipe, row in content.memories.items()
-        if row.memory is not None and row.metric == content.metric
+    memories = {
+        recipe: content.memories[recipe].memory
+        for family in content.families.values()
+        for recipe in family
+        if content.memories[recipe].metric == content.metric
     }
-    sizes = sorted({recipe.get("batch_size") for family in content.families.values() for recipe in family})
-    rows, tips, links = [], [], []
-    for name, family in content.families.items():
-        by_size = {recipe.get("batch_size"): recipe for recipe in family}
-        cells = [recipe if recipe in comparable else None for recipe in map(by_size.get, sizes)]
-        rows.append(Series(name, UNSTYLED, sizes, [comparable[r] if r else math.nan for r in cells]))
-        tips.append([_memory_tip(content, recipe) if recipe else "no value" for recipe in cells])
-        links.append([runs_of(recipe.id) if recipe else "" for recipe in cells])
-    values = [value for row in rows for value in row.known()]
+    values = [memory for memory in memories.values() if memory is not None]
     if not values:
         return None
     metric = metric_of(content.metric)
     title = f"Memory ({metric.unit})" if metric.unit else "Memory"
-    limits = (min(values), max(values))
-    return Heatmap(title, "batch size", title, rows, limits, form=metric.form, tips=tips, links=links)
+    sizes = sorted({recipe.get("batch_size") for family in content.families.values() for recipe in family})
+    heat = HeatMap(title, "batch size", sizes, (min(values), max(values)), metric.form)
+    rows = []
+    for name, family in content.families.items():
+        by_size = {recipe.get("batch_size"): recipe for recipe in family}
+        cells = []
+        for recipe in map(by_size.get, sizes):
+            if recipe is None or memories.get(recipe) is None:
+                cells.append(heat.cell(None, "no value", ""))
+            else:
+                cells.append(heat.cell(memories[recipe], _memory_tip(content, recipe), runs_of(recipe.id)))
+        rows.append((name, cells))
+    return heat._replace(rows=rows)
 
 
 def _memory_tip(content: Content, recipe: AnyRecipe) -> str:
@@ -287,40 +323,38 @@ def _memory_tip(content: Content, recipe: AnyRecipe) -> str:
     return f"{row.recipe}: {row.memory:.3g} {row.unit}{limits}, {row.verdict_text}, {design}"
 
 
-def metric_maps(content: Content) -> list[Heatmap]:
+def metric_maps(content: Content) -> list[HeatMap]:
     """The metric over initialization scale, a row per recipe, a map per chart of the curves."""
     means = [mean for item in content.stats.values() for mean in item.curve(content.metric).y]
     if not means:
         return []
     maps = [_metric_map(content, facet, (min(means), max(means))) for facet in facets_by_study(content)]
-    return [heatmap for heatmap in maps if heatmap.has_runs()]
+    return [heat for heat in maps if heat.rows]
 
 
-def _metric_map(content: Content, facet: Facet, limits: tuple[float, float]) -> Heatmap:
-    metric = content.metric
-    curves = {member: content.stats[member.key].curve(metric) for member in facet.members}
-    curves = {member: curve for member, curve in curves.items() if curve.x}
+def _metric_map(content: Content, facet: Facet, limits: tuple[float, float]) -> HeatMap:
+    metric = metric_of(content.metric)
+    curves = {recipe: content.stats[recipe].curve(metric.name) for recipe, _, _ in facet.members}
     scales = sorted({scale for curve in curves.values() for scale in curve.x})
     few = ".1f" if len(scales) <= 12 else ".0f"  # with many scales there is no room for tenths
-    rows, crossed, tips, links = [], [], [], []
-    for (recipe, label, _), curve in curves.items():
+    form = few if metric.is_percentage else form_between(*limits)
+    heat = HeatMap(facet.title or metric.title.capitalize(), SIGMA, scales, limits, form)
+    rows = []
+    for recipe, label, _ in facet.members:
+        curve, train = curves[recipe], content.stats[recipe].train
         means = dict(zip(curve.x, curve.y, strict=True))
-        train = content.stats[recipe].train
-        rows.append(Series(label, UNSTYLED, scales, [means.get(scale, math.nan) for scale in scales]))
-        crossed.append([train.get(scale, 100.0) < 100 * INTERPOLATION for scale in scales])
-        tips.append([_tip(content, recipe, curve, scale) for scale in scales])
-        links.append([runs_of(recipe.id, scale) for scale in scales])
-    return Heatmap(
-        title=facet.title or metric_title(metric).capitalize(),
-        x_title=SIGMA,
-        y_title=metric_title(metric),
-        rows=rows,
-        limits=limits,
-        crossed=crossed,
-        form=few if metric_of(metric).is_percentage else form_between(*limits),
-        tips=tips,
-        links=links,
-    )
+        cells = [
+            heat.cell(
+                means.get(scale),
+                _tip(content, recipe, curve, scale),
+                runs_of(recipe.id, scale),
+                crossed=train.get(scale, 100.0) < 100 * INTERPOLATION,
+            )
+            for scale in scales
+        ]
+        if means:
+            rows.append((label, cells))
+    return heat._replace(rows=rows)
 
 
 def _tip(content: Content, recipe: AnyRecipe, curve: Series, scale: float) -> str:

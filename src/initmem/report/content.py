@@ -120,11 +120,6 @@ class RecipeStats:
         return sharpness_series(self._trained)
 
     @cached_property
-    def relative_sharpness(self) -> Series:
-        """The sharpness as a fraction of the stability limit."""
-        return sharpness_series(self._trained, relative=True)
-
-    @cached_property
     def columns(self) -> list[str]:
         """The metrics that were recorded epoch by epoch, without clocks and the like."""
         return curve_metrics(self._trained)

@@ -1,4 +1,4 @@
-"""From content to one HTML page. Every text passes through the templates, which escape it."""
+"""From content to one HTML page, or to a piece of one for a notebook. The templates escape every text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -19,15 +19,20 @@ from markupsafe import Markup
 from initmem import __version__
 from initmem.errors import StoreError, count
 from initmem.files import write_atomic
+from initmem.measures.design import by_recipe, plain
 from initmem.measures.fit import cold_notes
-from initmem.measures.memory_columns import memory_cells
+from initmem.measures.memory import Memory
+from initmem.measures.memory_columns import columns_of, memory_cells, memory_remark
 from initmem.metric import metric_title
-from initmem.plots.html import chart_json, heat_rows
+from initmem.plots.html import chart_json, sparkline
 from initmem.plots.model import Plot
+from initmem.plots.series import profile_series
+from initmem.record import RunRecord
 from initmem.report import charts, tables
 from initmem.report.content import Content, runs_of
-from initmem.report.verdicts import verdicts
+from initmem.report.verdicts import bar_limit, headline, pictured_cells, verdicts
 from initmem.store.results import Results, Survey
+from initmem.table import Cell, Column, Table, cell
 
 STYLES = ("pictures.css", "page.css")
 SCRIPTS = ("charts.js", "page.js")
@@ -80,7 +85,7 @@ def _heat(content: Content) -> dict[str, Any] | None:
         "memory": charts.memory_map(content),
         "maps": maps,
         "metric": metric_title(content.metric),
-        "crossed": any(any(row) for heatmap in maps for row in heatmap.crossed),
+        "crossed": any(cell.crossed for heat in maps for _, cells in heat.rows for cell in cells),
     }
 
 
@@ -190,8 +195,7 @@ def environment() -> jinja2.Environment:
     )
     templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
     templates.filters["count_of"] = count
-    templates.globals |= {"heat_rows": heat_rows, "memory_cells": memory_cells}
-    templates.globals |= {"metric_title": metric_title, "runs_of": runs_of}
+    templates.globals |= {"memory_cells": memory_cells, "metric_title": metric_title, "runs_of": runs_of}
     return templates
 
 
@@ -213,3 +217,36 @@ def command_for(name: str, store: Results) -> str:
 def title_of(survey: Survey) -> str:
     """The names of the studies."""
     return ", ".join(dict.fromkeys(study.name for study in survey.studies)) or "report"
+
+
+# -- notebooks ----------------------------------------------------------------------------------------------
+
+
+NOTEBOOK_COLUMNS = (
+    "recipe", "verdict", "curve", "bar", "memory", "interval", "train", "noise_range", "design", "remarks",
+)  # fmt: skip
+
+
+def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
+    """Show memories, and how their metric depends on the scale in the records behind them."""
+    groups = {recipe.id: plain(group) for recipe, group in by_recipe(records).items()}
+    curves = [profile_series(groups.get(row.recipe_id, []), row.metric) for row in rows]
+    means = [mean for curve in curves for mean in curve.y]
+    bounds = min(means, default=0.0), max(means, default=1.0)
+    limit = bar_limit(rows)
+    units = {row.unit for row in rows}
+    unit = f" ({''.join(units)})" if len(units) == 1 and units != {""} else ""
+    columns = columns_of(rows)
+    columns |= {
+        "curve": Column("by scale", "picture"),
+        "bar": Column("memory against its noise range", "picture"),
+        "memory": columns["memory"]._replace(title=f"memory{unit}"),
+    }
+    body = []
+    for row, curve in zip(rows, curves, strict=True):
+        pictures = {"curve": Cell(picture=sparkline(curve, *bounds)), "remarks": cell(memory_remark(row))}
+        cells = pictured_cells(row, limit) | pictures
+        body.append([cells[key] for key in NOTEBOOK_COLUMNS])
+    table = Table("Initialization memory", [columns[key] for key in NOTEBOOK_COLUMNS], body)
+    template = environment().get_template("verdict.html.j2")
+    return template.render(headline=headline(rows), table=table, style=Markup(static("pictures.css")))

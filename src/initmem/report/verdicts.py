@@ -172,11 +172,6 @@ class Reached(NamedTuple):
     by_scale: dict[float, AtScale]
     digits: int
 
-    @property
-    def counts(self) -> list[int]:
-        """Runs behind each mean."""
-        return [at.n for at in self.by_scale.values()]
-
 
 def reached(content: Content) -> list[Reached]:
     """Mean, standard deviation and n of every scale, as `--what scale` prints them: the metric of each

@@ -139,7 +139,7 @@ class Archive:
 
     def _repr_html_(self) -> str:
         from initmem.plots.columns import results_table
-        from initmem.plots.table_text import html
+        from initmem.plots.tables import html
         from initmem.store.results import store_status
 
         return html(results_table(store_status(self)))

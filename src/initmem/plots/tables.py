@@ -1,0 +1,318 @@
+"""Write a table: to a terminal, as text, Markdown, LaTeX or CSV, or as HTML for a notebook.
+
+Nothing from a file reaches a terminal unescaped.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.table import Table as Grid
+from rich.text import Text
+
+from initmem.errors import ConfigError, allowed
+from initmem.table import Cell, Column, Mean, Table
+
+GAP = 2  # between two columns: the divider of the box and a space
+LONGEST_WORD = 30  # longer words (paths, hashes) are broken
+COLORS = {
+    "remembers": "yellow",
+    "forgets": "green",
+    "inconclusive": "dim",
+    "untrained": "dim",
+    "not": "dim",  # not applicable
+    "remark": "dim",
+    "strong": "bold",
+}
+# Control characters, and the marks that reverse the direction of text.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+WIDE = 100  # columns of text for the notes
+LEFT, RIGHT = (f' style="text-align: {side}; padding: .2em .8em"' for side in ("left", "right"))
+HTML_COLORS = {
+    "remembers": "#c75b12",
+    "forgets": "#0b8a63",
+    "inconclusive": "#7a8490",
+    "untrained": "#7a8490",
+}
+
+LATEX = str.maketrans({
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "—": "---",
+    "±": r"$\pm$", "≤": r"$\le$", "≥": r"$\ge$", "≈": r"$\approx$", "−": r"$-$", "×": r"$\times$",
+    "σ": r"$\sigma$", "τ": r"$\tau$", "η": r"$\eta$", "λ": r"$\lambda$", "α": r"$\alpha$", "β": r"$\beta$",
+    "ε": r"$\varepsilon$", "Δ": r"$\Delta$", "₁": r"$_1$", "₂": r"$_2$",
+} | {sign: rf"\{sign}" for sign in "&%$#_{}"})  # fmt: skip
+MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_|[]<>#"})
+
+
+# -- in a terminal -----------------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """Text with control characters made visible: an escape sequence in a file must not reach the terminal."""
+    return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table as wide as the console allows; below it what was left out, a legend and the notes."""
+    table = table.without_pictures()
+    shown, left_out = fitted(table, console.width)
+    widths = _widths(shown, console.width)
+    if table.title:
+        _line(console, table.title, "bold")
+    console.print()
+    console.print(_grid(shown, widths) if widths else _stacked(shown))
+    console.print()
+    if left_out:
+        names = ", ".join(column.title for column in left_out)
+        _line(console, f"left out to fit {console.width} columns: {names} (| cat shows all)", "dim")
+    for line in legend(shown.columns):
+        _line(console, line, "dim")
+    for note in table.footing():
+        _line(console, note)
+
+
+def legend(columns: Sequence[Column]) -> list[str]:
+    """What the columns mean, a line each; those that mean the same share a line."""
+    meanings: dict[str, list[str]] = {}
+    for column in columns:
+        if column.about:
+            meanings.setdefault(column.about, []).append(str(column))
+    return [f"{', '.join(names)}: {about}" for about, names in meanings.items()]
+
+
+def fitted(table: Table, width: int) -> tuple[Table, list[Column]]:
+    """As many columns as fit, and those that had to leave: the largest priority first, from the right."""
+    kept = list(range(len(table.columns)))
+    gone: list[int] = []
+    while _total([_least(table, i) for i in kept]) > width:
+        candidates = [i for i in kept if table.columns[i].priority]
+        if not candidates:
+            break
+        leaves = max(candidates, key=lambda i: (table.columns[i].priority, i))
+        kept.remove(leaves)
+        gone.append(leaves)
+    return table.keep(kept), [table.columns[i] for i in gone]
+
+
+def _widths(table: Table, width: int) -> list[int]:
+    """The width of every column; empty if even the narrowest table does not fit."""
+    columns = range(len(table.columns))
+    natural = [_longest([str(table.columns[i]), *_texts(table, i)]) for i in columns]
+    if _total(natural) <= width:
+        return natural
+    least = [_least(table, i) for i in columns]
+    if _total(least) > width:
+        least = [_least(table, i, squeezed=True) for i in columns]
+    room = width - _total(least)
+    if room < 0:
+        return []
+    for i in columns:  # what is left goes to the first that want it: labels
+        more = min(room, max(natural[i] - least[i], 0))
+        least[i] += more
+        room -= more
+    return least
+
+
+def _least(table: Table, i: int, *, squeezed: bool = False) -> int:
+    """The width below which a column would lose something: numbers never wrap, text does between words."""
+    column, texts = table.columns[i], _texts(table, i)
+    head = min(_longest([str(column)], words=True), LONGEST_WORD)
+    whole = _longest(texts)
+    if column.kind == "number":
+        return max(head, whole)
+    room = 0 if squeezed else column.room
+    return max(head, min(whole, max(room, min(_longest(texts, words=True), LONGEST_WORD))))
+
+
+def _texts(table: Table, i: int) -> list[str]:
+    return [printable(row[i].text) for row in table.rows]
+
+
+def _longest(texts: Sequence[str], *, words: bool = False) -> int:
+    pieces = [word for text in texts for word in text.split()] if words else texts
+    return max(map(cell_len, pieces), default=0)
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _grid(table: Table, widths: Sequence[int]) -> Grid:
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    for column, width in zip(table.columns, widths, strict=True):
+        grid.add_column(
+            _text(str(column)),
+            justify="right" if column.kind == "number" else "left",
+            width=width,
+            overflow="fold",
+        )
+    for part in table.parts() if table.group else [table.rows]:
+        for row in part:
+            grid.add_row(*(_text(cell.text, _color(cell)) for cell in row))
+        grid.add_section()
+    return grid
+
+
+def _stacked(table: Table) -> Group:
+    """One cell per line, where the screen is too narrow for a table."""
+    heads = [str(column) for column in table.columns]
+    indent = max(map(len, heads), default=0) + GAP
+    lines = [
+        [
+            _text(f"{head:<{indent}}", "dim") + _text(cell.text, _color(cell))
+            for head, cell in zip(heads, row, strict=True)
+        ]
+        for row in table.rows
+    ]
+    return Group(*(line for row in lines for line in [*row, _text("")]))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Never markup: a name such as [/red] is a name."""
+    return Text(printable(text), style)
+
+
+def _color(cell: Cell, colors: Mapping[str, str] = COLORS) -> str:
+    return next((colors[word] for word in cell.styles if word in colors), "")
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(_text(text, style))
+
+
+# -- in files and notebooks --------------------------------------------------------------------------------
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX prints as it stands."""
+    return text.translate(LATEX)
+
+
+def render(table: Table, format: str) -> str:
+    """Write a table as txt, md, tex or csv, as the ending of a file has it."""
+    kind = format.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise ConfigError(f"table format = {format!r} ({allowed(FORMATS)})")
+    return FORMATS[kind](table.without_pictures())
+
+
+def _heads(table: Table) -> list[str]:
+    return [str(column) for column in table.columns]
+
+
+def _parts(table: Table) -> list[list[list[str]]]:
+    return [[[cell.text for cell in row] for row in part] for part in table.parts()]
+
+
+def _right(table: Table) -> list[bool]:
+    """Which columns are set flush right."""
+    return [column.kind == "number" for column in table.columns]
+
+
+def text(table: Table) -> str:
+    """Columns of equal width, for a terminal."""
+    heads, parts, right = _heads(table), _parts(table), _right(table)
+    lines = [heads, *(row for part in parts for row in part)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+    def line(cells: list[str]) -> str:
+        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True))
+        return "  ".join(padded).rstrip()
+
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    body = [line_ for part in parts for line_ in [rule, *map(line, part)]]
+    foot = [piece for note in table.footing() for piece in textwrap.wrap(note, max(WIDE, len(rule)))]
+    return "\n".join([table.title, "", line(heads), *body, rule, *foot]) + "\n"
+
+
+def markdown(table: Table) -> str:
+    """A pipe table under its title."""
+
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.translate(MARKDOWN) for cell in cells) + " |"
+
+    bars = "|" + "|".join("---:" if right else ":---" for right in _right(table)) + "|"
+    rows = [line(row) for part in _parts(table) for row in part]
+    head = [f"**{table.title.translate(MARKDOWN)}**", "", line(_heads(table)), bars]
+    foot = [note.translate(MARKDOWN) for note in table.footing()]
+    return "\n".join([*head, *rows, "", " ".join(foot)]) + "\n"
+
+
+def latex(table: Table) -> str:
+    """A table environment; needs \\usepackage{booktabs}."""
+
+    def line(cells: list[str]) -> str:
+        return "    " + " & ".join(latex_escape(cell) for cell in cells) + r" \\"
+
+    columns = "".join("r" if right else "l" for right in _right(table))
+    parts = [[line(row) for row in part] for part in _parts(table)]
+    body = [line_ for i, part in enumerate(parts) for line_ in ([r"    \midrule"] if i else []) + part]
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs}",
+            r"\begin{table}",
+            r"  \centering\small\setlength{\tabcolsep}{4pt}",
+            rf"  \caption{{{latex_escape(table.title)}}}",
+            rf"  \begin{{tabular}}{{{columns}}}",
+            r"    \toprule",
+            line(_heads(table)),
+            r"    \midrule",
+            *body,
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"  \par\smallskip\footnotesize",
+            *(f"  {latex_escape(note)}" for note in table.footing()),
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def html(table: Table) -> str:
+    """For a notebook, light or dark: nothing but alignment, and the colors of the verdicts."""
+
+    def line(tag: str, cells: Iterable[str]) -> str:
+        sides = [RIGHT if right else LEFT for right in _right(table)]
+        row = "".join(f"<{tag}{side}>{cell}</{tag}>" for cell, side in zip(cells, sides, strict=True))
+        return f"<tr>{row}</tr>"
+
+    head = line("th", map(escape, _heads(table)))
+    body = "".join(line("td", map(_colored, row)) for row in table.rows)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in table.footing())
+    title = f"<p><strong>{escape(table.title)}</strong></p>"
+    return f"<div>{title}<table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}</div>"
+
+
+def _colored(cell: Cell) -> str:
+    color, text = _color(cell, HTML_COLORS), escape(cell.text)
+    return f'<span style="color: {color}; font-weight: 600">{text}</span>' if color else text
+
+
+def comma(table: Table) -> str:
+    """For programs: values, not texts. A mean, its deviation and its n have columns of their own."""
+    means = [any(isinstance(row[i].value, Mean) for row in table.rows) for i in range(len(table.columns))]
+    head: list[str] = []
+    for column, split in zip(table.columns, means, strict=True):
+        head += [str(column), f"{column.title} std", f"{column.title} n"] if split else [str(column)]
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(head)
+    for row in table.rows:
+        values: list[object] = []
+        for one, split in zip(row, means, strict=True):
+            value = one.value
+            values += value[:3] if isinstance(value, Mean) else [value, *[None] * (2 * split)]
+        writer.writerow("" if value is None else value for value in values)
+    return stream.getvalue()
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {"txt": text, "md": markdown, "tex": latex, "csv": comma}
