@@ -484,11 +484,11 @@ def edited(files: dict[str, str], name: str, before: str, after: str) -> dict[st
 @pytest.mark.parametrize(("files", "table"), [(PROJECT, CHANGES), (MORE, MORE_CHANGES)])
 def test_every_edit_that_changes_the_training_is_noticed_and_named(tmp_path: Path, files, table) -> None:
     missed, unnamed = [], []
+    old = {what: taken(tmp_path / "old", what, files) for what in {row[0] for row in table}}
     for index, (what, name, before, after, words) in enumerate(table):
-        old = taken(tmp_path / f"{index}a", what, files)
         later = edited(files, name, before, after) if name else files
-        now = taken(tmp_path / f"{index}b", what if name else what.replace(before, after), later)
-        changes = differences(old, now)
+        now = taken(tmp_path / str(index), what if name else what.replace(before, after), later)
+        changes = differences(old[what], now)
         if not changes:
             missed.append((name, before, after))
         elif not any(words in line for line in changes):
@@ -501,10 +501,10 @@ def test_every_edit_that_changes_the_training_is_noticed_and_named(tmp_path: Pat
 @pytest.mark.parametrize(("files", "table"), [(PROJECT, SAME), (MORE, MORE_SAME)])
 def test_no_edit_that_leaves_the_training_alone_raises_an_alarm(tmp_path: Path, files, table) -> None:
     alarms = []
+    old = {what: taken(tmp_path / "old", what, files) for what in {row[0] for row in table}}
     for index, (what, name, before, after) in enumerate(table):
-        old = taken(tmp_path / f"{index}a", what, files)
-        later = taken(tmp_path / f"{index}b", what, edited(files, name, before, after))
-        if changes := differences(old, later):
+        later = taken(tmp_path / str(index), what, edited(files, name, before, after))
+        if changes := differences(old[what], later):
             alarms.append((name, before, changes))
     assert alarms == []
 
@@ -630,8 +630,9 @@ def test_installed_packages_count_by_their_version(tmp_path: Path) -> None:
     assert not [name for name in entries if "torch.nn" in name or "initmem" in name]
 
 
+@pytest.mark.usefixtures("fresh_modules")
 def test_processes_agree_and_a_script_counts_as_when_it_is_imported(tmp_path: Path) -> None:
-    """`python mine.py` and then `from mine import train` in another script; strings hash differently."""
+    """`python mine.py`, and `from mine import train` in this process, where strings hash differently."""
     (tmp_path / "mine.py").write_text(
         "import json\nfrom torch import nn\nfrom initmem.pipeline.code_version import fingerprint\nN = 3\n"
         "RULES = {nn.Linear: frozenset('abc'), None: 2}\nTAGS = {f'tag {i}' for i in range(100)}\n"
@@ -639,23 +640,14 @@ def test_processes_agree_and_a_script_counts_as_when_it_is_imported(tmp_path: Pa
         "def train(init, tracker):\n    return {'loss': helper()}\n"
         "if __name__ == '__main__':\n    print(json.dumps(fingerprint(train)))\n"
     )
-    other = "import mine, json; print(json.dumps(mine.fingerprint(mine.train)))"
-    path = f"{Path(initmem.__file__).parents[1]}:{tmp_path}"
-    versions = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, *arguments],
-                cwd=tmp_path,
-                capture_output=True,
-                text=True,
-                check=True,
-                env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": seed},
-            ).stdout
-        )
-        for arguments, seed in ((["mine.py"], "1"), (["-c", other], "2"))
-    ]
-    assert versions[0] == versions[1]
-    assert versions[0]["mine.N"] == "3" and "#" in versions[0]["mine.RULES"]
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    environment = os.environ | {"PYTHONPATH": str(Path(initmem.__file__).parents[1]), "PYTHONHASHSEED": seed}
+    done = subprocess.run(
+        [sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, check=True, env=environment
+    )
+    version = taken(tmp_path, TRAIN, {})
+    assert json.loads(done.stdout) == version
+    assert version["mine.N"] == "3" and "#" in version["mine.RULES"]
 
 
 # -- commands -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -180,29 +181,20 @@ def test_the_study_of_a_command(tmp_path: Path) -> None:
         study_of(command, "mine", str(file), None, ())
 
 
-def start(tmp_path: Path, body: str, *more: str) -> subprocess.Popen[str]:
-    parts = [f"'{part}'" for part in program(tmp_path, body)]
-    options = ["--command", " ".join(parts), "--store", str(tmp_path / "store"), "--set", "scales=[1.0, 2.0]"]
-    return subprocess.Popen(
-        [PYTHON, "-m", "initmem", "run", *options, *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(initmem.__file__).parents[1])},
-        start_new_session=True,
-    )
+def options(tmp_path: Path, body: str) -> list[str]:
+    asked = shlex.join(program(tmp_path, body))
+    return ["run", "--command", asked, "--store", str(tmp_path / "store"), "--set", "scales=[1.0, 2.0]"]
 
 
-def test_the_command_line_runs_a_program_and_measures_it(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_workers")
+def test_the_command_line_runs_a_program_and_measures_it(tmp_path: Path, command) -> None:
     body = """
 if (scale, seed) == (2.0, 1):
     sys.exit("the disk is full")
 say(test_accuracy=0.5 + 0.1 * scale + 0.001 * seed)
 """
-    process = start(tmp_path, body, "--set", "seeds=[0, 1, 2]", "--json", "--workers", "1")
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 1, err  # not all that was asked for is done
+    code, out, err = command(*options(tmp_path, body), "--set", "seeds=[0, 1, 2]", "--json")
+    assert code == 1, err  # not all that was asked for is done
     said = json.loads(out)["summary"]
     assert (said["study"], said["completed"], said["crashed"]) == ("train me", 5, 1)
     (cause,) = said["crashes"]
@@ -216,14 +208,19 @@ say(test_accuracy=0.5 + 0.1 * scale + 0.001 * seed)
 
 def test_a_killed_session_takes_its_programs_with_it(tmp_path: Path) -> None:
     body = "open(f'alive-{seed}', 'w').write(str(__import__('os').getpid()))\ntime.sleep(60)"
-    process = start(tmp_path, body, "--set", "seeds=[0]", "--workers", "1")
+    process = subprocess.Popen(
+        [PYTHON, "-m", "initmem", *options(tmp_path, body), "--set", "seeds=[0]", "--workers", "1"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(initmem.__file__).parents[1])},
+        stderr=subprocess.DEVNULL,
+    )
     mark = tmp_path / "alive-0"
     deadline = time.monotonic() + 60
     while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     pid = int(mark.read_text())
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.wait()
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()

@@ -16,7 +16,7 @@ from initmem.engines.worker import Worker
 from initmem.errors import ConfigError
 from initmem.measures.collapse import collapse
 from initmem.measures.memory import memory
-from initmem.pipeline.bundled import bundled_pipeline
+from initmem.pipeline import bundled_pipeline
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.record import COLUMNS, RunRecord
 from initmem.store.encoding import decode, encode

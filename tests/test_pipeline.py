@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -640,6 +641,8 @@ def leaving(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
             raise Odd("strange")
         case 5:
             raise KeyboardInterrupt
+        case 6:
+            time.sleep(600)
     return {"test_accuracy": 0.5}
 
 
@@ -655,11 +658,16 @@ def test_code_that_exits_is_a_crashed_run(tmp_path: Path) -> None:
         assert words in result.crashes[1.0, seed] or f"1 with {words}" in str(result)
 
 
-def test_workers_survive_code_that_exits(tmp_path: Path) -> None:
+def test_workers_survive_code_that_exits_and_end_code_that_hangs(tmp_path: Path) -> None:
     # A worker ignores Ctrl-C, so a KeyboardInterrupt there comes from the training code.
-    result = initmem.run(leaving, [1.0], [0, 1, 5], tmp_path, progress=False, workers=1)
-    assert list(result.crashes) == [(1.0, 1), (1.0, 5)]
-    assert {record.provenance["attempts"] for record in result.records} == {1}
+    result = initmem.run(leaving, [1.0], [0, 1, 5, 6], tmp_path, workers=1, timeout=10, progress=False)
+    assert list(result.crashes) == [(1.0, 1), (1.0, 5), (1.0, 6)]
+    assert {record.provenance["attempts"] for record in result.records[:3]} == {1}
+    assert "timeout" in result.crashes[1.0, 6]
+    done, *_, hung = (record.provenance["fingerprint"] for record in result.records)
+    assert hung == done  # so that the same code is not tried again, and other code is
+    again = run(leaving, [1.0], [0, 6], tmp_path)  # without a time limit: it would hang here
+    assert list(again.crashes) == [(1.0, 6)]
 
 
 def test_a_study_whose_first_runs_fail_alike_stops(
@@ -719,23 +727,6 @@ def test_a_time_limit_is_for_worker_processes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"timeout = -1"):
         initmem.run(trained, [1.0], [0], tmp_path, timeout=-1)
     assert engine_for("local", settings_of(trained, timeout=2.5), 1).settings.timeout == 2.5
-
-
-def sleeping(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
-    import time
-
-    time.sleep(600 if init.seed == 1 else 0)
-    return {"loss": 1.0}
-
-
-def test_a_run_that_hangs_is_a_crashed_run_of_this_code(tmp_path: Path) -> None:
-    result = initmem.run(sleeping, [1.0], [0, 1], tmp_path, workers=1, timeout=10, progress=False)
-    assert list(result.crashes) == [(1.0, 1)]
-    assert "timeout" in result.crashes[1.0, 1]
-    done, hung = (record.provenance["fingerprint"] for record in result.records)
-    assert hung == done  # so that the same code is not tried again, and other code is
-    again = run(sleeping, [1.0], [0, 1], tmp_path)  # without a time limit: it would hang here
-    assert list(again.crashes) == [(1.0, 1)]
 
 
 def dividing(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:

@@ -19,7 +19,7 @@ from initmem.engines.plan import (
     run_flops,
 )
 from initmem.errors import duration as in_words
-from initmem.pipeline.bundled import bundled_pipeline
+from initmem.pipeline import bundled_pipeline
 from initmem.recipe import Recipe
 from initmem.store.encoding import encode
 from initmem.study import Run, Study

@@ -318,9 +318,10 @@ def test_packable_modules_are_packed_and_parameters_without_a_rule_are_named() -
     assert (row.pack, row.note) == (4, "as the builder made them: shift")
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_the_plugin_of_the_page_resumes_after_sigkill_to_the_same_records(folder: Path, command) -> None:
     """Swept over scale, optimizer and option, packed, killed in the middle; then its code is edited."""
-    (folder / "mixing.toml").write_text(STUDY.replace("train_size = 200", "train_size = 100"))
+    (folder / "mixing.toml").write_text(STUDY.replace("train_size = 200", "train_size = 60"))
     arguments = ("run", "mixing.toml", "--plugin", "convmixer", "--store", "store", "--workers", "1")
     killed = subprocess.Popen(
         [sys.executable, "-m", "initmem", *arguments, "--checkpoint-every", "0"],
@@ -529,6 +530,7 @@ def test_a_bad_registration_of_an_optimizer_is_one_clear_line(name: str, build: 
         register.optimizer(name)(build)
 
 
+@pytest.mark.usefixtures("no_workers")
 def test_records_of_an_edited_optimizer_are_refused(folder: Path, command) -> None:
     (folder / "fading.py").write_text(FADING)
     study = (

@@ -9,7 +9,7 @@ import pytest
 from initmem.engines.engine import Settings
 from initmem.engines.packs import packs
 from initmem.engines.worker import Worker
-from initmem.pipeline.bundled import bundled_pipeline
+from initmem.pipeline import bundled_pipeline
 from initmem.recipe import Recipe
 from initmem.store.store import Store
 from initmem.study_file import bundled, load_study

@@ -133,7 +133,7 @@ def clocks(
     from initmem.clocks import clocks as clocks_of
     from initmem.labels import labels
     from initmem.paper.reference import clock_of
-    from initmem.pipeline.bundled import schedule_of
+    from initmem.pipeline import schedule_of
     from initmem.plots.columns import CLOCK_COLUMNS
     from initmem.table import table_of
 

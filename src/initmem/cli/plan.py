@@ -60,7 +60,7 @@ def plan(
     from initmem import study_file as studies
     from initmem.engines.engine import cores
     from initmem.engines.plan import plan as plan_of
-    from initmem.pipeline.bundled import bundled_pipeline
+    from initmem.pipeline import bundled_pipeline
 
     asked = studies.load_study(study, preset, overrides or (), plugins=plugins or ())
     if power is not None:

@@ -218,7 +218,7 @@ def of_program(
 def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Work:
     """What a bundled study or a study file trains."""
     from initmem import register
-    from initmem.pipeline.bundled import bundled_pipeline
+    from initmem.pipeline import bundled_pipeline
     from initmem.study_file import load_study
 
     asked = load_study(study, preset, overrides, plugins=plugins)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from initmem import register
 from initmem.catalog import DATASETS
-from initmem.data import cache, tokens
-from initmem.data.dataset import Dataset, Examples, Sizes, read_file, split, split_three
+from initmem.data import cache
+from initmem.data.dataset import Dataset, Examples, Sizes, hold_out, read_file, split, split_three
 from initmem.errors import DataError
 from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe
 
@@ -25,6 +25,12 @@ NPZ_KEYS = "x and y, or x_train, y_train, x_test and y_test"
 NPZ_NAMES = (("x_train", "y_train", "x_test", "y_test"), ("x", "y"))
 LARGEST_FILE = 1 << 35  # bytes
 MOST_CLASSES = 100_000
+MODULUS, FRACTION = 97, 0.5
+LARGEST_MODULUS = 1000
+LENGTH = 64  # characters of an example
+LARGEST_TEXT = 1 << 28  # bytes
+CORPUS_LENGTH, CORPUS_VOCABULARY = 5_057_239, 84  # characters of the bundled corpus, and how many differ
+HELD_OUT = 0.1  # of a text, for validation, and as much for testing
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -62,9 +68,9 @@ def _named(name: str, sha256: str | None) -> Dataset:
         case "synthetic":
             return _synthetic(*synthetic_shape(name))
         case "modular-addition":
-            return tokens.modular_addition(name)
+            return _modular_addition(name)
         case "text":
-            return tokens.characters(name, sha256)
+            return _characters(name, sha256)
     if name == "digits":
         return _digits()
     return cache.load_images(name) if name in DATASETS else _registered(name)
@@ -76,9 +82,9 @@ def _sizes(name: str, sha256: str | None) -> Sizes:
             n, channels, height, width = synthetic_shape(name)
             return Sizes(*split_three(n), channels, height, width, SYNTHETIC_CLASSES)
         case "modular-addition":
-            return tokens.modular_sizes(name)
+            return _modular_sizes(name)
         case "text":
-            return tokens.text_sizes(name) or _named(name, sha256).sizes
+            return _text_sizes(name) or _named(name, sha256).sizes
     if name not in DATASETS:
         return _named(name, sha256).sizes
     row = DATASETS[name]
@@ -217,3 +223,88 @@ def _scaled(examples: Examples, reference: Examples) -> Examples:
     if examples.x.dtype == np.uint8 or (low >= 0 and high <= 1):
         return examples
     return Examples((examples.x - low) / max(high - low, 1e-12), examples.y)
+
+
+# -- tokens: sums modulo a number, and the characters of a text -------------------------------------------
+
+
+def _modular_addition(name: str) -> Dataset:
+    """All pairs a, b: tokens `a b =`, label (a + b) mod p. A fixed random fraction is for training."""
+    p, _ = _modulus(name)
+    a, b = np.divmod(np.arange(p * p), p)
+    x = np.stack([a, b, np.full_like(a, p)], axis=1)[:, None, :, None]
+    whole = Examples(x, (a + b) % p)
+    sizes = _modular_sizes(name)
+    rest, train = hold_out(p * p, sizes.n_train)
+    val, test = rest[: sizes.n_val], rest[sizes.n_val :]
+    return Dataset(name, whole.take(train), whole.take(val), whole.take(test), p, p + 1)
+
+
+def _modular_sizes(name: str) -> Sizes:
+    """The sizes of `modular-addition[:MODULUS[:FRACTION]]`."""
+    p, fraction = _modulus(name)
+    n_train = round(fraction * p * p)
+    n_val = (p * p - n_train) // 2
+    return Sizes(n_train, n_val, p * p - n_train - n_val, 1, 1, 3, p, p + 1)
+
+
+def _modulus(name: str) -> tuple[int, float]:
+    options = name.split(":")[1:]
+    try:
+        p = int(options[0]) if options else MODULUS
+        fraction = float(options[1]) if len(options) > 1 else FRACTION
+    except ValueError:
+        p = 0
+    if len(options) > 2 or not 3 <= p <= LARGEST_MODULUS or not 0 < fraction < 1:
+        raise DataError(
+            f"dataset = {name!r} (allowed: modular-addition:MODULUS:FRACTION, as in modular-addition:97:0.5; "
+            f"modulus 3 to {LARGEST_MODULUS}, fraction of the pairs for training between 0 and 1)"
+        )
+    return p, fraction
+
+
+def _characters(name: str, sha256: str | None = None) -> Dataset:
+    """Windows of a text, side by side; the label of a character is the one that follows it.
+
+    The last tenth is for testing and the tenth before it for validation, so that no two parts overlap.
+    """
+    length, path = _text_source(name)
+    text = cache.load_corpus() if path is None else _read_text(path, sha256)
+    alphabet, tokens = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
+    windows = (len(tokens) - 1) // length
+    if windows < 20:
+        raise DataError(f"dataset = {name!r}: {len(text):,} characters (allowed: at least {20 * length + 1})")
+    x, y = (tokens[at : at + windows * length].astype(np.int64).reshape(-1, length) for at in (0, 1))
+    whole = Examples(x[:, None, :, None], y)
+    out = round(HELD_OUT * windows)
+    ends = (slice(windows - 2 * out), slice(windows - 2 * out, windows - out), slice(windows - out, None))
+    train, val, test = (whole.take(part) for part in ends)
+    return Dataset(name, train, val, test, classes=len(alphabet), vocabulary=len(alphabet))
+
+
+def _text_sizes(name: str) -> Sizes | None:
+    """The sizes of `text[:LENGTH]`; None where the user's file has to be read for them."""
+    length, path = _text_source(name)
+    windows = (CORPUS_LENGTH - 1) // length
+    out = round(HELD_OUT * windows)
+    sizes = Sizes(windows - 2 * out, out, out, 1, 1, length, CORPUS_VOCABULARY, CORPUS_VOCABULARY, length)
+    return sizes if path is None else None
+
+
+def _text_source(name: str) -> tuple[int, Path | None]:
+    """Parse `text[:LENGTH[:FILE]]`: characters per example, and the file; None: the bundled corpus."""
+    options = name.split(":", 2)[1:]
+    length = options[0] if options else str(LENGTH)
+    if not length.isdecimal() or not 2 <= int(length) <= 4096:
+        raise DataError(f"dataset = {name!r} (allowed: text:LENGTH or text:LENGTH:FILE, length 2 to 4096)")
+    return int(length), Path(options[1]) if len(options) > 1 else None
+
+
+def _read_text(path: Path, sha256: str | None) -> str:
+    """The user's text file, which must have this digest unless it is None."""
+    try:
+        return read_file(path, LARGEST_TEXT, sha256).decode("utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as UTF-8 text ({error})") from None

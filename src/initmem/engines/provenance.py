@@ -17,7 +17,7 @@ from typing import Any
 from initmem import __version__
 from initmem.engines.engine import Settings
 from initmem.errors import ConfigError, first_of
-from initmem.machine import processor_lines
+from initmem.files import processor_lines
 from initmem.recipe import AnyRecipe, content_id
 from initmem.record import RunRecord, crashed
 from initmem.store.faults import Fault, counted

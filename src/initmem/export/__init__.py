@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
-from typing import NamedTuple, TypeVar
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, allowed
+from initmem.files import write_atomic
 from initmem.measures.design import labelled
-from initmem.record import RunRecord
+from initmem.recipe import Recipe
+from initmem.record import RunRecord, Summary
 from initmem.store.results import Results
 from initmem.study import recipes_of
 
-# The back end of every format: a module whose function write(runs, output, format) returns the number of runs
-# written. It is imported when it is used, and names the package to install where one is missing.
-FORMATS = {
-    "csv": "tables",
-    "parquet": "tables",
-    "tensorboard": "to_tensorboard",
-    "mlflow": "to_mlflow",
-    "wandb": "to_wandb",
-}
+# Every format but CSV and Parquet has a module `to_FORMAT`, imported when it is used: its function
+# write(runs, output) returns the number of runs written.
+FORMATS = ("csv", "parquet", "tensorboard", "mlflow", "wandb")
+KEYS = {"run": pl.String, "recipe": pl.String, "scale": pl.Float64, "seed": pl.Int64, "epoch": pl.Int64}
 
 Value = str | int | float | bool
 T = TypeVar("T")
@@ -51,7 +51,10 @@ def export(results: Results, to: str, output: str | None = None) -> Exported:
     default = home.with_name(f"{home.name.removesuffix(home.suffix)}-{to}{'.db' if to == 'mlflow' else ''}")
     output = output or str(default)
     try:
-        written = import_module(f"initmem.export.{FORMATS[to]}").write(runs, output, to)
+        if to in ("csv", "parquet"):
+            written = write_tables(runs, output, to)
+        else:
+            written = import_module(f"initmem.export.to_{to}").write(runs, output)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written ({error.strerror})") from None
     return Exported(to, output, len(runs), written, damaged)
@@ -148,3 +151,63 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
 def needs(package: str, extra: str) -> ConfigError:
     """The error for a format whose library is not installed."""
     return ConfigError(f"--to {extra} needs the package {package} (pip install 'initmem[{extra}]')")
+
+
+# -- CSV and Parquet --------------------------------------------------------------------------------------
+
+
+def write_tables(runs: Sequence[NamedRun], output: str, format: str) -> int:
+    """Write `runs` with a row per run, and `history` with a row per run and epoch, into a directory."""
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in (("runs", run_table(runs)), ("history", history_table(runs))):
+        buffer = BytesIO()
+        if format == "csv":
+            table.write_csv(buffer)
+        else:
+            table.write_parquet(buffer)
+        write_atomic(folder / f"{name}.{format}", buffer.getvalue())
+    return len(runs)
+
+
+def run_table(runs: Sequence[NamedRun]) -> pl.DataFrame:
+    """One row per run: its settings, status, summary, provenance and error."""
+    rows = [_row(run) for run in runs]
+    # A column that is empty in all rows must have the same type in every export.
+    hints = {name: field.annotation for name, field in Recipe.model_fields.items()}
+    hints |= get_type_hints(Summary) | {"error": str, "epochs_done": int}
+    named = {name for row in rows for name in row}
+    types = {name: _type({hint, *get_args(hint)}) for name, hint in hints.items() if name in named}
+    return pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None, strict=False)
+
+
+def _type(kinds: set[Any]) -> type[pl.DataType]:
+    return pl.Float64 if float in kinds else pl.Int64 if int in kinds else pl.String
+
+
+def _row(named: NamedRun) -> dict[str, Any]:
+    record = named.record
+    results = named.results
+    results["epochs_done"] = results.pop("epochs")  # `epochs` is a field of the recipe
+    return (
+        {"run": record.id, "recipe": named.recipe, "studies": "; ".join(named.studies)}
+        | named.settings
+        | {"status": record.status}
+        | results
+        | {f"provenance_{name}": value for name, value in named.provenance.items()}
+        | {"error": record.error}
+    )
+
+
+def history_table(runs: Sequence[NamedRun]) -> pl.DataFrame:
+    """One row per run and epoch; values that a run did not record are empty."""
+    return pl.concat([pl.DataFrame(schema=KEYS), *map(_frame, runs)], how="diagonal")
+
+
+def _frame(named: NamedRun) -> pl.DataFrame:
+    record = named.record
+    epochs = np.arange(1, record.summary.epochs + 1)
+    columns = {f"own_{name}" if name in KEYS else name: column for name, column in record.history.items()}
+    run = (record.id, named.recipe, record.run.scale, record.run.seed)
+    keys = {name: [value] * len(epochs) for name, value in zip(KEYS, run, strict=False)}
+    return pl.DataFrame(keys | {"epoch": epochs} | columns)

@@ -26,7 +26,7 @@ BATCH = 1000  # metrics that MLflow accepts per call
 LONGEST_TAG = 5000
 
 
-def write(runs: Sequence[NamedRun], output: str, format: str) -> int:
+def write(runs: Sequence[NamedRun], output: str) -> int:
     """Log the runs that are new to an SQLite file or a tracking server, and return their number."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)

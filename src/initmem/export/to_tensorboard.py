@@ -28,7 +28,7 @@ except ModuleNotFoundError:
 FILE = "events.out.tfevents.0.initmem"  # a constant name, so that a second export replaces the first
 
 
-def write(runs: Sequence[NamedRun], output: str, format: str) -> int:
+def write(runs: Sequence[NamedRun], output: str) -> int:
     """Write an event file per run, in a directory per recipe, and return their number."""
     recipes = plain_names(dict.fromkeys(run.recipe for run in runs))
     names = plain_names(dict.fromkeys(run.name for run in runs))

@@ -19,7 +19,7 @@ except ModuleNotFoundError:
 DONE = "initmem-export"  # a file that marks a run as written completely
 
 
-def write(runs: Sequence[NamedRun], output: str, format: str) -> int:
+def write(runs: Sequence[NamedRun], output: str) -> int:
     """Write the runs that are new, in a directory per study, and return their number."""
     homes: list[Path] = []
     titles = plain_names(dict.fromkeys(title for run in runs for title in run.groups))

@@ -115,7 +115,8 @@ class CommandTrainer:
             with stderr.open("wb") as errors:
                 code = _run(arguments, errors, reader.read)
             if code != 0:
-                raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{_tail(stderr)}")
+                tail = stderr.read_bytes()[-TAIL:].decode(errors="replace").strip() or "nothing on stderr"
+                raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
         seconds = time.perf_counter() - started
         return own_record(run, reader.tracker, seconds, **self._about(run))
@@ -220,11 +221,6 @@ def _die_with_worker() -> None:
         _prctl(1, signal.SIGTERM)
 
 
-def _tail(path: Path) -> str:
-    text = path.read_bytes()[-TAIL:].decode(errors="replace").strip()
-    return text or "nothing on stderr"
-
-
 def study_of(
     command: str,
     name: str | None,
@@ -246,7 +242,8 @@ def study_of(
         given = dict(map(override, settings))
         scales, seeds = given.pop("scales", SCALES), given.pop("seeds", SEEDS)
         asked = own_study(called, given, _listed(scales), _listed(seeds))
-    parts = parse(command, n_seeds=len(asked.seeds), declared=_shared_settings(asked))
+    shared = set.intersection(*(set(recipe.settings()) for recipe in asked.recipes))
+    parts = parse(command, n_seeds=len(asked.seeds), declared=sorted(shared))
     each = {recipe.id: command_fingerprint(parts, watched, recipe.settings()) for recipe in asked.recipes}
     return asked, CommandTrainer(parts, each)
 
@@ -297,11 +294,6 @@ def _is_file(name: str) -> bool:
         return Path(name).is_file()
     except (OSError, ValueError):
         return False  # too long for a path, or with a null byte
-
-
-def _shared_settings(study: Study) -> list[str]:
-    """The settings that every recipe of a study declares: those that a command can ask for."""
-    return sorted(set.intersection(*(set(recipe.settings()) for recipe in study.recipes)))
 
 
 def _listed(value: Any) -> list[Any]:

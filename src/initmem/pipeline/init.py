@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.pipeline.jax import is_pytree, rebuilt
-from initmem.pipeline.variables import is_keras, materialize, variables
+from initmem.pipeline.variables import is_keras, variables
 from initmem.plots import tables
 from initmem.recipe import INITIALIZATION, PipelineRecipe
 from initmem.seeds import Role, generator
@@ -133,8 +132,7 @@ class Init:
 
     def _begin(self, run: Run) -> None:
         self.run = run
-        recipe = run.recipe
-        self._drawing = recipe.initialization()
+        self._drawing = run.recipe.initialization()
         self.tables: list[InitTable] = []  # of the models it was applied to
         self._rng = generator(run.seed_of("init"), "init")
         self._first = True  # no kernel drawn yet
@@ -189,7 +187,9 @@ class Init:
         """What `apply` with the same arguments would do to every parameter; the model is not changed."""
         if mode not in get_args(Mode):
             raise ConfigError(f"mode = {mode!r} ({allowed(get_args(Mode))})")
-        _check_kind(model)
+        if not isinstance(model, nn.Module) and not is_keras(model) and not is_pytree(model):
+            kind = type(model).__name__
+            raise ModelError(f"a {kind} is no model of torch, Keras or JAX (Init.kernel draws plain arrays)")
         parameters = variables(model, kernels)
         if not any(v.role in ("kernel", "stuck") for v in parameters):
             names = ", ".join(v.name for v in parameters) or "it has none"
@@ -211,7 +211,6 @@ class Init:
         mode: Mode = "redraw",
         kernels: Kernels = None,
         bias_std: float | None = None,
-        device: str | torch.device | None = None,
     ) -> Model:
         """Initialize a model for this scale and seed, and return it: in place, but for a pytree of JAX.
 
@@ -220,21 +219,21 @@ class Init:
             kernels: which parameters are kernels, where the usual rule does not know them: module types,
                 patterns of parameter names, or a function (name, parameter, module) -> fan-in, True or False.
             bias_std: deviation of the biases; the recipe's (0.2) unless given.
-            device: where a model on the `meta` device goes; the CPU unless given.
 
         Norm layers and frozen parameters are left as they are. Parameters without a rule are left too, and a
         warning names them; a kernel that cannot be set is an error.
         """
-        _check_kind(model)
-        if isinstance(model, nn.Module) and not is_keras(model):
-            materialize(model, device)
         table = self.describe(model, mode=mode, kernels=kernels, bias_std=bias_std)
-        _refuse_stuck(table)
+        stuck = [f"{v.name}: {v.note}" for v in table.variables if v.role == "stuck"]
+        if stuck:
+            raise ModelError("cannot initialize " + "; ".join(stuck))
         self.used = True
         fill(table.variables, table.deviations, mode, self._kernel, self._rng.standard_normal)
         self.tables.append(table)
-        if kernels is None:  # who chose the kernels knows what is left
-            _tell(table)
+        others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
+        if others and kernels is None:  # who chose the kernels knows what is left
+            text = f"Init.apply left as they are: {', '.join(others)} (`kernels` says what to redraw)"
+            warnings.warn(text, UntouchedWarning, stacklevel=2)
         return rebuilt(table.variables) if is_pytree(model) else model
 
     def _kernel(self, shape: Sequence[int]) -> Array:
@@ -254,25 +253,6 @@ class Init:
 def _own_deviation(variable: Variable) -> float | None:
     """The standard deviation of a parameter as it is; None where it has no values."""
     values = variable.place.value().detach()
-    if variable.role == "stuck" or values.is_meta or not values.numel() or not values.is_floating_point():
+    if variable.role == "stuck" or not values.numel() or not values.is_floating_point():
         return None
     return float(values.float().std(correction=0))
-
-
-def _tell(table: InitTable) -> None:
-    others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
-    if others:
-        text = f"Init.apply left as they are: {', '.join(others)} (`kernels` says what to redraw)"
-        warnings.warn(text, UntouchedWarning, stacklevel=3)
-
-
-def _check_kind(model: object) -> None:
-    if not isinstance(model, nn.Module) and not is_keras(model) and not is_pytree(model):
-        kind = type(model).__name__
-        raise ModelError(f"a {kind} is no model of torch, Keras or JAX (Init.kernel draws plain arrays)")
-
-
-def _refuse_stuck(table: InitTable) -> None:
-    stuck = [f"{v.name}: {v.note}" for v in table.variables if v.role == "stuck"]
-    if stuck:
-        raise ModelError("cannot initialize " + "; ".join(stuck))

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from initmem.errors import ConfigError, ModelError
-from initmem.pipeline.variables import distinct, fan_in_of_all_but_last
-from initmem.train.variables import Choice, Kernels, Place, Role, Variable, choice
+from initmem.pipeline.variables import distinct, fan_in_of_all_but_last, role_of
+from initmem.train.variables import Choice, Kernels, Place, Variable, choice
 
 KERNELS = ("kernel", "w", "W", "weight", "weights")  # of flax and of plain dicts: (in, ..., out)
 BIASES = ("bias", "b", "biases")
@@ -146,24 +146,16 @@ def _variables(tree: Any, choose: Choice, *, explicit: bool) -> Iterator[Variabl
     with_kernel = {id(parents[i]) for i in indices if fan_ins[i] is not None}
     for i in indices:
         name, parent = leaves.names[i], parents[i]
-        role, note = _role(name, parent, fan_ins[i], id(parent) in with_kernel, explicit=explicit)
+        key = name.rpartition(".")[2]
+        has_scale = isinstance(parent, Mapping) and "scale" in parent and "kernel" not in parent
+        role, note = role_of(
+            name,
+            fan_ins[i],
+            is_norm="norm" in type(parent).__name__.lower() or key == "scale" or has_scale,
+            is_bias=id(parent) in with_kernel and (key in BIASES or "bias" in key),
+            explicit=explicit,
+        )
         yield Variable(name, tuple(leaves.values[i].shape), role, fan_ins[i], note, PytreePlace(leaves, i))
-
-
-def _role(
-    name: str, parent: Any, fan_in: float | None, has_kernel: bool, *, explicit: bool
-) -> tuple[Role, str]:
-    if fan_in is not None:
-        return "kernel", ""
-    key = name.rpartition(".")[2]
-    has_scale = isinstance(parent, Mapping) and "scale" in parent and "kernel" not in parent
-    if "norm" in type(parent).__name__.lower() or key == "scale" or has_scale:
-        return "norm", "left as it is"
-    if has_kernel and (key in BIASES or "bias" in key):
-        return "bias", ""
-    if explicit:
-        return "other", "left as it is: not chosen as a kernel"
-    return "other", f"left as it is: no rule for {name} (name it in `kernels` to redraw it)"
 
 
 def _usual_fan_in(name: str, value: Any, parent: Any) -> float | None:

@@ -29,8 +29,8 @@ from initmem.clocks import decay_rate
 from initmem.errors import ModelError
 from initmem.metric import metric_names
 from initmem.pipeline.tracker import Tracker
-from initmem.pipeline.variables import distinct, fan_in_of_all_but_last
-from initmem.train.variables import Choice, Kernels, Place, Role, Variable, choice
+from initmem.pipeline.variables import distinct, fan_in_of_all_but_last, role_of
+from initmem.train.variables import Choice, Kernels, Place, Variable, choice
 
 DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose)
@@ -123,25 +123,16 @@ def _of_layer(layer: Any, prefix: str, choose: Choice, *, explicit: bool) -> Ite
     fan_ins = {name: choose(name, variable, layer) for name, variable in own.items()}
     has_kernel = any(fan_in is not None for fan_in in fan_ins.values())
     for name, variable in own.items():
-        role, note = _role(layer, variable, fan_ins[name], has_kernel=has_kernel, explicit=explicit)
+        role, note = role_of(
+            f"{type(layer).__name__}.{variable.name}",
+            fan_ins[name],
+            is_norm="norm" in type(layer).__name__.lower(),
+            is_bias=has_kernel and "bias" in variable.name,
+            is_frozen=not (variable.trainable and layer.trainable),
+            explicit=explicit,
+        )
         fan_in = fan_ins[name] if role == "kernel" else None
         yield Variable(name, tuple(variable.shape), role, fan_in, note, KerasPlace(variable))
-
-
-def _role(
-    layer: Any, variable: Any, fan_in: float | None, *, has_kernel: bool, explicit: bool
-) -> tuple[Role, str]:
-    frozen = not (variable.trainable and layer.trainable)
-    if fan_in is not None:
-        if frozen and not explicit:
-            return "frozen", "left as it is: not trained (name it in `kernels` to redraw it)"
-        return "kernel", ""
-    if "norm" in type(layer).__name__.lower():
-        return "norm", "left as it is"
-    if has_kernel and "bias" in variable.name:
-        return ("frozen", "left as it is: not trained") if frozen else ("bias", "")
-    kind = type(layer).__name__
-    return "other", f"left as it is: no rule for {kind}.{variable.name} (name it in `kernels` to redraw it)"
 
 
 def _usual_fan_in(name: str, variable: Any, layer: Any) -> float | None:

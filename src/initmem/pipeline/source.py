@@ -49,6 +49,11 @@ def digest(text: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
+def shortened(text: str) -> str:
+    """A text as it is, or its digest where it is long."""
+    return text if len(text) <= LONGEST else f"#{digest(text)}"
+
+
 # -- functions and classes ------------------------------------------------------------------------------
 
 
@@ -199,8 +204,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
         for key, part in value.items():
             yield from _flat(f"{name}{key}.", part)
     else:
-        text = json.dumps(value, default=str)
-        yield name.rstrip(".: "), text if len(text) <= LONGEST else f"#{digest(text)}"
+        yield name.rstrip(".: "), shortened(json.dumps(value, default=str))
 
 
 def python_fingerprint(path: Path, seen: set[Path]) -> Fingerprint:
@@ -240,12 +244,9 @@ def named_parts(label: str, node: ast.AST) -> Iterator[tuple[str, str]]:
                     yield from named_parts(f"{label}.{name}", part)
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value):
             try:
-                text = repr(ast.literal_eval(value))
+                yield f"{label}.{name}", shortened(repr(ast.literal_eval(value)))
             except (ValueError, TypeError):
-                text = ast.unparse(value)
-                yield f"{label}.{name}", f"#{digest(text)}"
-            else:
-                yield f"{label}.{name}", text if len(text) <= LONGEST else f"#{digest(text)}"
+                yield f"{label}.{name}", f"#{digest(ast.unparse(value))}"
 
 
 def imported(node: ast.AST) -> Iterator[str]:

@@ -238,17 +238,12 @@ def checked_metrics(given: Mapping[Any, Any]) -> Row:
 
 
 def _column(name: str, rows: Sequence[Row]) -> list[float | None]:
-    """A column; a clock or rate that begins late was zero before, when there had been no update.
-
-    The first parameter group has columns of its own once there is a second: before, all updates were its.
-    """
+    """A column; a clock or rate that begins late was zero before, when there had been no update."""
     values = [row.get(name) for row in rows]
-    if "clock_" not in name and not name.endswith("learning_rate"):
+    if not name.startswith("clock_") and name != "learning_rate":
         return values
     start = next(index for index, value in enumerate(values) if value is not None)
-    of_all = name.removeprefix("group0_")
-    before = [row.get(of_all, 0.0) if of_all != name else 0.0 for row in rows[:start]]
-    return before + values[start:]
+    return [0.0] * start + values[start:]
 
 
 def _number(name: str, value: Any) -> float:

@@ -112,18 +112,13 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
     start = tracker.norm_init if math.isfinite(tracker.norm_init or 0.0) else None
     summary = summarize(history, norm_init=start)
     best = summary.tau_best or 0
-    tested = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
+    selected = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
+    tested: dict[str, Any] = {name: selected.get(name) for name in TESTED}
     dropped = {"dropped": tracker.dropped} if tracker.dropped else {}
     return RunRecord(
         run,
         "diverged" if tracker.diverged else "completed",
-        replace(
-            summary,
-            test_accuracy=tested.get("test_accuracy"),
-            test_loss=tested.get("test_loss"),
-            test_cross_entropy=tested.get("test_cross_entropy"),
-            test_objective=tested.get("test_objective"),
-        ),
+        replace(summary, **tested),
         history,
         {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | dropped | about,
         finals={name: value for name, value in finals.items() if name not in TESTED},

@@ -118,17 +118,12 @@ class UpdateClocks:
         return ticks | ({"angular": self._angular} if self.kernels else {})
 
     def columns(self) -> dict[str, float]:
-        """What joins the metrics of an epoch; several parameter groups have columns of their own, too."""
-        ticks = self.clocks()
-        norm = self.norm()
-        row = {} if norm is None else {"norm": norm}
+        """What joins the metrics of an epoch: kernel norm, and means over the parameter groups."""
+        row = {f"clock_{name}": value for name, value in self.clocks().items()}
         if self.groups:
             row["learning_rate"] = sum(group.share * group.rate for group in self.groups)
-            row |= {f"clock_{name}": value for name, value in ticks.items()}
-        for index, group in enumerate(self.groups if len(self.groups) > 1 else ()):
-            row[f"group{index}_learning_rate"] = group.rate
-            own = group.clocks(self._batch or 1)
-            row |= {f"group{index}_clock_{name}": value for name, value in own.items()}
+        if (norm := self.norm()) is not None:
+            row["norm"] = norm
         return row
 
     def state_dict(self) -> dict[str, Any]:
@@ -235,9 +230,7 @@ class _Hook:
             penalty = decay_rate(clocks.penalty, group.get("weight_decay", 0.0))
             update.append((clocks.groups[index], float(group["lr"]), momentum, penalty))
         leading = self.first == 0
-        skipped = getattr(
-            optimizer, "found_inf", None
-        )  # fused steps under mixed precision skip on the device
+        skipped = getattr(optimizer, "found_inf", None)  # fused steps in mixed precision: on the device
         if skipped is None:
             clocks.add(update, leading=leading)
         else:

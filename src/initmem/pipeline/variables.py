@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
-
-from initmem.errors import ModelError, allowed
-from initmem.train.variables import Choice, Kernels, Variable
+from initmem.errors import ModelError
+from initmem.train.variables import Choice, Kernels, Role, Variable, torch_variables
 
 
 def variables(model: Any, kernels: Kernels = None) -> list[Variable]:
@@ -30,8 +26,9 @@ def variables(model: Any, kernels: Kernels = None) -> list[Variable]:
 
     if is_pytree(model):
         return jax_variables(model, kernels)
-    from initmem.train.variables import torch_variables
-
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ModelError(f"{name} is on the meta device (allowed: model.to_empty(device=...) first)")
     return torch_variables(model, kernels)
 
 
@@ -63,34 +60,24 @@ def fan_in_of_all_but_last(value: Any) -> float:
     return float(math.prod(value.shape[:-1]))
 
 
-def materialize(model: nn.Module, device: str | torch.device | None = None) -> None:
-    """Move a model off the meta device, each layer reset to its own defaults; ties between weights are kept.
-
-    A model that is not on the meta device is left as it is. A layer without `reset_parameters` is refused:
-    nobody else knows what values it starts from.
-    """
-    if not any(tensor.is_meta for tensor in itertools.chain(model.parameters(), model.buffers())):
-        return
-    resets, lost = [], []
-    owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for path, module in model.named_modules():
-        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        if reset is not None:
-            resets.append(reset)
-        else:
-            lost += [f"{path}.{name}".lstrip(".") for name, _ in own]
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append((module, name))
-    if lost:
-        raise ModelError(
-            f"a model on the meta device: {', '.join(lost)} would be left without values "
-            f"({allowed(['a model built on a real device', 'layers with reset_parameters()'])})"
-        )
-    model.to_empty(device=device or "cpu")
-    for (owner, name), *others in owners.values():
-        for module, other in others:
-            module._parameters[other] = owner._parameters[name]
-    for reset in resets:
-        reset()
+def role_of(
+    name: str,
+    fan_in: float | None,
+    *,
+    is_norm: bool,
+    is_bias: bool,
+    is_frozen: bool = False,
+    explicit: bool,
+) -> tuple[Role, str]:
+    """The role of a parameter, and what there is to know about it; `explicit`: the user named the kernels."""
+    if fan_in is not None and (explicit or not is_frozen):
+        return "kernel", ""
+    if fan_in is not None:
+        return "frozen", "left as it is: not trained (name it in `kernels` to redraw it)"
+    if is_norm:
+        return "norm", "left as it is"
+    if is_bias:
+        return ("frozen", "left as it is: not trained") if is_frozen else ("bias", "")
+    if explicit:
+        return "other", "left as it is: not chosen as a kernel"
+    return "other", f"left as it is: no rule for {name} (name it in `kernels` to redraw it)"

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import cffi
 
-from initmem.files import reason, write_atomic
-from initmem.machine import processor_lines
+from initmem.files import processor_lines, reason, write_atomic
 
 SOURCE = Path(__file__).parent / "native"
 SOURCES = ("normalize.c", "layer_norm.c", "winograd.c", "lanes.c", "wide.c", "chain.c", "head.c", "update.c")
