@@ -19,10 +19,9 @@ from initmem.engines.engine import Pipeline, cores
 from initmem.engines.packs import pack_size, packs
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import COLUMNS, RunRecord, summarize
-from initmem.shapes import SHARPNESS_PASSES, SHARPNESS_SUBSET
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
-from initmem.train.requirements import flops_per_image, notes_of
+from initmem.train.requirements import SHARPNESS_PASSES, SHARPNESS_SUBSET, flops_per_image, notes_of
 
 # The share of a matrix product's rate that training reaches: of plain modules, and the largest with layers in
 # C, which need fewer operations than are counted; half of it at so many operations per image, layer and pack.

@@ -23,10 +23,7 @@ from initmem.recipe import Norm
 from initmem.register import Tokens
 from initmem.train import native
 from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, in_one_call, norm_layer
-from initmem.train.native.blocks import can_head, head
-from initmem.train.requirements import check_input
-
-Shape = tuple[int, int, int]  # (channel, height, width)
+from initmem.train.requirements import Shape, check_input
 
 GPT2_STD = 0.02
 
@@ -104,8 +101,8 @@ class ResNet9(Grouped):
         """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
         x = self._features(x)
         kernel, bias, largest = self.head.kernel, self.head.bias, self.pool == "max"
-        if self.lanes is not None or can_head(x, kernel):
-            return head(x, kernel, bias, self.lanes or native.SINGLE, largest=largest)
+        if self.lanes is not None or native.can_head(x, kernel):
+            return native.head(x, kernel, bias, self.lanes or native.SINGLE, largest=largest)
         logits: Tensor = self.head(x.amax((2, 3)) if largest else x.mean((2, 3)))
         return logits
 

@@ -27,8 +27,7 @@ from initmem.train.batches import Images, evaluation_batch, flip_crop_draws
 from initmem.train.init import initialized
 from initmem.train.layers import BatchNorm, MovingStatistics, by_replica
 from initmem.train.networks import ResNet9
-from initmem.train.optimizers import optimizer_for
-from initmem.train.optimizers.rules import Optimizer, PerReplica
+from initmem.train.optimizers import Optimizer, PerReplica, optimizer_for
 from initmem.train.requirements import Precision
 from initmem.train.variables import is_norm
 

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from initmem.shapes import SHARPNESS_SUBSET
 from initmem.train.batches import Images
 from initmem.train.layers import by_replica
 from initmem.train.networks import Network, ResNet9
+from initmem.train.requirements import SHARPNESS_SUBSET
 
 TOLERANCE = 1e-4  # of the residual, relative to the eigenvalue: a bound on the error of the eigenvalue
 MOST_PRODUCTS = 300
