@@ -427,7 +427,7 @@ def features(norm: str, replicas: int, width: int, side: int) -> tuple[ResNet9, 
     n = 33 if width == 16 else 5  # on fewer pixels, kernels of 128 channels are left to the library
     x = torch.randn(n, replicas * 3, side, side)
     if replicas > 1:
-        network.use_lanes(native.lanes_for(replicas))
+        network.lanes = native.lanes_for(replicas)
         return network, x
     return network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
 

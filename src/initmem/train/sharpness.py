@@ -43,7 +43,7 @@ def plain_copy(network: Network) -> Network:
     """The network in float64 and in PyTorch's own operations: those written in C have one derivative only."""
     plain = deepcopy(network).double()
     if isinstance(plain, ResNet9):
-        plain.use_lanes(None)
+        plain.lanes = None
     return plain
 
 

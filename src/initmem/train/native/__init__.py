@@ -362,22 +362,14 @@ def _output(x: Tensor, *, pool: bool) -> Tensor:
 
 
 def code() -> Any:
-    """The functions of layers.h, where they are known to be available."""
-    functions = library()
-    assert functions is not None, "callers check that the code is available"
-    return functions
+    """The functions of layers.h; callers check that they are available."""
+    return library()
 
 
 def call(name: str, *arguments: Any) -> Any:
     """Call a function of layers.h; a tensor is passed as the address of its elements, None as NULL."""
-    passed = [
-        FFI.cast(FLOATS, argument.data_ptr())
-        if isinstance(argument, Tensor)
-        else FFI.NULL
-        if argument is None
-        else argument
-        for argument in arguments
-    ]
+    passed = [FFI.NULL if argument is None else argument for argument in arguments]
+    passed = [FFI.cast(FLOATS, a.data_ptr()) if isinstance(a, Tensor) else a for a in passed]
     return getattr(code(), name)(*passed)
 
 
