@@ -31,7 +31,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from initmem.engines import attempt as attempt_module
 from initmem.engines import worker as worker_module
 from initmem.engines.engine import Settings
 from initmem.engines.worker import Worker
@@ -473,7 +472,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     worker_module.PAUSE = 0.02
-    attempt_module.LOOK_EVERY = 0.0  # save at every chance: the same calls every time
+    worker_module.LOOK_EVERY = 0.0  # save at every chance: the same calls every time
     found = {}
     for text in asked.experiments:
         name, _, times = text.partition("=")

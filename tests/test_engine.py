@@ -16,7 +16,7 @@ import pytest
 import trainers
 from clusters import assert_same, wait_for
 from initmem.data.sources import load, sizes
-from initmem.engines import attempt
+from initmem.engines import worker
 from initmem.engines.engine import Event, Settings, WorkerLost, ignore
 from initmem.engines.local import LocalEngine
 from initmem.engines.packs import pack_size, packs
@@ -170,7 +170,7 @@ def test_processes_that_leave_with_code_0_before_a_claim_are_not_taken_for_the_e
 def test_a_worker_stops_inside_an_epoch_and_another_continues_there(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(worker, "LOOK_EVERY", 0.0)
     recipe = tiny.replace(epochs=1, batch_size=2)
     runs = [Run(recipe, scale, 0) for scale in (0.5, 2.0)]
     store, looks = Store.create(tmp_path / "store"), iter(range(10))

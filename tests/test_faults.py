@@ -122,7 +122,7 @@ def test_a_network_that_exits_is_a_failed_run(
             raise error
         return train_pack(pack, data, **how)
 
-    monkeypatch.setattr("initmem.engines.attempt.train_pack", exiting)
+    monkeypatch.setattr("initmem.engines.worker.train_pack", exiting)
     before = signal.signal(signal.SIGINT, lambda *_: None)  # as in a worker process
     try:
         Worker(store, Settings()).work([runs])
@@ -160,7 +160,7 @@ def test_a_mistake_of_the_user_stops_everything_and_keeps_what_is_done(
             raise ConfigError("field = 1 (allowed: 2)")
         return train_pack(pack, data, **how)
 
-    monkeypatch.setattr("initmem.engines.attempt.train_pack", mistaken)
+    monkeypatch.setattr("initmem.engines.worker.train_pack", mistaken)
     with pytest.raises(ConfigError, match="field = 1"):
         Worker(store, Settings()).work([runs[:2], runs[2:]])
     assert [store.has(run) for run in runs] == [True, True, False, False]

@@ -17,7 +17,7 @@ LEVELS = (
     {"files", "catalog", "labels", "bad_fields"},
     {"register"},
     {"recipe"},
-    {"clocks", "shapes", "table"},
+    {"clocks", "table"},
     {"metric"},
     {"study"},
     {"study_file", "record"},

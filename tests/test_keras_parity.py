@@ -15,7 +15,7 @@ from initmem.study import Run
 from initmem.train import layers, loop, optimizers
 from initmem.train.layers import Conv, LayerNorm, MovingStatistics
 from initmem.train.loop import train_epoch
-from initmem.train.optimizers.rules import Adam, Decoupled, Momentum, Muon, orthogonalize
+from initmem.train.optimizers import Adam, Decoupled, Momentum, Muon, orthogonalize
 from initmem.train.pack import Pack
 
 keras_peer = Deferred("keras_peer")

@@ -23,7 +23,6 @@ from initmem.train.layers import (
     by_replica,
 )
 from initmem.train.loop import train_epoch
-from initmem.train.native import blocks
 from initmem.train.networks import ResNet9
 from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
@@ -428,7 +427,7 @@ def features(norm: str, replicas: int, width: int, side: int) -> tuple[ResNet9, 
     n = 33 if width == 16 else 5  # on fewer pixels, kernels of 128 channels are left to the library
     x = torch.randn(n, replicas * 3, side, side)
     if replicas > 1:
-        network.use_lanes(native.lanes_for(replicas))
+        network.lanes = native.lanes_for(replicas)
         return network, x
     return network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
 
@@ -513,7 +512,7 @@ def test_the_head_is_pooling_and_a_dense_layer(lanes, side, largest):
     given = x.requires_grad_(), layer.kernel, layer.bias
     single = lanes == native.SINGLE
     arranged = x.contiguous(memory_format=torch.channels_last) if single else in_lanes(x, lanes)
-    found = blocks.head(arranged, layer.kernel, layer.bias, lanes, largest=largest)
+    found = native.head(arranged, layer.kernel, layer.bias, lanes, largest=largest)
     exact = tuple(t.detach().double().requires_grad_() for t in given)
     features = exact[0].amax((2, 3)) if largest else exact[0].mean((2, 3))
     kernels, biases = by_replica(exact[1], lanes.replicas), by_replica(exact[2], lanes.replicas)
@@ -529,7 +528,7 @@ def test_a_maximum_that_is_not_a_number_has_no_gradient_either():
     x.requires_grad_()
     layer = Dense(1, 8, 4)
     torch.nn.init.normal_(layer.kernel)
-    found = blocks.head(x, layer.kernel, layer.bias, native.SINGLE, largest=True)
+    found = native.head(x, layer.kernel, layer.bias, native.SINGLE, largest=True)
     expected = layer(x.amax((2, 3)))
     assert torch.equal(found.isnan(), expected.isnan())
     ours, theirs = (
@@ -768,10 +767,10 @@ def test_left_to_the_library_where_it_was_not_written_for_it():
     assert not native.can_normalize(images(2, 12, 8), pool=True)
     assert not native.can_normalize(images(2, 16, 7), pool=True)
     assert not native.can_convolve(images(2, 32, 8), kernel)  # replicas
-    assert blocks.can_head(x, torch.zeros(10, 16))
-    assert not blocks.can_head(images(2, 32, 8), torch.zeros(20, 16))
-    assert not blocks.can_head(images(2, 12, 8), torch.zeros(10, 12))
-    assert not blocks.can_head(x.double(), torch.zeros(10, 16))
+    assert native.can_head(x, torch.zeros(10, 16))
+    assert not native.can_head(images(2, 32, 8), torch.zeros(20, 16))
+    assert not native.can_head(images(2, 12, 8), torch.zeros(10, 12))
+    assert not native.can_head(x.double(), torch.zeros(10, 16))
     assert not native.can_convolve(x, kernel.contiguous())
     assert not native.can_convolve(images(2, 16, 6), kernel)  # no whole tiles
     with torch.autocast("cpu", torch.bfloat16):

@@ -269,7 +269,7 @@ def test_schedule_free_is_evaluated_at_the_average_with_statistics_of_its_own(ti
     pack = Pack(runs_of(recipe), load(recipe), dtype=torch.float64)
     train_epoch(pack)
     names = [name for name, _ in pack.network.named_parameters()]
-    iterate = {name: value.clone() for name, value in pack._variables().items()}
+    iterate = {name: value.clone() for name, value in pack.network.state_dict().items()}
     state = pack.optimizer.state(names)
     for name in names:
         assert torch.equal(pack.best[name], state[f"average/{name}"])  # what was validated and kept

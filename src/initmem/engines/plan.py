@@ -19,10 +19,9 @@ from initmem.engines.engine import Pipeline, cores
 from initmem.engines.packs import pack_size, packs
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import COLUMNS, RunRecord, summarize
-from initmem.shapes import SHARPNESS_PASSES, SHARPNESS_SUBSET
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
-from initmem.train.requirements import flops_per_image, notes_of
+from initmem.train.requirements import SHARPNESS_PASSES, SHARPNESS_SUBSET, flops_per_image, notes_of
 
 # The share of a matrix product's rate that training reaches: of plain modules, and the largest with layers in
 # C, which need fewer operations than are counted; half of it at so many operations per image, layer and pack.
@@ -80,7 +79,6 @@ def plan(
         for label, recipe in zip(study.labels(), study.recipes, strict=True)
     ]
     here = _makespan([times[_kind(pack)] for pack in packed], workers) if calibrated else None
-    total = None if pipeline else study_flops(study)
     return Plan(
         study=study.name,
         preset=study.preset,
@@ -88,7 +86,7 @@ def plan(
         recipes=len(study.recipes),
         cells=len(study.recipes) * len(study.scales),
         updates=sum(row.updates * row.runs for row in rows),
-        flops=total,
+        flops=None if pipeline else study_flops(study),
         disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),
         workers=workers,
         hours_here=None if here is None else here.quiet / 3600,
@@ -231,16 +229,8 @@ def matmul_rate(side: int = 768) -> float:
 LONGEST_STEP = 2e10  # operations per timed step: a quarter of a second on one core
 UPDATES = 3  # per timed epoch
 EVALUATIONS = 2  # of one batch, timed apart
-SPEED = (
-    "model",
-    "options",
-    "width",
-    "norm",
-    "optimizer",
-    "decay_on",
-    "augment",
-    "init_mode",
-)  # what it depends on
+# The fields of a recipe that the speed depends on.
+SPEED = ("model", "options", "width", "norm", "optimizer", "decay_on", "augment", "init_mode")
 FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
 QUIET = 1.25  # up to this ratio of elapsed time to processor time, the load of others does not matter
 
@@ -361,13 +351,5 @@ def _of_the_same_speed(recipe: Recipe, batch: int) -> Recipe:
     """One recipe for all that differ from it in nothing that a step takes time for."""
     settings = {name: getattr(recipe, name) for name in SPEED if getattr(recipe, name) is not None}
     switched = {name: 1e-4 if getattr(recipe, name) else 0.0 for name in ("weight_decay", "l2")}
-    return Recipe.parse(
-        {
-            **settings,
-            **switched,
-            "dataset": "synthetic",
-            "learning_rate": 1e-3,
-            "batch_size": batch,
-            "epochs": 2,
-        }
-    )
+    rest = {"dataset": "synthetic", "learning_rate": 1e-3, "batch_size": batch, "epochs": 2}
+    return Recipe.parse(settings | switched | rest)

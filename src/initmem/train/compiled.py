@@ -101,13 +101,10 @@ def _kept_or_compiled() -> tuple[Any, str]:
 
 def _source_key() -> str:
     code = [(SOURCE / name).read_bytes() for name in (*HEADERS, *SOURCES)]
-    identity = b"\0".join([*code, " ".join(FLAGS).encode(), _processor().encode()])
+    lines = sorted(set(processor_lines("model name", "flags", "Features")))
+    processor = "\n".join(lines) or platform.machine()
+    identity = b"\0".join([*code, " ".join(FLAGS).encode(), processor.encode()])
     return hashlib.sha256(identity).hexdigest()[:16]
-
-
-def _processor() -> str:
-    """The CPU model and features that the code is compiled for."""
-    return "\n".join(sorted(set(processor_lines("model name", "flags", "Features")))) or platform.machine()
 
 
 def _compiler_key(compiler: str) -> str:

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from initmem.train import native
-from initmem.train.native.blocks import Block, can_chain, chain
 
 # The defaults of Keras 3, which differ from PyTorch's.
 NORM_EPSILON = 1e-3
@@ -290,8 +289,8 @@ def in_one_call(
         assert isinstance(layer, ConvNormRelu)
         conv, norm = layer.conv, layer.norm
         variables = conv.kernel, conv.bias, norm.gamma, norm.beta
-        blocks.append(Block(*variables, norm.statistics(count), layer.pool, layer in residual))
+        blocks.append(native.Block(*variables, norm.statistics(count), layer.pool, layer in residual))
         count = count // 4 if layer.pool else count
-    if lanes is None and not can_chain(x, blocks):
+    if lanes is None and not native.can_chain(x, blocks):
         return None
-    return chain(x, blocks, NORM_EPSILON, lanes or native.SINGLE, training=layers[0].training)
+    return native.chain(x, blocks, NORM_EPSILON, lanes or native.SINGLE, training=layers[0].training)

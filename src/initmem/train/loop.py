@@ -18,7 +18,7 @@ from initmem.record import RunRecord, finite, summarize
 from initmem.study import Run
 from initmem.train import native
 from initmem.train.batches import Images
-from initmem.train.optimizers.rules import times
+from initmem.train.optimizers import times
 from initmem.train.pack import Checkpoint, Pack
 from initmem.train.requirements import Precision
 

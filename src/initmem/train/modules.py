@@ -20,6 +20,7 @@ from initmem import register
 from initmem.data.dataset import Sizes
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
+from initmem.register import in_a_line
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import factors, initialize_replica
@@ -162,7 +163,7 @@ def build_module(recipe: Recipe, sizes: Sizes, *, seed: int = 0) -> nn.Module:
         except ModelError:
             raise
         except Exception as error:  # a plugin may raise anything
-            raise ModelError(f"{_told(recipe, sizes)}: its builder raised {_line(error)}") from None
+            raise ModelError(f"{_told(recipe, sizes)}: its builder raised {in_a_line(error)}") from None
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         raise ModelError(
@@ -184,7 +185,7 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
         with torch.no_grad(), torch.random.fork_rng([]):
             out = module.eval()(_zeros(2, sizes))
     except Exception as error:  # a plugin may raise anything
-        raise ModelError(f"{told}: its forward pass raised {_line(error)}") from None
+        raise ModelError(f"{told}: its forward pass raised {in_a_line(error)}") from None
     if not isinstance(out, Tensor) or not out.is_floating_point():
         kind = str(out.dtype) if isinstance(out, Tensor) else type(out).__name__
         raise ModelError(f"{told}: its output is {kind} (needed: a tensor of floating-point logits)")
@@ -261,6 +262,3 @@ def _told(recipe: Recipe, sizes: Sizes) -> str:
     given = {"input": sizes.input, "outputs": sizes.classes, "width": recipe.width}
     options = ", ".join(f"{name}={value}" for name, value in (given | recipe.network_options()).items())
     return f"model = {recipe.model!r} ({options})"
-
-
-_line = register.in_a_line

@@ -23,10 +23,7 @@ from initmem.recipe import Norm
 from initmem.register import Tokens
 from initmem.train import native
 from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, in_one_call, norm_layer
-from initmem.train.native.blocks import can_head, head
-from initmem.train.requirements import check_input
-
-Shape = tuple[int, int, int]  # (channel, height, width)
+from initmem.train.requirements import Shape, check_input
 
 GPT2_STD = 0.02
 
@@ -92,20 +89,17 @@ class ResNet9(Grouped):
         self.residual2 = nn.Sequential(block(8 * w, 8 * w), block(8 * w, 8 * w))
         self.head = Dense(replicas, 8 * w, classes)
         self.pool = pool
+        # If set, replicas occupy SIMD lanes in the C layers, for float32 on one core.
         self.lanes: native.Lanes | None = None
         # Height and width are halved three times; in lanes, outputs come in multiples of 4.
         self.fits_lanes = w % 4 == 0 and shape[1] % 8 == shape[2] % 8 == 0
-
-    def use_lanes(self, lanes: native.Lanes | None) -> None:
-        """Let replicas occupy SIMD lanes in the C layers, for float32 on one core; None: no longer."""
-        self.lanes = lanes
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
         x = self._features(x)
         kernel, bias, largest = self.head.kernel, self.head.bias, self.pool == "max"
-        if self.lanes is not None or can_head(x, kernel):
-            return head(x, kernel, bias, self.lanes or native.SINGLE, largest=largest)
+        if self.lanes is not None or native.can_head(x, kernel):
+            return native.head(x, kernel, bias, self.lanes or native.SINGLE, largest=largest)
         logits: Tensor = self.head(x.amax((2, 3)) if largest else x.mean((2, 3)))
         return logits
 
@@ -344,13 +338,8 @@ def build(model: str, *, replicas: int, shape: Shape, classes: int, width: int, 
 def count(network: Network) -> tuple[int, int]:
     """Number of variables per replica: (trainable, total). The moving statistics are the difference."""
     trainable = sum(parameter.numel() for parameter in network.parameters())
-    total = trainable + sum(buffer.numel() for buffer in _persistent_buffers(network))
+    total = sum(value.numel() for value in network.state_dict().values())
     return trainable // network.replicas, total // network.replicas
-
-
-def _persistent_buffers(network: Network) -> list[Tensor]:
-    parameters = {name for name, _ in network.named_parameters()}
-    return [value for name, value in network.state_dict().items() if name not in parameters]
 
 
 def catalogue() -> list[dict[str, Any]]:

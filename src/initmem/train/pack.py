@@ -27,8 +27,7 @@ from initmem.train.batches import Images, evaluation_batch, flip_crop_draws
 from initmem.train.init import initialized
 from initmem.train.layers import BatchNorm, MovingStatistics, by_replica
 from initmem.train.networks import ResNet9
-from initmem.train.optimizers import optimizer_for
-from initmem.train.optimizers.rules import Optimizer, PerReplica
+from initmem.train.optimizers import Optimizer, PerReplica, optimizer_for
 from initmem.train.requirements import Precision
 from initmem.train.variables import is_norm
 
@@ -86,7 +85,7 @@ class Pack:
         self.ratio: float | Tensor = 1.0  # of the learning rates to the first one; (replica,) if they differ
         self.l2: float | Tensor = self.recipe.l2  # (replica,) if they differ
         self.optimizer = self._optimizer()
-        self.best = {name: value.clone() for name, value in self._variables().items()}
+        self.best = {name: value.clone() for name, value in self.network.state_dict().items()}
         self.norm_init = self.kernel_squares().sqrt().tolist()
 
         names_of_rows = COLUMNS + (SHARPNESS if self.recipe.sharpness_every else ())
@@ -110,7 +109,7 @@ class Pack:
             and self.precision != "amp"
             and 2 * self.replicas >= lanes.lanes  # at least half of them are used
         ):
-            self.network.use_lanes(lanes)
+            self.network.lanes = lanes
 
     def _optimizer(self) -> Optimizer:
         """The optimizer of the recipe, or the one for replicas whose recipes differ."""
@@ -240,13 +239,13 @@ class Pack:
     def keep_best(self, improved: Sequence[bool]) -> None:
         """Copy the variables of the improved replicas into the selected models."""
         which = torch.tensor(improved, device=self.device).nonzero().flatten()
-        for name, value in self._variables().items():
+        for name, value in self.network.state_dict().items():
             now, best = by_replica(value, self.replicas), by_replica(self.best[name], self.replicas)
             best.index_copy_(0, which, now.index_select(0, which))
 
     def use_best(self) -> None:
         """Make the selected models the variables of the network."""
-        for name, value in self._variables().items():
+        for name, value in self.network.state_dict().items():
             value.copy_(self.best[name])
 
     def columns(self, replica: int) -> dict[str, Array]:
@@ -316,13 +315,9 @@ class Pack:
             before = before[:-1]
         return [*before, {"updates": self.updates, **now}]
 
-    def _variables(self) -> dict[str, Tensor]:
-        """Parameters and moving statistics: together they define the model."""
-        return self.network.state_dict()
-
     def _state(self) -> dict[str, Tensor]:
         """Every tensor that training changes, by name."""
-        state = {f"now/{name}": value for name, value in self._variables().items()}
+        state = {f"now/{name}": value for name, value in self.network.state_dict().items()}
         state |= {f"best/{name}": value for name, value in self.best.items()}
         if self.position:
             state |= {f"running/{name}": value for name, value in self.running.items()}

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from initmem.shapes import SHARPNESS_SUBSET
 from initmem.train.batches import Images
 from initmem.train.layers import by_replica
 from initmem.train.networks import Network, ResNet9
+from initmem.train.requirements import SHARPNESS_SUBSET
 
 TOLERANCE = 1e-4  # of the residual, relative to the eigenvalue: a bound on the error of the eigenvalue
 MOST_PRODUCTS = 300
@@ -43,7 +43,7 @@ def plain_copy(network: Network) -> Network:
     """The network in float64 and in PyTorch's own operations: those written in C have one derivative only."""
     plain = deepcopy(network).double()
     if isinstance(plain, ResNet9):
-        plain.use_lanes(None)
+        plain.lanes = None
     return plain
 
 

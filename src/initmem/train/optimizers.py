@@ -1,4 +1,6 @@
-"""Update rules. A rule is one class here and one row in `initmem.catalog`.
+"""The optimizer that a recipe names: an update rule written here, or any `torch.optim.Optimizer`.
+
+A rule is one class here and one row in `initmem.catalog`.
 
 The rules of the paper are as Keras 3 defines them. All operate on lists of tensors at once; sgd, momentum and
 adam do so in C where it is available.
@@ -18,14 +20,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from initmem.catalog import OPTIMIZERS
+from initmem.errors import InitmemError, ModelError
 from initmem.recipe import Recipe
+from initmem.register import find_optimizer, in_a_line
 from initmem.train import native
 
 ROW_EPSILON = 1e-10  # as published for NorMuon
@@ -45,23 +51,34 @@ class Optimizer(ABC):
         """The state by name; `names` are those of the variables, in order."""
 
 
+@dataclass(eq=False)
 class Rule(Optimizer):
     """An update rule, with the settings of a recipe. Its class names the state that it keeps per variable.
 
     `slots` holds that state: for each name, one tensor per variable. `scalars` holds what all variables and
-    replicas have in common, as tensors without axes. `decayed` holds the indices of the variables that decay.
+    replicas have in common, as tensors without axes.
     """
 
     names: ClassVar[tuple[str, ...]] = ()  # of the slots
     decays: ClassVar[bool] = False  # whether `step` includes the weight decay
 
-    def __init__(
-        self, variables: Sequence[Tensor], recipe: Recipe, replicas: int = 1, decayed: Sequence[int] = ()
-    ) -> None:
-        self.variables, self.recipe = list(variables), recipe
-        self.replicas, self.decayed = replicas, list(decayed)
+    variables: list[Tensor]
+    recipe: Recipe
+    replicas: int = 1
+    decayed: Sequence[int] = ()  # the indices of the variables that decay
+    axes: Sequence[int] = ()  # variables with so many axes are matrices to a rule that orthogonalizes
+    by_row: bool = False  # as in NorMuon
+
+    def __post_init__(self) -> None:
+        self.matrices = [i for i, variable in enumerate(self.variables) if variable.ndim in self.axes]
+        self.others = [i for i, variable in enumerate(self.variables) if variable.ndim not in self.axes]
         self.slots = {name: [torch.zeros_like(v) for v in self.variables] for name in self.names}
         self.scalars: dict[str, Tensor] = {}
+
+    def use_row_squares(self) -> None:
+        """Let the squares of matrices be those of `normalize_rows`: one per row, shape (replica * row,)."""
+        for i in self.matrices:
+            self.slots["square"][i] = self.variables[i].new_zeros(len(self.variables[i]))
 
     @cached_property
     def together(self) -> native.Together:
@@ -212,23 +229,11 @@ class Muon(Rule):
 
     names = ("mean", "square")
 
-    def __init__(
-        self,
-        variables: Sequence[Tensor],
-        recipe: Recipe,
-        replicas: int = 1,
-        decayed: Sequence[int] = (),
-        *,
-        axes: Sequence[int],
-        by_row: bool = False,
-    ) -> None:
-        super().__init__(variables, recipe, replicas, decayed)
-        self.by_row = by_row
-        self.matrices = [i for i, variable in enumerate(self.variables) if variable.ndim in axes]
-        self.others = [i for i, variable in enumerate(self.variables) if variable.ndim not in axes]
-        for i in self.matrices if by_row else ():
-            self.slots["square"][i] = row_state(self.variables[i])
-        self.adam = Adam([self.variables[i] for i in self.others], recipe)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.by_row:
+            self.use_row_squares()
+        self.adam = Adam([self.variables[i] for i in self.others], self.recipe)
         # One set of slots: Adam works on its share, a checkpoint sees all of them.
         self.adam.slots = {name: [slot[i] for i in self.others] for name, slot in self.slots.items()}
 
@@ -249,11 +254,6 @@ class Muon(Rule):
                 update = normalize_rows(update, self.slots["square"][i], self.recipe.beta2)
                 update *= before / (torch.linalg.matrix_norm(update, keepdim=True) + ROW_EPSILON)
             self.variables[i].add_(update.reshape(gradient.shape), alpha=-rate * size)
-
-
-def row_state(variable: Tensor) -> Tensor:
-    """The state of `normalize_rows` for a variable: a number per row, shape (replica * row,)."""
-    return variable.new_zeros(len(variable))
 
 
 def normalize_rows(update: Tensor, square: Tensor, beta2: float) -> Tensor:
@@ -291,10 +291,8 @@ class ScheduleFree(Rule):
     decay_fast: ClassVar[bool] = False
     largest: ClassVar[bool] = True
 
-    def __init__(
-        self, variables: Sequence[Tensor], recipe: Recipe, replicas: int = 1, decayed: Sequence[int] = ()
-    ) -> None:
-        super().__init__(variables, recipe, replicas, decayed)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.fast, self.average = self.slots["fast"], self.slots["average"]
         for copies in (self.fast, self.average):
             torch._foreach_copy_(copies, self.variables)
@@ -354,20 +352,9 @@ class ScheduleFreeNorMuon(ScheduleFree):
     decay_fast = True
     largest = False
 
-    def __init__(
-        self,
-        variables: Sequence[Tensor],
-        recipe: Recipe,
-        replicas: int = 1,
-        decayed: Sequence[int] = (),
-        *,
-        axes: Sequence[int],
-    ) -> None:
-        super().__init__(variables, recipe, replicas, decayed)
-        self.matrices = [i for i, variable in enumerate(self.variables) if variable.ndim in axes]
-        self.others = [i for i, variable in enumerate(self.variables) if variable.ndim not in axes]
-        for i in self.matrices:
-            self.slots["square"][i] = row_state(self.variables[i])
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.use_row_squares()
 
     def directions(self, gradients: list[Tensor], k: int) -> list[Tensor]:
         """Orthogonalized for matrices, scaled by the mean square for all others."""
@@ -396,3 +383,127 @@ def _scaled(gradients: list[Tensor], square: list[Tensor], k: int, recipe: Recip
     torch._foreach_sqrt_(root)
     torch._foreach_add_(root, recipe.epsilon)
     return list(torch._foreach_div(gradients, root))
+
+
+RULES: dict[str, type[Rule]] = {
+    rule.__name__: rule
+    for rule in (SGD, Momentum, Adam, Lion, Muon, ScheduleFreeSGD, ScheduleFreeAdamW, ScheduleFreeNorMuon)
+}
+
+
+def optimizer_for(
+    recipe: Recipe, variables: Sequence[Tensor], replicas: int = 1, decayed: Sequence[int] | None = None
+) -> Optimizer:
+    """The optimizer of a recipe; `decayed` holds the indices of the variables that decay, by default all."""
+    row = OPTIMIZERS.get(recipe.optimizer)
+    if replicas > 1 and row is not None and not row.packed:
+        raise ValueError(f"optimizer = {recipe.optimizer!r} trains one replica at a time")
+    chosen = list(range(len(variables))) if decayed is None else list(decayed)
+    if row is None or row.rule == "torch":
+        return from_torch(recipe, variables, chosen)
+    rule = RULES[row.rule](list(variables), recipe, replicas, chosen, **row.arguments)
+    if rule.decays or not recipe.weight_decay or not chosen:
+        return rule
+    return Decoupled(rule, [variables[i] for i in chosen], recipe.weight_decay)
+
+
+class FromTorch(Optimizer):
+    """A `torch.optim.Optimizer`. The learning rate of every update comes from the schedule.
+
+    Variables without an index in `decayed` get no weight decay. The optimizer must work elementwise, or the
+    pack have one replica: a variable holds those of all replicas. With `numbers`, plain numbers that it keeps
+    are part of its state; those of torch.optim are constants.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        variables: Sequence[Tensor],
+        decayed: Sequence[int],
+        *,
+        numbers: bool,
+    ) -> None:
+        self.variables, chosen = list(variables), set(decayed)
+        groups: list[dict[str, Any]] = [{"params": [self.variables[i] for i in sorted(chosen)]}]
+        spared = [v for i, v in enumerate(self.variables) if i not in chosen]
+        if spared:
+            groups.append({"params": spared, "weight_decay": 0.0})
+        self.optimizer = build([group for group in groups if group["params"]])
+        self.has_numbers = numbers
+        self.numbers: dict[str, Tensor] = {}  # copies of them: a checkpoint holds tensors only
+
+    def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        """Apply one update."""
+        for holder, key, name in self._numbers():
+            if name in self.numbers:
+                holder[key] = type(holder[key])(self.numbers[name].item())
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        for variable, gradient in zip(self.variables, gradients, strict=True):
+            variable.grad = gradient
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for holder, key, name in self._numbers():
+            self.numbers.setdefault(name, torch.zeros((), dtype=torch.float64)).fill_(holder[key])
+
+    def _numbers(self) -> list[tuple[dict[str, Any], str, str]]:
+        """Plain numbers that updates may change: where each is, its key there, and a name of its own."""
+        if not self.has_numbers:
+            return []
+        holders = {f"group{i}": group for i, group in enumerate(self.optimizer.param_groups)}
+        holders |= {f"variable{i}": self.optimizer.state[v] for i, v in enumerate(self.variables)}
+        return [
+            (holder, key, f"{key}/{where}")
+            for where, holder in holders.items()
+            for key, value in holder.items()
+            if type(value) in (int, float) and key != "lr"
+        ]
+
+    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """What the optimizer has allocated so far: most of them allocate in their first step."""
+        return self.numbers | {
+            f"{key}/{name}": value
+            for name, variable in zip(names, self.variables, strict=True)
+            for key, value in self.optimizer.state[variable].items()
+            if isinstance(value, Tensor)
+        }
+
+
+def from_torch(recipe: Recipe, variables: Sequence[Tensor], decayed: Sequence[int]) -> FromTorch:
+    """The optimizer that a recipe names as torch:NAME, or by the name under which it was registered."""
+    kind: Callable[..., Any]
+    fields: Mapping[str, Any]
+    if not recipe.has_own_optimizer:
+        kind = getattr(torch.optim, recipe.optimizer.removeprefix("torch:"))
+        fields = OPTIMIZERS[recipe.optimizer].fields
+    elif (registered := find_optimizer(recipe.optimizer)) is not None:
+        kind, fields = registered.build, registered.fields
+    else:
+        raise ModelError(
+            f"optimizer = {recipe.optimizer!r}: no plugin that registers it is loaded (--plugin MODULE)"
+        )
+    options: dict[str, Any] = {"lr": recipe.learning_rate}
+    options |= {name: getattr(recipe, name) for name in ("momentum", "weight_decay") if name in fields}
+    if "beta1" in fields:
+        options["betas"] = (recipe.beta1, recipe.beta2)
+    if "epsilon" in fields:
+        options["eps"] = recipe.epsilon
+
+    def build(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        try:
+            made = kind(groups, **options)
+        except InitmemError:
+            raise
+        except Exception as error:  # a plugin may raise anything
+            raise ModelError(f"optimizer = {recipe.optimizer!r}: it raised {in_a_line(error)}") from None
+        if not isinstance(made, torch.optim.Optimizer):
+            returned = type(made).__name__
+            raise ModelError(
+                f"optimizer = {recipe.optimizer!r}: its builder returned an object of type {returned} "
+                "(needed: a torch.optim.Optimizer)"
+            )
+        if not all("lr" in group for group in made.param_groups):
+            raise ModelError(f"optimizer = {recipe.optimizer!r}: a parameter group of it has no lr")
+        return made
+
+    return FromTorch(build, variables, decayed, numbers=recipe.has_own_optimizer)
