@@ -14,10 +14,10 @@ import initmem
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
     {"errors", "seeds"},
-    {"files", "catalog", "labels", "bad_fields"},
+    {"files", "catalog"},
     {"register"},
     {"recipe"},
-    {"clocks", "shapes", "table"},
+    {"clocks", "labels", "shapes", "table"},
     {"metric"},
     {"study"},
     {"study_file", "record"},

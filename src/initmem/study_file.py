@@ -15,8 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from initmem import register
-from initmem.bad_fields import problems
-from initmem.errors import ConfigError, allowed
+from initmem.errors import ConfigError, allowed, problems
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
 from initmem.study import PERTURBATION, Scales, Seeds, Study
@@ -146,7 +145,7 @@ def _read(name: str) -> _File:
     text = _text(name)
     try:
         raw = tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"study {name}: not valid TOML: {error}") from None
     found: list[str] = []
     try:
@@ -201,7 +200,7 @@ def override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r} (allowed: key=value)")
     try:
         return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except ValueError:
+    except (ValueError, RecursionError):
         return key.strip(), value.strip()  # a bare word: optimizer=adam
 
 
