@@ -64,7 +64,7 @@ def test_the_probes_do_what_their_page_says(tmp_path: Path, capsys) -> None:
     (code, advised), (text,) = blocks(page, "python"), blocks(page, "toml")
     exec(compile(code, page.name, "exec"), {})
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    sizes = [float(row[-3]) for row in rows if row[0].endswith(("weight", "bias"))]
+    sizes = [float(row[-3]) for row in rows if row and row[0].endswith(("weight", "bias"))]
     body, output, bias = 64**-0.5, 32**-0.5, 0.2
     of_output = [body, bias, 2 * output, bias]
     of_biases = [body, 2 * bias, output, 2 * bias]
@@ -118,7 +118,7 @@ def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys
         else:
             said += [_typed(shlex.split(line), capsys) for line in text.splitlines()]
     first, compared, measured, fit, grid, scales, program, sklearn = said[0], *said[-7:]
-    assert re.search(r"^0\.weight +\(64, 64\) +kernel +64 ", first, flags=re.M)
+    assert re.search(r"^0\.weight +64 x 64 +kernel +64 ", first, flags=re.M)
     assert re.search(r"^mine lr=0\.01: test_accuracy .* \(5 scales x 2 seeds\)$", first, flags=re.M)
     assert compared.count("(5 scales x 2 seeds)") == 2
     of_mine = [record for record in Store("runs").records() if record.run.recipe.get("pipeline") == "mine"]

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from initmem import study_file as study_module
 from initmem.data.sources import load
 from initmem.errors import ConfigError, DataError, StoreError
 from initmem.files import read_bounded
@@ -56,12 +55,9 @@ def test_a_study_without_end_is_refused_at_once(tmp_path: Path) -> None:
         load_study(str(path))
 
 
-def test_files_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "study.toml"
-    path.write_text("[recipe]\ndataset = 'digits'\n")
-    monkeypatch.setattr(study_module, "LARGEST_FILE", 10)
-    with pytest.raises(ConfigError, match=r"28 bytes \(allowed: up to 10\)"):
-        load_study(str(path))
+def test_files_have_a_largest_size(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(28))
     assert read_bounded(path, 28) == path.read_bytes()
     with pytest.raises(StoreError, match=r"28 bytes \(allowed: up to 27\)"):
         read_bounded(path, 27)

@@ -145,7 +145,7 @@ def _read(name: str) -> _File:
     text = _text(name)
     try:
         raw = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # lists in lists in lists
         raise ConfigError(f"study {name}: not valid TOML: {error}") from None
     found: list[str] = []
     try:
