@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from initmem.data.sources import load
+from initmem.labels import informative, label
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.train import loop
@@ -80,7 +81,7 @@ def main() -> None:
         for name in ("moving", "without start", "re-estimated"):
             squares = (np.array([row[name] for row in rows]) - whole) ** 2
             early, late = (np.sqrt(part.mean()) for part in (squares[:10], squares[10:]))
-            print(f"{recipe.label(recipe.informative(fields)):22} {name:14} {early:5.1f} {late:5.1f}")
+            print(f"{label(recipe, informative(recipe, fields)):22} {name:14} {early:5.1f} {late:5.1f}")
         print(f"{'':22} re-estimation: {estimating / pack.spent:.2f} of the training time")
 
 

@@ -426,7 +426,7 @@ def test_hints_say_what_was_meant_and_where_it_belongs(tmp_path: Path) -> None:
 
 
 def test_the_fields_of_a_study_are_those_of_its_file() -> None:
-    from initmem.bad_fields import STUDY_FIELDS, SYNONYMS
+    from initmem.errors import STUDY_FIELDS, SYNONYMS
     from initmem.recipe import Recipe
     from initmem.study_file import _File
 

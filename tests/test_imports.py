@@ -14,10 +14,10 @@ import initmem
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
     {"errors", "seeds"},
-    {"files", "catalog", "labels", "bad_fields"},
+    {"files", "catalog"},
     {"register"},
     {"recipe"},
-    {"clocks", "table"},
+    {"clocks", "labels", "table"},
     {"metric"},
     {"study"},
     {"study_file", "record"},

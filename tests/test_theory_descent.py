@@ -18,7 +18,7 @@ from initmem.theory import (
     square,
 )
 from initmem.theory.propositions import first_order_bracket
-from initmem.train.optimizers.rules import orthogonalize
+from initmem.train.optimizers import orthogonalize
 
 STILL = Loss(lambda w: np.zeros(w.shape[:-2]), np.zeros_like)
 

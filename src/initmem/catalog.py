@@ -7,7 +7,8 @@ a row without one is accepted as official files only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -225,3 +226,28 @@ def defaults_of(model: object, optimizer: object) -> dict[str, Any]:
     """The defaults of a recipe that depend on its network and its optimizer."""
     network, rule = NETWORKS.get(str(model), NetworkRow()), OPTIMIZERS.get(str(optimizer))
     return {"width": network.width, "weight_decay": 0.0, "momentum": 0.9} | dict(rule.fields if rule else {})
+
+
+def checked_options(
+    model: str, options: Sequence[Option], given: Mapping[str, Any], fields: Collection[str]
+) -> tuple[tuple[str, Any], ...]:
+    """The options of a network that differ from their defaults, in order of names; all mistakes at once.
+
+    `fields` are the names of a recipe's own fields.
+    """
+    by_name = {option.name: option for option in options}
+    wrong = [f"{name}: a field of every recipe (allowed: another name)" for name in by_name if name in fields]
+    values = {}
+    for name, value in given.items():
+        if name not in by_name:
+            near = difflib.get_close_matches(name, [*by_name, *fields], n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            wrong.append(f"unknown field {name} = {value!r} ({hint}options of {model}: {', '.join(by_name)})")
+            continue
+        try:
+            values[name] = by_name[name].read(value)
+        except ValueError as error:
+            wrong.append(f"{name} = {value!r} ({error})")
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return tuple((name, values[name]) for name in sorted(values) if values[name] != by_name[name].default)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
+
+from initmem import catalog
+from initmem.recipe import DEFAULTS, AnyRecipe, PipelineRecipe
 
 # How a field reads in a label: these with a short name, the bare ones as their value, others as "name=value".
 SHORT = {
@@ -22,26 +25,37 @@ PROCEDURE = (
 )  # fmt: skip
 
 
-class Labelled(Protocol):
-    """What a recipe of either kind offers to be named by."""
-
-    @property
-    def id(self) -> str:
-        """A content hash."""
-
-    def settings(self) -> dict[str, Any]:
-        """Everything set, by name."""
-
-    def informative(self, fields: Sequence[str]) -> list[str]:
-        """Of some fields those worth showing."""
+# What goes without saying in a label.
+SILENT = {
+    "l2": 0.0, "patience": None, "sharpness_every": 0, "train_size": None, "val_size": None,
+    "test_size": None, "warmup": 0, "augment": "none", "decay_on": "all", "test_unused": False,
+}  # fmt: skip
 
 
-def label(settings: Mapping[str, Any], fields: Iterable[str]) -> str:
+def label(recipe: AnyRecipe, fields: Iterable[str]) -> str:
     """A short name made of the given fields, as far as they are set."""
+    settings = recipe.settings()
     return " ".join(_short(name, settings[name]) for name in fields if name in settings)
 
 
-def labels(recipes: Sequence[Labelled]) -> list[str]:
+def informative(recipe: AnyRecipe, fields: Sequence[str]) -> list[str]:
+    """Of some fields those worth a place in a label: no zero penalty, no default that follows from others.
+
+    Of user code all that was declared, after its name: its label does not change when other recipes join.
+    """
+    if isinstance(recipe, PipelineRecipe):
+        declared = [name for name, _ in recipe.declared]
+        return ["pipeline", *sorted(declared, key=lambda name: name not in BARE)]
+    usual = {name: DEFAULTS[name] for name in ("beta1", "beta2", "epsilon")} | SILENT
+    usual |= catalog.defaults_of(recipe.model, recipe.optimizer)
+    del usual["width"]
+    settings = recipe.settings()
+    return [
+        name for name in fields if name in settings and (name not in usual or settings[name] != usual[name])
+    ]
+
+
+def labels(recipes: Sequence[AnyRecipe]) -> list[str]:
     """Name recipes by the optimizer and whatever else tells them apart."""
     settings = [recipe.settings() for recipe in recipes]
     fields = dict.fromkeys(name for each in settings for name in each if name != "data_sha256")
@@ -49,7 +63,7 @@ def labels(recipes: Sequence[Labelled]) -> list[str]:
     ordered = sorted(varying, key=lambda name: name != "optimizer")  # stable: optimizer first
     short = [name for name in ordered if name in PROCEDURE or not _follows(name, settings)]
     for shown in (short, ordered):
-        names = [label(recipe.settings(), recipe.informative(shown)) for recipe in recipes]
+        names = [label(recipe, informative(recipe, shown)) for recipe in recipes]
         if len(set(names)) == len(names):
             return names
     return [f"{name} {recipe.id[:6]}" for name, recipe in zip(names, recipes, strict=True)]

@@ -6,12 +6,11 @@ user code and holds what was declared about it, and nothing else: what was not d
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -25,9 +24,8 @@ from pydantic import (
     model_validator,
 )
 
-from initmem import catalog, labels, register
-from initmem.bad_fields import problems
-from initmem.errors import ConfigError, allowed
+from initmem import catalog, register
+from initmem.errors import ConfigError, allowed, problems
 
 Norm = Literal["batch", "layer"]
 Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
@@ -51,75 +49,44 @@ class Recipe(BaseModel):
 
     is_pipeline: ClassVar[bool] = False
 
-    dataset: str = Field("cifar10", description="a dataset of `initmem data list`, or a .npz file")
-    data_sha256: str | None = Field(
-        None, description="digest of the user's file, filled in when a study is read"
-    )
-    train_size: int | None = Field(None, ge=1, description="use only the first n training examples")
-    val_size: int | None = Field(None, ge=1, description="validate on the first n of the split only")
-    test_size: int | None = Field(None, ge=1, description="test on the first n of the split only")
-    test_unused: bool = Field(
-        False, description="test also on the training examples that train_size leaves unused"
-    )
-    model: str = Field("resnet9", description="a network of `initmem models`")
-    options: tuple[tuple[str, Scalar], ...] = Field(
-        (), description="options of the network that differ from their defaults, set as fields of their own"
-    )
-    width: int = Field(64, ge=1, description="channels of the first layer, or hidden units; default by model")
-    norm: Norm = Field("batch", description="normalization layer")
-    batch_statistics: Literal["moving", "re-estimated"] = Field(
-        "moving",
-        description="batch norm is evaluated with moving averages (as Keras does), or with statistics "
-        "re-estimated from training batches after every epoch",
-    )
-    optimizer: str = Field(
-        "sgd", description="update rule; torch:NAME for those of torch.optim, or a registered one"
-    )
-    learning_rate: float = Field(1e-3, gt=0, description="initial learning rate")
-    schedule: Literal["cosine", "constant"] = Field("cosine", description="learning-rate schedule")
-    lr_floor: float = Field(0.01, ge=0, le=1, description="final fraction of the cosine schedule")
-    warmup: int = Field(0, ge=0, description="updates of linear warmup, whatever the schedule")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum; default 0.95 for muon")
-    beta1: float = Field(
-        0.9,
-        ge=0,
-        lt=1,
-        description="first-moment decay of the Adam family; share of the average in Schedule-Free",
-    )
-    beta2: float = Field(0.999, ge=0, lt=1, description="second-moment decay of the Adam family")
-    epsilon: float = Field(1e-7, gt=0, description="Adam's epsilon, beside the uncorrected sqrt(v)")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled decay; 1e-4 for adamw and muon")
-    decay_on: Literal["all", "kernels", "no-norm"] = Field(
-        "all", description="what weight_decay acts on; no-norm: all but normalization layers"
-    )
-    l2: float = Field(0.0, ge=0, description="kernel penalty l2 * sum(W^2)")
-    batch_size: int = Field(128, ge=1, description="examples per update")
-    epochs: int = Field(300, ge=1, description="passes over the training split")
-    augment: Literal["none", "flip-crop"] = Field("none", description="training-time augmentation")
-    patience: int | None = Field(None, ge=1, description="early stop on validation loss after n epochs")
-    select_by: Literal["objective", "cross-entropy"] = Field(
-        "objective", description="the validation loss that selects the predictor and stops early"
-    )
-    train_eval: bool = Field(
-        False, description="measure the train split after each epoch, as validation is, not while training"
-    )
-    bias_std: float = Field(0.2, ge=0, description="standard deviation of the initial biases")
-    distribution: Distribution = Field("normal", description="of the initial kernels")
-    scaled: str = Field(
-        "kernels", description="what the scale multiplies: kernels, biases, output, patterns of layer names"
-    )
-    layer_scales: str = Field(
-        "", description="fixed factors of the initialization, as in 'output=0.5, residual*=2'"
-    )
-    width_scaling: Literal["fan-in", "mup"] = Field(
-        "fan-in", description="mup: the kernel of the last layer is drawn smaller by the root of its fan-in"
-    )
-    sharpness_every: int = Field(
-        0, ge=0, description="measure sharpness after the first and every n-th epoch; 0: never"
-    )
-    init_mode: Literal["redraw", "rescale"] = Field(
-        "redraw", description="rescale: the scale multiplies the initialization that the network has itself"
-    )
+    dataset: str = "cifar10"  # of `initmem data list`, or a .npz file
+    data_sha256: str | None = None  # digest of the user's file, filled in when a study is read
+    train_size: int | None = Field(None, ge=1)  # use only the first n training examples
+    val_size: int | None = Field(None, ge=1)  # validate on the first n of the split only
+    test_size: int | None = Field(None, ge=1)  # test on the first n of the split only
+    test_unused: bool = False  # test also on the training examples that train_size leaves unused
+    model: str = "resnet9"  # a network of `initmem models`
+    options: tuple[tuple[str, Scalar], ...] = ()  # of the network, unlike their defaults; given like fields
+    width: int = Field(64, ge=1)  # channels of the first layer, or hidden units; default by model
+    norm: Norm = "batch"
+    # Batch norm is evaluated with moving averages, as in Keras, or with statistics that are re-estimated from
+    # training batches after every epoch.
+    batch_statistics: Literal["moving", "re-estimated"] = "moving"
+    optimizer: str = "sgd"  # torch:NAME for those of torch.optim, or a registered one
+    learning_rate: float = Field(1e-3, gt=0)  # initial
+    schedule: Literal["cosine", "constant"] = "cosine"
+    lr_floor: float = Field(0.01, ge=0, le=1)  # final fraction of the cosine schedule
+    warmup: int = Field(0, ge=0)  # updates of linear warmup, whatever the schedule
+    momentum: float = Field(0.9, ge=0, lt=1)  # default 0.95 for muon
+    beta1: float = Field(0.9, ge=0, lt=1)  # first-moment decay; in Schedule-Free the share of the average
+    beta2: float = Field(0.999, ge=0, lt=1)  # second-moment decay
+    epsilon: float = Field(1e-7, gt=0)  # Adam's, added to the uncorrected sqrt(v)
+    weight_decay: float = Field(0.0, ge=0)  # decoupled; 1e-4 for adamw and muon
+    decay_on: Literal["all", "kernels", "no-norm"] = "all"  # no-norm: all but normalization layers
+    l2: float = Field(0.0, ge=0)  # kernel penalty l2 * sum(W^2)
+    batch_size: int = Field(128, ge=1)
+    epochs: int = Field(300, ge=1)
+    augment: Literal["none", "flip-crop"] = "none"
+    patience: int | None = Field(None, ge=1)  # stop early after n epochs without a smaller validation loss
+    select_by: Literal["objective", "cross-entropy"] = "objective"  # the validation loss that selects
+    train_eval: bool = False  # measure the train split after each epoch, as validation is, not while training
+    bias_std: float = Field(0.2, ge=0)  # standard deviation of the initial biases
+    distribution: Distribution = "normal"  # of the initial kernels
+    scaled: str = "kernels"  # what the scale multiplies: kernels, biases, output, patterns of layer names
+    layer_scales: str = ""  # fixed factors of the initialization, as in 'output=0.5, residual*=2'
+    width_scaling: Literal["fan-in", "mup"] = "fan-in"  # mup: last kernel smaller by the root of its fan-in
+    sharpness_every: int = Field(0, ge=0)  # measure it after the first and every n-th epoch; 0: never
+    init_mode: Literal["redraw", "rescale"] = "redraw"  # rescale: multiply the network's own initialization
 
     @property
     def network(self) -> Recipe:
@@ -173,7 +140,7 @@ class Recipe(BaseModel):
         options = register.options_of(str(info.data.get("model")))
         if options is None or info.context == STORED:
             return given
-        return _checked_options(info.data["model"], options, dict(given), cls.model_fields)
+        return catalog.checked_options(info.data["model"], options, dict(given), cls.model_fields)
 
     @model_validator(mode="after")
     def _fields_that_apply(self) -> Recipe:
@@ -185,9 +152,8 @@ class Recipe(BaseModel):
         if self.init_mode == "rescale":
             if not module:
                 raise ValueError(f"init_mode = 'rescale' with model = {self.model!r} (allowed: redraw)")
-            defaults = {name: field.default for name, field in type(self).model_fields.items()}
             for name in ("bias_std", "distribution", "width_scaling"):
-                if (value := getattr(self, name)) != defaults[name]:
+                if (value := getattr(self, name)) != DEFAULTS[name]:
                     raise ValueError(f"{name} = {value!r} with init_mode = 'rescale' (nothing is drawn anew)")
         return self
 
@@ -239,8 +205,7 @@ class Recipe(BaseModel):
 
     def changes(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults: the identity of the recipe."""
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        defaults |= catalog.defaults_of(self.model, self.optimizer)
+        defaults = DEFAULTS | catalog.defaults_of(self.model, self.optimizer)
         changed = {name: value for name, value in self.model_dump().items() if value != defaults[name]}
         changed |= dict(changed.pop("options", ()))
         if self.data_sha256 is not None:  # the content counts, not where the file lies
@@ -269,7 +234,7 @@ class Recipe(BaseModel):
 
     def get(self, name: str) -> Any:
         """One setting; None where there is no such field."""
-        if name in type(self).model_fields:
+        if name in DEFAULTS:
             return getattr(self, name)
         return self.network_options().get(name)
 
@@ -283,27 +248,10 @@ class Recipe(BaseModel):
         rule = catalog.OPTIMIZERS.get(self.optimizer)
         if rule is None or not rule.own_rates or self.sharpness_every:
             return self
-        defaults = {name: type(self).model_fields[name].default for name in PER_REPLICA}
-        return self.replace(**defaults)
+        return self.replace(**{name: DEFAULTS[name] for name in PER_REPLICA})
 
-    def label(self, fields: Iterable[str]) -> str:
-        """A short name made of the given fields."""
-        return labels.label(self.settings(), fields)
 
-    def informative(self, fields: Sequence[str]) -> list[str]:
-        """Of some fields those worth a place in a label: no zero penalty, no default that follows."""
-        usual = {name: type(self).model_fields[name].default for name in ("beta1", "beta2", "epsilon")}
-        derived = usual | catalog.defaults_of(self.model, self.optimizer)
-        silent = {name for name, value in derived.items() if getattr(self, name) == value} - {"width"}
-        silent |= {
-            name
-            for name in ("l2", "patience", "sharpness_every", *SPLIT_SIZES, "warmup")
-            if not getattr(self, name)
-        }
-        plain = {"augment": "none", "decay_on": "all", "test_unused": False}
-        silent |= {name for name, value in plain.items() if getattr(self, name) == value}
-        return [name for name in fields if name not in silent and name in self.settings()]
-
+DEFAULTS = {name: field.default for name, field in Recipe.model_fields.items()}
 
 # Settings that mean for user code what they mean for bundled networks: clocks read them.
 POSITIVE = ("learning_rate",)
@@ -367,15 +315,6 @@ class PipelineRecipe:
         """How weights are drawn, in the fields of a bundled network's recipe."""
         return Recipe.parse({name: value for name, value in self.changes().items() if name in INITIALIZATION})
 
-    def label(self, fields: Iterable[str]) -> str:
-        """A short name made of the given settings."""
-        return labels.label(self.changes(), fields)
-
-    def informative(self, fields: Sequence[str]) -> list[str]:
-        """All that was declared, after the name: a label does not change when other recipes join a store."""
-        declared = [name for name, _ in self.declared]
-        return ["pipeline", *sorted(declared, key=lambda name: name not in labels.BARE)]
-
 
 AnyRecipe: TypeAlias = Recipe | PipelineRecipe
 
@@ -392,38 +331,16 @@ def _with_options(given: dict[str, Any], fields: Mapping[str, Any]) -> dict[str,
     return rest | {"options": tuple(sorted([*dict(rest.get("options", ())).items(), *own.items()]))}
 
 
-def _checked_options(
-    model: str, options: Sequence[catalog.Option], given: Mapping[str, Any], fields: Mapping[str, Any]
-) -> tuple[tuple[str, Scalar], ...]:
-    """The options that differ from their defaults, in order of names; all mistakes at once."""
-    by_name = {option.name: option for option in options}
-    wrong = [f"{name}: a field of every recipe (allowed: another name)" for name in by_name if name in fields]
-    kept = {}
-    for name, value in given.items():
-        if name not in by_name:
-            near = difflib.get_close_matches(name, [*by_name, *fields], n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            wrong.append(f"unknown field {name} = {value!r} ({hint}options of {model}: {', '.join(by_name)})")
-            continue
-        try:
-            kept[name] = by_name[name].read(value)
-        except ValueError as error:
-            wrong.append(f"{name} = {value!r} ({error})")
-    if wrong:
-        raise ValueError("; ".join(wrong))
-    return tuple((name, kept[name]) for name in sorted(kept) if kept[name] != by_name[name].default)
-
-
-def parse_recipe(values: Mapping[str, Any]) -> AnyRecipe:
+def parse_recipe(values: Mapping[str, Any], context: Mapping[str, bool] | None = None) -> AnyRecipe:
     """A recipe of either kind: one that names a pipeline is user code's."""
-    return PipelineRecipe.parse(values) if values.get("pipeline") is not None else Recipe.parse(values)
+    if values.get("pipeline") is not None:
+        return PipelineRecipe.parse(values)
+    return Recipe.parse(values, context)
 
 
 def stored_recipe(values: Mapping[str, Any]) -> AnyRecipe:
     """A recipe from a file of a store."""
-    if values.get("pipeline") is not None:
-        return PipelineRecipe.parse(values)
-    return Recipe.parse(values, context=STORED)
+    return parse_recipe(values, STORED)
 
 
 def _bad_setting(name: str, value: object) -> str:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
 
 from initmem.clocks import CLOCKS
@@ -47,25 +48,21 @@ LONGEST_CAUSE = 300  # characters of a cause
 class StoredHistory(Mapping[str, "NDArray[np.float64]"]):
     """A history that is loaded when it is first used."""
 
-    __slots__ = ("_columns", "_load")
-
     def __init__(self, load: Callable[[], History]) -> None:
         self._load = load
-        self._columns: History | None = None
 
-    def _loaded(self) -> History:
-        if self._columns is None:
-            self._columns = _read_only(self._load())
-        return self._columns
+    @cached_property
+    def _columns(self) -> History:
+        return _read_only(self._load())
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
-        return self._loaded()[name]
+        return self._columns[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._loaded())
+        return iter(self._columns)
 
     def __len__(self) -> int:
-        return len(self._loaded())
+        return len(self._columns)
 
 
 def _read_only(history: History) -> History:
@@ -152,7 +149,6 @@ class Tested(TypedDict, total=False):
 
 
 TESTED = tuple(Tested.__annotations__)
-UNTESTED = Tested(test_accuracy=None, test_loss=None, test_cross_entropy=None, test_objective=None)
 
 
 def summarize(
@@ -166,7 +162,11 @@ def summarize(
     epochs = max((len(column) for column in history.values()), default=0)
     if epochs == 0:
         return Summary(0, 0, norm_init=norm_init, norm_best=norm_init, norm_last=norm_init, **tested)
-    best, interp = _selected(history, epochs, selects), None
+    if loss := next((name for name in ("val_loss", selects) if name in history), None):
+        best = int(history[loss].argmin())
+    else:  # without a validation loss by accuracy, or else the last epoch
+        best = int(history["val_accuracy"].argmax()) if "val_accuracy" in history else epochs - 1
+    interp = None
     if "train_accuracy" in history:
         (reached,) = (history["train_accuracy"] >= INTERPOLATION).nonzero()
         interp = int(reached[0]) if len(reached) else None
@@ -191,14 +191,6 @@ def summarize(
     )
 
 
-def _selected(history: History, epochs: int, selects: str) -> int:
-    """The epoch of the returned predictor, counted from 0: by validation, or else the last one."""
-    for name in ("val_loss", selects):
-        if name in history:
-            return int(history[name].argmin())
-    return int(history["val_accuracy"].argmax()) if "val_accuracy" in history else epochs - 1
-
-
 def finite(record: RunRecord) -> RunRecord:
     """The record with finite values only; a run with others is recorded as diverged.
 
@@ -214,16 +206,11 @@ def finite(record: RunRecord) -> RunRecord:
             good &= np.isfinite(column)
     if not good.all():
         history = {name: column[: int(good.argmin())].copy() for name, column in history.items()}
-        tested = Tested(
-            test_accuracy=summary.test_accuracy,
-            test_loss=summary.test_loss,
-            test_cross_entropy=summary.test_cross_entropy,
-            test_objective=summary.test_objective,
-        )
         selects = record.run.recipe.selecting_loss
-        ended = summarize(history, norm_init=summary.norm_init, selects=selects, **tested)
-        same = ended.tau_best == summary.tau_best  # else the test result is not that of the predictor
-        summary = ended if same else replace(ended, **UNTESTED)
+        ended = summarize(history, norm_init=summary.norm_init, selects=selects)
+        if ended.tau_best == summary.tau_best:  # else the test results are not those of the predictor
+            ended = replace(ended, **{name: getattr(summary, name) for name in TESTED})
+        summary = ended
     values = {name: getattr(summary, name) for name in SUMMARY_FIELDS}
     wrong = {name for name, value in values.items() if value is not None and not math.isfinite(value)}
     finals = {name: value for name, value in finals.items() if math.isfinite(value)}

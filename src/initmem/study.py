@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from initmem.bad_fields import problems
-from initmem.errors import ConfigError
+from initmem.errors import ConfigError, problems
 from initmem.labels import labels
 from initmem.recipe import AnyRecipe, Recipe, content_id, stored_recipe
 from initmem.seeds import ROLES, Role

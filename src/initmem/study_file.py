@@ -15,8 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from initmem import register
-from initmem.bad_fields import problems
-from initmem.errors import ConfigError, allowed
+from initmem.errors import ConfigError, allowed, problems
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
 from initmem.study import PERTURBATION, Scales, Seeds, Study

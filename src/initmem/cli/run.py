@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -29,9 +28,7 @@ from initmem.errors import ConfigError, count, duration
 from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
-    from initmem.engines.engine import Listener, Settings, Trainer
-    from initmem.engines.progress import Workload
-    from initmem.recipe import Recipe
+    from initmem.engines.engine import Settings, Trainer
     from initmem.session import Outcome
     from initmem.study import Study
 
@@ -146,11 +143,15 @@ def run(
     Ctrl-C stops; the same command resumes.
     """
     from initmem.engines.engine import Settings, engine_named
+    from initmem.engines.progress import watching
     from initmem.session import run_study
     from initmem.store.paths import default_store
 
     if command is not None:
-        work = of_program(command, name, study, preset, overrides or (), watch_files or ())
+        from initmem.pipeline.command import study_of
+
+        asked, program = study_of(command, name, study, preset, overrides or (), watch_files or ())
+        work = Work(asked, program.fingerprints, program)
     elif study is not None:
         work = of_study(study, preset, overrides or (), plugins or ())
     else:
@@ -170,7 +171,8 @@ def run(
         ),
     )
     folder = store or default_store(f"{work.study.name}-{work.study.preset}")
-    with display() as watch:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends like Ctrl-C
+    with watching(sys.stderr) as watch:
         outcome = run_study(
             work.study,
             folder,
@@ -200,21 +202,6 @@ class Work(NamedTuple):
     pack: int | None = None  # runs that the trainer takes at once
 
 
-def of_program(
-    command: str,
-    name: str | None,
-    study: str | None,
-    preset: str | None,
-    overrides: Sequence[str],
-    watched: Sequence[Path],
-) -> Work:
-    """What --command trains."""
-    from initmem.pipeline.command import study_of
-
-    asked, program = study_of(command, name, study, preset, overrides, watched)
-    return Work(asked, program.fingerprints, program)
-
-
 def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Work:
     """What a bundled study or a study file trains."""
     from initmem import register
@@ -233,7 +220,7 @@ def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: 
     ]
     if not with_plugins:
         return Work(asked, {})
-    from initmem.pipeline.code_version import plugin_fingerprints
+    from initmem.pipeline.code_version import plugin_fingerprints  # it loads torch
 
     return Work(asked, plugin_fingerprints(with_plugins))
 
@@ -260,10 +247,13 @@ def seconds(text: str) -> float:
 
 def introduce(study: Study, store: Path, *, native: bool = False) -> None:
     """Print on stderr what is about to happen."""
+    from initmem.data.sources import sizes
+    from initmem.train.requirements import notes_of
+
     about = f" ({study.about})" if study.about else ""
     say(f"{study.name}, preset {study.preset}{about}", err=True)
     grid = [(study.recipes, "recipe"), (study.scales, "scale"), (study.seeds, "seed")]
-    sizes = " x ".join(count(len(values), noun) for values, noun in grid)
+    product = " x ".join(count(len(values), noun) for values, noun in grid)
     runs = len(study.all_runs())
     if further := runs - math.prod(len(values) for values, _ in grid):
         kinds = {
@@ -272,34 +262,16 @@ def introduce(study: Study, store: Path, *, native: bool = False) -> None:
             "seeds by role": study.split,
         }
         named = ", ".join(kind for kind, used in kinds.items() if used)
-        sizes += f" + {further} further runs ({named})"
-    say(f"{sizes} = {count(runs, 'run')}, store {store}", err=True)
+        product += f" + {further} further runs ({named})"
+    say(f"{product} = {count(runs, 'run')}, store {store}", err=True)
     networks = [recipe.network for recipe in study.recipes if not recipe.is_pipeline]
     if native and networks:
         from initmem.train.compiled import library
 
         say(f"layers: {library()}", err=True)  # compiled here, once, if need be: not by every worker
-    for note in module_notes(networks):
-        say(note, err=True)
-
-
-def module_notes(networks: Sequence[Recipe]) -> list[str]:
-    """What to know of the plain modules of a study, each thing once."""
-    from initmem.data.sources import sizes
-    from initmem.train.requirements import notes_of
-
     notes = (f"{recipe.model}: {note}" for recipe in networks for note in notes_of(recipe, sizes(recipe)))
-    return list(dict.fromkeys(notes))
-
-
-@contextmanager
-def display() -> Iterator[Callable[[Workload], Listener]]:
-    """A live display on stderr. A polite kill ends like Ctrl-C."""
-    from initmem.engines.progress import watching
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with watching(sys.stderr) as watch:
-        yield watch
+    for note in dict.fromkeys(notes):
+        say(note, err=True)
 
 
 def print_outcome(

@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.labels import informative
+from initmem.labels import label as short_name
 from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, profile
 from initmem.measures.fit import Fit, Matched, Mode, fit
 from initmem.measures.memory_columns import NEVER_USED, fit_notes, meaning, notes_of, verdict_table
@@ -222,7 +224,7 @@ def measured(
         verdict = "untrained"
     recipe, with_fit = arranged.recipe, with_fit and shown.held_out
     row = Memory(
-        recipe=label or recipe.label(recipe.informative(["optimizer", "learning_rate"])),
+        recipe=label or short_name(recipe, informative(recipe, ["optimizer", "learning_rate"])),
         metric=arranged.metric,
         n_scales=n_scales,
         n_seeds=n_seeds,

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from initmem.measures.design import by_scale
 from initmem.measures.fit import fit
-from initmem.paper import cells
-from initmem.paper.cells import Field, lines_table
-from initmem.paper.lines import plot_of_lines, published_marks, series, spreads
+from initmem.paper import parts
+from initmem.paper.parts import Field, lines_table, plot_of_lines, published_marks, series, spreads
 from initmem.paper.reference import find
 from initmem.paper.selection import Line, Records, Selection, Studies, numbers, select, wanted_first
 from initmem.plots import styles
@@ -232,8 +231,8 @@ def moments_table(
     scale = min(grid.scales(), key=lambda scale: (abs(scale - target), scale), default=target)
     stands_in = f"σ = {scale:g} stands in for {target:g}, which the store lacks"
     fields = [
-        cells.BATCH,
-        cells.OPTIMIZER,
+        parts.BATCH,
+        parts.OPTIMIZER,
         Field(
             Column("at τ_interp", about="validation accuracy when interpolation is reached", unit="%"),
             _at_interpolation,
@@ -241,15 +240,15 @@ def moments_table(
         _moment("at τ_best", "validation accuracy of the selected predictor", "val_accuracy_best"),
         _moment("last epoch", "validation accuracy at the end", "val_accuracy_last"),
         Field(Column("repair gap", about="at τ_best less at τ_interp", unit="pp"), _repair_gap),
-        Field(cells.TAU_INTERP, cells.tau_interp),
-        Field(cells.TAU_BEST, cells.tau_best),
+        Field(parts.TAU_INTERP, parts.tau_interp),
+        Field(parts.TAU_BEST, parts.tau_best),
         Field(Column("interpolated", about="runs that reached interpolation", unit="runs"), _reached),
         _moment("test", "test accuracy of the selected predictor", "test_accuracy")._replace(
             shown="with published"
         ),
-        cells.published(where, "test, paper", "test", "%", scale=scale),
-        cells.published(where, "τ_interp, paper", "tau_interp", "epochs"),
-        cells.published(where, "τ_best, paper", "tau_best", "epochs"),
+        parts.published(where, "test, paper", "test", "%", scale=scale),
+        parts.published(where, "τ_interp, paper", "tau_interp", "epochs"),
+        parts.published(where, "τ_best, paper", "tau_best", "epochs"),
     ]
     return lines_table(
         where,
@@ -263,7 +262,7 @@ def moments_table(
 
 
 def _moment(title: str, about: str, metric: str) -> Field:
-    return Field(Column(title, about=about, unit="%"), lambda line: cells.mean(line, metric))
+    return Field(Column(title, about=about, unit="%"), lambda line: parts.mean(line, metric))
 
 
 def _never(line: Line) -> bool:
@@ -271,14 +270,14 @@ def _never(line: Line) -> bool:
     return bool(line.records) and all(record.summary.tau_interp is None for record in line.records)
 
 
-def _at_interpolation(line: Line) -> cells.Entry:
-    return "not reached" if _never(line) else cells.mean(line, "val_accuracy_interp")
+def _at_interpolation(line: Line) -> parts.Entry:
+    return "not reached" if _never(line) else parts.mean(line, "val_accuracy_interp")
 
 
-def _repair_gap(line: Line) -> cells.Entry:
-    return "" if _never(line) else cells.mean(line, "repair_gap")
+def _repair_gap(line: Line) -> parts.Entry:
+    return "" if _never(line) else parts.mean(line, "repair_gap")
 
 
-def _reached(line: Line) -> cells.Entry:
+def _reached(line: Line) -> parts.Entry:
     n = sum(record.summary.tau_interp is not None for record in line.records)
     return f"{n} of {len(line.records)}" if line.records else None

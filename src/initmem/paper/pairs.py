@@ -10,9 +10,17 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from initmem.paper import cells
-from initmem.paper.cells import Entry, Field, lines_table
-from initmem.paper.lines import plot_of_lines, published_marks, series, shared_scales, spreads
+from initmem.paper import parts
+from initmem.paper.parts import (
+    Entry,
+    Field,
+    lines_table,
+    plot_of_lines,
+    published_marks,
+    series,
+    shared_scales,
+    spreads,
+)
 from initmem.paper.reference import find
 from initmem.paper.selection import Key, Line, Records, Selection, Studies, name_of, select, wanted_first
 from initmem.plots import styles
@@ -169,10 +177,10 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES = (
-    Quantity("test accuracy, %", cells.mean, "spread"),
-    Quantity("train accuracy, last, %", partial(cells.mean, metric="train_accuracy_last"), "train"),
-    Quantity("τ_interp, epochs", cells.tau_interp, "tau_interp"),
-    Quantity("τ_best, epochs", cells.tau_best, "tau_best"),
+    Quantity("test accuracy, %", parts.mean, "spread"),
+    Quantity("train accuracy, last, %", partial(parts.mean, metric="train_accuracy_last"), "train"),
+    Quantity("τ_interp, epochs", parts.tau_interp, "tau_interp"),
+    Quantity("τ_best, epochs", parts.tau_best, "tau_best"),
 )
 
 
@@ -180,7 +188,7 @@ def depth_table(records: Records, studies: Studies, *, reference: bool = False) 
     """Table 5: accuracies by network, and below them when it fitted and when it was selected."""
     pairs = select_pairs(records, studies, DEPTHS)
     lines = pairs.every_line()
-    grid = shared_scales(lines) or cells.SCALES
+    grid = shared_scales(lines) or parts.SCALES
     return lines_table(
         "table 5",
         "Networks of different depth",
@@ -195,15 +203,15 @@ def depth_table(records: Records, studies: Studies, *, reference: bool = False) 
 
 
 def _depth_fields(quantity: Quantity, grid: Sequence[float]) -> list[Field]:
-    spread = cells.spread(grid)
+    spread = parts.spread(grid)
     return [
         Field(Column("quantity", "text", "what the row shows"), lambda _: quantity.name),
-        cells.BATCH,
-        cells.OPTIMIZER,
-        cells.label("network", "its name"),
-        *cells.at_scales(grid, quantity.entry, about="the quantity at that scale", unit=""),
+        parts.BATCH,
+        parts.OPTIMIZER,
+        parts.label("network", "its name"),
+        *parts.at_scales(grid, quantity.entry, about="the quantity at that scale", unit=""),
         spread if quantity.published == "spread" else spread._replace(entry=lambda _: ""),
-        cells.published(
+        parts.published(
             "table 5",
             "paper",
             quantity.published,
@@ -217,12 +225,12 @@ def norms_table(records: Records, studies: Studies, *, reference: bool = False) 
     """Table 6: normalization and augmentation."""
     pairs = select_pairs(records, studies, NORMS)
     lines = pairs.every_line()
-    grid = shared_scales(lines) or cells.SCALES
+    grid = shared_scales(lines) or parts.SCALES
     fields = [
-        cells.BATCH,
-        cells.OPTIMIZER,
-        cells.label("normalization", "and augmentation"),
-        *cells.spread_fields("table 6", grid),
+        parts.BATCH,
+        parts.OPTIMIZER,
+        parts.label("normalization", "and augmentation"),
+        *parts.spread_fields("table 6", grid),
     ]
     return lines_table(
         "table 6",

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from initmem.labels import label
 from initmem.measures.design import by_recipe, plain
 from initmem.plots.captions import phrase
 from initmem.plots.model import Style
 from initmem.plots.series import usual_grid
-from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe
+from initmem.recipe import DEFAULTS, SIZE_FIELDS, AnyRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.study import Study
 
@@ -197,8 +198,7 @@ def _procedure(setting: Setting) -> Setting:
 def _distance(setting: Setting, prefer: Mapping[str, Any]) -> int:
     """How many fields of the procedure differ from what the figure is about."""
     changes = dict(_procedure(setting))
-    defaults = {name: field.default for name, field in Recipe.model_fields.items()}
-    actual, goal = defaults | changes, defaults | dict(prefer)
+    actual, goal = DEFAULTS | changes, DEFAULTS | dict(prefer)
     return sum(actual.get(name) != goal.get(name) for name in changes.keys() | prefer.keys())
 
 
@@ -279,7 +279,7 @@ def name_of(fields: Sequence[str], key: Key) -> str:
     """A cell in words: sgd b16 lr=0.01; no L2 and no augmentation go without saying."""
     values = dict(zip(fields, key, strict=True))
     shown = [name for name, value in values.items() if (name, value) not in SILENT]
-    return Recipe.model_construct(**values).label(shown)  # a name needs no complete recipe
+    return label(Recipe.model_construct(**values), shown)  # a name needs no complete recipe
 
 
 def numbers(values: Iterable[float]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from initmem.measures.beta import BetaCurve, beta_curve
-from initmem.paper.lines import legend, plot_of_lines
 from initmem.paper.main_grid import ALL_BATCHES, BATCHES, OPTIMIZERS, every_batch, optimizer_line, select_grid
+from initmem.paper.parts import legend, plot_of_lines
 from initmem.paper.reference import find
 from initmem.paper.selection import Key, Line, Records, Selection, Studies, select
 from initmem.plots import captions, styles

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from initmem.paper import cells
-from initmem.paper.cells import Field, lines_table
-from initmem.paper.lines import legend, plot_of_lines, series, shared_scales, spreads
+from initmem.paper import parts
+from initmem.paper.parts import Field, legend, lines_table, plot_of_lines, series, shared_scales, spreads
 from initmem.paper.selection import Line, Records, Selection, Studies, select, wanted_first
 from initmem.plots import captions, styles
 from initmem.plots.model import Entry, Panel, Plot
@@ -148,18 +147,18 @@ def sweep_table(records: Records, studies: Studies, *, reference: bool = False) 
     """Table 4: learning rate x L2, then Adam and long training."""
     sweep = select_sweep(records, studies)
     lines = sweep.lines(*sweep.batches)
-    grid = shared_scales(lines) or cells.SCALES
+    grid = shared_scales(lines) or parts.SCALES
 
     def train_accuracy(line: Line) -> Cell | None:
         here = [record for record in line.records if record.run.scale in grid]
-        train = cells.mean(replace(line, records=here), "train_accuracy")
-        return cells.number(train and train.mean)
+        train = parts.mean(replace(line, records=here), "train_accuracy")
+        return parts.number(train and train.mean)
 
     fields = [
-        cells.BATCH,
+        parts.BATCH,
         Field(Column("recipe", "text", "optimizer, learning rate and kernel penalty"), _recipe),
         Field(Column("schedule", "text", "of the learning rate"), _schedule),
-        *cells.spread_fields("table 4", grid),
+        *parts.spread_fields("table 4", grid),
         Field(Column("train", about="train accuracy of the selected predictors", unit="%"), train_accuracy),
     ]
     return lines_table(

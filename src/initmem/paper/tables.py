@@ -8,9 +8,9 @@ from functools import partial
 from initmem import catalog
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.design import bundled
-from initmem.paper import cells, main_grid, pairs, sweep
-from initmem.paper.cells import Entry, Field
+from initmem.paper import main_grid, pairs, parts, sweep
 from initmem.paper.main_grid import OPTIMIZERS
+from initmem.paper.parts import Entry, Field
 from initmem.paper.reference import settings_of
 from initmem.paper.selection import Line, Records, Selection, Studies, name_of, select, wanted_first
 from initmem.plots.captions import phrase
@@ -40,7 +40,7 @@ MAIN_GRID_ONLY = (
     "Paper: stated are learning rate, decay, β₁, β₂ of the Adam family, schedule and epochs of the main grid"
 )
 SETTINGS = [
-    cells.OPTIMIZER.column,
+    parts.OPTIMIZER.column,
     Column("η", about="learning rate"),
     Column("λ (l2)", about="kernel penalty"),
     Column("weight decay", about="decoupled weight decay"),
@@ -74,8 +74,8 @@ def settings_table(records: Records, studies: Studies, *, reference: bool = Fals
         "Blank: does not apply",
     ]
     if reference:
-        notes.append(MAIN_GRID_ONLY if any(row[-1] for row in batches) else cells.NO_VALUES)
-    return cells.paper_table(
+        notes.append(MAIN_GRID_ONLY if any(row[-1] for row in batches) else parts.NO_VALUES)
+    return parts.paper_table(
         "Table 1. Optimizer settings of the recipes in the store",
         columns,
         [[*row, ", ".join(map(str, sorted(batches[row])))] for row in ordered]
@@ -132,7 +132,7 @@ def best_table(records: Records, studies: Studies, *, reference: bool = False) -
     lines = [best.line(key, name_of(BEST_FIELDS[:3], key[:3]), GUIDE) for key in keys]
     scales = best.scales()
     small, large = BEST_SCALES if not scales or set(BEST_SCALES) <= set(scales) else (scales[0], scales[-1])
-    return cells.lines_table(
+    return parts.lines_table(
         "table 7",
         "The standard recipe and Adam",
         [_best_fields(small, large)],
@@ -151,15 +151,15 @@ def best_table(records: Records, studies: Studies, *, reference: bool = False) -
 def _best_fields(small: float, large: float) -> list[Field]:
     test_small, test_large = (
         field._replace(column=field.column._replace(title=f"test, {field.column.title}"))
-        for field in cells.at_scales((small, large))
+        for field in parts.at_scales((small, large))
     )
 
     def difference(line: Line) -> Entry:
-        first, second = cells.mean(line.at(small)), cells.mean(line.at(large))
-        return cells.number(abs(first.mean - second.mean)) if first and second else None
+        first, second = parts.mean(line.at(small)), parts.mean(line.at(large))
+        return parts.number(abs(first.mean - second.mean)) if first and second else None
 
     def selected(line: Line) -> str | None:
-        epoch = cells.tau_best(line)
+        epoch = parts.tau_best(line)
         return None if epoch is None else f"{epoch.mean:.0f}"
 
     def both(line: Line, text: Callable[[Line], str | None]) -> Entry:
@@ -167,16 +167,16 @@ def _best_fields(small: float, large: float) -> list[Field]:
         return f"{first or '—'} / {second or '—'}" if first or second else None
 
     return [
-        cells.label("recipe", "optimizer, learning rate and kernel penalty"),
-        cells.BATCH,
+        parts.label("recipe", "optimizer, learning rate and kernel penalty"),
+        parts.BATCH,
         test_small,
-        cells.published("table 7", f"paper, σ = {small:g}", "test", "%", scale=small),
+        parts.published("table 7", f"paper, σ = {small:g}", "test", "%", scale=small),
         test_large,
-        cells.published("table 7", f"paper, σ = {large:g}", "test", "%", scale=large),
+        parts.published("table 7", f"paper, σ = {large:g}", "test", "%", scale=large),
         Field(Column("|Δ|", about="difference between the two scales", unit="pp"), difference),
-        cells.published("table 7", "|Δ|, paper", "gap", "pp"),
-        Field(cells.TAU_INTERP, partial(both, text=cells.tau_interp)),
-        Field(cells.TAU_BEST, partial(both, text=selected)),
+        parts.published("table 7", "|Δ|, paper", "gap", "pp"),
+        Field(parts.TAU_INTERP, partial(both, text=parts.tau_interp)),
+        Field(parts.TAU_BEST, partial(both, text=selected)),
     ]
 
 

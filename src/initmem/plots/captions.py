@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from initmem.errors import first_of
+from initmem.labels import label
 from initmem.plots.model import AnyPanel, Heatmap, Intervals, Panel, Plot, log_limits
 from initmem.recipe import AnyRecipe
 from initmem.record import INTERPOLATION
@@ -123,7 +124,7 @@ def _guides(plot: Plot, panels: Sequence[Panel]) -> list[str]:
     in_legend = {entry.label for row in plot.legend for entry in row}
     guides = [guide for panel in panels for guide in panel.guides]
     named = dict.fromkeys(guide.label for guide in guides if guide.style.dash == "--")
-    return [f"Dashed: {label}" for label in named if label not in ("", *in_legend)]
+    return [f"Dashed: {name}" for name in named if name not in ("", *in_legend)]
 
 
 def _cut_off(plot: Plot) -> bool:
@@ -219,4 +220,4 @@ def phrase(recipe: AnyRecipe, name: str) -> str:
         case "test_unused":
             return "tested on unused training examples, too" if value else "tested on the test split alone"
         case _:
-            return recipe.label([name])
+            return label(recipe, [name])

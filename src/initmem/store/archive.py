@@ -28,7 +28,7 @@ from initmem.errors import StoreError, allowed
 from initmem.files import explained, reason, write_atomic
 from initmem.record import RunRecord
 from initmem.store.claims import LiveRun
-from initmem.store.encoding import decode, decode_study, encode, encode_study, join, parse_history, split
+from initmem.store.encoding import decode, decode_head, decode_study, encode, encode_study
 from initmem.store.paths import Paths
 from initmem.store.store import Store
 from initmem.study import Study
@@ -95,8 +95,7 @@ class Archive:
                 decode_study(_read(file, name)) for name in file.namelist() if name.startswith("studies/")
             ]
             for line in io.BufferedReader(file.open("records.jsonl"), PIECE):  # type: ignore[type-var]
-                encoded = split(line)
-                record = join(encoded.head, partial(parse_history, encoded))
+                record = decode_head(line)
                 if record.id in self._lines:
                     raise StoreError(f"run {record.id} twice")
                 self._lines[record.id] = line
@@ -119,9 +118,7 @@ class Archive:
         """None: nothing is claimed in an archive."""
         return []
 
-    def training(self) -> list[str]:
-        """None: nothing is trained in an archive."""
-        return []
+    training = in_flight
 
     def live_run(self, run_id: str) -> LiveRun:
         """Nothing is trained in an archive."""

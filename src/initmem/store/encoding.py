@@ -61,10 +61,15 @@ def encode(record: RunRecord) -> bytes:
 
 def decode(data: bytes) -> RunRecord:
     """Read a record back; anything that is not exactly what was written is an error."""
-    encoded = split(data)
-    record = join(encoded.head, partial(parse_history, encoded))
+    record = decode_head(data)
     len(record.history)  # parsed now, not when it is first used
     return record
+
+
+def decode_head(data: bytes) -> RunRecord:
+    """Read a record back whose history is parsed when it is first used."""
+    encoded = split(data)
+    return join(encoded.head, partial(parse_history, encoded))
 
 
 def split(data: bytes) -> Encoded:

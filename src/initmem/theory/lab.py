@@ -35,9 +35,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from initmem.bad_fields import problems
 from initmem.clocks import RateSums, epoch_rates
-from initmem.errors import ConfigError
+from initmem.errors import ConfigError, problems
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.record import RunRecord, Status, summarize
 from initmem.seeds import generator
