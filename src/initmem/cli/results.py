@@ -118,8 +118,8 @@ def measure(
     from initmem.measures.design import metric_reason
     from initmem.measures.measure import MEASURES, at_scales, measure_table, not_applicable, remarks
     from initmem.measures.measure import measure as rows_of
-    from initmem.measures.memory import NEVER_USED, memory_table
-    from initmem.measures.memory_columns import verdict_table
+    from initmem.measures.memory import memory_table
+    from initmem.measures.memory_columns import NEVER_USED, verdict_table
 
     data = at_scales(stores, numbers(scales))
     options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
