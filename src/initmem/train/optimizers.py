@@ -59,6 +59,7 @@ class Rule(Optimizer):
     replicas have in common, as tensors without axes.
     """
 
+    by_name: ClassVar[dict[str, type[Rule]]] = {}  # every rule, as the catalog names it
     names: ClassVar[tuple[str, ...]] = ()  # of the slots
     decays: ClassVar[bool] = False  # whether `step` includes the weight decay
 
@@ -68,6 +69,9 @@ class Rule(Optimizer):
     decayed: Sequence[int] = ()  # the indices of the variables that decay
     axes: Sequence[int] = ()  # variables with so many axes are matrices to a rule that orthogonalizes
     by_row: bool = False  # as in NorMuon
+
+    def __init_subclass__(cls) -> None:
+        cls.by_name[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         self.matrices = [i for i, variable in enumerate(self.variables) if variable.ndim in self.axes]
@@ -385,12 +389,6 @@ def _scaled(gradients: list[Tensor], square: list[Tensor], k: int, recipe: Recip
     return list(torch._foreach_div(gradients, root))
 
 
-RULES: dict[str, type[Rule]] = {
-    rule.__name__: rule
-    for rule in (SGD, Momentum, Adam, Lion, Muon, ScheduleFreeSGD, ScheduleFreeAdamW, ScheduleFreeNorMuon)
-}
-
-
 def optimizer_for(
     recipe: Recipe, variables: Sequence[Tensor], replicas: int = 1, decayed: Sequence[int] | None = None
 ) -> Optimizer:
@@ -401,7 +399,7 @@ def optimizer_for(
     chosen = list(range(len(variables))) if decayed is None else list(decayed)
     if row is None or row.rule == "torch":
         return from_torch(recipe, variables, chosen)
-    rule = RULES[row.rule](list(variables), recipe, replicas, chosen, **row.arguments)
+    rule = Rule.by_name[row.rule](list(variables), recipe, replicas, chosen, **row.arguments)
     if rule.decays or not recipe.weight_decay or not chosen:
         return rule
     return Decoupled(rule, [variables[i] for i in chosen], recipe.weight_decay)
