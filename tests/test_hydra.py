@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,20 +19,31 @@ PROGRAM = ROOT / "examples" / "hydra_app.py"
 PAGE = (ROOT / "docs" / "hydra.md").read_text("utf-8")
 
 
-@pytest.mark.usefixtures("no_workers")
-def test_inside_hydra_main_a_sweep_adds_recipes_to_one_store(tmp_path: Path, monkeypatch, capsys) -> None:
-    words = ["--multirun", "train.learning_rate=0.01,0.3", "train.epochs=3", "scales=[0.1,2.5]", "seeds=2"]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(PROGRAM), *words])
-    runpy.run_path(str(PROGRAM), run_name="__main__")
-    lines = capsys.readouterr().out
-    assert len(re.findall(r"^hydra_app .*test_accuracy .*\(2 scales x 2 seeds\)$", lines, flags=re.M)) == 2
+def test_inside_hydra_main_a_sweep_adds_recipes_to_one_store(tmp_path: Path) -> None:
+    words = [
+        "--multirun",
+        "train.learning_rate=0.01,0.3",
+        "train.epochs=3",
+        "scales=[0.1,2.5]",
+        "seeds=2",
+        "workers=1",
+    ]
+    around = os.environ | {"PYTHONPATH": str(Path(initmem.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *words], cwd=tmp_path, env=around, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (
+        len(re.findall(r"^hydra_app .*test_accuracy .*\(2 scales x 2 seeds\)$", done.stdout, flags=re.M)) == 2
+    )
     records = Store(tmp_path / "runs" / "hydra").records()
     assert {record.status for record in records} == {"completed"}
     assert {record.run.recipe.get("learning_rate") for record in records} == {0.01, 0.3}
     assert len(records) == 8
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["multirun.yaml", "runs"]  # no directories of outputs
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "multirun.yaml",
+        "runs",
+    ]  # no directories of outputs
 
 
 @pytest.mark.usefixtures("no_workers")

@@ -46,7 +46,7 @@ seeds = [0]
 dataset = "synthetic:400x1x8x8"
 width = 4
 batch_size = 16
-epochs = 400
+epochs = 150
 """
 
 
@@ -316,8 +316,8 @@ def test_the_board_follows_a_real_study_from_its_first_run_to_the_verdict(
     training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         row = page.locator("#live-runs tbody tr").first
-        expect(row.locator("td.epoch")).to_contain_text("/400")
-        expect(row.locator("td.epoch")).to_have_text(re.compile(r"\b([3-9]|\d\d+)/400"))
+        expect(row.locator("td.epoch")).to_contain_text("/150")
+        expect(row.locator("td.epoch")).to_have_text(re.compile(r"\b([3-9]|\d\d+)/150"))
         row.locator("td.id a").click()
         expect(page.locator("dialog.run svg").first).to_be_visible()
         page.locator("dialog.run").get_by_role("button", name="Close").click()
