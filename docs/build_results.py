@@ -54,7 +54,7 @@ def printed(command: str) -> str:
     """What a command of this package or a script of this folder prints, without margins."""
     name, *words = (path for word in shlex.split(command) for path in _expanded(word))
     output, printer = io.StringIO(), _print_narrow if words[0] == "measure" else print_table
-    with contextlib.redirect_stdout(output), patch("initmem.cli.base.print_table", printer):
+    with contextlib.redirect_stdout(output), patch("initmem.plots.tables.print_table", printer):
         if name == "initmem":
             app(words, standalone_mode=False)
         elif name == "python":
