@@ -18,12 +18,13 @@ from initmem.store.results import open_results
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
-ARCHIVES = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*.initmem"))
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SGD, ADAM = Recipe(dataset="digits"), Recipe(dataset="digits", optimizer="adam")
 
 
-@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.stem)
-def test_api_and_command_line_agree_on_every_archive(archive: Path, command) -> None:
+@pytest.mark.parametrize("name", ["chaos-mini", "lr-l2-all-images", "undertrained"])
+def test_api_and_command_line_agree_on_every_measure(name: str, command) -> None:
+    archive = RESULTS / f"{name}.initmem"
     opened = open_results(archive)
     for what in ("memory", *MEASURES):
         code, printed, _ = command("measure", archive, "--what", what, "--json")
