@@ -177,7 +177,7 @@ def get_data(
     if name not in offered:
         problem = f"dataset {name!r} needs no download" if name in DATASETS else f"no dataset {name!r}"
         raise DataError(f"{problem} ({allowed(offered, name)}; your own: {OWN})")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill cleans up like Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
     folder = fetch(name, data_dir, source)
     if as_json:
         print_json("data.get", [{"dataset": name, "place": folder}])

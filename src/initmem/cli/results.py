@@ -199,7 +199,7 @@ def board(
     else:
         say(f"board: {served.url} (Ctrl-C stops it)")
     sys.stdout.flush()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends like Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends like Ctrl-C
     with contextlib.suppress(KeyboardInterrupt):
         served.serve()
 

@@ -171,7 +171,7 @@ def run(
         ),
     )
     folder = store or default_store(f"{work.study.name}-{work.study.preset}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends like Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends like Ctrl-C
     with watching(sys.stderr) as watch:
         outcome = run_study(
             work.study,

@@ -56,7 +56,7 @@ def no_runs(axes: Axes, text: str = "no runs") -> None:
 
 
 def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named: Sequence[str] = ()) -> None:
-    """Series with their bands, and all that stands beside them; `named` guides are in a legend elsewhere."""
+    """Series with their bands, and what is drawn with them; `named` guides are in a legend elsewhere."""
     if not panel.has_values():
         no_runs(axes, panel.void if panel.series else "no runs")
         return

@@ -107,7 +107,7 @@ def numbers(values: Iterable[float | None]) -> list[float | None]:
 
 
 def glyph(verdict: str) -> Markup:
-    """The sign of a verdict; the word stands beside it."""
+    """The sign of a verdict, shown next to the word."""
     return Markup(f'<svg class="glyph" viewBox="0 0 16 16" aria-hidden="true">{GLYPHS[verdict]}</svg>')
 
 

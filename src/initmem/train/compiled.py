@@ -155,7 +155,7 @@ def _compiled(compiler: str, build: str, cached: Path | None) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """The reason in one line; what a compiler printed first says more than its exit code."""
+    """The reason in one line: what a compiler printed first, rather than its exit code."""
     if isinstance(error, subprocess.CalledProcessError) and error.stderr:
         return str(error.stderr.decode(errors="replace").splitlines()[0])
     return reason(error)
