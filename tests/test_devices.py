@@ -83,18 +83,3 @@ def test_a_mac_has_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cluster_has_no_apple_gpu(engine: str) -> None:
     with pytest.raises(ConfigError, match="device = 'mps' on a cluster"):
         engine_named(engine, settings=Settings(device="mps"))
-
-
-@pytest.mark.usefixtures("no_workers")
-def test_the_precision_asked_for_is_recorded(tmp_path: Path, command) -> None:
-    grid = 'name = "exact"\nscales = [1.0]\nseeds = [0]\n'
-    recipe = (
-        '[recipe]\ndataset = "synthetic:64x1x8x8"\nmodel = "mlp"\nwidth = 2\nbatch_size = 16\nepochs = 1\n'
-    )
-    (tmp_path / "study.toml").write_text(grid + recipe)
-    code, _, _ = command(
-        "run", str(tmp_path / "study.toml"), "--store", str(tmp_path / "store"), "--precision", "amp"
-    )
-    assert code == 0
-    (record,) = Store(tmp_path / "store").records()
-    assert record.provenance["precision"] == "amp"

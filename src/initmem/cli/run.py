@@ -25,7 +25,6 @@ from initmem.cli.base import (
     show,
 )
 from initmem.errors import ConfigError, count, duration
-from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
     from initmem.engines.engine import Settings, Trainer
@@ -84,10 +83,6 @@ EngineOptions = Annotated[
 Device = Annotated[
     str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested), mps (a Mac's GPU).")
 ]
-PrecisionName = Annotated[
-    Precision,
-    typer.Option(metavar="NAME", help="float32, tf32 or amp (bfloat16 layers); recorded with each run."),
-]
 PackSize = Annotated[
     int | None,
     typer.Option("--pack", min=1, metavar="N", help="Replicas trained together.", show_default="by shape"),
@@ -129,7 +124,6 @@ def run(
     engine: EngineName = "local",
     engine_options: EngineOptions = None,
     device: Device = "cpu",
-    precision: PrecisionName = "float32",
     pack: PackSize = None,
     checkpoint_every: CheckpointEvery = 60.0,
     timeout: Timeout = None,
@@ -162,7 +156,6 @@ def run(
         options=dict(map(engine_option, engine_options or ())),
         settings=Settings(
             device=device,
-            precision=precision,
             checkpoint_every=checkpoint_every,
             timeout=None if timeout is None else seconds(timeout),
             trainer=work.trainer,

@@ -28,7 +28,6 @@ from initmem.train.init import initialized
 from initmem.train.layers import BatchNorm, MovingStatistics, by_replica
 from initmem.train.networks import ResNet9
 from initmem.train.optimizers import Optimizer, PerReplica, optimizer_for
-from initmem.train.requirements import Precision
 from initmem.train.variables import is_norm
 
 Array = NDArray[np.float64]
@@ -59,14 +58,13 @@ class Pack:
         *,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
-        precision: Precision = "float32",
     ) -> None:
         self.runs, self.recipe = list(runs), runs[0].recipe.network
         self.recipes = [run.recipe.network for run in runs]
         if any(recipe.pack_key != self.recipe.pack_key for recipe in self.recipes):
             raise ValueError("the replicas of a pack must share one recipe, but for rates and penalties")
         self.replicas, self.classes = len(self.runs), data.classes
-        self.device, self.dtype, self.precision = torch.device(device), dtype, precision
+        self.device, self.dtype = torch.device(device), dtype
         self.train, self.val, self.test = (
             Images(split, device=self.device, dtype=dtype) for split in (data.train, data.val, data.test)
         )
@@ -106,7 +104,6 @@ class Pack:
             isinstance(self.network, ResNet9)
             and self.network.fits_lanes
             and native.ready(self.device, self.dtype)
-            and self.precision != "amp"
             and 2 * self.replicas >= lanes.lanes  # at least half of them are used
         ):
             self.network.lanes = lanes
@@ -172,15 +169,8 @@ class Pack:
         return torch.from_numpy(np.stack(orders, axis=1)).to(self.device)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits of shape (batch, replica, class); (batch, replica, token, class) if tokens have labels.
-
-        With `amp` the layers compute in bfloat16; losses and updates are always in full precision.
-        """
-        if self.precision == "amp":
-            with torch.autocast(self.device.type, torch.bfloat16):
-                logits: Tensor = self.network(x)
-        else:  # entering a context that changes nothing takes 20 microseconds
-            logits = self.network(x)
+        """Logits of shape (batch, replica, class); (batch, replica, token, class) if tokens have labels."""
+        logits: Tensor = self.network(x)
         return logits.to(self.dtype).view(len(x), self.replicas, *self.train.y.shape[1:], self.classes)
 
     @torch.no_grad()
@@ -306,7 +296,6 @@ class Pack:
             "initmem": __version__,
             "torch": torch.__version__,
             "device": str(self.device),
-            "precision": self.precision,
             "native": compiled.library().build if ready else "",
             "pack": self.replicas,
         }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from initmem.errors import ModelError
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from initmem.recipe import Recipe
     from initmem.study import Study
 
-Precision = Literal["float32", "tf32", "amp"]  # amp: layers in bfloat16
 Shape = tuple[int, int, int]  # (channel, height, width)
 
 SHARPNESS_SUBSET = 512  # training examples whose loss the sharpness is measured of
