@@ -97,7 +97,7 @@ def models(plugins: Plugins = None, as_json: AsJson = False) -> None:
     from initmem.paper.reference import millions_of
     from initmem.plots.columns import MODELS
     from initmem.table import table_of
-    from initmem.train.networks import catalogue
+    from initmem.train.modules import catalogue
 
     register.load(plugins or ())
     rows = [row | {"paper": millions_of(str(row["name"]))} for row in catalogue()]

@@ -30,7 +30,7 @@ from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.table import Table, table_of
 from initmem.train.init import deviations, draw, factors, fill
-from initmem.train.variables import Kernels, Variable, layout_of
+from initmem.train.variables import Kernels, Variable
 
 Array = NDArray[np.float64]
 Mode = Literal["redraw", "rescale"]
@@ -200,7 +200,7 @@ class Init:
         sizes: list[dict[str, float]] = [{}, {}]
         if any(v.role == "kernel" for v in parameters):
             size = deviations if mode == "redraw" else factors
-            sizes = [size(recipe, scale, layout_of(parameters)) for scale in (self.run.scale, 1.0)]
+            sizes = [size(recipe, scale, parameters) for scale in (self.run.scale, 1.0)]
         now, first = (tuple(each.get(v.name) for v in parameters) for each in sizes)
         return InitTable(tuple(parameters), now, first, tuple(map(_own_deviation, parameters)), mode)
 

@@ -24,8 +24,8 @@ from initmem.register import in_a_line
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import factors, initialize_replica
-from initmem.train.networks import MODULES, Network
-from initmem.train.variables import Variable, layout_of, torch_variables
+from initmem.train.networks import BUILDERS, MODULES, Network, build, count
+from initmem.train.variables import Variable, torch_variables
 
 BUILDING, NOISE = 1, 1 << 40  # indices of the streams for building and for dropout: no epoch has them
 
@@ -179,7 +179,7 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     """Pass two examples through a new module, look at what comes out, and return its parameters."""
     module = build_module(recipe, sizes)
     variables = _variables(module, recipe)
-    factors(recipe, 1.0, layout_of(variables))  # whether the layers that the recipe names are there
+    factors(recipe, 1.0, variables)  # whether the layers that the recipe names are there
     told = _told(recipe, sizes)
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
@@ -234,10 +234,10 @@ def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
     return variables
 
 
-def module_rows() -> list[dict[str, str | int | None]]:
-    """For the list of networks: those that are plain modules. One that reads only tokens is given tokens."""
-    rows: list[dict[str, str | int | None]] = []
-    for name in (*MODULES, *(model.name for model in register.models())):
+def catalogue() -> list[dict[str, Any]]:
+    """Every network at its default width, with its number of variables and its options."""
+    rows: list[dict[str, Any]] = []
+    for name in (*BUILDERS, *MODULES, *(model.name for model in register.models())):
         recipe = Recipe.parse({"model": name, "dataset": "synthetic"})
         trainable, total = _counted(recipe, SHOWN_IMAGES) or _counted(recipe, SHOWN_TOKENS) or (None, None)
         options = ", ".join(map(str, register.options_of(name) or ()))
@@ -249,12 +249,9 @@ def module_rows() -> list[dict[str, str | int | None]]:
 def _counted(recipe: Recipe, sizes: Sizes) -> tuple[int, int] | None:
     """Numbers of trained and of all variables; None where the network does not take such an input."""
     try:
-        module = build_module(recipe, sizes)
+        return count((build_module if recipe.is_module else build)(recipe, sizes))
     except ModelError:
         return None
-    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    rest = sum(p.numel() for p in module.parameters() if not p.requires_grad)
-    return trained, trained + rest + sum(buffer.numel() for buffer in module.buffers())
 
 
 def _told(recipe: Recipe, sizes: Sizes) -> str:

@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from initmem.catalog import NETWORKS
-from initmem.errors import ModelError, allowed
-from initmem.recipe import Norm
+from initmem.data.dataset import Sizes
+from initmem.errors import ModelError
+from initmem.recipe import Norm, Recipe
 from initmem.register import Tokens
 from initmem.train import native
 from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, in_one_call, norm_layer
@@ -327,30 +326,14 @@ BUILDERS: dict[str, Builder] = {
 MODULES: dict[str, Callable[..., nn.Module]] = {"vit": vit, "gpt": gpt}
 
 
-def build(model: str, *, replicas: int, shape: Shape, classes: int, width: int, norm: Norm) -> Grouped:
+def build(recipe: Recipe, sizes: Sizes, replicas: int = 1) -> Grouped:
     """Build a pack of networks; until they are initialized, all variables are zero or one."""
-    if model not in BUILDERS:
-        raise ModelError(f"model = {model!r} ({allowed(BUILDERS)})")
-    check_input(model, shape)
-    return BUILDERS[model](replicas, shape, classes, width, norm)
+    check_input(recipe.model, sizes.shape)
+    return BUILDERS[recipe.model](replicas, sizes.shape, sizes.classes, recipe.width, recipe.norm)
 
 
-def count(network: Network) -> tuple[int, int]:
-    """Number of variables per replica: (trainable, total). The moving statistics are the difference."""
-    trainable = sum(parameter.numel() for parameter in network.parameters())
-    total = sum(value.numel() for value in network.state_dict().values())
-    return trainable // network.replicas, total // network.replicas
-
-
-def catalogue() -> list[dict[str, Any]]:
-    """Every network at its default width, with its number of variables and its options."""
-    rows: list[dict[str, Any]] = []
-    for name in BUILDERS:
-        width = NETWORKS[name].width
-        with torch.device("meta"):
-            network = build(name, replicas=1, shape=(3, 32, 32), classes=10, width=width, norm="batch")
-        trainable, total = count(network)
-        rows.append({"name": name, "width": width, "trainable": trainable, "total": total, "options": ""})
-    from initmem.train.modules import module_rows
-
-    return rows + module_rows()
+def count(network: nn.Module) -> tuple[int, int]:
+    """Number of variables: (trainable, total). Moving statistics and frozen parameters are the difference."""
+    trainable = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    variables = {id(value): value.numel() for value in network.state_dict(keep_vars=True).values()}
+    return trainable, sum(variables.values())

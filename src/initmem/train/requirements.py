@@ -83,18 +83,10 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
 
     from initmem.train.init import factors, replica_variables
     from initmem.train.networks import build
-    from initmem.train.variables import layout_of
 
     with torch.device("meta"):
-        network = build(
-            recipe.model,
-            replicas=1,
-            shape=shape.shape,
-            classes=shape.classes,
-            width=recipe.width,
-            norm=recipe.norm,
-        )
-    factors(recipe, 1.0, layout_of(replica_variables(network)))
+        network = build(recipe, shape)
+    factors(recipe, 1.0, replica_variables(network))
 
 
 class Flops(NamedTuple):
