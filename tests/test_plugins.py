@@ -29,9 +29,9 @@ from initmem.store.store import Store
 from initmem.study import Run, Study, recipe_json
 from initmem.study_file import load_study
 from initmem.train.loop import train_epoch, train_pack
+from initmem.train.modules import obstacle
 from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
-from initmem.train.packable import obstacle
 from initmem.train.requirements import check
 
 PAGE = Path(__file__).parents[1] / "docs" / "plugins.md"

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from initmem.theory.linear import (
+from initmem.theory import (
     Array,
     Factors,
     Rule,

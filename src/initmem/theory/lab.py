@@ -41,7 +41,7 @@ from initmem.recipe import PipelineRecipe, Recipe
 from initmem.record import RunRecord, Status, summarize
 from initmem.seeds import generator
 from initmem.study import Run
-from initmem.theory.linear import (
+from initmem.theory import (
     Array,
     Estimate,
     Factors,
