@@ -26,8 +26,8 @@ from initmem.store.encoding import encode
 from initmem.study import Run, Study
 from initmem.study_file import load_study
 from initmem.train import loop, native
-from initmem.train.batches import EVALUATION_PIXELS
 from initmem.train.networks import build
+from initmem.train.pack import EVALUATION_PIXELS
 from initmem.train.requirements import flops_per_image
 
 

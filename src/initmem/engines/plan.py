@@ -294,7 +294,7 @@ class Speedometer:
     def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> Elapsed:
         """The time of a whole pack: all updates, validation after every epoch, one test."""
         from initmem.data.dataset import noise
-        from initmem.train.batches import evaluation_batch
+        from initmem.train.pack import evaluation_batch
 
         count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
         limit = max(1, int(LONGEST_STEP / count.training / pack))

@@ -16,9 +16,8 @@ from initmem.data.dataset import Dataset
 from initmem.record import RunRecord, finite, summarize
 from initmem.study import Run
 from initmem.train import native
-from initmem.train.batches import Images
 from initmem.train.optimizers import times
-from initmem.train.pack import Checkpoint, Pack
+from initmem.train.pack import Checkpoint, Images, Pack
 
 STATISTICS_BATCHES = 50  # training batches from which the statistics of batch norm are re-estimated
 

@@ -332,6 +332,19 @@ def build(recipe: Recipe, sizes: Sizes, replicas: int = 1) -> Grouped:
     return BUILDERS[recipe.model](replicas, sizes.shape, sizes.classes, recipe.width, recipe.norm)
 
 
+def choose_layout(network: Network, device: torch.device, dtype: torch.dtype) -> None:
+    """Choose the memory layout of images; for a plain module it is its author's choice."""
+    if not isinstance(network, Grouped):
+        return
+    if network.replicas == 1:  # grouped convolutions are faster in the default layout
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return
+    lanes = native.lanes_for(network.replicas)
+    half_used = 2 * network.replicas >= lanes.lanes
+    if isinstance(network, ResNet9) and network.fits_lanes and half_used and native.ready(device, dtype):
+        network.lanes = lanes
+
+
 def count(network: nn.Module) -> tuple[int, int]:
     """Number of variables: (trainable, total). Moving statistics and frozen parameters are the difference."""
     trainable = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
