@@ -221,15 +221,32 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """A vision transformer: patches, learned positions, blocks, the mean over positions, a linear head."""
+    """A vision transformer: patches, learned positions, blocks, the mean over positions, a linear head.
 
-    def __init__(self, shape: Shape, classes: int, width: int, patch: int, depth: int, heads: int) -> None:
+    `input` is the shape of the images, (channel, height, width).
+    """
+
+    def __init__(
+        self,
+        input: Shape | Tokens,
+        outputs: int,
+        width: int,
+        *,
+        patch: int = 4,
+        depth: int = 4,
+        heads: int = 4,
+    ) -> None:
         super().__init__()
-        channels, height, columns = shape
+        if isinstance(input, Tokens):
+            raise ModelError("model = 'vit' reads images, not tokens (allowed: gpt)")
+        _check_sizes("vit", width, depth, heads)
+        channels, height, columns = input
+        if patch < 1 or height % patch or columns % patch:
+            raise ModelError(f"patch = {patch} (allowed: a divisor of {height} and {columns})")
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.positions = nn.Embedding((height // patch) * (columns // patch), width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
         initialize_as_gpt2(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -242,19 +259,36 @@ class ViT(nn.Module):
 
 
 class GPT(nn.Module):
-    """A causal transformer that predicts, at every position, what comes after the tokens up to there."""
+    """A causal transformer that predicts, at every position, what comes after the tokens up to there.
+
+    With `tied`, the head shares the embedding of the tokens.
+    """
 
     mask: Tensor
 
-    def __init__(self, tokens: Tokens, outputs: int, width: int, depth: int, heads: int, tied: bool) -> None:
+    def __init__(
+        self,
+        input: Shape | Tokens,
+        outputs: int,
+        width: int,
+        *,
+        depth: int = 4,
+        heads: int = 4,
+        tied: bool = False,
+    ) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(tokens.vocabulary, width)
-        self.positions = nn.Embedding(tokens.length, width)
+        if not isinstance(input, Tokens):
+            raise ModelError("model = 'gpt' reads tokens, not images (allowed: vit)")
+        _check_sizes("gpt", width, depth, heads)
+        length, vocabulary = input.length, input.vocabulary
+        if tied and outputs != vocabulary:
+            raise ModelError(f"tied = true with {outputs} classes and {vocabulary} tokens (allowed: false)")
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
-        seen = torch.ones(tokens.length, tokens.length, dtype=torch.bool).tril()
+        seen = torch.ones(length, length, dtype=torch.bool).tril()
         self.register_buffer("mask", seen, persistent=False)
         initialize_as_gpt2(self)
 
@@ -281,30 +315,6 @@ def initialize_as_gpt2(module: nn.Module) -> None:
             nn.init.zeros_(layer.bias)
 
 
-def vit(
-    input: Shape | Tokens, outputs: int, width: int, *, patch: int = 4, depth: int = 4, heads: int = 4
-) -> nn.Module:
-    """A vision transformer for images of `input` = (channel, height, width)."""
-    if isinstance(input, Tokens):
-        raise ModelError("model = 'vit' reads images, not tokens (allowed: gpt)")
-    _check_sizes("vit", width, depth, heads)
-    if patch < 1 or input[1] % patch or input[2] % patch:
-        raise ModelError(f"patch = {patch} (allowed: a divisor of {input[1]} and {input[2]})")
-    return ViT(input, outputs, width, patch, depth, heads)
-
-
-def gpt(
-    input: Shape | Tokens, outputs: int, width: int, *, depth: int = 4, heads: int = 4, tied: bool = False
-) -> nn.Module:
-    """A causal transformer for token data; `tied` makes the head share the embedding of the tokens."""
-    if not isinstance(input, Tokens):
-        raise ModelError("model = 'gpt' reads tokens, not images (allowed: vit)")
-    _check_sizes("gpt", width, depth, heads)
-    if tied and outputs != input.vocabulary:
-        raise ModelError(f"tied = true with {outputs} classes and {input.vocabulary} tokens (allowed: false)")
-    return GPT(input, outputs, width, depth, heads, tied)
-
-
 def _check_sizes(model: str, width: int, depth: int, heads: int) -> None:
     if depth < 1 or heads < 1 or width % heads:
         raise ModelError(
@@ -323,7 +333,7 @@ BUILDERS: dict[str, Builder] = {
     "resnet110": lambda *args: DeepResNet(*args, n=18),
     "mlp": MLP,
 }
-MODULES: dict[str, Callable[..., nn.Module]] = {"vit": vit, "gpt": gpt}
+MODULES: dict[str, Callable[..., nn.Module]] = {"vit": ViT, "gpt": GPT}
 
 
 def build(recipe: Recipe, sizes: Sizes, replicas: int = 1) -> Grouped:

@@ -199,7 +199,7 @@ class TorchPlace(Place):
 
 def torch_variables(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
     """Every parameter of a torch model once."""
-    choose = choice(kernels, _usual, _plain)
+    choose = choice(kernels, _usual_fan_in, _plain)
     by_id: dict[int, Variable] = {}
     last = None
     for module, slots in _slots(model):
@@ -298,8 +298,9 @@ _LOOKUP = (nn.Embedding, nn.EmbeddingBag)
 _SEVERAL = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)  # more than one kernel each
 
 
-def usual_fan_in(module: nn.Module, attribute: str, shape: tuple[int, ...]) -> float | None:
+def _usual_fan_in(name: str, value: Tensor, module: nn.Module) -> float | None:
     """How many inputs feed one output through a kernel; None: this is no kernel of a known layer."""
+    attribute, shape = name.rpartition(".")[2], tuple(value.shape)
     if isinstance(module, _SEVERAL):
         return float(shape[1]) if "weight" in attribute else None
     if attribute != "weight":
@@ -329,10 +330,6 @@ def _is_transformers_conv1d(module: nn.Module) -> bool:
 def is_norm(module: nn.Module) -> bool:
     """By name, since many models bring a normalization layer of their own."""
     return "norm" in type(module).__name__.lower()
-
-
-def _usual(name: str, value: Tensor, module: nn.Module) -> float | None:
-    return usual_fan_in(module, name.rpartition(".")[2], tuple(value.shape))
 
 
 def _plain(value: Tensor) -> float:
