@@ -118,9 +118,9 @@ def decay_rate(*, seed: int, networks: int = 20) -> tuple[Exponent, Exponent, Ex
     scale = fit(np.stack([one, leak], axis=1), speed / (lam * eta))
     powers = fit(np.stack([one, np.log(lam), np.log(eta), leak], axis=1), np.log(speed))
     return (
-        Exponent("decay", "lambda eta", 2.0, *scale[0].tolist(), n=len(speed)),
-        Exponent("decay power", "lambda", 1.0, *powers[1].tolist(), n=len(speed)),
-        Exponent("decay power", "eta", 1.0, *powers[2].tolist(), n=len(speed)),
+        Exponent("decay", "lambda eta", 2.0, *scale[0].tolist(), len(speed)),
+        Exponent("decay power", "lambda", 1.0, *powers[1].tolist(), len(speed)),
+        Exponent("decay power", "eta", 1.0, *powers[2].tolist(), len(speed)),
     )
 
 
@@ -173,4 +173,4 @@ def _networks(lead: tuple[int, ...], rng: np.random.Generator) -> tuple[Factors,
 def _power(name: str, against: str, expected: float, x: Array, y: Array) -> Exponent:
     """The slope of y on x, both logarithms, (point,)."""
     _, slope = fit(np.stack([np.ones_like(x), x], axis=1), y)
-    return Exponent(name, against, expected, *slope.tolist(), n=len(x))
+    return Exponent(name, against, expected, *slope.tolist(), len(x))
