@@ -118,9 +118,9 @@ def decay_rate(*, seed: int, networks: int = 20) -> tuple[Exponent, Exponent, Ex
     scale = fit(np.stack([one, leak], axis=1), speed / (lam * eta))
     powers = fit(np.stack([one, np.log(lam), np.log(eta), leak], axis=1), np.log(speed))
     return (
-        Exponent("decay", "lambda eta", 2.0, *scale[0].tolist(), len(speed)),
-        Exponent("decay power", "lambda", 1.0, *powers[1].tolist(), len(speed)),
-        Exponent("decay power", "eta", 1.0, *powers[2].tolist(), len(speed)),
+        _exponent("decay", "lambda eta", 2.0, scale[0], len(speed)),
+        _exponent("decay power", "lambda", 1.0, powers[1], len(speed)),
+        _exponent("decay power", "eta", 1.0, powers[2], len(speed)),
     )
 
 
@@ -173,4 +173,9 @@ def _networks(lead: tuple[int, ...], rng: np.random.Generator) -> tuple[Factors,
 def _power(name: str, against: str, expected: float, x: Array, y: Array) -> Exponent:
     """The slope of y on x, both logarithms, (point,)."""
     _, slope = fit(np.stack([np.ones_like(x), x], axis=1), y)
-    return Exponent(name, against, expected, *slope.tolist(), len(x))
+    return _exponent(name, against, expected, slope, len(x))
+
+
+def _exponent(name: str, against: str, expected: float, fitted: Array, n: int) -> Exponent:
+    value, low, high = fitted.tolist()
+    return Exponent(name, against, expected, value, low, high, n)
