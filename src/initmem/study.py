@@ -188,21 +188,12 @@ class Study:
             stored = _Stored.model_validate(content)
         except ValidationError as error:
             raise ConfigError("; ".join(problems(error, _Stored))) from None
-        return cls(
-            name=stored.name,
-            title=stored.title,
-            preset=stored.preset,
-            about=stored.about,
-            recipes=tuple(stored_recipe(recipe) for recipe in stored.recipes),
-            scales=tuple(stored.scales),
-            seeds=tuple(stored.seeds),
-            pins=tuple(stored.pins.items()),
-            perturbation=stored.perturbation,
-            split=tuple(stored.split),
-            more_seeds=tuple((key, tuple(seeds)) for key, seeds in stored.more_seeds.items()),
-            schedule=tuple(stored.schedule),
-            analyzed=tuple(stored.analyzed),
-        )
+        values = dict(stored) | {  # with lists, where a study has tuples
+            "recipes": [stored_recipe(recipe) for recipe in stored.recipes],
+            "pins": list(stored.pins.items()),
+            "more_seeds": [(key, tuple(seeds)) for key, seeds in stored.more_seeds.items()],
+        }
+        return cls(**{key: tuple(value) if type(value) is list else value for key, value in values.items()})
 
 
 def recipes_of(studies: Iterable[Study]) -> list[AnyRecipe]:

@@ -20,7 +20,7 @@ from initmem.plots.captions import common
 from initmem.plots.html import numbers
 from initmem.plots.series import folded
 from initmem.recipe import AnyRecipe, Recipe
-from initmem.record import RunRecord, cause_line, same_cause
+from initmem.record import RunRecord, cause_line, crashed_alike
 from initmem.report.content import Content, RecipeStats
 from initmem.report.verdicts import hardware
 from initmem.store.results import study_status
@@ -206,10 +206,6 @@ def packs(content: Content) -> dict[str, tuple[int, list[int]]]:
 
 def failures(content: Content) -> list[dict[str, Any]]:
     """Crashed runs, those with the same cause together: the cause, a traceback, and the runs."""
-    groups: dict[str, list[RunRecord]] = {}
-    for record in content.survey.records:
-        if record.status == "crashed":
-            groups.setdefault(same_cause(cause_line(record)), []).append(record)
     return [
         {
             "error": cause_line(records[0]),
@@ -217,7 +213,7 @@ def failures(content: Content) -> list[dict[str, Any]]:
             "runs": [(record.id, describe(content, record.run)) for record in records[:SHOWN]],
             "total": len(records),
         }
-        for records in groups.values()
+        for records in crashed_alike(content.survey.records)
     ]
 
 

@@ -148,7 +148,7 @@ def builder(recipe: Recipe) -> Callable[..., Any]:
     """The builder of a recipe's module."""
     if recipe.model in MODULES:
         return MODULES[recipe.model]
-    if (registered := register.find_model(recipe.model)) is not None:
+    if (registered := register.models.find(recipe.model)) is not None:
         return registered.build
     raise ModelError(f"model = {recipe.model!r}: no plugin that registers it is loaded (--plugin MODULE)")
 
@@ -220,7 +220,7 @@ def _zeros(n: int, sizes: Sizes) -> Tensor:
 
 
 def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
-    model = register.find_model(recipe.model)
+    model = register.models.find(recipe.model)
     variables = torch_variables(module, None if model is None else model.kernels)
     stuck = [f"{v.name}: {v.note}" for v in variables if v.role == "stuck"]
     if stuck:
@@ -237,7 +237,7 @@ def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
 def module_rows() -> list[dict[str, str | int | None]]:
     """For the list of networks: those that are plain modules. One that reads only tokens is given tokens."""
     rows: list[dict[str, str | int | None]] = []
-    for name in (*MODULES, *(model.name for model in register.models())):
+    for name in (*MODULES, *register.models.names()):
         recipe = Recipe.parse({"model": name, "dataset": "synthetic"})
         trainable, total = _counted(recipe, SHOWN_IMAGES) or _counted(recipe, SHOWN_TOKENS) or (None, None)
         options = ", ".join(map(str, register.options_of(name) or ()))

@@ -31,7 +31,7 @@ from torch import Tensor
 from initmem.catalog import OPTIMIZERS
 from initmem.errors import InitmemError, ModelError
 from initmem.recipe import Recipe
-from initmem.register import find_optimizer, in_a_line
+from initmem.register import in_a_line, optimizers
 from initmem.train import native
 
 ROW_EPSILON = 1e-10  # as published for NorMuon
@@ -474,7 +474,7 @@ def from_torch(recipe: Recipe, variables: Sequence[Tensor], decayed: Sequence[in
     if not recipe.has_own_optimizer:
         kind = getattr(torch.optim, recipe.optimizer.removeprefix("torch:"))
         fields = OPTIMIZERS[recipe.optimizer].fields
-    elif (registered := find_optimizer(recipe.optimizer)) is not None:
+    elif (registered := optimizers.find(recipe.optimizer)) is not None:
         kind, fields = registered.build, registered.fields
     else:
         raise ModelError(

@@ -51,7 +51,7 @@ def _trial(recipe: Recipe) -> tuple[Recipe, tuple[Callable[..., Any], ...]]:
     fields: dict[str, Any] = {"model": recipe.model, "width": recipe.width, "norm": recipe.norm}
     fields |= {"options": recipe.options} if recipe.options else {}
     code = (builder(recipe),) if recipe.is_module else ()
-    if (own := register.find_optimizer(recipe.optimizer)) is not None:
+    if (own := register.optimizers.find(recipe.optimizer)) is not None:
         fields |= {"optimizer": recipe.optimizer, "decay_on": recipe.decay_on}
         fields |= {name: getattr(recipe, name) for name in own.fields}
         code = (*code, own.build)
