@@ -24,9 +24,10 @@ from initmem.measures.design import preferred
 from initmem.metric import metric_of
 from initmem.plots.html import course, numbers
 from initmem.recipe import AnyRecipe
+from initmem.record import crashed_alike
 from initmem.report.content import Array, Content
 from initmem.report.page import SECTIONS, Section, fragment, section
-from initmem.report.tables import describe, failures, run_rows
+from initmem.report.tables import describe, run_rows
 from initmem.store.claims import EXPIRY, LiveRun
 from initmem.store.results import Results, Survey
 from initmem.study import Run
@@ -273,7 +274,7 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
         "live_runs": [in_training(content, requested[run_id], training[run_id]) for run_id in order[:SHOWN]],
         "more": len(order) - SHOWN,
         "counts": counts,
-        "failures": failures(content),
+        "crashed": crashed_alike(content.survey.records),
     }
 
 
