@@ -50,7 +50,7 @@ COMMANDS = [
     ["studies"],
     ["studies", "main-grid"],
     ["plan", "quickstart", "--preset", "smoke"],
-    ["run", "LONG", "--store", "STORE", "--workers", "2"],
+    ["run", "LONG", "--store", "STORE", "--engine", "inline"],
     ["status", "STORE"],
     ["status", GRID],
     ["measure", "STORE"],

@@ -18,14 +18,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from initmem import catalog, register
-from initmem.errors import ConfigError, allowed, problems
+from initmem.errors import ConfigError, allowed, validated
 
 Norm = Literal["batch", "layer"]
 Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
@@ -178,10 +177,7 @@ class Recipe(BaseModel):
     @classmethod
     def parse(cls, values: Mapping[str, Any], context: Mapping[str, bool] | None = None) -> Recipe:
         """Build a recipe; every bad field is reported at once, with its value and what is allowed."""
-        try:
-            return cls.model_validate(dict(values), context=context)
-        except ValidationError as error:
-            raise ConfigError("; ".join(problems(error, cls))) from None
+        return validated(cls, dict(values), context=context)
 
     def changes(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults: the identity of the recipe."""

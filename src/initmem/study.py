@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from initmem.errors import ConfigError, problems
+from initmem.errors import ConfigError, validated
 from initmem.labels import labels
 from initmem.recipe import AnyRecipe, Recipe, content_id, stored_recipe
 from initmem.seeds import ROLES, Role
@@ -184,10 +184,7 @@ class Study:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:
         """Rebuild a study from `to_json`; malformed content is an error."""
-        try:
-            stored = _Stored.model_validate(content)
-        except ValidationError as error:
-            raise ConfigError("; ".join(problems(error, _Stored))) from None
+        stored = validated(_Stored, content)
         values = dict(stored) | {  # with lists, where a study has tuples
             "recipes": [stored_recipe(recipe) for recipe in stored.recipes],
             "pins": list(stored.pins.items()),
