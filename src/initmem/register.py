@@ -77,11 +77,10 @@ class Registry(Generic[Thing]):
         self._things: dict[str, Thing] = {}
         self._homes: dict[str, str] = {}  # where each was defined
 
-    def add(self, name: str, build: Any, thing: Callable[[], Thing]) -> None:
+    def add(self, name: object, build: Any, thing: Callable[[], Thing]) -> None:
         """Take in a thing, once its name and the function or class that builds it are checked."""
         call = f"register.{self._kind}({name!r})"
-        usable = isinstance(name, str) and name.replace("-", "_").isidentifier() and len(name) <= 100
-        if not usable:
+        if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or len(name) > 100:
             raise ConfigError(f"{call} (allowed: a name of letters, digits, - and _)")
         if name in self._bundled:
             raise ConfigError(f"{call}: this {self._kind} comes with initmem (allowed: another name)")

@@ -185,12 +185,13 @@ class Study:
     def from_json(cls, content: Mapping[str, Any]) -> Study:
         """Rebuild a study from `to_json`; malformed content is an error."""
         stored = validated(_Stored, content)
-        values = dict(stored) | {  # with lists, where a study has tuples
+        values: dict[str, Any] = dict(stored) | {  # with lists, where a study has tuples
             "recipes": [stored_recipe(recipe) for recipe in stored.recipes],
             "pins": list(stored.pins.items()),
             "more_seeds": [(key, tuple(seeds)) for key, seeds in stored.more_seeds.items()],
         }
-        return cls(**{key: tuple(value) if type(value) is list else value for key, value in values.items()})
+        tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+        return cls(**(values | tuples))
 
 
 def recipes_of(studies: Iterable[Study]) -> list[AnyRecipe]:

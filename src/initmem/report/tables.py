@@ -223,9 +223,7 @@ def _bounds(content: Content, metric: str) -> tuple[float, float]:
     return min(means, default=0.0), max(means, default=1.0)
 
 
-def memory_table(
-    rows: Sequence[Memory], columns: Sequence[str], extra: Sequence[Mapping[str, Cell]]
-) -> Table:
+def memory_table(rows: Sequence[Memory], columns: Sequence[str], extra: Sequence[dict[str, Cell]]) -> Table:
     """A row per memory: the sign of its verdict, the bar of its interval, and `extra` cells of its own."""
     ends: dict[str, list[float]] = {}  # what the axes of the bars have to reach
     for row in rows:
