@@ -34,12 +34,6 @@ VIT = SMALL | {"model": "vit", "dataset": "synthetic:60x1x8x8"}
 SUMS = SMALL | {"model": "gpt", "dataset": "modular-addition:7:0.5"}
 
 
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(register, "_models", {})
-
-
 @pytest.fixture
 def text(tmp_path) -> dict[str, object]:
     path = tmp_path / "words.txt"

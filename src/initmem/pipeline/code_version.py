@@ -66,8 +66,8 @@ def plugin_fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
     """
     versions: dict[str, Fingerprint] = {}
     for recipe in recipes:
-        model, optimizer = register.find_model(recipe.model), register.find_optimizer(recipe.optimizer)
-        dataset = register.find_dataset(recipe.dataset)
+        model, optimizer = register.models.find(recipe.model), register.optimizers.find(recipe.optimizer)
+        dataset = register.datasets.find(recipe.dataset)
         if model is not None and recipe.model not in versions:
             versions[recipe.model] = fingerprint(model.build)
         if optimizer is not None and recipe.optimizer not in versions:

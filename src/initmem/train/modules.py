@@ -159,7 +159,7 @@ def builder(recipe: Recipe) -> Callable[..., Any]:
     """The builder of a recipe's module."""
     if recipe.model in MODULES:
         return MODULES[recipe.model]
-    if (registered := register.find_model(recipe.model)) is not None:
+    if (registered := register.models.find(recipe.model)) is not None:
         return registered.build
     raise ModelError(f"model = {recipe.model!r}: no plugin that registers it is loaded (--plugin MODULE)")
 
@@ -231,7 +231,7 @@ def _zeros(n: int, sizes: Sizes) -> Tensor:
 
 
 def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
-    model = register.find_model(recipe.model)
+    model = register.models.find(recipe.model)
     variables = torch_variables(module, None if model is None else model.kernels)
     stuck = [f"{v.name}: {v.note}" for v in variables if v.role == "stuck"]
     if stuck:
@@ -248,7 +248,7 @@ def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
 def catalogue() -> list[dict[str, Any]]:
     """Every network at its default width, with its number of variables and its options."""
     rows: list[dict[str, Any]] = []
-    for name in (*BUILDERS, *MODULES, *(model.name for model in register.models())):
+    for name in (*BUILDERS, *MODULES, *register.models.names()):
         recipe = Recipe.parse({"model": name, "dataset": "synthetic"})
         trainable, total = _counted(recipe, SHOWN_IMAGES) or _counted(recipe, SHOWN_TOKENS) or (None, None)
         options = ", ".join(map(str, register.options_of(name) or ()))
@@ -300,7 +300,7 @@ def _trial(recipe: Recipe) -> tuple[Recipe, tuple[Callable[..., Any], ...]]:
     fields: dict[str, Any] = {"model": recipe.model, "width": recipe.width, "norm": recipe.norm}
     fields |= {"options": recipe.options} if recipe.options else {}
     code = (builder(recipe),) if recipe.is_module else ()
-    if (own := register.find_optimizer(recipe.optimizer)) is not None:
+    if (own := register.optimizers.find(recipe.optimizer)) is not None:
         fields |= {"optimizer": recipe.optimizer, "decay_on": recipe.decay_on}
         fields |= {name: getattr(recipe, name) for name in own.fields}
         code = (*code, own.build)

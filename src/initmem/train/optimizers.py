@@ -31,7 +31,7 @@ from torch import Tensor
 from initmem.catalog import OPTIMIZERS
 from initmem.errors import InitmemError, ModelError
 from initmem.recipe import Recipe
-from initmem.register import find_optimizer, in_a_line
+from initmem.register import in_a_line, optimizers
 from initmem.train import native
 
 ROW_EPSILON = 1e-10  # as published for NorMuon
@@ -465,7 +465,7 @@ def _built(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimize
     build: Callable[..., Any]
     if not recipe.has_own_optimizer:
         build, fields = getattr(torch.optim, name.removeprefix("torch:")), OPTIMIZERS[name].fields
-    elif (registered := find_optimizer(name)) is not None:
+    elif (registered := optimizers.find(name)) is not None:
         build, fields = registered.build, registered.fields
     else:
         raise ModelError(f"{field}: no plugin that registers it is loaded (--plugin MODULE)")
