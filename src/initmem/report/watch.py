@@ -80,18 +80,19 @@ class Watcher:
         content = self.content
         record = next((r for r in content.survey.records if r.id == run_id), None) if content else None
         if record is not None:
-            run, status, error = record.run, str(record.status), record.error
-            columns: Mapping[str, Any] = record.history
+            run: Run | None = record.run
+            status, error, columns = str(record.status), record.error, dict[str, Any](record.history)
         else:
             live_run = self.store.live_run(run_id)
             if not live_run.rows and live_run.claim is None:
                 return None
-            run, status, error = content.requested.get(run_id) if content else None, "training", None
+            run = content.requested.get(run_id) if content else None
+            status, error = "training", None
             names = [name for name in (live_run.rows[0] if live_run.rows else ()) if name != "epoch"]
             columns = {name: [row.get(name) for row in live_run.rows] for name in names}
         return {
             "id": run_id,
-            "about": describe(content, run) if content and run else "",
+            "about": "" if content is None or run is None else describe(content, run),
             "status": status,
             "error": error,
             "history": {name: numbers(values) for name, values in columns.items()},
