@@ -97,7 +97,7 @@ def counted_in_user_code(store: Path, make: Callable[..., Optimizer], l2: float)
                 cosine.step()
             tracker.end_epoch(val_loss=1.0)
 
-    result = initmem.run(train, [1.0], [0], store, workers=1, progress=False)
+    result = initmem.run(train, [1.0], [0], store, engine="inline", progress=False)
     return result.records[0].history["clock_l2"]
 
 

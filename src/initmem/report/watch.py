@@ -80,21 +80,19 @@ class Watcher:
         content = self.content
         record = next((r for r in content.survey.records if r.id == run_id), None) if content else None
         if record is not None:
-            return self._history(record.run, run_id, record.status, record.history, record.error)
-        live_run = self.store.live_run(run_id)
-        if not live_run.rows and live_run.claim is None:
-            return None
-        names = [name for name in (live_run.rows[0] if live_run.rows else ()) if name != "epoch"]
-        columns = {name: [row.get(name) for row in live_run.rows] for name in names}
-        run = content.requested.get(run_id) if content else None
-        return self._history(run, run_id, "training", columns, None)
-
-    def _history(
-        self, run: Run | None, run_id: str, status: str, columns: Mapping[str, Any], error: str | None
-    ) -> dict[str, Any]:
+            run: Run | None = record.run
+            status, error, columns = str(record.status), record.error, dict[str, Any](record.history)
+        else:
+            live_run = self.store.live_run(run_id)
+            if not live_run.rows and live_run.claim is None:
+                return None
+            run = content.requested.get(run_id) if content else None
+            status, error = "training", None
+            names = [name for name in (live_run.rows[0] if live_run.rows else ()) if name != "epoch"]
+            columns = {name: [row.get(name) for row in live_run.rows] for name in names}
         return {
             "id": run_id,
-            "about": describe(self.content, run) if self.content and run else "",
+            "about": "" if content is None or run is None else describe(content, run),
             "status": status,
             "error": error,
             "history": {name: numbers(values) for name, values in columns.items()},
