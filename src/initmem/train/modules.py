@@ -39,6 +39,14 @@ BUILDING, NOISE = 1, 1 << 40  # indices of the streams for building and for drop
 SCALES = (0.5, 1.0, 2.0)
 BATCH, BATCHES, EPOCHS = 4, 2, 2
 TOLERANCE = 1e-8  # relative, in float64: that of the tests of bundled networks
+OBSTACLES = {  # what torch.func says, and what it means
+    "randomness": "it draws random numbers in training (dropout?)",
+    "performance drop": "it uses an operation that torch.func does not batch",
+    "in-place": "it changes a buffer in training (batch statistics?)",
+    "inplace": "it changes a buffer in training (batch statistics?)",
+    "data-dependent control flow": "its control flow depends on the data",
+    ".item()": "its control flow depends on the data",
+}
 
 SHOWN_IMAGES = Sizes(1, 1, 1, 3, 32, 32, 10)
 SHOWN_TOKENS = Sizes(1, 1, 1, 1, 1, 64, 96, 96, 64)
@@ -343,7 +351,8 @@ def _tried(recipe: Recipe, sizes: Sizes, code: tuple[Callable[..., Any], ...]) -
             warnings.filterwarnings("error", message="There is a performance drop")
             packed = _history(runs, data)
     except Exception as error:  # whatever the module or vmap raises
-        return _in_words(error)
+        meanings = (words for text, words in OBSTACLES.items() if text in str(error))
+        return next(meanings, f"torch.func raised {in_a_line(error)}")
     if all(_same(one, other) for one, other in zip(packed, alone, strict=True)):
         return ""
     return "in a pack its replicas do not follow the trajectories they follow alone"
@@ -366,16 +375,3 @@ def _same(
         for name in COLUMNS
         if name != "seconds"
     )
-
-
-def _in_words(error: Exception) -> str:
-    text = str(error)
-    if "randomness" in text:
-        return "it draws random numbers in training (dropout?)"
-    if "performance drop" in text:
-        return "it uses an operation that torch.func does not batch"
-    if "in-place" in text or "inplace" in text:
-        return "it changes a buffer in training (batch statistics?)"
-    if "data-dependent control flow" in text or ".item()" in text:
-        return "its control flow depends on the data"
-    return f"torch.func raised {in_a_line(error)}"
