@@ -479,7 +479,7 @@ def main() -> None:
         experiment, job = EXPERIMENTS[name]
         # Claims expire soon only where that is the experiment: a busy machine delays heartbeats as well.
         short = name in ("crowds", "damages")
-        claims_module.EXPIRY = worker_module.EXPIRY = SHORT_EXPIRY if short else 60.0
+        claims_module.EXPIRY = SHORT_EXPIRY if short else 60.0
         with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
             started = time.monotonic()
             lab = Lab(Path(folder), job, asked.seed)

@@ -109,13 +109,8 @@ def _print(made: Plan) -> None:
     operations = "" if made.flops is None else f"{made.flops:.2e} operations, "
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
     say(f"{count(made.updates, 'update')}, {operations}{size}")
-    say(f"here, with {count(made.workers, 'worker')}: {_here(made)} (from timed training steps)")
-
-
-def _here(made: Plan) -> str:
-    """The time here, and how long it would be under the present load."""
-    quiet, busy = duration(3600 * (made.hours_here or 0.0)), duration(3600 * (made.hours_busy or 0.0))
-    return quiet if quiet == busy else f"{quiet} if nothing else runs, {busy} under the present load"
+    here = f"here, with {count(made.workers, 'worker')}: {duration(3600 * (made.hours_here or 0.0))}"
+    say(f"{here} if nothing else runs (from timed training steps)")
 
 
 SHOWN = 5  # recipes of the records that are printed for a recipe; --json has all

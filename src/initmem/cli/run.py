@@ -81,9 +81,7 @@ EngineOptions = Annotated[
         help="For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
     ),
 ]
-Device = Annotated[
-    str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested), mps (a Mac's GPU).")
-]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested).")]
 PrecisionName = Annotated[
     Precision,
     typer.Option(metavar="NAME", help="float32, tf32 or amp (bfloat16 layers); recorded with each run."),
@@ -150,8 +148,7 @@ def run(
     if command is not None:
         from initmem.pipeline.command import study_of
 
-        asked, program = study_of(command, name, study, preset, overrides or (), watch_files or ())
-        work = Work(asked, program.fingerprints, program)
+        work = Work(*study_of(command, name, study, preset, overrides or (), watch_files or ()))
     elif study is not None:
         work = of_study(study, preset, overrides or (), plugins or ())
     else:

@@ -74,7 +74,7 @@ class Display:
                 again = f"{count(len(lost), 'run')} will be tried again"
                 self.console.print(f"a worker was lost (exit code {code}); {again}")
             case Faulted(cause, hit):
-                again = f"{count(len(hit), 'run')} will be tried again in smaller packs or marked crashed"
+                again = f"{count(len(hit), 'run')} will be tried again in smaller packs"
                 self.console.print(f"{cause}: {again}")
             case MovedAside(lines):
                 for line in lines:

@@ -75,8 +75,6 @@ def hardware(device: str) -> str:
         import torch
 
         return torch.cuda.get_device_name(device)
-    if device == "mps":
-        return f"Apple GPU ({platform.machine()})"
     names = [line.partition(":")[2].strip() for line in processor_lines("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 

@@ -28,10 +28,11 @@ from initmem.engines.engine import (
     StopSign,
     StoreWatch,
     Tick,
-    check_cluster_device,
+    check_device,
 )
+from initmem.engines.local import make_ready
 from initmem.engines.provenance import crash_record, pack_id
-from initmem.engines.worker import Worker, heartbeat, make_ready, whole_pack
+from initmem.engines.worker import Worker, whole_pack
 from initmem.errors import ConfigError, InitmemError, StoreError
 from initmem.files import explained, temporary
 from initmem.store.encoding import decode, encode
@@ -76,7 +77,7 @@ class RayEngine:
         self, *, address: str | None = None, workers: int | None = None, settings: Settings | None = None
     ) -> None:
         self.settings = settings or Settings()
-        check_cluster_device(self.settings.device)
+        check_device(self.settings.device)
         self._resource = "CPU" if self.settings.device == "cpu" else "GPU"  # each task takes one of them
         self._address, self._most = address or os.environ.get("RAY_ADDRESS"), workers
         self._ray = _connected(self._address, workers)
@@ -105,7 +106,7 @@ class RayEngine:
     def _run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         waiting = deque(_Job(pack) for pack in packs)
         watch = StoreWatch(store, [run for pack in packs for run in pack], listen)
-        with StopSign(store) as sign, _beacon(store) as beacon, heartbeat(store, self._held):
+        with StopSign(store) as sign, _beacon(store) as beacon, store.claims.kept_alive(self._held):
             try:
                 while waiting or self._in_flight:
                     self._submit(store, waiting, beacon)

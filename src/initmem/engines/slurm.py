@@ -22,7 +22,7 @@ from initmem.engines.engine import (
     StopSign,
     StoreWatch,
     Tick,
-    check_cluster_device,
+    check_device,
 )
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, InitmemError
@@ -87,7 +87,7 @@ class SlurmEngine:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.settings = settings or Settings()
-        check_cluster_device(self.settings.device)
+        check_device(self.settings.device)
         given = DEFAULTS | dict(options or {})
         self.cluster = str(given.pop("cluster", "slurm"))
         self.options = {key if key in SHARED else f"slurm_{key}": value for key, value in given.items()}

@@ -38,8 +38,8 @@ from joblib.hashing import NumpyHasher, Pickler
 from initmem import register
 from initmem.data.sources import load
 from initmem.pipeline import source
+from initmem.pipeline.init import is_keras
 from initmem.pipeline.source import Fingerprint, Uses
-from initmem.pipeline.variables import is_keras
 from initmem.recipe import SPLIT_SIZES, Recipe
 
 UNHASHABLE = "cannot be hashed"

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from initmem.errors import StoreError
 from initmem.files import (
     append,
     explained,
@@ -125,6 +127,24 @@ class Claims:
             for run in runs:
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(self.paths.claim(run.id))
+
+    @contextlib.contextmanager
+    def kept_alive(self, runs: Sequence[Run]) -> Iterator[None]:
+        """Renew claims from a thread of its own: an epoch may take longer than a claim lives."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(EXPIRY / 6):
+                with contextlib.suppress(StoreError):  # the worker itself meets a bad disk soon enough
+                    self.heartbeat(list(runs))  # the caller may add to them and take away
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def owns(self, run: Run) -> bool:
         """Whether this process still holds the claim."""
