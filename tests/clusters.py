@@ -19,7 +19,6 @@ from typing import Any
 
 import trainers
 from initmem.engines.engine import Event, Finished, Settings, Tick, engine_named
-from initmem.engines.worker import Worker
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
@@ -64,6 +63,8 @@ def packs() -> list[list[Run]]:
 
 def expected(place: Path) -> dict[str, RunRecord]:
     """The records of the study, trained in this process, undisturbed."""
+    from initmem.engines.worker import Worker  # it loads torch, which drivers do without
+
     store = Store.create(place)
     Worker(store, Settings()).work(packs())
     return {record.id: record for record in store.records()}

@@ -48,10 +48,10 @@ def test_operations_are_those_that_torch_counts(
     assert 2 * count.training == forward + counter.get_total_flops()
 
 
+@pytest.mark.usefixtures("untimed")
 def test_the_main_grid_is_6250_runs() -> None:
-    found = plan(load_study("main-grid", "paper"), workers=2, calibrated=False)
+    found = plan(load_study("main-grid", "paper"), workers=2)
     assert (found.runs, found.cells, found.recipes) == (6250, 625, 25)
-    assert found.hours_here is None
     by_hand = 0
     for recipe in load_study("main-grid", "paper").recipes:
         by_hand += 250 * 300 * -(-40_000 // recipe.batch_size)
@@ -67,7 +67,6 @@ def test_a_run_is_training_validation_and_one_test(tiny: Recipe) -> None:
 
 def test_real_steps_tell_the_time(tiny_study: Study) -> None:
     found = plan(tiny_study, workers=2)
-    assert found.hours_here is not None
     assert 0 < found.hours_here < 0.1
 
 
@@ -99,7 +98,6 @@ def test_a_pipeline_is_timed_too() -> None:
     study = load_study("linear", "smoke")
     found = plan(study, workers=2, pipeline=bundled_pipeline(study))
     assert (found.runs, len(found.rows), found.flops) == (36, 9, None)
-    assert found.hours_here is not None
     assert 3 / 3600 < found.hours_here < 0.1
     assert [row.updates for row in found.rows[:3]] == [2 * 512 // 4, 2 * 512 // 8, 2 * 512 // 16]
     assert found.rows[0].clock_sgd == pytest.approx(found.rows[0].updates * 0.01**2 / 4)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside, ignore
-from initmem.engines.packs import cost, packs
-from initmem.engines.progress import Workload
+from initmem.engines.packs import packs
+from initmem.engines.progress import Watch
 from initmem.engines.provenance import HOW, HOW_PLUGINS, refuse_stale
 from initmem.errors import InitmemError, count
 from initmem.measures.design import analysis_of, default_metric, schedule
@@ -69,7 +69,7 @@ def run_study(
     keep_old: bool = False,
     keep_going: bool = False,
     on_start: Callable[[], None] = lambda: None,
-    watch: Callable[[Workload], Listener] = lambda work: ignore,
+    watch: Watch = lambda runs, left: ignore,
 ) -> Outcome:
     """Train every run of the study that has no record in the store yet.
 
@@ -84,7 +84,7 @@ def run_study(
         keep_old: keep runs that were trained before the code of the user changed; otherwise an error.
         keep_going: do not stop when the first runs all crash alike.
         on_start: called once everything is checked, before anything is trained.
-        watch: called with the work ahead; the listener it returns gets the events of the engine.
+        watch: called with the runs and those to train; the listener it returns gets the engine's events.
     """
     settings = engine.settings
     if settings.trainer is None:
@@ -121,7 +121,7 @@ class Session:
         *,
         pack: int | None,
         keep_going: bool,
-        watch: Callable[[Workload], Listener],
+        watch: Watch,
     ) -> None:
         self.store, self.engine = store, engine
         self.pack, self.keep_going, self.watch = pack, keep_going, watch
@@ -137,15 +137,7 @@ class Session:
         runs = study.all_runs()
         left = [run for run in runs if not self.store.has(run)]
         packed = packs(study, size=self.pack, workers=self.engine.workers)
-        costs = {recipe: cost(recipe) for recipe in study.recipes}
-        listen = self.watch(
-            Workload(
-                runs=len(runs),
-                done=len(runs) - len(left),
-                costs={run.id: costs[run.recipe] for run in left},
-                epochs={run.id: run.recipe.get("epochs") or 1 for run in left},
-            )
-        )
+        listen = self.watch(runs, left)
         if self.moved_aside and not self._rounds:
             listen(MovedAside(self.moved_aside))
         if not self.keep_going:

@@ -101,7 +101,7 @@ def _print(made: Plan) -> None:
     from initmem.plots.columns import PLAN
     from initmem.table import table_of
 
-    rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]
+    rows = [asdict(row) | {"hours": duration(3600 * row.hours)} for row in made.rows]
     if not any(row["note"] for row in rows):
         rows = [{key: value for key, value in row.items() if key != "note"} for row in rows]
     show(table_of(f"{made.study}, preset {made.preset}", rows, PLAN))
@@ -109,7 +109,7 @@ def _print(made: Plan) -> None:
     operations = "" if made.flops is None else f"{made.flops:.2e} operations, "
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
     say(f"{count(made.updates, 'update')}, {operations}{size}")
-    here = f"here, with {count(made.workers, 'worker')}: {duration(3600 * (made.hours_here or 0.0))}"
+    here = f"here, with {count(made.workers, 'worker')}: {duration(3600 * made.hours_here)}"
     say(f"{here} if nothing else runs (from timed training steps)")
 
 

@@ -40,7 +40,7 @@ class RecipePlan:
     pack: int
     updates: int  # per run
     flops: float | None  # of all its runs; None for a pipeline: only its own code knows
-    hours: float | None  # here, on all workers of a quiet machine; None before calibration
+    hours: float  # here, on all workers of a quiet machine
     clock_sgd: float
     clock_l2: float
     clock_adaptive: float
@@ -60,7 +60,7 @@ class Plan:
     flops: float | None
     disk_bytes: int
     workers: int
-    hours_here: float | None  # on this machine, if nothing else runs
+    hours_here: float  # on this machine, if nothing else runs
     rows: tuple[RecipePlan, ...]
 
 
@@ -68,17 +68,16 @@ def plan(
     study: Study,
     *,
     workers: int,
-    calibrated: bool = True,
     pipeline: Pipeline | None = None,
 ) -> Plan:
-    """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
+    """Plan a study; real training steps tell the speed of this machine."""
     packed = packs(study, size=pipeline.pack if pipeline else None, workers=workers)
-    times = _times(packed, pipeline) if calibrated else {}
+    times = _times(packed, pipeline)
     rows = [
         _row(label, recipe, packed, times, workers, pipeline)
         for label, recipe in zip(study.labels(), study.recipes, strict=True)
     ]
-    here = _makespan([times[_kind(pack)] for pack in packed], workers) if calibrated else None
+    here = _makespan([times[_kind(pack)] for pack in packed], workers)
     return Plan(
         study=study.name,
         preset=study.preset,
@@ -89,7 +88,7 @@ def plan(
         flops=None if pipeline else study_flops(study),
         disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),
         workers=workers,
-        hours_here=None if here is None else here / 3600,
+        hours_here=here / 3600,
         rows=tuple(rows),
     )
 
@@ -144,14 +143,14 @@ def _row(
         schedule, n_train = recipe.network, sizes(recipe).n_train
         flops = runs * run_flops(recipe.network, sizes(recipe))
     at_end = clocks(schedule, n_train).at_end()
-    seconds = sum(times[_kind(pack)] * n / len(pack) for pack, n in shares) if times else None
+    seconds = sum(times[_kind(pack)] * n / len(pack) for pack, n in shares)
     return RecipePlan(
         recipe=label,
         runs=runs,
         pack=max(len(pack) for pack, _ in shares),
         updates=schedule.epochs * updates_per_epoch(schedule, n_train),
         flops=flops,
-        hours=None if seconds is None else seconds / min(workers, cores()) / 3600,
+        hours=seconds / min(workers, cores()) / 3600,
         clock_sgd=at_end["sgd"],
         clock_l2=at_end["l2"],
         clock_adaptive=at_end["adaptive"],

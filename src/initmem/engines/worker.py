@@ -38,7 +38,7 @@ from initmem.engines.engine import (
     Settings,
     ignore,
 )
-from initmem.engines.provenance import crash_record, pack_id, with_provenance
+from initmem.engines.provenance import crash_record, whole_pack, with_provenance
 from initmem.errors import FullDisk, InitmemError, StoreError
 from initmem.record import RunRecord
 from initmem.store.faults import LOSSES, Cause, Fault, cause_of, next_pack
@@ -312,18 +312,3 @@ def time_limit(seconds: float | None, store: Store, runs: Sequence[Run]) -> Iter
             yield restart
         finally:
             faulthandler.cancel_dump_traceback_later()
-
-
-def whole_pack(store: Store, pack: list[Run], claimed: list[Run]) -> list[Run]:
-    """With which runs to train those that were claimed of a pack.
-
-    When the others were trained in this very pack, a record was lost: in the same pack it comes out the same.
-    """
-    others, name = set(pack) - set(claimed), pack_id(pack)
-    try:
-        in_this_pack = [
-            store.has(run) and store.read(run.id).provenance.get("pack_id") == name for run in others
-        ]
-    except StoreError:
-        return claimed
-    return pack if others and all(in_this_pack) else claimed

@@ -34,7 +34,7 @@ from typing import Any
 
 from initmem.errors import ConfigError, allowed
 from initmem.pipeline.run import OnEpoch, own_record
-from initmem.pipeline.source import Fingerprint, file_fingerprint, note
+from initmem.pipeline.source import Fingerprint, file_fingerprint, note_all
 from initmem.pipeline.tracker import Row, Tracker
 from initmem.record import RunRecord
 from initmem.study import SCALES, SEEDS, Run, Study
@@ -252,8 +252,7 @@ def command_fingerprint(
             version = file_fingerprint(path)
         except OSError as error:
             raise ConfigError(f"--watch {path}: cannot be read ({error.strerror})") from None
-        for name, text in version.items():
-            note(entries, name, text)
+        note_all(entries, version)
     return dict(sorted(entries.items()))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
@@ -47,27 +47,26 @@ class InitTable:
     """What `Init.apply` does to every parameter of a model. Print it."""
 
     variables: tuple[Variable, ...]
-    deviations: tuple[float | None, ...]  # of what is drawn; in `rescale` the factor
-    at_scale_1: tuple[float | None, ...]  # the same at scale 1
-    own: tuple[float | None, ...]  # standard deviations of the model as it came
+    sizes: Mapping[str, float]  # by name: the standard deviation of what is drawn; in `rescale` the factor
+    at_scale_1: Mapping[str, float]  # the same at scale 1
+    own: Mapping[str, float | None]  # standard deviations of the model as it came
     mode: Mode
 
     def rows(self) -> list[dict[str, Any]]:
         """One row of plain values per parameter."""
         size = "std" if self.mode == "redraw" else "factor"
-        columns = zip(self.variables, self.deviations, self.at_scale_1, self.own, strict=True)
         return [
             {
                 "parameter": v.name,
                 "shape": tuple(v.shape),
                 "role": v.role,
                 "fan_in": v.fan_in,
-                size: deviation,
-                **({"std_at_scale_1": first} if self.mode == "redraw" else {}),
-                "model_std": own,
+                size: self.sizes.get(v.name),
+                **({"std_at_scale_1": self.at_scale_1.get(v.name)} if self.mode == "redraw" else {}),
+                "model_std": self.own[v.name],
                 "note": v.note,
             }
-            for v, deviation, first, own in columns
+            for v in self.variables
         ]
 
     @property
@@ -75,11 +74,11 @@ class InitTable:
         """Which kernels would be drawn at quite another size than the model's own; empty if none."""
         if self.mode == "rescale":
             return ""
-        columns = zip(self.variables, self.at_scale_1, self.own, strict=True)
+        both = [(name, self.at_scale_1.get(name), self.own[name]) for name in self.names("kernel")]
         far = [
-            f"{v.name} {first:.2g} against {own:.2g}"
-            for v, first, own in columns
-            if v.role == "kernel" and first and own and not 1 / ALIKE < first / own < ALIKE
+            f"{name} {first:.2g} against {own:.2g}"
+            for name, first, own in both
+            if first and own and not 1 / ALIKE < first / own < ALIKE
         ]
         return f'mode="rescale" keeps the model\'s own sizes (std: {first_of(far, 3, ", ")})' if far else ""
 
@@ -194,12 +193,13 @@ class Init:
                 f"{type(model).__name__}: no kernel among its parameters ({names}; `kernels` says which)"
             )
         recipe = self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
-        sizes: list[dict[str, float]] = [{}, {}]
+        now: dict[str, float] = {}
+        first: dict[str, float] = {}
         if any(v.role == "kernel" for v in parameters):
-            size = deviations if mode == "redraw" else factors
-            sizes = [size(recipe, scale, layout_of(parameters)) for scale in (self.run.scale, 1.0)]
-        now, first = (tuple(each.get(v.name) for v in parameters) for each in sizes)
-        return InitTable(tuple(parameters), now, first, tuple(map(_own_deviation, parameters)), mode)
+            size, layout = deviations if mode == "redraw" else factors, layout_of(parameters)
+            now, first = size(recipe, self.run.scale, layout), size(recipe, 1.0, layout)
+        own = {v.name: _own_deviation(v) for v in parameters}
+        return InitTable(tuple(parameters), now, first, own, mode)
 
     def apply(
         self,
@@ -225,7 +225,8 @@ class Init:
         if stuck:
             raise ModelError("cannot initialize " + "; ".join(stuck))
         self.used = True
-        fill(table.variables, table.deviations, mode, self._kernel, self._rng.standard_normal)
+        sizes = [table.sizes.get(v.name) for v in table.variables]
+        fill(table.variables, sizes, mode, self._kernel, self._rng.standard_normal)
         self.tables.append(table)
         others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
         if others and kernels is None:  # who chose the kernels knows what is left

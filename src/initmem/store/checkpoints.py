@@ -37,7 +37,7 @@ class Checkpoints:
             for run, (tensors, meta) in saved.items():
                 self.paths.make_run(run.id)
                 data = encode(run.id, update, tensors, meta)
-                write_atomic(self.paths.checkpoint(run.id, update), data, self.paths.mode)
+                write_atomic(self.paths.checkpoint(run.id, update), data)
             self._drop(list(saved), keep=update)
 
     def read(self, runs: Sequence[Run]) -> list[tuple[dict[str, Tensor], Any]] | None:
