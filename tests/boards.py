@@ -33,11 +33,21 @@ def until(true: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def settle(board: Board, true: Callable[[], object]) -> None:
+    """Ask for updates until something is true of the sections."""
+
+    def asked() -> object:
+        board.watcher.refresh(1.0)
+        return true()
+
+    until(asked)
+
+
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     line.request(method, path, headers=headers)
     answer = line.getresponse()
-    answer.body = answer.read() if "event-stream" not in answer.headers["Content-Type"] else b""
+    answer.body = answer.read()
     line.close()
     return answer
 

@@ -41,9 +41,9 @@ class Deferred:
 @pytest.fixture(autouse=True)
 def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test registers is unknown to the next."""
-    monkeypatch.setattr(register, "_models", dict(register._models))
-    monkeypatch.setattr(register, "_optimizers", dict(register._optimizers))
-    monkeypatch.setattr(register, "_datasets", dict(register._datasets))
+    for registry in (register.models, register.optimizers, register.datasets):
+        monkeypatch.setattr(registry, "_things", dict(registry._things))
+        monkeypatch.setattr(registry, "_homes", dict(registry._homes))
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import torch
 from initmem.data.sources import load
 from initmem.recipe import Recipe
 from initmem.study import Run
-from initmem.train.batches import flip_crop, flip_crop_draws
 from initmem.train.loop import train_pack
-from initmem.train.pack import Pack
+from initmem.train.pack import Pack, flip_crop, flip_crop_draws
 
 
 def by_hand(image: np.ndarray, flip: int, top: int, left: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import planted
-from boards import ask, serving, until
+from boards import ask, serving, settle, until
 from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.record import crashed
@@ -49,7 +49,7 @@ def board(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
     monkeypatch.setattr(watch, "TICK", 0.05)
     monkeypatch.setattr(watch, "READ_EVERY", 0.05)
     with serving(store) as board:
-        until(lambda: "Reading" not in board.watcher.sections()["runs"].html)
+        settle(board, lambda: "Reading" not in board.watcher.sections()["runs"].html)
         yield board
 
 
@@ -171,22 +171,16 @@ def test_board_and_report_cannot_disagree(board: Board, store: Store) -> None:
         assert ask(board.port, f"/part/{name}").body.decode() == str(part.html), name
 
 
-def test_events_say_what_changed(board: Board, store: Store, tiny_study: Study) -> None:
-    with socket.create_connection(("127.0.0.1", board.port), timeout=60) as line:
-        line.sendall(f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{board.port}\r\n\r\n".encode())
-        stream = line.makefile("rb")
-        while stream.readline().strip():
-            pass  # the head
-        before = json.loads(stream.readline().removeprefix(b"data: "))
-        assert set(before) == {"live", *pages.SECTIONS}
-        last = tiny_study.all_runs()[-1]
-        store.commit([fake_record(last, 0.5)])
-        seen = dict(before)
-        while seen["verdicts"] == before["verdicts"] or seen["runs"] == before["runs"]:
-            text = stream.readline()
-            if text.startswith(b"data: "):
-                seen = json.loads(text.removeprefix(b"data: "))
-        assert ask(board.port, "/part/runs").headers["ETag"] == f'"{seen["runs"]}"'
+def test_tags_say_what_changed(board: Board, store: Store, tiny_study: Study) -> None:
+    def tags() -> dict[str, str]:
+        return json.loads(ask(board.port, "/tags").body)
+
+    before = tags()
+    assert set(before) == {"live", *pages.SECTIONS}
+    store.commit([fake_record(tiny_study.all_runs()[-1], 0.5)])
+    until(lambda: all(tags()[name] != before[name] for name in ("verdicts", "runs")))
+    assert tags()["paper"] == before["paper"]
+    assert ask(board.port, "/part/runs").headers["ETag"] == f'"{tags()["runs"]}"'
 
 
 def test_a_run_in_flight_is_shown_epoch_by_epoch_also_with_a_torn_line(
@@ -199,8 +193,7 @@ def test_a_run_in_flight_is_shown_epoch_by_epoch_also_with_a_torn_line(
         store.live.append(run, row, fresh=epoch == 1)
     path = store.path / "runs" / run.id / "history.jsonl"
     path.write_bytes(b'[]\n{"epoch":"?"}\n' + path.read_bytes() + b'{"epoch":3,"val_acc')
-    with board.watcher.watching():
-        until(lambda: f"2/{run.recipe.epochs}" in board.watcher.sections()["live"].html)
+    settle(board, lambda: f"2/{run.recipe.epochs}" in board.watcher.sections()["live"].html)
     shown = board.watcher.sections()["live"].html
     assert run.id in shown and "60.0" in shown
     history = json.loads(ask(board.port, f"/run/{run.id}").body)
@@ -211,7 +204,7 @@ def test_an_archive_can_be_looked_at_too(store: Store, tmp_path: Path) -> None:
     write_archive(tmp_path / "all.initmem", store.studies(), store.records())
     archive = open_results(tmp_path / "all.initmem")
     with serving(archive) as board:
-        until(lambda: "Reading" not in board.watcher.sections()["runs"].html)
+        settle(board, lambda: "Reading" not in board.watcher.sections()["runs"].html)
         assert b"5</strong> of 6 runs done" in ask(board.port, "/part/live").body
         record = store.records()[0]
         assert json.loads(ask(board.port, f"/run/{record.id}").body)["status"] == record.status
@@ -231,13 +224,14 @@ def test_runs_and_a_run_on_demand(board: Board, store: Store, tiny_study: Study)
 
 def test_a_store_that_cannot_be_read_is_said_once_and_not_the_end(board: Board, store: Store, capsys) -> None:
     broken = store.path / "studies" / "broken.json"
-    with board.watcher.watching():
-        broken.write_text("{")
-        until(lambda: "cannot be read" in board.watcher.sections()["live"].html)
-        time.sleep(0.3)  # several polls
-        broken.unlink()
-        until(lambda: "cannot be read" not in board.watcher.sections()["live"].html)
-        assert "runs done" in board.watcher.sections()["live"].html
+    broken.write_text("{")
+    settle(board, lambda: "cannot be read" in board.watcher.sections()["live"].html)
+    for _ in range(5):
+        board.watcher.refresh(1.0)
+        time.sleep(watch.TICK)
+    broken.unlink()
+    settle(board, lambda: "cannot be read" not in board.watcher.sections()["live"].html)
+    assert "runs done" in board.watcher.sections()["live"].html
     assert capsys.readouterr().err.count("\n") == 1  # once, not at every look
 
 
@@ -258,15 +252,12 @@ def test_a_budget_is_kept_whatever_things_take(monkeypatch: pytest.MonkeyPatch) 
     assert kept.rest() == pytest.approx(17.0 + 9.0)
 
 
-def test_nobody_watches_nobody_looks(board: Board, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_asks_nobody_looks(board: Board, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     monkeypatch.setattr(store, "in_flight", lambda: looks.append(1) or [])
-    until(lambda: not board.watcher.fresh)
-    asleep = len(looks)
-    time.sleep(0.3)
-    assert len(looks) == asleep
-    with board.watcher.watching():
-        until(lambda: len(looks) > asleep + 1)
+    time.sleep(4 * watch.TICK)
+    assert not looks
+    settle(board, lambda: len(looks) > 1)
 
 
 def test_a_page_opened_after_a_sleep_is_up_to_date(
@@ -274,8 +265,8 @@ def test_a_page_opened_after_a_sleep_is_up_to_date(
 ) -> None:
     monkeypatch.setattr(board_module, "PATIENCE", 10.0)
     run = tiny_study.all_runs()[-1]
-    until(lambda: not board.watcher.fresh)
     store.claims.take([run])
+    time.sleep(2 * watch.TICK)
     assert run.id in ask(board.port, "/").body.decode()
 
 

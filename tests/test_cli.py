@@ -81,7 +81,7 @@ def test_mistakes_are_one_line_and_code_2(tmp_path: Path) -> None:
     assert_refused(spawned("run", "nosuch"), "nosuch", "quickstart")
     bad = tmp_path / "bad.toml"
     bad.write_text('[recipe]\noptimizer = "sgdd"\nbatch_size = 0\n')
-    assert_refused(initmem("run", bad), "optimizer = 'sgdd'", "batch_size = 0", "'adam'")
+    assert_refused(initmem("run", bad), "optimizer = 'sgdd'", "batch_size = 0", "adam")
     np.savez(tmp_path / "x.npz", x=np.zeros((30, 8, 8)))
     unlabelled = f"dataset={tmp_path / 'x.npz'}"
     target = tmp_path / "store"
@@ -436,7 +436,7 @@ def test_the_fields_of_a_study_are_those_of_its_file() -> None:
 
 
 def test_ctrl_c_is_130(command, monkeypatch) -> None:
-    monkeypatch.setattr("initmem.train.networks.catalogue", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("initmem.train.modules.catalogue", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     assert command("models") == (130, "", "")
 
 

@@ -68,18 +68,3 @@ def test_a_cluster_may_have_what_is_not_here() -> None:
     assert engine_named("slurm", workers=2, settings=settings, options=options).workers == 2 * 4
     with pytest.raises(ConfigError, match="device = 'tpu'"):
         engine_named("slurm", settings=Settings(device="tpu"))
-
-
-@pytest.mark.usefixtures("no_workers")
-def test_the_precision_asked_for_is_recorded(tmp_path: Path, command) -> None:
-    grid = 'name = "exact"\nscales = [1.0]\nseeds = [0]\n'
-    recipe = (
-        '[recipe]\ndataset = "synthetic:64x1x8x8"\nmodel = "mlp"\nwidth = 2\nbatch_size = 16\nepochs = 1\n'
-    )
-    (tmp_path / "study.toml").write_text(grid + recipe)
-    code, _, _ = command(
-        "run", str(tmp_path / "study.toml"), "--store", str(tmp_path / "store"), "--precision", "amp"
-    )
-    assert code == 0
-    (record,) = Store(tmp_path / "store").records()
-    assert record.provenance["precision"] == "amp"

@@ -49,7 +49,7 @@ def test_the_notebook_code_runs(tmp_path: Path, tiny_study: Study, monkeypatch) 
     (code,) = blocks(ROOT / "docs" / "report.md", "python")
     names: dict[str, str] = {}
     exec(compile(code, "report.md", "exec"), names)
-    assert 'data-label="memory (pp)" data-sort="15.0' in names["shown"]
+    assert 'data-label="memory" data-sort="15.0' in names["shown"]
 
 
 def test_the_readme_study_loads(tmp_path: Path) -> None:

@@ -252,7 +252,6 @@ def test_wandb_reads_what_was_written_offline(
 )
 def test_a_missing_library_is_named(store: Store, monkeypatch, to: str, package: str, hidden: str) -> None:
     monkeypatch.setitem(sys.modules, hidden, None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, f"initmem.export.to_{to}", raising=False)
     with pytest.raises(ConfigError, match=rf"{package}.*pip install 'initmem\[{to}\]'"):
         export(store, to)
     monkeypatch.undo()

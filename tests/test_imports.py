@@ -73,7 +73,7 @@ def test_help_loads_nothing_heavy() -> None:
     heavy = "'torch', 'numpy', 'scipy', 'matplotlib', 'polars', 'pydantic', 'rich.console'"
     script = (
         "import sys, initmem.cli; initmem.cli.load([]); loaded = set(sys.modules); "
-        f"assert 'initmem.cli.paper' in loaded; assert not {{{heavy}}} & loaded, {{{heavy}}} & loaded"
+        f"assert 'initmem.cli.bundled' in loaded; assert not {{{heavy}}} & loaded, {{{heavy}}} & loaded"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
+from initmem.data.dataset import Sizes
 from initmem.errors import ConfigError, ModelError
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.recipe import Recipe
@@ -63,7 +64,7 @@ def test_bundled_networks_and_torch_ones_get_the_same_numbers() -> None:
             self.c = nn.Linear(5, 3)
 
     recipe = Recipe.parse({"model": "mlp", "width": 5, "bias_std": 0.3})
-    bundled = build("mlp", replicas=1, shape=(3, 2, 2), classes=3, width=5, norm="batch")
+    bundled = build(recipe, Sizes(1, 1, 1, 3, 2, 2, 3))
     initialize(bundled, [Run(recipe, 0.7, 11, perturbation=2.0)])
     twin = Init.of(Run(recipe, 0.7, 11, perturbation=2.0)).apply(Twin())
     for layer, linear in zip(bundled.named_layers().values(), (twin.a, twin.b, twin.c), strict=True):

@@ -23,7 +23,7 @@ from initmem.train.init import initialize_replica, initialized
 from initmem.train.layers import by_replica
 from initmem.train.loop import train_epoch, train_pack
 from initmem.train.modules import build_module, check_module
-from initmem.train.networks import GPT2_STD, MODULES, gpt, vit
+from initmem.train.networks import GPT, GPT2_STD, MODULES, ViT
 from initmem.train.pack import Checkpoint, Pack
 from initmem.train.requirements import flops_per_image
 from initmem.train.variables import torch_variables
@@ -32,12 +32,6 @@ from test_train import differences, runs_of
 SMALL = {"width": 8, "depth": 1, "heads": 2, "batch_size": 12, "epochs": 2, "learning_rate": 0.05}
 VIT = SMALL | {"model": "vit", "dataset": "synthetic:60x1x8x8"}
 SUMS = SMALL | {"model": "gpt", "dataset": "modular-addition:7:0.5"}
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(register, "_models", {})
 
 
 @pytest.fixture
@@ -209,24 +203,24 @@ def test_the_options_of_the_bundled_modules_are_those_of_their_builders() -> Non
 
 def test_gpt_does_not_see_the_future_and_vit_sees_every_pixel() -> None:
     torch.manual_seed(0)
-    network = gpt(Tokens(11, 6), 11, 8, depth=2, heads=2)
+    network = GPT(Tokens(11, 6), 11, 8, depth=2, heads=2)
     x = torch.randint(0, 11, (1, 6))
     other = x.clone()
     other[0, 4] = (x[0, 4] + 1) % 11
     same = network(x).isclose(network(other), atol=1e-9).all(-1)[0]
     assert same.tolist() == [True] * 4 + [False] * 2
     image = torch.rand(1, 2, 8, 8, requires_grad=True)
-    (gradient,) = torch.autograd.grad(vit((2, 8, 8), 10, 8, patch=4, depth=1, heads=2)(image)[0, 3], image)
+    (gradient,) = torch.autograd.grad(ViT((2, 8, 8), 10, 8, patch=4, depth=1, heads=2)(image)[0, 3], image)
     assert (gradient != 0).all()
 
 
 def test_the_head_of_a_tied_gpt_is_its_embedding() -> None:
-    network = gpt(Tokens(11, 6), 11, 8, tied=True)
+    network = GPT(Tokens(11, 6), 11, 8, tied=True)
     assert network.head.weight is network.tokens.weight
     for call, text in (
-        (lambda: gpt(Tokens(11, 6), 10, 8, tied=True), "tied = true with 10 classes and 11 tokens"),
-        (lambda: gpt(Tokens(11, 6), 11, 9), "width = 9, depth = 4, heads = 4"),
-        (lambda: vit((1, 9, 9), 10, 8, patch=2), r"patch = 2 \(allowed: a divisor of 9 and 9\)"),
+        (lambda: GPT(Tokens(11, 6), 10, 8, tied=True), "tied = true with 10 classes and 11 tokens"),
+        (lambda: GPT(Tokens(11, 6), 11, 9), "width = 9, depth = 4, heads = 4"),
+        (lambda: ViT((1, 9, 9), 10, 8, patch=2), r"patch = 2 \(allowed: a divisor of 9 and 9\)"),
     ):
         with pytest.raises(ModelError, match=text):
             call()

@@ -312,7 +312,7 @@ def test_only_its_own_code_can_run_it() -> None:
             {"recipe": {"model": object}},
             "model = <class 'object'> (allowed: finite numbers, strings, booleans",
         ),
-        ({"recipe": {"batch_size": 0}}, "batch_size = 0 (allowed: a whole number from 1)"),
+        ({"recipe": {"batch_size": 0}}, "batch_size = 0 (allowed: greater than or equal to 1)"),
         ({"split": ["init", "luck"]}, "split = 'luck' (allowed: init, order, augment)"),
     ],
 )
@@ -484,7 +484,7 @@ def test_a_grid_is_a_memory_per_recipe(tmp_path: Path, capsys: pytest.CaptureFix
         ({"lr": "fast"}, "grid['lr'] = 'fast' (allowed: a list"),
         ({"dropout": [0.1]}, "dropout: in the recipe and in the grid"),
         ({"lr": range(1000), "b": range(1000)}, "the grid has 1,000,000 recipes"),
-        ({"batch_size": [16, 0]}, "batch_size = 0 (allowed: a whole number from 1)"),
+        ({"batch_size": [16, 0]}, "batch_size = 0 (allowed: greater than or equal to 1)"),
     ],
 )
 def test_grids_that_make_no_sense(tmp_path: Path, grid: dict[str, object], words: str) -> None:

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import fake_record
 from initmem import catalog
+from initmem.data.dataset import Sizes
 from initmem.data.sources import sizes
 from initmem.engines.plan import (
     _makespan,
@@ -24,8 +25,8 @@ from initmem.store.encoding import encode
 from initmem.study import Run, Study
 from initmem.study_file import load_study
 from initmem.train import loop, native
-from initmem.train.batches import EVALUATION_PIXELS
 from initmem.train.networks import build
+from initmem.train.pack import EVALUATION_PIXELS
 from initmem.train.requirements import flops_per_image
 
 
@@ -36,7 +37,7 @@ def test_operations_are_those_that_torch_counts(
 ) -> None:
     monkeypatch.setattr(native, "library", lambda: None)  # what C does, PyTorch cannot count
     recipe = Recipe.parse({"model": model, "width": 6})
-    network = build(model, replicas=1, shape=(3, side, side), classes=10, width=6, norm="batch")
+    network = build(recipe, Sizes(1, 1, 1, 3, side, side, 10))
     x = torch.zeros(2, 3, side, side)
     with FlopCounterMode(display=False) as counter:
         logits = network(x)

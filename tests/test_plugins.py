@@ -29,23 +29,15 @@ from initmem.store.store import Store
 from initmem.study import Run, Study, recipe_json
 from initmem.study_file import load_study
 from initmem.train.loop import train_epoch, train_pack
+from initmem.train.modules import obstacle
 from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
-from initmem.train.packable import obstacle
 from initmem.train.requirements import check
 
 PAGE = Path(__file__).parents[1] / "docs" / "plugins.md"
 PLUGIN, FADING, SPIRALS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
 STUDY = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)[0]
 TINY = {"dataset": "synthetic:60x1x8x8", "width": 4, "batch_size": 12, "epochs": 2, "learning_rate": 0.01}
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(register, "_models", {})
-    monkeypatch.setattr(register, "_optimizers", {})
-    monkeypatch.setattr(register, "_datasets", {})
 
 
 @pytest.fixture
@@ -81,7 +73,7 @@ def test_options_are_read_off_the_signature() -> None:
     ):
         """Not called."""
 
-    assert [str(option) for option in register.find_model("own").options] == [
+    assert [str(option) for option in register.models.find("own").options] == [
         "depth=2", "rate=0.5", "kind=a", "bias=True",
     ]  # fmt: skip
     recipe = Recipe.parse({"model": "own", "depth": 3, "rate": 1, "kind": "b", "bias": False})
@@ -106,11 +98,11 @@ def test_an_option_is_part_of_id_and_label_unless_it_is_the_default() -> None:
     assert deep.get("depth") == 3 and plain.get("depth") == 2
 
 
-def test_a_store_is_read_without_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_read_without_the_plugin() -> None:
     register.model("own")(lambda input, outputs, width, depth=2: None)
     recipe = Recipe.parse({"model": "own", "depth": 3, "epochs": 2})
     content = recipe_json(recipe)
-    monkeypatch.setattr(register, "_models", {})
+    register.models._things.clear()
     again = stored_recipe(content)
     assert again == recipe and again.id == recipe.id
     with pytest.raises(ConfigError, match=r"model = 'own' \(allowed: resnet9, .*gpt; --plugin MODULE brings"):
@@ -130,8 +122,8 @@ def test_settings_that_would_do_nothing_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "build", "text"),
     [
-        ("resnet9", flat, "initmem has a model of this name"),
-        ("vit", flat, "initmem has a model of this name"),
+        ("resnet9", flat, "this model comes with initmem"),
+        ("vit", flat, "this model comes with initmem"),
         ("two words", flat, "a name of letters, digits, - and _"),
         ("own", 3, "3 cannot be called"),
         ("own", lambda x, y: None, r"the builder takes \(x, y\)"),
@@ -153,7 +145,7 @@ def test_two_plugins_cannot_share_a_name() -> None:
         ConfigError, match=r"register.model\('own'\): test_plugins.flat has this name already"
     ):
         register.model("own")(lambda input, outputs, width: None)
-    with pytest.raises(ConfigError, match="initmem has a dataset of this name"):
+    with pytest.raises(ConfigError, match="this dataset comes with initmem"):
         register.dataset("digits")(dict)
 
 
@@ -237,7 +229,7 @@ def test_installed_packages_bring_plugins_by_entry_point(folder: Path) -> None:
     (about / "entry_points.txt").write_text("[initmem.plugins]\nconvmixer = convmixer\n")
     sys.path.insert(0, str(folder))
     assert load_study("mixing.toml").recipes[0].model == "convmixer"
-    assert [model.name for model in register.models()] == ["convmixer"]
+    assert register.models.names() == ["convmixer"]
 
 
 def test_a_registered_dataset_is_trained_on() -> None:
@@ -251,7 +243,7 @@ def test_a_registered_dataset_is_trained_on() -> None:
         (lambda: {"x": np.zeros(3)}, "contains x"),
         (lambda: {"x": np.zeros((30, 4)), "y": np.zeros(30)}, "y is float64"),
     ):
-        register._datasets["other"] = function
+        register.datasets._things["other"] = function
         with pytest.raises(InitmemError, match=text):
             load(Recipe.parse(TINY | {"dataset": "other"}))
 
@@ -431,7 +423,7 @@ def test_the_arguments_of_an_optimizer_are_fields_with_the_defaults_of_its_signa
 def test_runs_of_a_registered_optimizer_keep_their_ids_without_the_plugin() -> None:
     register.optimizer("own")(Plain)
     recipes = [own_optimizer(), own_optimizer(weight_decay=0.0)]
-    register._optimizers.clear()
+    register.optimizers._things.clear()
     for recipe in recipes:
         again = stored_recipe(recipe_json(recipe))
         assert (again, again.id) == (recipe, recipe.id)
@@ -521,7 +513,7 @@ def test_a_broken_optimizer_is_refused_before_anything_is_trained(build, text: s
 @pytest.mark.parametrize(
     ("name", "build", "text"),
     [
-        ("adam", Plain, "initmem has an optimizer of this name"),
+        ("adam", Plain, "this optimizer comes with initmem"),
         ("own", lambda params: None, r"it takes \(params\) \(allowed: \(params, lr, argument=default"),
         ("own", lambda lr: None, r"it takes \(lr\)"),
         ("own", lambda params, lr, more: None, r"it takes \(params, lr, more\)"),

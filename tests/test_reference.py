@@ -12,7 +12,7 @@ from initmem.paper.reference import clock_of, find, imbalance_of, memory_of, mil
 from initmem.plots.model import Heatmap, Intervals, Plot
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.theory.figure9 import adam_path, gradient_path
-from initmem.train.networks import catalogue
+from initmem.train.modules import catalogue
 
 MAIN = {"batch_size": 16}
 

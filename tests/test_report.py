@@ -30,10 +30,9 @@ from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
 from initmem.record import RunRecord, Summary, crashed, summarize
 from initmem.report import charts
-from initmem.report.content import Content
+from initmem.report.content import Content, published
 from initmem.report.page import SECTIONS, render, sections, verdict_html, write_report
-from initmem.report.tables import packs, published, run_rows, which
-from initmem.report.verdicts import headline, reached
+from initmem.report.tables import headline, packs, reached, run_rows, which
 from initmem.store.results import Survey
 from initmem.store.store import Store
 from initmem.study import Run, Study
@@ -529,7 +528,7 @@ def test_a_result_shows_itself_in_a_notebook(store: Store) -> None:
 
 def test_the_result_of_measure_is_such_a_picture_with_its_notes(store: Store, tiny_study: Study) -> None:
     shown = Result(store, tiny_study)._repr_html_()
-    assert len(Tags(shown).all("svg")) == 3  # the sign of the verdict, the curve, the interval
+    assert len(Tags(shown).all("svg")) == 4  # the sign of the verdict, the curve, the interval and its axis
     assert "The recipe remembers its initialization (generalization)." in shown
     run = tiny_study.all_runs()[0]
     store.set_aside(lambda record: record.id == run.id)

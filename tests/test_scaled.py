@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from initmem.data.dataset import Sizes
 from initmem.data.sources import load
 from initmem.errors import ConfigError
 from initmem.pipeline.init import Init
@@ -69,7 +70,7 @@ def test_orthogonal_kernels_have_no_preferred_direction() -> None:
 def variables(scale: float, seed: int = 0, **fields: object) -> dict[str, torch.Tensor]:
     """The initial variables of a small bundled network."""
     recipe = Recipe.parse({"model": "mlp", "width": 40} | fields)
-    network = build("mlp", replicas=1, shape=(3, 4, 4), classes=3, width=40, norm="batch").double()
+    network = build(recipe, Sizes(1, 1, 1, 3, 4, 4, 3)).double()
     initialize(network, [Run(recipe, scale, seed)])
     return {variable.name: variable.place.value().detach() for variable in replica_variables(network)}
 

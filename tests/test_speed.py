@@ -14,14 +14,12 @@ from benchmarks.bench.command import asked_peers, asked_workloads, ratio_table
 from benchmarks.bench.compare import AS_IS, Setting, time_initmem, time_peer, whole
 from benchmarks.bench.workloads import CORE, WORKLOADS, Workload
 
-from initmem.data.sources import load, sizes
+from initmem.data.sources import sizes
 from initmem.engines.packs import pack_size
 from initmem.engines.plan import run_flops
 from initmem.errors import ConfigError
 from initmem.recipe import Recipe
-from initmem.study import Run
 from initmem.train.layers import Conv, ConvNormRelu
-from initmem.train.loop import train_pack
 
 SMALL = {"dataset": "synthetic:60x1x8x8", "width": 2}
 TINY = Workload("tiny", Recipe.parse(SMALL | {"epochs": 5}), runs=4, timed=1)
@@ -53,16 +51,6 @@ def test_pooling_before_relu_is_pooling_after_it() -> None:
     grad_output = torch.randn_like(expected)
     variables = [x, *block.parameters()]
     torch.testing.assert_close(*(torch.autograd.grad(y, variables, grad_output) for y in (found, expected)))
-
-
-def test_less_precision_only_when_asked_and_said_so() -> None:
-    recipe = Recipe.parse(SMALL | {"epochs": 2, "learning_rate": 0.1})
-    runs, data = [Run(recipe, 1.0, 0)], load(recipe)
-    plain, mixed = (train_pack(runs, data, precision=precision)[0] for precision in ("float32", "amp"))
-    assert (plain.provenance["precision"], mixed.provenance["precision"]) == ("float32", "amp")
-    losses = plain.history["train_cross_entropy"], mixed.history["train_cross_entropy"]
-    assert not (losses[0] == losses[1]).all()
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
 def test_packs_are_chosen_by_shape_whatever_an_old_cache_says(

@@ -50,7 +50,7 @@ COMMANDS = [
     ["studies"],
     ["studies", "main-grid"],
     ["plan", "quickstart", "--preset", "smoke"],
-    ["run", "LONG", "--store", "STORE", "--workers", "2"],
+    ["run", "LONG", "--store", "STORE", "--engine", "inline"],
     ["status", "STORE"],
     ["status", GRID],
     ["measure", "STORE"],
@@ -73,30 +73,30 @@ COMMANDS = [
     *(["theory", name] for name in ("propositions", "exponents", "fig9", "diagonal", "resetting")),
 ]
 DRIVER = """
-import fcntl, functools, json, struct, sys, termios
-from initmem.cli import app
+import fcntl, json, struct, sys, termios
+from initmem.cli import base
 from initmem.plots import tables
-import initmem.engines.plan as plan
-import initmem.theory.show as theory
 
-shown, commands, log = [], *sys.argv[1:]
-of_table = tables.print_table
-plan.plan = functools.cache(plan.plan)  # timed once, not once per width
-theory.show = functools.cache(theory.show)
+commands, log = sys.argv[1:]
+printed, say, print_table = [], base.say, tables.print_table
+base.say = lambda text, err=False: err or printed.append(text)
+tables.print_table = lambda table, console: printed.append(table)
+from initmem.cli import app  # its commands take what was put in place above
 
-def noted(table, *rest, **options):
-    plain = table.without_pictures()
-    cells = [[cell.text for cell in row] for row in plain.rows]
-    shown.append([[str(c), c.title, c.kind, c.priority, c.about] for c in plain.columns] + [cells])
-    of_table(table, *rest, **options)
-
-tables.print_table = noted
-for width in (80, 100, 160):
-    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    for words in json.loads(commands):
-        shown.clear()
+for words in json.loads(commands):
+    printed.clear()
+    app(words, standalone_mode=False)
+    shown = []
+    for table in printed:
+        if not isinstance(table, str):
+            plain = table.without_pictures()
+            cells = [[cell.text for cell in row] for row in plain.rows]
+            shown.append([[str(c), c.title, c.kind, c.priority, c.about] for c in plain.columns] + [cells])
+    for width in (80, 100, 160):
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
         print("\\x1d", flush=True)
-        app(words, standalone_mode=False)
+        for item in printed:
+            say(item) if isinstance(item, str) else print_table(item, base.console())
         print("\\x1e", flush=True)
         with open(log, "a") as file:
             file.write(json.dumps([width, words, shown]) + "\\n")

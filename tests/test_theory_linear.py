@@ -139,9 +139,8 @@ def test_wrong_arguments_are_named():
 
 def test_importing_the_package_stays_light():
     code = (
-        "import sys, initmem.theory as t; "
-        "heavy = {'scipy', 'torch', 'matplotlib'} & set(sys.modules); assert not heavy, heavy; "
-        "assert all(getattr(t, name).__module__.startswith(t.__name__) for name in t.__all__)"
+        "import sys, initmem.theory; "
+        "heavy = {'scipy', 'torch', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from initmem.clocks import clocks, epoch_rates, updates_per_epoch
+from initmem.data.dataset import Sizes
 from initmem.data.sources import load
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
@@ -241,9 +242,9 @@ def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny: Recipe) -> None:
 
 
 def test_initialization_is_paired_and_has_the_right_size() -> None:
-    recipe = Recipe(dataset="synthetic", bias_std=0.2)
+    recipe = Recipe(dataset="synthetic", width=16, bias_std=0.2)
     runs = [Run(recipe, 0.5, 7), Run(recipe, 2.0, 7), Run(recipe, 2.0, 8)]
-    network = build("resnet9", replicas=3, shape=(3, 32, 32), classes=10, width=16, norm="batch")
+    network = build(recipe, COLOR, 3)
     initialize(network, runs)
     for layer in network.named_layers().values():
         small, large, other = by_replica(layer.kernel, 3)
@@ -274,21 +275,24 @@ def test_seed_roles_move_only_their_own_stream(tiny: Recipe) -> None:
     assert torch.equal(order, other_init[1])
 
 
+COLOR = Sizes(1, 1, 1, 3, 32, 32, 10)
+
+
 def test_parameter_counts() -> None:
     for replicas in (1, 4):
-        network = build("resnet9", replicas=replicas, shape=(3, 32, 32), classes=10, width=64, norm="batch")
-        assert count(network) == (6_575_370, 6_579_850)
+        network = build(Recipe(), COLOR, replicas)
+        assert count(network) == (replicas * 6_575_370, replicas * 6_579_850)
 
 
 def test_images_too_small_for_the_pools_are_refused() -> None:
     with pytest.raises(ModelError, match=r"cannot take 4x8 images .allowed: at least 8x8"):
-        build("resnet9", replicas=1, shape=(1, 4, 8), classes=10, width=4, norm="batch")
+        build(Recipe(), Sizes(1, 1, 1, 1, 4, 8, 10))
 
 
 def test_shared_input_is_the_same_as_repeated_input() -> None:
     torch.manual_seed(0)
     for model in ("resnet9", "mlp"):
-        network = build(model, replicas=3, shape=(2, 8, 8), classes=5, width=4, norm="batch").double()
+        network = build(Recipe(model=model, width=4), Sizes(1, 1, 1, 2, 8, 8, 5), 3).double()
         initialize(network, runs_of(Recipe()))
         network.eval()
         x = torch.rand(6, 2, 8, 8, dtype=torch.float64)
@@ -361,14 +365,14 @@ def half_way(tiny: Recipe, runs: list[Run], **how) -> list[Checkpoint]:
 
 def test_a_record_says_when_its_sessions_were_not_alike(tiny: Recipe) -> None:
     runs = [Run(tiny, scale, 0) for scale in (0.5, 1.0, 2.0)]
-    saved = half_way(tiny, runs, precision="amp")
-    alike = train_pack(runs, load(tiny), resume=saved, precision="amp")
+    saved = half_way(tiny, runs)
+    alike = train_pack(runs, load(tiny), resume=saved)
     assert all("sessions" not in record.provenance for record in alike)
     (mixed,) = train_pack(runs[1:2], load(tiny), resume=saved[1:2])
     first, second = mixed.provenance["sessions"]
     each = updates_per_epoch(tiny, len(load(tiny).train))
-    assert (first["updates"], first["precision"], first["pack"]) == (each, "amp", 3)
-    assert (second["updates"], second["precision"], second["pack"]) == (3 * each, "float32", 1)
+    assert (first["updates"], first["pack"]) == (each, 3)
+    assert (second["updates"], second["pack"]) == (3 * each, 1)
     assert {"initmem", "torch", "native", "device"} <= first.keys()
 
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from initmem.catalog import steps_of
 
@@ -46,38 +47,28 @@ T = TypeVar("T", float, "NDArray[np.float64]")
 class Schedule(Protocol):
     """The settings that determine the learning rate of every update, as in `Recipe` and the linear lab."""
 
+    optimizer: Any  # a name, as is the schedule
+    learning_rate: float
+    schedule: Any
+    lr_floor: float
+    warmup: int
+    momentum: float
+    l2: float
+    batch_size: int
+    epochs: int
+
     @property
-    def optimizer(self) -> str: ...  # noqa: D102
-    @property
-    def learning_rate(self) -> float: ...  # noqa: D102
-    @property
-    def schedule(self) -> str: ...  # noqa: D102
-    @property
-    def lr_floor(self) -> float: ...  # noqa: D102
-    @property
-    def warmup(self) -> int: ...  # noqa: D102
-    @property
-    def momentum(self) -> float: ...  # noqa: D102
-    @property
-    def l2(self) -> float: ...  # noqa: D102
-    @property
-    def weight_decay(self) -> float: ...  # noqa: D102
-    @property
-    def batch_size(self) -> int: ...  # noqa: D102
-    @property
-    def epochs(self) -> int: ...  # noqa: D102
+    def weight_decay(self) -> float: ...  # noqa: D102  (a constant of the linear lab)
 
 
+@dataclass(slots=True, eq=False)
 class RateSums(Generic[T]):
     """Sums over updates, each a number or an array of partial sums: they give all clocks but `angular`."""
 
-    __slots__ = ("corrected", "decay", "eta", "eta2")
-
-    def __init__(self, eta: T, eta2: T, corrected: T, decay: T) -> None:
-        self.eta: T = eta  # sum of eta
-        self.eta2: T = eta2  # sum of eta^2
-        self.corrected: T = corrected  # sum of (eta / (1 - momentum))^2
-        self.decay: T = decay  # sum of (l2 + weight decay / 2) * eta
+    eta: T  # sum of eta
+    eta2: T  # sum of eta^2
+    corrected: T  # sum of (eta / (1 - momentum))^2
+    decay: T  # sum of (l2 + weight decay / 2) * eta
 
     @classmethod
     def of_recipe(cls, recipe: Schedule, eta: T, eta2: T) -> RateSums[T]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
+    from pydantic import BaseModel
+
+Model = TypeVar("Model", bound="BaseModel")
 
 
 class InitmemError(Exception):
@@ -95,14 +97,20 @@ SYNONYMS = {  # what other libraries call a field
 }
 
 
-def problems(
-    error: ValidationError, model: type[BaseModel], recipe_fields: Collection[str] = ()
-) -> list[str]:
-    """Turn pydantic's errors into one phrase per bad field of a model.
+def validated(
+    model: type[Model], values: Any, *, recipe_fields: Collection[str] = (), context: Any = None
+) -> Model:
+    """An instance of a pydantic model; every bad field is reported at once, in a phrase each.
 
     A study file gives the fields of a recipe as well, to say where a misplaced one belongs.
     """
-    return [_phrase(item, model, recipe_fields) for item in error.errors()]
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(values, context=context)
+    except ValidationError as error:
+        phrases = [_phrase(item, model, recipe_fields) for item in error.errors()]
+    raise ConfigError("; ".join(phrases))
 
 
 def _phrase(item: Any, model: type[BaseModel], recipe_fields: Collection[str]) -> str:

@@ -18,14 +18,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from initmem import catalog, register
-from initmem.errors import ConfigError, allowed, problems
+from initmem.errors import ConfigError, allowed, validated
 
 Norm = Literal["batch", "layer"]
 Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
@@ -111,26 +110,16 @@ class Recipe(BaseModel):
         given = _with_options(given, cls.model_fields)
         # The defaults of a registered optimizer are part of the id: a store is read without the plugin.
         defaults = catalog.defaults_of(given.get("model"), given.get("optimizer"))
-        if info.context != STORED and (own := register.find_optimizer(str(given.get("optimizer", "sgd")))):
+        if info.context != STORED and (own := register.optimizers.find(str(given.get("optimizer", "sgd")))):
             defaults |= own.fields
         return defaults | given
 
-    @field_validator("dataset")
+    @field_validator("dataset", "model", "optimizer")
     @classmethod
-    def _known_dataset(cls, name: str, info: ValidationInfo) -> str:
-        bundled = name.endswith(".npz") or name.split(":")[0] in catalog.DATASETS
-        if bundled or info.context == STORED or register.find_dataset(name) is not None:
-            return name
-        forms = ("synthetic:NxCxHxW", "modular-addition:MODULUS:FRACTION", "text:LENGTH:FILE")
-        raise ValueError(allowed([*catalog.DATASETS, *register.datasets(), *forms, "a path ending in .npz"]))
-
-    @field_validator("model")
-    @classmethod
-    def _known_model(cls, name: str, info: ValidationInfo) -> str:
-        if name in catalog.NETWORKS or info.context == STORED or register.find_model(name) is not None:
-            return name
-        registered = [model.name for model in register.models()]
-        raise ValueError(allowed([*catalog.NETWORKS, *registered]) + "; --plugin MODULE brings others")
+    def _known_name(cls, name: str, info: ValidationInfo) -> str:
+        if info.context != STORED:
+            register.check_name(info.field_name, name)  # type: ignore[arg-type]
+        return name
 
     @field_validator("options")
     @classmethod
@@ -167,16 +156,6 @@ class Recipe(BaseModel):
         """Whether a plugin registered the optimizer."""
         return self.optimizer not in catalog.OPTIMIZERS
 
-    @field_validator("optimizer")
-    @classmethod
-    def _known_optimizer(cls, name: str, info: ValidationInfo) -> str:
-        if info.context == STORED or name in catalog.OPTIMIZERS or register.find_optimizer(name):
-            return name
-        of_torch = [each for each in catalog.OPTIMIZERS if each.startswith("torch:")]
-        own = [each for each in catalog.OPTIMIZERS if each not in of_torch]
-        offered = of_torch if name.startswith("torch:") else [*own, *register.optimizers(), "torch:NAME"]
-        raise ValueError(allowed(map(repr, offered)) + "; --plugin MODULE brings others")
-
     @field_validator("scaled")
     @classmethod
     def _some_variables(cls, text: str) -> str:
@@ -198,10 +177,7 @@ class Recipe(BaseModel):
     @classmethod
     def parse(cls, values: Mapping[str, Any], context: Mapping[str, bool] | None = None) -> Recipe:
         """Build a recipe; every bad field is reported at once, with its value and what is allowed."""
-        try:
-            return cls.model_validate(dict(values), context=context)
-        except ValidationError as error:
-            raise ConfigError("; ".join(problems(error, cls))) from None
+        return validated(cls, dict(values), context=context)
 
     def changes(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults: the identity of the recipe."""
@@ -254,9 +230,10 @@ class Recipe(BaseModel):
 DEFAULTS = {name: field.default for name, field in Recipe.model_fields.items()}
 
 # Settings that mean for user code what they mean for bundled networks: clocks read them.
-POSITIVE = ("learning_rate",)
-NOT_NEGATIVE = ("l2", "weight_decay", "momentum", "beta1", "beta2")
-WHOLE = ("batch_size", "epochs", "width", "train_size", "patience")
+SHARED = (
+    "learning_rate", "l2", "weight_decay", "momentum", "beta1", "beta2", "batch_size", "epochs", "width",
+    "train_size", "patience", *INITIALIZATION,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,13 +259,14 @@ class PipelineRecipe:
         """Build a recipe; every bad value is reported at once."""
         given = {str(name): value for name, value in values.items() if value is not None}
         name = given.pop("pipeline", None)
-        wrong = [text for key, value in given.items() if (text := _bad_setting(key, value))]
         if not isinstance(name, str) or not 0 < len(name) <= 100:
-            wrong.insert(0, f"pipeline = {name!r} (allowed: a name of 1 to 100 characters)")
+            raise ConfigError(f"pipeline = {name!r} (allowed: a name of 1 to 100 characters)")
+        wrong = {key: value for key, value in given.items() if not _is_plain(value)}
         if wrong:
-            raise ConfigError("; ".join(wrong))
-        Recipe.parse({key: value for key, value in given.items() if key in INITIALIZATION})
-        return cls(str(name), tuple((key, _frozen(given[key])) for key in sorted(given)))
+            fields = "; ".join(f"{key} = {value!r}" for key, value in wrong.items())
+            raise ConfigError(f"{fields} (allowed: finite numbers, strings, booleans, and lists of them)")
+        Recipe.parse({key: value for key, value in given.items() if key in SHARED})
+        return cls(name, tuple((key, _frozen(given[key])) for key in sorted(given)))
 
     @property
     def id(self) -> str:
@@ -343,24 +321,13 @@ def stored_recipe(values: Mapping[str, Any]) -> AnyRecipe:
     return parse_recipe(values, STORED)
 
 
-def _bad_setting(name: str, value: object) -> str:
-    """What is wrong with a declared value; empty if nothing is."""
-    number = (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    )
-    if not name or len(name) > 100:
-        return f"recipe setting {name!r} (allowed: a name of 1 to 100 characters)"
-    if name in WHOLE and not (type(value) is int and value >= 1):
-        return f"{name} = {value!r} (allowed: a whole number from 1)"
-    if name in POSITIVE and not (number and value > 0):  # type: ignore[operator]
-        return f"{name} = {value!r} (allowed: a number above 0)"
-    if name in NOT_NEGATIVE and not (number and value >= 0):  # type: ignore[operator]
-        return f"{name} = {value!r} (allowed: a number from 0)"
+def _is_plain(value: object) -> bool:
+    """Whether a value is a string, a boolean, a finite number, or a list of these."""
     if isinstance(value, list | tuple):
-        return next((text for item in value if (text := _bad_setting(f"{name}[]", item))), "")
-    if not (number or isinstance(value, str | bool)):
-        return f"{name} = {value!r} (allowed: finite numbers, strings, booleans, and lists of them)"
-    return ""
+        return all(map(_is_plain, value))
+    return isinstance(value, str) or (
+        isinstance(value, int | float) and abs(value) <= sys.float_info.max  # false for NaN
+    )
 
 
 def _frozen(value: Any) -> Value:

@@ -253,17 +253,22 @@ def same_cause(cause: str) -> str:
     return re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "0", cause)
 
 
-def crash_causes(records: Iterable[RunRecord]) -> list[CrashCause]:
-    """The causes of all crashed runs, the most frequent first."""
+def crashed_alike(records: Iterable[RunRecord]) -> list[list[RunRecord]]:
+    """The crashed runs, those of the same cause together, the most frequent first."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         if record.status == "crashed":
             groups.setdefault(same_cause(cause_line(record)), []).append(record)
-    causes = [
-        CrashCause(cause_line(group[0]), len(group), group[0].id, group[0].run.scale, group[0].run.seed)
-        for group in groups.values()
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def crash_causes(records: Iterable[RunRecord]) -> list[CrashCause]:
+    """The causes of all crashed runs, the most frequent first."""
+    return [
+        CrashCause(cause_line(first), len(group), first.id, first.run.scale, first.run.seed)
+        for group in crashed_alike(records)
+        for first in group[:1]
     ]
-    return sorted(causes, key=lambda cause: -cause.runs)
 
 
 def crash_lines(records: Sequence[RunRecord], most: int = 3) -> list[str]:

@@ -26,10 +26,10 @@ import importlib.metadata
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from initmem import catalog
 from initmem.catalog import Option
@@ -40,6 +40,7 @@ ARGUMENTS = ("input", "outputs", "width")  # of every builder, before its option
 KINDS: tuple[type, ...] = (bool, int, float, str)
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
+Thing = TypeVar("Thing")
 
 
 class Tokens(NamedTuple):
@@ -68,10 +69,44 @@ class RegisteredOptimizer:
     fields: Mapping[str, float]  # of a recipe, with the defaults of the signature
 
 
-# What plugins have registered in this process: filled by the decorators, as in pytest and timm.
-_models: dict[str, Model] = {}
-_optimizers: dict[str, RegisteredOptimizer] = {}
-_datasets: dict[str, Callable[[], Mapping[str, Any]]] = {}
+class Registry(Generic[Thing]):
+    """What plugins have registered of one kind in this process, by decorators as in pytest and timm."""
+
+    def __init__(self, kind: str, bundled: Collection[str]) -> None:
+        self._kind, self._bundled = kind, bundled
+        self._things: dict[str, Thing] = {}
+        self._homes: dict[str, str] = {}  # where each was defined
+
+    def add(self, name: object, build: Any, thing: Callable[[], Thing]) -> None:
+        """Take in a thing, once its name and the function or class that builds it are checked."""
+        call = f"register.{self._kind}({name!r})"
+        if not isinstance(name, str) or not name.replace("-", "_").isidentifier() or len(name) > 100:
+            raise ConfigError(f"{call} (allowed: a name of letters, digits, - and _)")
+        if name in self._bundled:
+            raise ConfigError(f"{call}: this {self._kind} comes with initmem (allowed: another name)")
+        if not callable(build):
+            raise ConfigError(f"{call}: {build!r} cannot be called (allowed: a function)")
+        home = f"{getattr(build, '__module__', '')}.{getattr(build, '__qualname__', build)}"
+        # A module that is imported again, as by `importlib.reload`, registers the same thing.
+        if self._homes.get(name, home) != home:
+            raise ConfigError(f"{call}: {self._homes[name]} has this name already")
+        self._things[name], self._homes[name] = thing(), home
+
+    def find(self, name: str) -> Thing | None:
+        """What was registered under a name; None if nothing was."""
+        if name not in self._things and name not in self._bundled:
+            load_installed()
+        return self._things.get(name)
+
+    def names(self) -> list[str]:
+        """The names of all that is registered."""
+        load_installed()
+        return list(self._things)
+
+
+models: Registry[Model] = Registry("model", catalog.NETWORKS)
+optimizers: Registry[RegisteredOptimizer] = Registry("optimizer", catalog.OPTIMIZERS)
+datasets: Registry[Callable[[], Mapping[str, Any]]] = Registry("dataset", catalog.DATASETS)
 
 
 def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
@@ -84,8 +119,7 @@ def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
     """
 
     def registered(build: Builder) -> Builder:
-        _check_name("model", name, catalog.NETWORKS, _models.get(name), build)
-        _models[name] = Model(name, build, _options(name, build), kernels)
+        models.add(name, build, lambda: Model(name, build, _options(name, build), kernels))
         return build
 
     return registered
@@ -100,8 +134,7 @@ def optimizer(name: str) -> Callable[[Builder], Builder]:
     """
 
     def registered(build: Builder) -> Builder:
-        _check_name("optimizer", name, catalog.OPTIMIZERS, _optimizers.get(name), build)
-        _optimizers[name] = RegisteredOptimizer(name, build, _optimizer_fields(name, build))
+        optimizers.add(name, build, lambda: RegisteredOptimizer(name, build, _optimizer_fields(name, build)))
         return build
 
     return registered
@@ -111,57 +144,38 @@ def dataset(name: str) -> Callable[[Builder], Builder]:
     """Register a function without arguments that returns arrays under the names of an .npz dataset."""
 
     def registered(load: Builder) -> Builder:
-        _check_name("dataset", name, catalog.DATASETS, _datasets.get(name), load)
-        _datasets[name] = load
+        datasets.add(name, load, lambda: load)
         return load
 
     return registered
 
 
-def find_model(name: str) -> Model | None:
-    """A registered network; None if there is none of this name."""
-    if name not in _models and name not in catalog.NETWORKS:
-        load_installed()
-    return _models.get(name)
-
-
-def find_optimizer(name: str) -> RegisteredOptimizer | None:
-    """A registered optimizer; None if there is none of this name."""
-    if name not in _optimizers and name not in catalog.OPTIMIZERS:
-        load_installed()
-    return _optimizers.get(name)
-
-
-def find_dataset(name: str) -> Callable[[], Mapping[str, Any]] | None:
-    """A registered dataset; None if there is none of this name."""
-    if name not in _datasets and name not in catalog.DATASETS:
-        load_installed()
-    return _datasets.get(name)
-
-
-def models() -> list[Model]:
-    """The registered networks."""
-    load_installed()
-    return list(_models.values())
-
-
-def optimizers() -> list[str]:
-    """The names of the registered optimizers."""
-    load_installed()
-    return list(_optimizers)
-
-
-def datasets() -> list[str]:
-    """The names of the registered datasets."""
-    load_installed()
-    return list(_datasets)
+def check_name(kind: Literal["dataset", "model", "optimizer"], name: str) -> None:
+    """Refuse, with a `ValueError`, a name in a recipe that neither initmem nor a plugin has."""
+    match kind:
+        case "dataset":
+            if name.endswith(".npz") or name.split(":")[0] in catalog.DATASETS or datasets.find(name):
+                return
+            forms = ("synthetic:NxCxHxW", "modular-addition:MODULUS:FRACTION", "text:LENGTH:FILE")
+            offered = [*catalog.DATASETS, *datasets.names(), *forms, "a path ending in .npz"]
+        case "model":
+            if name in catalog.NETWORKS or models.find(name):
+                return
+            offered = [*catalog.NETWORKS, *models.names()]
+        case "optimizer":
+            if name in catalog.OPTIMIZERS or optimizers.find(name):
+                return
+            of_torch = [one for one in catalog.OPTIMIZERS if one.startswith("torch:")]
+            own = [one for one in catalog.OPTIMIZERS if one not in of_torch]
+            offered = of_torch if name.startswith("torch:") else [*own, *optimizers.names(), "torch:NAME"]
+    raise ValueError(allowed(offered) + "; --plugin MODULE brings others")
 
 
 def options_of(name: str) -> tuple[Option, ...] | None:
     """The options of a network that is a plain module; None: no such network is known."""
     if name in catalog.NETWORKS and name not in catalog.PACKED:
         return catalog.NETWORKS[name].options
-    registered = find_model(name)
+    registered = models.find(name)
     return None if registered is None else registered.options
 
 
@@ -194,26 +208,6 @@ def in_a_line(error: BaseException) -> str:
     """An exception in one line: its type, and what it says first."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-
-
-def _check_name(kind: str, name: object, bundled: Iterable[str], earlier: Any, build: object) -> None:
-    if not isinstance(name, str) or not name or len(name) > 100 or not name.replace("-", "_").isidentifier():
-        raise ConfigError(f"register.{kind}({name!r}) (allowed: a name of letters, digits, - and _)")
-    article = "an" if kind[0] in "aeiou" else "a"
-    if name in bundled:
-        raise ConfigError(
-            f"register.{kind}({name!r}): initmem has {article} {kind} of this name (allowed: another)"
-        )
-    if not callable(build):
-        raise ConfigError(f"register.{kind}({name!r}): {build!r} cannot be called (allowed: a function)")
-    earlier = earlier.build if isinstance(earlier, Model | RegisteredOptimizer) else earlier
-    # A module that is imported again, as by `importlib.reload`, registers the same thing.
-    if earlier is not None and _home(earlier) != _home(build):
-        raise ConfigError(f"register.{kind}({name!r}): {'.'.join(_home(earlier))} has this name already")
-
-
-def _home(thing: Any) -> tuple[str, str]:
-    return str(getattr(thing, "__module__", "")), str(getattr(thing, "__qualname__", thing))
 
 
 def _optimizer_fields(name: str, build: Callable[..., Any]) -> dict[str, float]:

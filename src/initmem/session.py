@@ -94,75 +94,55 @@ def run_study(
         how = HOW_PLUGINS if settings.trainer is None else HOW
         refuse_stale(opened, study, settings.fingerprint, keep_old=keep_old, how=how)
     on_start()
-    session = Session(opened, engine, pack=pack, keep_going=keep_going, watch=watch)
+    started = time.monotonic()
+    moved_aside = tuple(opened.recover())
     if retry_crashed:
         opened.set_aside(lambda record: record.status == "crashed")
-    study = with_stored_seeds(study, opened)
-    if until is not None:
-        study = replace(study, schedule=study.schedule or schedule(len(study.seeds), max_seeds))
-        study = with_seeds(study, study.recipes, study.schedule[0])
-    session.train(study)
-    while until is not None and not session.interrupted:
+    earlier = {record.id for record in opened.records()}
+
+    def train(study: Study, *announced: Event) -> bool:
+        """Train every run of the study that has no record yet; False when interrupted."""
+        opened.add_study(study)
+        runs = study.all_runs()
+        left = [run for run in runs if not opened.has(run)]
+        listen = watch(runs, left)
+        for event in announced:
+            listen(event)
+        if not keep_going:
+            listen = EarlyStop(listen, opened, len(left))
+        return engine.run(opened, packs(study, size=pack, workers=engine.workers), listen)
+
+    study = planned(with_stored_seeds(study, opened), until, max_seeds)
+    finished = train(study, MovedAside(moved_aside))
+    while finished and until is not None:
         larger = with_later_seeds(study, too_wide(study, opened, until), max_seeds)
         if larger == study:
             break
         study = larger
-        session.train(study)
-    return session.outcome(study)
+        finished = train(study)
+    runs = study.all_runs()
+    states = {record.id: record.status for record in opened.records()}
+    counts = Counter(states[run.id] for run in runs if run.id in states)
+    return Outcome(
+        store=opened.path,
+        runs=len(runs),
+        trained=sum(run.id in states and run.id not in earlier for run in runs),
+        completed=counts["completed"],
+        diverged=counts["diverged"],
+        crashed=counts["crashed"],
+        missing=len(runs) - counts.total(),
+        interrupted=not finished,
+        seconds=round(time.monotonic() - started, 3),
+        moved_aside=moved_aside,
+    )
 
 
-class Session:
-    """Trains a study on an engine, as often as seeds are added to it, and counts its records."""
-
-    def __init__(
-        self,
-        store: Store,
-        engine: Engine,
-        *,
-        pack: int | None,
-        keep_going: bool,
-        watch: Watch,
-    ) -> None:
-        self.store, self.engine = store, engine
-        self.pack, self.keep_going, self.watch = pack, keep_going, watch
-        self.started = time.monotonic()
-        self.moved_aside = tuple(store.recover())
-        self.trained: set[str] = set()  # ids of runs
-        self.interrupted = False
-        self._rounds = 0
-
-    def train(self, study: Study) -> None:
-        """Train every run of the study that has no record yet."""
-        self.store.add_study(study)
-        runs = study.all_runs()
-        left = [run for run in runs if not self.store.has(run)]
-        packed = packs(study, size=self.pack, workers=self.engine.workers)
-        listen = self.watch(runs, left)
-        if self.moved_aside and not self._rounds:
-            listen(MovedAside(self.moved_aside))
-        if not self.keep_going:
-            listen = EarlyStop(listen, self.store, len(left))
-        self._rounds += 1
-        self.interrupted = not self.engine.run(self.store, packed, listen)
-        self.trained |= {run.id for run in left if self.store.has(run)}
-
-    def outcome(self, study: Study) -> Outcome:
-        """How the study stands."""
-        runs = study.all_runs()
-        states = {record.id: record.status for record in self.store.records()}
-        counts = Counter(states[run.id] for run in runs if run.id in states)
-        return Outcome(
-            store=self.store.path,
-            runs=len(runs),
-            trained=len(self.trained & states.keys()),
-            completed=counts["completed"],
-            diverged=counts["diverged"],
-            crashed=counts["crashed"],
-            missing=len(runs) - counts.total(),
-            interrupted=self.interrupted,
-            seconds=round(time.monotonic() - self.started, 3),
-            moved_aside=self.moved_aside,
-        )
+def planned(study: Study, until: float | None, max_seeds: int) -> Study:
+    """The study with a schedule of analyses, and the seeds of the first, if its intervals have a target."""
+    if until is None:
+        return study
+    study = replace(study, schedule=study.schedule or schedule(len(study.seeds), max_seeds))
+    return with_seeds(study, study.recipes, study.schedule[0])
 
 
 def with_stored_seeds(study: Study, store: Store) -> Study:
@@ -228,23 +208,19 @@ class EarlyStop:
 
     def __init__(self, listen: Listener, store: Store, runs: int) -> None:
         self._listen, self._store, self._runs = listen, store, runs
-        self._causes: list[str] = []
-        self._armed = runs > ALIKE
+        self._first: list[str] = []  # what the first runs crashed with; empty: they did not
 
     def __call__(self, event: Event) -> None:
-        """Pass an event on, and look at the runs that have a record now."""
+        """Pass an event on, and look at the first runs that have a record now."""
         self._listen(event)
-        if not isinstance(event, Finished) or not self._armed:
+        if not isinstance(event, Finished) or len(self._first) >= ALIKE or self._runs <= ALIKE:
             return
         for run_id, status in event.runs:
-            self._armed = self._armed and status == "crashed"
-            if self._armed:
-                self._causes.append(cause_line(self._store.read(run_id)))
-        self._armed = self._armed and len({same_cause(cause) for cause in self._causes}) <= 1
-        if self._armed and len(self._causes) >= ALIKE:
+            self._first.append(cause_line(self._store.read(run_id)) if status == "crashed" else "")
+        if len(self._first) >= ALIKE and all(self._first) and len(set(map(same_cause, self._first))) == 1:
             raise StoppedEarly(
-                f"stopped: the first {len(self._causes)} of {self._runs} runs all crashed with "
-                f"{self._causes[0]} (their tracebacks are in {self._store.path}; once the code is fixed, the "
+                f"stopped: the first {len(self._first)} of {self._runs} runs all crashed with "
+                f"{self._first[0]} (their tracebacks are in {self._store.path}; once the code is fixed, the "
                 "same call tries them again; retry_crashed=True or --retry-crashed does so in any case, "
                 "keep_going=True or --keep-going trains the rest)"
             )

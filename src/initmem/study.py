@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from initmem.errors import ConfigError, problems
+from initmem.errors import ConfigError, validated
 from initmem.labels import labels
 from initmem.recipe import AnyRecipe, Recipe, content_id, stored_recipe
 from initmem.seeds import ROLES, Role
@@ -184,25 +184,14 @@ class Study:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:
         """Rebuild a study from `to_json`; malformed content is an error."""
-        try:
-            stored = _Stored.model_validate(content)
-        except ValidationError as error:
-            raise ConfigError("; ".join(problems(error, _Stored))) from None
-        return cls(
-            name=stored.name,
-            title=stored.title,
-            preset=stored.preset,
-            about=stored.about,
-            recipes=tuple(stored_recipe(recipe) for recipe in stored.recipes),
-            scales=tuple(stored.scales),
-            seeds=tuple(stored.seeds),
-            pins=tuple(stored.pins.items()),
-            perturbation=stored.perturbation,
-            split=tuple(stored.split),
-            more_seeds=tuple((key, tuple(seeds)) for key, seeds in stored.more_seeds.items()),
-            schedule=tuple(stored.schedule),
-            analyzed=tuple(stored.analyzed),
-        )
+        stored = validated(_Stored, content)
+        values: dict[str, Any] = dict(stored) | {  # with lists, where a study has tuples
+            "recipes": [stored_recipe(recipe) for recipe in stored.recipes],
+            "pins": list(stored.pins.items()),
+            "more_seeds": [(key, tuple(seeds)) for key, seeds in stored.more_seeds.items()],
+        }
+        tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+        return cls(**(values | tuples))
 
 
 def recipes_of(studies: Iterable[Study]) -> list[AnyRecipe]:

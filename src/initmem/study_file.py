@@ -6,22 +6,29 @@ import hashlib
 import itertools
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from operator import index
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from initmem import register
-from initmem.errors import ConfigError, allowed, problems
+from initmem.errors import ConfigError, allowed, validated
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
-from initmem.study import PERTURBATION, Scales, Seeds, Study
+from initmem.study import PERTURBATION, Scales, Seed, Seeds, Study
 
 LARGEST_GRID = 100_000  # recipes
-MORE_SEEDS = "more_seeds"  # in a block of the grid: seeds of its recipes beyond those of the study
+
+
+class _Block(BaseModel):
+    """A block of the grid: fields of recipes, and seeds of these recipes beyond those of the study."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    more_seeds: list[Seed] = []
 
 
 class _Part(BaseModel):
@@ -33,7 +40,7 @@ class _Part(BaseModel):
     scales: Scales | None = None
     seeds: Seeds | None = None
     recipe: dict[str, Any] = {}
-    grid: list[dict[str, Any]] | None = None
+    grid: list[_Block] | None = None
 
 
 class _File(_Part):
@@ -75,7 +82,7 @@ def load_study(
         recipes=tuple(recipes),
         scales=tuple(dict.fromkeys(part.scales or [1.0])),
         seeds=tuple(dict.fromkeys(part.seeds or [0])),
-        more_seeds=_more_seeds(part),
+        more_seeds=tuple((recipe.id, seeds) for recipe, seeds in recipes.items() if seeds),
         pins=tuple((role, file.pin[role]) for role in ROLES if role in file.pin),
         perturbation=PERTURBATION if file.chaos else 1.0,
         split=tuple(role for role in ROLES if role in file.split),
@@ -85,9 +92,9 @@ def load_study(
 def presets(name: str) -> dict[str, str]:
     """The presets of a study and what each of them changes; the default one comes first."""
     file = _read(name)
-    found = {file.preset: file.about} | {key: part.about for key, part in file.presets.items()}
+    changes = {file.preset: file.about} | {key: part.about for key, part in file.presets.items()}
     first = file.default_preset or file.preset
-    return {first: found[first]} | found
+    return {first: changes[first]} | changes
 
 
 def own_study(
@@ -102,11 +109,10 @@ def own_study(
 ) -> Study:
     """A study of user code: recipes that bear its name, one for every combination of the grid's values."""
     try:
-        part = _Part(scales=[float(scale) for scale in scales], seeds=[index(seed) for seed in seeds])
-    except ValidationError as error:
-        raise ConfigError("; ".join(problems(error, _Part))) from None
+        given = {"scales": [float(scale) for scale in scales], "seeds": [index(seed) for seed in seeds]}
     except (TypeError, ValueError) as error:
         raise ConfigError(f"scales or seeds: {error} (allowed: numbers, and whole numbers from 0)") from None
+    part = validated(_Part, given)
     for role in split:
         if role not in ROLES:
             raise ConfigError(f"split = {role!r} ({allowed(ROLES)})")
@@ -123,22 +129,26 @@ def own_study(
     )
 
 
-def _own_recipes(recipe: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[PipelineRecipe]:
+def _own_recipes(recipe: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> dict[PipelineRecipe, None]:
     """Recipes of user code; a list counts as an axis in the grid alone, elsewhere as one value."""
     for key, axis in grid.items():
         if isinstance(axis, str) or not isinstance(axis, Sequence) or not axis:
             raise ConfigError(f"grid[{key!r}] = {axis!r} (allowed: a list of at least one value)")
         if key in recipe:
             raise ConfigError(f"{key}: in the recipe and in the grid (allowed: in one of them)")
-    if (size := math.prod(map(len, grid.values()))) > LARGEST_GRID:
+    return dict.fromkeys(PipelineRecipe.parse({**recipe, **values}) for values in _combinations(grid))
+
+
+def _combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination of one value of each axis."""
+    if (size := math.prod(map(len, axes.values()))) > LARGEST_GRID:
         raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
-    chosen = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
-    return list(dict.fromkeys(PipelineRecipe.parse({**recipe, **values}) for values in chosen))
+    return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def single(overrides: Sequence[str]) -> AnyRecipe:
     """One recipe from `key=value` texts alone."""
-    return _expand(_Part(recipe=dict(override(text) for text in overrides)))[0]
+    return next(iter(_expand(_Part(recipe=dict(override(text) for text in overrides)))))
 
 
 def _read(name: str) -> _File:
@@ -147,19 +157,15 @@ def _read(name: str) -> _File:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # lists in lists in lists
         raise ConfigError(f"study {name}: not valid TOML: {error}") from None
-    found: list[str] = []
     try:
-        return _File.model_validate(raw)
-    except ValidationError as error:
-        found = problems(error, _File, Recipe.model_fields)
-    # Report the recipe's mistakes in the same breath, as far as it can be read at all.
-    try:
-        _expand(_Part(recipe=raw.get("recipe", {}), grid=raw.get("grid")))
+        return validated(_File, raw, recipe_fields=Recipe.model_fields)
     except ConfigError as error:
-        found.append(str(error))
-    except ValidationError:
-        pass
-    raise ConfigError(f"study {name}: " + "; ".join(found))
+        wrong = {str(error): None}
+    try:  # the recipe's mistakes in the same breath, as far as it can be read at all
+        _expand(validated(_Part, {key: raw[key] for key in ("recipe", "grid") if key in raw}))
+    except ConfigError as error:
+        wrong[str(error)] = None
+    raise ConfigError(f"study {name}: " + "; ".join(wrong))
 
 
 def _text(name: str) -> str:
@@ -183,7 +189,7 @@ def _choose(file: _File, preset: str | None) -> tuple[_Part, str]:
     if chosen not in file.presets:
         raise ConfigError(f"preset = {chosen!r} ({allowed([file.preset, *file.presets], chosen)})")
     over = file.presets[chosen]
-    grid = file.grid if over.seeds is None else _without_more_seeds(file.grid)
+    grid = file.grid if over.seeds is None else _without(file.grid, "more_seeds")
     return _Part(
         about=over.about,
         scales=over.scales or file.scales,
@@ -206,78 +212,57 @@ def override(text: str) -> tuple[str, Any]:
 
 def _apply(part: _Part, key: str, value: Any) -> _Part:
     """Set one value everywhere: for a recipe field that a grid varies, the override wins."""
-    if key in ("scales", "seeds"):
-        values = value if isinstance(value, list) else [value]
-        if key == "seeds":
-            part = part.model_copy(update={"grid": _without_more_seeds(part.grid)})
-        try:
-            return _Part.model_validate(part.model_dump(include=set(_Part.model_fields)) | {key: values})
-        except ValidationError as error:
-            raise ConfigError("; ".join(problems(error, _Part))) from None
-    grid = [{k: v for k, v in block.items() if k != key} for block in part.grid or []]
-    return part.model_copy(update={"recipe": part.recipe | {key: value}, "grid": grid or None})
+    if key not in ("scales", "seeds"):
+        update = {"recipe": part.recipe | {key: value}, "grid": _without(part.grid, key)}
+        return part.model_copy(update=update)
+    given = validated(_Part, {key: value if isinstance(value, list) else [value]})
+    grid = _without(part.grid, "more_seeds") if key == "seeds" else part.grid
+    return part.model_copy(update={key: getattr(given, key), "grid": grid})
 
 
-def _more_seeds(part: _Part) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The seeds that blocks of the grid give their recipes beyond those of the study."""
-    found: dict[str, tuple[int, ...]] = {}
-    for block in part.grid or []:
-        if MORE_SEEDS not in block:
-            continue
-        try:
-            asked = _Part.model_validate({"seeds": block[MORE_SEEDS]}).seeds or []
-        except ValidationError as error:
-            raise ConfigError(f"{MORE_SEEDS} of the grid: {'; '.join(problems(error, _Part))}") from None
-        extra = tuple(seed for seed in dict.fromkeys(asked) if seed not in (part.seeds or [0]))
-        found |= {recipe.id: extra for recipe in _expand(part.model_copy(update={"grid": [block]}))}
-    return tuple(found.items())
+def _without(grid: list[_Block] | None, key: str) -> list[_Block] | None:
+    """The grid without one field. Seeds that are given in another place are all seeds."""
+    return grid and [_Block(**{name: value for name, value in block if name != key}) for block in grid]
 
 
-def _without_more_seeds(grid: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Where seeds are given anew, they are all."""
-    return grid and [{key: value for key, value in block.items() if key != MORE_SEEDS} for block in grid]
+def _expand(part: _Part) -> dict[AnyRecipe, tuple[int, ...]]:
+    """Multiply out the grid: in a block, every list is an axis; blocks add up; duplicates merge.
 
-
-def _expand(part: _Part) -> list[AnyRecipe]:
-    """Multiply out the grid: in a block, every list is an axis; blocks add up; duplicates merge."""
-    found: dict[AnyRecipe, None] = {}
+    Each recipe comes with its seeds beyond those of the study.
+    """
+    recipes: dict[AnyRecipe, tuple[int, ...]] = {}
     wrong: dict[str, None] = {}
-    for block in _without_more_seeds(part.grid) or [{}]:
-        fields = part.recipe | block
-        axes = [value if isinstance(value, list) else [value] for value in fields.values()]
-        if (size := math.prod(len(axis) for axis in axes)) > LARGEST_GRID:
-            raise ConfigError(f"the grid has {size:,} recipes (allowed: up to {LARGEST_GRID:,})")
-        for values in itertools.product(*axes):
+    for block in part.grid or [_Block()]:
+        more = tuple(seed for seed in dict.fromkeys(block.more_seeds) if seed not in (part.seeds or [0]))
+        fields = part.recipe | (block.model_extra or {})
+        axes = {key: value if isinstance(value, list) else [value] for key, value in fields.items()}
+        for values in _combinations(axes):
             try:
-                recipe = parse_recipe(dict(zip(fields, values, strict=True)))
-                found[_with_digest(recipe)] = None
+                recipe = _with_digest(parse_recipe(values))
+                recipes[recipe] = more or recipes.get(recipe, ())
             except ConfigError as error:
                 wrong |= dict.fromkeys(str(error).split("; "))
     if wrong:
         raise ConfigError("; ".join(wrong))
-    if not found:
+    if not recipes:
         raise ConfigError("the study has no recipe: an axis of its grid is an empty list")
-    return list(found)
+    return recipes
 
 
 def _with_digest(recipe: AnyRecipe) -> AnyRecipe:
-    """A user's file is known by its content: a changed file makes new runs."""
-    if not isinstance(recipe, Recipe) or (place := _file_of(recipe.dataset)) is None:
+    """A user's file, FILE.npz or text:LENGTH:FILE, is known by its content: a changed file makes new runs."""
+    if not isinstance(recipe, Recipe):
         return recipe
-    path = Path(place)
+    kind, _, rest = recipe.dataset.partition(":")
+    name = rest.partition(":")[2] if kind == "text" else recipe.dataset
+    if not name or (kind != "text" and not name.endswith(".npz")):
+        return recipe
+    path = Path(name)
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"dataset = {recipe.dataset!r} ({reason})") from None
-    dataset = recipe.dataset.removesuffix(place) + str(path.resolve())
+    dataset = recipe.dataset.removesuffix(name) + str(path.resolve())
     return recipe.model_copy(update={"data_sha256": digest, "dataset": dataset})
-
-
-def _file_of(dataset: str) -> str | None:
-    """The file that a dataset names: FILE.npz or text:LENGTH:FILE."""
-    if dataset.endswith(".npz"):
-        return dataset
-    words = dataset.split(":", 2)
-    return words[2] if words[0] == "text" and len(words) == 3 else None

@@ -9,10 +9,10 @@ from typing import Any
 
 # The commands in the order of `initmem --help`, with the module where each is.
 COMMANDS = {
-    "studies": "bundled", "plan": "plan", "run": "run", "status": "results", "measure": "results",
-    "report": "results", "board": "results", "figure": "paper", "table": "paper", "clocks": "paper",
+    "studies": "plan", "plan": "plan", "run": "run", "status": "results", "measure": "results",
+    "report": "results", "board": "results", "figure": "bundled", "table": "bundled", "clocks": "plan",
     "advise": "plan", "models": "bundled", "data": "bundled", "archive": "results", "restore": "results",
-    "export": "results", "theory": "paper", "bench": "bundled",
+    "export": "results", "theory": "bundled", "bench": "bundled",
 }  # fmt: skip
 
 

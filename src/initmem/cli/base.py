@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from initmem import __version__
-from initmem.errors import ConfigError, InitmemError, first_of
+from initmem.errors import ConfigError, InitmemError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from initmem.table import Table
+    from initmem.table import Columns, Table
 
 app = typer.Typer(
     name="initmem",
@@ -30,7 +31,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 UNLIMITED = 10_000  # columns: wider than any table
-MISSING_SHOWN = 3
 
 
 def bundled_studies(incomplete: str) -> list[str]:
@@ -99,9 +99,109 @@ DataDir = Annotated[
     typer.Option(metavar="DIR", help="Where datasets are kept.", show_default="$XDG_CACHE_HOME/initmem"),
 ]
 
+# -- options of `initmem run`: what to train, where and how, what to do about crashed or old runs ------------
+
+
+def engine_option(text: str) -> tuple[str, str | int]:
+    """Read `partition=long`."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.isidentifier() or not value:
+        raise ConfigError(f"engine option {text!r} (allowed: KEY=VALUE, as in partition=long)")
+    return key, int(value) if value.isdecimal() else value
+
+
+def seconds(text: str) -> float:
+    """A duration: a number of seconds, or one with the unit s, m or h."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "s")
+    try:
+        value = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise ConfigError(f"timeout = {text!r} (allowed: a duration, as in 90, 90s, 15m, 2h)")
+    return value
+
+
+StudyName = Annotated[
+    str | None,
+    typer.Argument(
+        help="A bundled study or a .toml file; not needed with --command.", autocompletion=bundled_studies
+    ),
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", metavar="DIR", help="Where the records go.", show_default="runs/STUDY-PRESET"),
+]
+Command = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PROGRAM",
+        help="Train with your own program, which writes JSON lines: "
+        "'python train.py --scale {scale} --seed {seed} --out {history}'.",
+    ),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="With --command: its name.", show_default="that of the script"),
+]
+Watch = Annotated[
+    list[Path] | None,
+    typer.Option("--watch", metavar="FILE", help="With --command: another file that training depends on."),
+]
+Until = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        metavar="PP",
+        help="Add seeds, at planned interim analyses, until every interval is at most this wide.",
+    ),
+]
+MaxSeeds = Annotated[int, typer.Option(min=1, metavar="N", help="With --until: the most seeds per recipe.")]
+EngineName = Annotated[
+    str, typer.Option("--engine", metavar="NAME", help="Where runs execute: local, inline, ray or slurm.")
+]
+EngineOptions = Annotated[
+    list[Any] | None,
+    typer.Option(
+        "-E",
+        "--engine-option",
+        parser=engine_option,
+        metavar="KEY=VALUE",
+        help="For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
+    ),
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested).")]
+PackSize = Annotated[
+    int | None,
+    typer.Option("--pack", min=1, metavar="N", help="Replicas trained together.", show_default="by shape"),
+]
+CheckpointEvery = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints.")
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        parser=seconds,
+        metavar="TIME",
+        help="End a pack that finishes no epoch for this long: 90, 90s, 15m or 2h.",
+        show_default="never",
+    ),
+]
+RetryCrashed = Annotated[bool, typer.Option("--retry-crashed", help="Train crashed runs again.")]
+KeepOld = Annotated[
+    bool, typer.Option("--keep-old", help="Keep runs trained before your program or plugin changed.")
+]
+KeepGoing = Annotated[
+    bool, typer.Option("--keep-going", help="Do not stop when the first runs all crash alike.")
+]
+
+
+# -- the application and its output --------------------------------------------------------------------------
+
 
 def main() -> None:
     """Run the command line. A user's mistake is one line on stderr and exit code 2."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends like Ctrl-C
     try:
         code = app(prog_name="initmem", standalone_mode=False)
     except InitmemError as error:
@@ -151,6 +251,13 @@ def show(table: Table) -> None:
     print_table(table, console())
 
 
+def show_rows(title: str, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
+    """Print rows with equal keys as a table."""
+    from initmem.table import table_of
+
+    show(table_of(title, rows, columns))
+
+
 def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -> None:
     """Print rows for programs; `summary` is what is true of all of them together."""
     from initmem.store.encoding import plain_values
@@ -173,21 +280,3 @@ def console(*, stderr: bool = False) -> Console:
 
     width = None if (sys.stderr if stderr else sys.stdout).isatty() else UNLIMITED
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
-
-
-def output_path(output: Path | None, default: str, *, several: bool) -> Path:
-    """The file to write: in the given directory for `all`, else the given file."""
-    if not several:
-        return output or Path(default)
-    folder = output or Path()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{output}: cannot be written ({error.strerror})") from None
-    return folder / default
-
-
-def missing_in_words(names: Sequence[str]) -> str:
-    """The first of what is missing: half a grid would fill the screen."""
-    hint = ", see --json" if len(names) > MISSING_SHOWN else ""
-    return f" (missing: {first_of(names, MISSING_SHOWN)}{hint})" if names else ""

@@ -1,112 +1,37 @@
-"""What comes with the package: initmem studies, models, data and bench."""
+"""What comes with the package: initmem models, data, figure, table, theory and bench."""
 
 from __future__ import annotations
 
-import signal
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 import initmem
-from initmem.cli.base import AsJson, DataDir, Plugins, app, bundled_studies, print_help, print_json, say, show
-from initmem.errors import ConfigError, duration
+from initmem.cli import base
+from initmem.cli.base import app, print_help, print_json, say, show, show_rows
+from initmem.errors import ConfigError, allowed, first_of
 
-if TYPE_CHECKING:
-    from initmem.table import Columns
-
-
-FIRST = "quickstart"
-
-
-@app.command(name="studies")
-def list_studies(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A study: list its presets.", show_default="every study", autocompletion=bundled_studies
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the bundled studies and how long they take here.
-
-    With a name: the presets of that study, its smaller and larger versions.
-    """
-    from initmem.plots.columns import PRESETS, STUDIES
-    from initmem.table import table_of
-
-    rows = _study_rows(name)
-    if as_json:
-        print_json("studies", rows)
-        return
-    shown = [row | {"time": duration(3600 * row["hours_here"])} for row in rows]
-    if name is None:
-        brief = [row for row in shown if row["default"]]
-        show(table_of("Bundled studies", _only(brief, STUDIES), STUDIES))
-        say("`initmem studies NAME` lists smaller and larger versions of one.")
-    else:
-        title = f"{name}: {rows[0]['title']}"
-        columns = {key: column for key, column in PRESETS.items() if key != "study"}
-        show(table_of(title, _only(shown, columns), columns))
-        say("`initmem run STUDY --preset NAME` runs one; `initmem plan STUDY` times real training steps.")
-
-
-def _study_rows(name: str | None) -> list[dict[str, Any]]:
-    """A row per study and preset; quickstart first, and of every study its default preset."""
-    from initmem import study_file as studies
-    from initmem.engines.engine import cores
-    from initmem.engines.plan import rough_hours, study_flops
-
-    names = [name] if name else sorted(studies.bundled(), key=lambda one: (one != FIRST, one))
-    presets = {one: studies.presets(one) for one in names}
-    loaded = [
-        (one, studies.load_study(one, preset), about)
-        for one in names
-        for preset, about in presets[one].items()
-    ]
-    hours = rough_hours([study for _, study, _ in loaded], cores())
-    return [
-        {
-            "study": study.name,
-            "title": study.title,
-            "preset": study.preset,
-            "default": study.preset == next(iter(presets[one])),
-            "recipes": len(study.recipes),
-            "scales": len(study.scales),
-            "seeds": len(study.seeds),
-            "runs": len(study.all_runs()),
-            "flops": study_flops(study),
-            "hours_here": here,
-            "about": about,
-        }
-        for (one, study, about), here in zip(loaded, hours, strict=True)
-    ]
-
-
-def _only(rows: list[dict[str, Any]], columns: Columns) -> list[dict[str, Any]]:
-    return [{str(key): row[str(key)] for key in columns} for row in rows]
+MISSING_SHOWN = 3  # of the runs that a figure or table lacks
 
 
 @app.command()
-def models(plugins: Plugins = None, as_json: AsJson = False) -> None:
+def models(plugins: base.Plugins = None, as_json: base.AsJson = False) -> None:
     """List the networks, their sizes and their options."""
     from initmem import register
     from initmem.paper.reference import millions_of
     from initmem.plots.columns import MODELS
-    from initmem.table import table_of
-    from initmem.train.networks import catalogue
+    from initmem.train.modules import catalogue
 
     register.load(plugins or ())
     rows = [row | {"paper": millions_of(str(row["name"]))} for row in catalogue()]
     if as_json:
         print_json("models", rows)
     else:
-        show(
-            table_of("Networks for 3x32x32 images and 10 classes (gpt: 64 of 96 tokens)", rows, MODELS),
-        )
+        show_rows("Networks for 3x32x32 images and 10 classes (gpt: 64 of 96 tokens)", rows, MODELS)
 
 
 data_app = typer.Typer(help="List and download datasets.", rich_markup_mode=None)
@@ -121,17 +46,18 @@ def _without_command(context: typer.Context) -> None:
 
 
 @data_app.command("list")
-def list_data(data_dir: DataDir = None, plugins: Plugins = None, as_json: AsJson = False) -> None:
+def list_data(
+    data_dir: base.DataDir = None, plugins: base.Plugins = None, as_json: base.AsJson = False
+) -> None:
     """List the datasets, their sizes and where they are."""
     from initmem import catalog, register
     from initmem.data.sources import sizes
     from initmem.plots.columns import DATASETS
     from initmem.recipe import Recipe
-    from initmem.table import table_of
 
     register.load(plugins or ())
     availability = {name: _availability(name, row.source, data_dir) for name, row in catalog.DATASETS.items()}
-    availability |= dict.fromkeys(register.datasets(), "registered by a plugin")
+    availability |= dict.fromkeys(register.datasets.names(), "registered by a plugin")
     rows = [
         {"dataset": name} | sizes(Recipe.parse({"dataset": name}))._asdict() | {"place": where}
         for name, where in availability.items()
@@ -139,7 +65,7 @@ def list_data(data_dir: DataDir = None, plugins: Plugins = None, as_json: AsJson
     if as_json:
         print_json("data.list", rows)
         return
-    show(table_of("Datasets", rows, DATASETS))
+    show_rows("Datasets", rows, DATASETS)
     say(f"also synthetic:NxCxHxW, modular-addition:MODULUS:FRACTION, text:LENGTH; your own: {OWN}")
 
 
@@ -165,24 +91,141 @@ def get_data(
             help="The official file or a folder of them, or the same as .npz.",
         ),
     ] = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
+    data_dir: base.DataDir = None,
+    as_json: base.AsJson = False,
 ) -> None:
     """Download a dataset, verify it and keep it as plain array files."""
     from initmem.catalog import DATASETS
     from initmem.data.cache import fetch
-    from initmem.errors import DataError, allowed
+    from initmem.errors import DataError
 
     offered = [dataset for dataset, row in DATASETS.items() if row.source == "download"]
     if name not in offered:
         problem = f"dataset {name!r} needs no download" if name in DATASETS else f"no dataset {name!r}"
         raise DataError(f"{problem} ({allowed(offered, name)}; your own: {OWN})")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
     folder = fetch(name, data_dir, source)
     if as_json:
         print_json("data.get", [{"dataset": name, "place": folder}])
     else:
         say(f"{name}: {folder}")
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="1 to 8, scale, beta, clocks, sharpness, or all.")],
+    stores: base.StoresArgument,
+    output: base.Output = None,
+    ending: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Without a file name: pdf, png or svg.")
+    ] = "pdf",
+    reference: base.Reference = False,
+    as_json: base.AsJson = False,
+) -> None:
+    """Draw a figure of the paper from a store.
+
+    As .pdf, .png or .svg; runs that are missing are named.
+    """
+    from initmem.paper import figures
+    from initmem.store.results import collected
+
+    records, studies = collected(stores)
+    rows = []
+    for one in figures.available(records) if name == "all" else (name,):
+        default = f"figure{one if one.isdecimal() else '-' + one}.{ending}"
+        path = output_path(output, default, several=name == "all")
+        plot = figures.draw(one, records, studies, path, reference=reference)
+        rows.append(
+            {"figure": one, "file": str(path), "missing": list(plot.missing), "notes": list(plot.notes)}
+        )
+        if not as_json:
+            say(f"figure {one}: {path}{missing_in_words(plot.missing)}")
+            for note in plot.notes:
+                say(f"  {note}")
+    if as_json:
+        print_json("figure", rows)
+
+
+@app.command()
+def table(
+    name: Annotated[str, typer.Argument(help="1 to 7, or all.")],
+    store: base.StoreArgument,
+    output: base.Output = None,
+    ending: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Without a file name: txt, md, tex or csv.")
+    ] = "md",
+    reference: base.Reference = False,
+    as_json: base.AsJson = False,
+) -> None:
+    """Make a table of the paper from a store.
+
+    As .txt, .md, .tex or .csv; runs that are missing are named.
+    """
+    from initmem.files import write_atomic
+    from initmem.paper import tables
+    from initmem.plots.tables import render
+    from initmem.store.results import collected
+
+    if name not in (*tables.NAMES, "all"):
+        raise ConfigError(f"table {name!r} ({allowed([*tables.NAMES, 'all'])})")
+    records, studies = collected(store)
+    rows: list[dict[str, Any]] = []
+    for one in tables.NAMES if name == "all" else (name,):
+        made = tables.make(one, records, studies, reference=reference)
+        row: dict[str, Any] = {
+            "table": one,
+            "title": made.title,
+            "missing": made.missing,
+            "notes": made.notes,
+        }
+        if output is not None:
+            path = output_path(output, f"table{one}.{ending}", several=name == "all")
+            write_atomic(path, render(made, path.suffix.lstrip(".") or "txt").encode())
+            row["file"] = str(path)
+            if not as_json:
+                say(f"table {one}: {path}{missing_in_words(made.missing)}")
+        elif as_json:
+            row["cells"] = made.records()
+        else:
+            show(made)
+        rows.append(row)
+    if as_json:
+        print_json("table", rows)
+
+
+@app.command()
+def theory(
+    name: Annotated[
+        str, typer.Argument(help="propositions, exponents, fig9, diagonal, resetting or linear.")
+    ],
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Seed of the networks, the data and the targets.")
+    ] = 0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also draw the picture to a file.")
+    ] = None,
+    as_json: base.AsJson = False,
+) -> None:
+    """Show a part of the linear theory.
+
+    Why initialization is remembered, and what erases it.
+    """
+    from initmem.paper.reference import imbalance_of
+    from initmem.plots.columns import THEORY
+    from initmem.table import Column, Key
+    from initmem.theory.show import show as shown_of
+
+    shown = shown_of(name, seed=seed, output=output)
+    if name == "fig9":
+        rows = [row | {"paper": imbalance_of(row["panel"], row["eta"])} for row in shown.rows]
+        shown = shown._replace(rows=rows, columns=(*shown.columns, "paper"))
+    if as_json:
+        print_json(f"theory.{name}", shown.rows)
+        return
+    columns: dict[Key, Column] = {key: column for key, column in THEORY.items() if key in shown.columns}
+    rows = [{key: "-" if row[key] is None else row[key] for key in shown.columns} for row in shown.rows]
+    show_rows(shown.title, rows, columns)
+    if output is not None:
+        say(f"picture: {output}")
 
 
 @app.command()
@@ -201,7 +244,7 @@ def bench(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the JSON to a file.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: base.AsJson = False,
 ) -> None:
     """Time initmem beside Keras and plain PyTorch.
 
@@ -232,3 +275,21 @@ def _from_checkout() -> Any:
     if str(root) not in sys.path:
         sys.path.append(str(root))
     return import_module("benchmarks.bench.command")
+
+
+def output_path(output: Path | None, default: str, *, several: bool) -> Path:
+    """The file to write: in the given directory for `all`, else the given file."""
+    if not several:
+        return output or Path(default)
+    folder = output or Path()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be written ({error.strerror})") from None
+    return folder / default
+
+
+def missing_in_words(names: Sequence[str]) -> str:
+    """The first of what is missing: half a grid would fill the screen."""
+    hint = ", see --json" if len(names) > MISSING_SHOWN else ""
+    return f" (missing: {first_of(names, MISSING_SHOWN)}{hint})" if names else ""

@@ -1,4 +1,4 @@
-"""Before a study: initmem plan and advise."""
+"""Before a study: initmem studies, plan, clocks and advise."""
 
 from __future__ import annotations
 
@@ -9,18 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from initmem.cli.base import (
-    AsJson,
-    Overrides,
-    Plugins,
-    Preset,
-    StudyArgument,
-    Workers,
-    app,
-    print_json,
-    say,
-    show,
-)
+from initmem.cli import base
+from initmem.cli.base import app, bundled_studies, print_json, say, show_rows
 from initmem.errors import ConfigError, count, duration
 
 if TYPE_CHECKING:
@@ -28,15 +18,87 @@ if TYPE_CHECKING:
     from initmem.measures.advice import Observation
     from initmem.recipe import Recipe
     from initmem.study import Study
+    from initmem.table import Columns
+
+
+FIRST = "quickstart"
+
+
+@app.command(name="studies")
+def list_studies(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A study: list its presets.", show_default="every study", autocompletion=bundled_studies
+        ),
+    ] = None,
+    as_json: base.AsJson = False,
+) -> None:
+    """List the bundled studies and how long they take here.
+
+    With a name: the presets of that study, its smaller and larger versions.
+    """
+    from initmem.plots.columns import PRESETS, STUDIES
+
+    rows = _study_rows(name)
+    if as_json:
+        print_json("studies", rows)
+        return
+    shown = [row | {"time": duration(3600 * row["hours_here"])} for row in rows]
+    if name is None:
+        brief = [row for row in shown if row["default"]]
+        show_rows("Bundled studies", _only(brief, STUDIES), STUDIES)
+        say("`initmem studies NAME` lists smaller and larger versions of one.")
+    else:
+        title = f"{name}: {rows[0]['title']}"
+        columns = {key: column for key, column in PRESETS.items() if key != "study"}
+        show_rows(title, _only(shown, columns), columns)
+        say("`initmem run STUDY --preset NAME` runs one; `initmem plan STUDY` times real training steps.")
+
+
+def _study_rows(name: str | None) -> list[dict[str, Any]]:
+    """A row per study and preset; quickstart first, and of every study its default preset."""
+    from initmem import study_file as studies
+    from initmem.engines.engine import cores
+    from initmem.engines.plan import rough_hours, study_flops
+
+    names = [name] if name else sorted(studies.bundled(), key=lambda one: (one != FIRST, one))
+    presets = {one: studies.presets(one) for one in names}
+    loaded = [
+        (one, studies.load_study(one, preset), about)
+        for one in names
+        for preset, about in presets[one].items()
+    ]
+    hours = rough_hours([study for _, study, _ in loaded], cores())
+    return [
+        {
+            "study": study.name,
+            "title": study.title,
+            "preset": study.preset,
+            "default": study.preset == next(iter(presets[one])),
+            "recipes": len(study.recipes),
+            "scales": len(study.scales),
+            "seeds": len(study.seeds),
+            "runs": len(study.all_runs()),
+            "flops": study_flops(study),
+            "hours_here": here,
+            "about": about,
+        }
+        for (one, study, about), here in zip(loaded, hours, strict=True)
+    ]
+
+
+def _only(rows: list[dict[str, Any]], columns: Columns) -> list[dict[str, Any]]:
+    return [{str(key): row[str(key)] for key in columns} for row in rows]
 
 
 @app.command()
 def plan(
-    study: StudyArgument,
-    preset: Preset = None,
-    overrides: Overrides = None,
-    plugins: Plugins = None,
-    workers: Workers = None,
+    study: base.StudyArgument,
+    preset: base.Preset = None,
+    overrides: base.Overrides = None,
+    plugins: base.Plugins = None,
+    workers: base.Workers = None,
     power: Annotated[
         str | None,
         typer.Option(
@@ -51,7 +113,7 @@ def plan(
     tolerance: Annotated[
         float, typer.Option(min=1e-9, metavar="PP", help="With --power: the range that counts as forgotten.")
     ] = 2.0,
-    as_json: AsJson = False,
+    as_json: base.AsJson = False,
 ) -> None:
     """Say what a study costs before it runs.
 
@@ -78,7 +140,6 @@ def plan(
 def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, as_json: bool) -> None:
     from initmem.measures.advice import COLUMNS, power_rows
     from initmem.store.results import open_results
-    from initmem.table import table_of
 
     assumed, pilot = None, []
     try:
@@ -93,18 +154,17 @@ def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, a
         print_json("plan.power", rows)
         return
     title = f"{study.name}, preset {study.preset}: seeds for a verdict in 80% of studies"
-    show(table_of(title, rows, COLUMNS))
+    show_rows(title, rows, COLUMNS)
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
 
 def _print(made: Plan) -> None:
     from initmem.plots.columns import PLAN
-    from initmem.table import table_of
 
     rows = [asdict(row) | {"hours": duration(3600 * row.hours)} for row in made.rows]
     if not any(row["note"] for row in rows):
         rows = [{key: value for key, value in row.items() if key != "note"} for row in rows]
-    show(table_of(f"{made.study}, preset {made.preset}", rows, PLAN))
+    show_rows(f"{made.study}, preset {made.preset}", rows, PLAN)
     say(f"{count(made.runs, 'run')}: {count(made.recipes, 'recipe')}, {made.cells} recipes x scales")
     operations = "" if made.flops is None else f"{made.flops:.2e} operations, "
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
@@ -113,20 +173,61 @@ def _print(made: Plan) -> None:
     say(f"{here} if nothing else runs (from timed training steps)")
 
 
+@app.command()
+def clocks(
+    study: Annotated[
+        str | None,
+        typer.Argument(
+            help="A study; without one, a single recipe made of --set.", autocompletion=bundled_studies
+        ),
+    ] = None,
+    preset: base.Preset = None,
+    overrides: base.Overrides = None,
+    plugins: base.Plugins = None,
+    as_json: base.AsJson = False,
+) -> None:
+    """Print the optimizer clocks of each recipe before any run."""
+    from initmem import register
+    from initmem import study_file as studies
+    from initmem.clocks import clocks as clocks_of
+    from initmem.labels import labels
+    from initmem.paper.reference import clock_of
+    from initmem.pipeline import schedule_of
+    from initmem.plots.columns import CLOCK_COLUMNS
+
+    register.load(plugins or ())
+    if study is None:
+        recipes = [studies.single(overrides or ())]
+    else:
+        recipes = list(studies.load_study(study, preset, overrides or ()).recipes)
+    rows: list[dict[str, object]] = [
+        {"recipe": label, **clocks_of(*schedule_of(recipe)).at_end()}
+        for label, recipe in zip(labels(recipes), recipes, strict=True)
+    ]
+    for name in ("sgd", "l2"):
+        published = [clock_of(recipe, name) for recipe in recipes]
+        if any(published):
+            rows = [row | {f"paper_{name}": value} for row, value in zip(rows, published, strict=True)]
+    if as_json:
+        print_json("clocks", rows)
+    else:
+        show_rows("Clocks at the end of training", rows, CLOCK_COLUMNS)
+
+
 SHOWN = 5  # recipes of the records that are printed for a recipe; --json has all
 
 
 @app.command()
 def advise(
-    study: StudyArgument,
-    preset: Preset = None,
-    overrides: Overrides = None,
-    plugins: Plugins = None,
+    study: base.StudyArgument,
+    preset: base.Preset = None,
+    overrides: base.Overrides = None,
+    plugins: base.Plugins = None,
     records: Annotated[
         list[Path] | None,
         typer.Option(metavar="STORE", help="A store or archive to look up such clocks in; may be repeated."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: base.AsJson = False,
 ) -> None:
     """Compare each recipe's clocks with what was seen.
 
@@ -138,7 +239,6 @@ def advise(
     from initmem.paper import reference
     from initmem.plots.columns import ADVICE, SEEN
     from initmem.store.results import open_results
-    from initmem.table import table_of
 
     asked = studies.load_study(study, preset, overrides or (), plugins=plugins or ())
     recipes = [recipe.network for recipe in asked.recipes]
@@ -150,7 +250,7 @@ def advise(
         print_json("advise", rows, study=asked.name, preset=asked.preset)
         return
     title = f"{asked.name}, preset {asked.preset}: clocks at the last epoch"
-    show(table_of(title, [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows], ADVICE))
+    show_rows(title, [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows], ADVICE)
     if records:
         records_seen = [
             {"asked": row["recipe"]}
@@ -160,7 +260,7 @@ def advise(
         ]
         title = f"The records at such clocks, up to {SHOWN} of each recipe"
         if records_seen:
-            show(table_of(title, records_seen, SEEN))
+            show_rows(title, records_seen, SEEN)
         else:
             say("no record of a recipe of the same family")
     say("Clocks and what was seen at them: this is not a prediction.")

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from initmem.cli.base import AsJson, Output, StoreArgument, StoresArgument, app, print_json, say, show
+from initmem.cli import base
+from initmem.cli.base import app, print_json, say, show, show_rows
 from initmem.errors import ConfigError, count
 
 
 @app.command()
 def status(
-    store: StoreArgument,
+    store: base.StoreArgument,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every record against its checksum, changed or not.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: base.AsJson = False,
 ) -> None:
     """Count the runs of each study by what became of them."""
     from initmem.plots.columns import STATUS
     from initmem.record import CrashCause
     from initmem.store.results import open_results, store_status
-    from initmem.table import table_of
 
     opened = open_results(store)
     broken = opened.verify() if verify else []
@@ -46,7 +45,7 @@ def status(
         for study in state["studies"]:
             done = f"{study['done']:,} of {count(study['runs'], 'run')} done"
             title = f"{study['name']}, preset {study['preset']}: {done}"
-            show(table_of(title, study["recipes"], STATUS))
+            show_rows(title, study["recipes"], STATUS)
             for cause in study["crashes"]:
                 say(f"crashed: {CrashCause(**cause)}")
         for line in state["damaged"]:
@@ -64,7 +63,7 @@ def measures(incomplete: str) -> list[str]:
 
 @app.command()
 def measure(
-    stores: StoresArgument,
+    stores: base.StoresArgument,
     what: Annotated[
         str,
         typer.Option(
@@ -109,7 +108,7 @@ def measure(
             metavar="NAME", help="For the number of recipes or pairs: bh (Benjamini-Hochberg) or none."
         ),
     ] = "bh",
-    as_json: AsJson = False,
+    as_json: base.AsJson = False,
 ) -> None:
     """Measure the memory of every recipe in a store.
 
@@ -156,7 +155,7 @@ def numbers(text: str | None) -> list[float] | None:
 
 
 @app.command()
-def report(store: StoreArgument, output: Output = None, as_json: AsJson = False) -> None:
+def report(store: base.StoreArgument, output: base.Output = None, as_json: base.AsJson = False) -> None:
     """Write one self-contained HTML page about a store.
 
     It opens offline.
@@ -175,7 +174,7 @@ def report(store: StoreArgument, output: Output = None, as_json: AsJson = False)
 
 @app.command()
 def board(
-    store: StoreArgument,
+    store: base.StoreArgument,
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 finds a free port.")] = 8765,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Any address but loopback requires a token.")
@@ -184,7 +183,7 @@ def board(
         str | None,
         typer.Option(metavar="TEXT", help="Visitors must present it.", show_default="made where needed"),
     ] = None,
-    as_json: AsJson = False,
+    as_json: base.AsJson = False,
 ) -> None:
     """Serve the report live while a study runs.
 
@@ -199,14 +198,13 @@ def board(
     else:
         say(f"board: {served.url} (Ctrl-C stops it)")
     sys.stdout.flush()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends like Ctrl-C
     with contextlib.suppress(KeyboardInterrupt):
         served.serve()
 
 
 @app.command()
 def archive(
-    store: StoreArgument,
+    store: base.StoreArgument,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default="STORE.initmem"),
@@ -215,7 +213,7 @@ def archive(
         str | None,
         typer.Option("--study", metavar="NAME", help="Only the runs of this study.", show_default="all"),
     ] = None,
-    as_json: AsJson = False,
+    as_json: base.AsJson = False,
 ) -> None:
     """Write a store to one compact file.
 
@@ -247,7 +245,7 @@ def restore(
         Path,
         typer.Option("--store", metavar="DIR", help="Directory of the store: a new one, or one to add to."),
     ],
-    as_json: AsJson = False,
+    as_json: base.AsJson = False,
 ) -> None:
     """Turn archives back into a store.
 
@@ -279,7 +277,7 @@ def formats(incomplete: str) -> list[str]:
 
 @app.command()
 def export(
-    store: StoreArgument,
+    store: base.StoreArgument,
     to: Annotated[
         str,
         typer.Option(
@@ -296,7 +294,7 @@ def export(
             show_default="STORE-csv and so on",
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: base.AsJson = False,
 ) -> None:
     """Write all runs for another tool.
 

@@ -3,138 +3,47 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from initmem.cli.base import (
-    AsJson,
-    Overrides,
-    Plugins,
-    Preset,
-    Workers,
-    app,
-    bundled_studies,
-    print_json,
-    say,
-    show,
-)
+from initmem.cli import base
+from initmem.cli.base import app, print_json, say, show
 from initmem.errors import ConfigError, count, duration
-from initmem.train.requirements import Precision
 
 if TYPE_CHECKING:
     from initmem.engines.engine import Settings, Trainer
     from initmem.session import Outcome
     from initmem.study import Study
 
-# What to train.
-StudyName = Annotated[
-    str | None,
-    typer.Argument(
-        help="A bundled study or a .toml file; not needed with --command.", autocompletion=bundled_studies
-    ),
-]
-StoreOption = Annotated[
-    Path | None,
-    typer.Option("--store", metavar="DIR", help="Where the records go.", show_default="runs/STUDY-PRESET"),
-]
-Command = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PROGRAM",
-        help="Train with your own program, which writes JSON lines: "
-        "'python train.py --scale {scale} --seed {seed} --out {history}'.",
-    ),
-]
-Name = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="With --command: its name.", show_default="that of the script"),
-]
-Watch = Annotated[
-    list[Path] | None,
-    typer.Option("--watch", metavar="FILE", help="With --command: another file that training depends on."),
-]
-Until = Annotated[
-    float | None,
-    typer.Option(
-        min=0.01,
-        metavar="PP",
-        help="Add seeds, at planned interim analyses, until every interval is at most this wide.",
-    ),
-]
-MaxSeeds = Annotated[int, typer.Option(min=1, metavar="N", help="With --until: the most seeds per recipe.")]
-# Where and how.
-EngineName = Annotated[
-    str, typer.Option("--engine", metavar="NAME", help="Where runs execute: local, inline, ray or slurm.")
-]
-EngineOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-E",
-        "--engine-option",
-        metavar="KEY=VALUE",
-        help="For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
-    ),
-]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested).")]
-PrecisionName = Annotated[
-    Precision,
-    typer.Option(metavar="NAME", help="float32, tf32 or amp (bfloat16 layers); recorded with each run."),
-]
-PackSize = Annotated[
-    int | None,
-    typer.Option("--pack", min=1, metavar="N", help="Replicas trained together.", show_default="by shape"),
-]
-CheckpointEvery = Annotated[
-    float, typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints.")
-]
-Timeout = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="End a pack that finishes no epoch for this long: 90, 90s, 15m or 2h.",
-        show_default="never",
-    ),
-]
-# What to do about runs that crashed or are old.
-RetryCrashed = Annotated[bool, typer.Option("--retry-crashed", help="Train crashed runs again.")]
-KeepOld = Annotated[
-    bool, typer.Option("--keep-old", help="Keep runs trained before your program or plugin changed.")
-]
-KeepGoing = Annotated[
-    bool, typer.Option("--keep-going", help="Do not stop when the first runs all crash alike.")
-]
-
 
 @app.command()
 def run(
-    study: StudyName = None,
-    preset: Preset = None,
-    overrides: Overrides = None,
-    plugins: Plugins = None,
-    store: StoreOption = None,
-    command: Command = None,
-    name: Name = None,
-    watch_files: Watch = None,
-    until: Until = None,
-    max_seeds: MaxSeeds = 30,
-    workers: Workers = None,
-    engine: EngineName = "local",
-    engine_options: EngineOptions = None,
-    device: Device = "cpu",
-    precision: PrecisionName = "float32",
-    pack: PackSize = None,
-    checkpoint_every: CheckpointEvery = 60.0,
-    timeout: Timeout = None,
-    retry_crashed: RetryCrashed = False,
-    keep_old: KeepOld = False,
-    keep_going: KeepGoing = False,
-    as_json: AsJson = False,
+    study: base.StudyName = None,
+    preset: base.Preset = None,
+    overrides: base.Overrides = None,
+    plugins: base.Plugins = None,
+    store: base.StoreOption = None,
+    command: base.Command = None,
+    name: base.Name = None,
+    watch_files: base.Watch = None,
+    until: base.Until = None,
+    max_seeds: base.MaxSeeds = 30,
+    workers: base.Workers = None,
+    engine: base.EngineName = "local",
+    engine_options: base.EngineOptions = None,
+    device: base.Device = "cpu",
+    pack: base.PackSize = None,
+    checkpoint_every: base.CheckpointEvery = 60.0,
+    timeout: base.Timeout = None,
+    retry_crashed: base.RetryCrashed = False,
+    keep_old: base.KeepOld = False,
+    keep_going: base.KeepGoing = False,
+    as_json: base.AsJson = False,
 ) -> None:
     """Train every run of a study that is not in the store yet.
 
@@ -156,19 +65,17 @@ def run(
     chosen = engine_named(
         engine,
         workers=workers,
-        options=dict(map(engine_option, engine_options or ())),
+        options=dict(engine_options or ()),
         settings=Settings(
             device=device,
-            precision=precision,
             checkpoint_every=checkpoint_every,
-            timeout=None if timeout is None else seconds(timeout),
+            timeout=timeout,
             trainer=work.trainer,
             plugins=tuple(plugins or ()),
             code=work.code,
         ),
     )
     folder = store or default_store(f"{work.study.name}-{work.study.preset}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends like Ctrl-C
     with watching(sys.stderr) as watch:
         outcome = run_study(
             work.study,
@@ -211,35 +118,15 @@ def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: 
     with_plugins = [
         network
         for network in (recipe.network for recipe in asked.recipes)
-        if register.find_model(network.model)
-        or register.find_optimizer(network.optimizer)
-        or register.find_dataset(network.dataset)
+        if register.models.find(network.model)
+        or register.optimizers.find(network.optimizer)
+        or register.datasets.find(network.dataset)
     ]
     if not with_plugins:
         return Work(asked, {})
     from initmem.pipeline.code_version import plugin_fingerprints  # it loads torch
 
     return Work(asked, plugin_fingerprints(with_plugins))
-
-
-def engine_option(text: str) -> tuple[str, str | int]:
-    """Read `partition=long`."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.isidentifier() or not value:
-        raise ConfigError(f"engine option {text!r} (allowed: KEY=VALUE, as in partition=long)")
-    return key, int(value) if value.isdecimal() else value
-
-
-def seconds(text: str) -> float:
-    """A duration: a number of seconds, or one with the unit s, m or h."""
-    number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "s")
-    try:
-        value = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:
-        raise ConfigError(f"timeout = {text!r} (allowed: a duration, as in 90, 90s, 15m, 2h)")
-    return value
 
 
 def introduce(study: Study, store: Path, *, native: bool = False) -> None:

@@ -134,3 +134,18 @@ def read_file(path: Path, limit: int, sha256: str | None) -> bytes:
             "give the study's command again: it makes new runs)"
         )
     return content
+
+
+def noise(sizes: Sizes, *, n_train: int, n_val: int, n_test: int = 1) -> Dataset:
+    """Random inputs and labels of the shape of a dataset."""
+    rng = np.random.default_rng(0)
+
+    def examples(n: int) -> Examples:
+        shape = (n, sizes.height, sizes.width, sizes.channels)
+        labels = n if sizes.labels == 1 else (n, sizes.labels)
+        tokens = sizes.vocabulary > 0
+        x: Any = rng.integers(0, sizes.vocabulary, shape) if tokens else rng.random(shape, dtype=np.float32)
+        return Examples(x, rng.integers(0, sizes.classes, labels))
+
+    train, val, test = (examples(n) for n in (n_train, n_val, n_test))
+    return Dataset("noise", train, val, test, sizes.classes, sizes.vocabulary)

@@ -141,7 +141,7 @@ def synthetic_shape(name: str) -> tuple[int, int, int, int]:
 
 def _registered(name: str) -> Dataset:
     """A dataset of a plugin: arrays under the names of an .npz file."""
-    function = register.find_dataset(name)
+    function = register.datasets.find(name)
     if function is None:
         raise DataError(f"dataset = {name!r}: no plugin that registers it is loaded (--plugin MODULE)")
     try:

@@ -26,7 +26,6 @@ from initmem.record import RunRecord, Status
 from initmem.store.faults import Cause
 from initmem.store.store import Store
 from initmem.study import Run
-from initmem.train.requirements import Precision
 
 # What trains runs in place of the bundled loop: it takes runs of one recipe and a function to call after
 # every epoch with (run, row of its history), which may raise to stop it. It is sent to other processes.
@@ -64,7 +63,6 @@ class Settings:
     """How packs are trained, wherever it is done."""
 
     device: str = "cpu"
-    precision: Precision = "float32"
     checkpoint_every: float = 60.0  # seconds
     timeout: float | None = None  # seconds in which a pack has to finish an epoch
     trainer: Trainer | None = None  # None: the networks of recipes

@@ -86,7 +86,7 @@ def _limit(recipe: AnyRecipe, size: int | None) -> int:
     shape = sizes(network)
     limit = size or pack_size(network, shape)
     if limit > 1 and (network.is_module or network.has_own_optimizer):
-        from initmem.train.packable import obstacle
+        from initmem.train.modules import obstacle
 
         # In a pack its replicas have to follow the trajectories that they follow alone.
         return 1 if obstacle(network, shape) else limit

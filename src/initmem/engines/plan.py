@@ -253,7 +253,7 @@ def timed(work: Callable[[], object]) -> float:
 
 def pack_seconds(recipe: Recipe, shape: Sizes, pack: int) -> float:
     """The time of one worker for a whole pack: all updates, validation after every epoch, one test."""
-    from initmem.train.batches import evaluation_batch
+    from initmem.train.pack import evaluation_batch
 
     count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
     limit = max(1, int(LONGEST_STEP / count.training / pack))
@@ -279,9 +279,9 @@ def _step_times(recipe: Recipe, shape: Sizes, pack: int) -> StepTimes:
     """Time real steps of a real pack on random data. The quickest of several trials counts."""
     import torch
 
+    from initmem.data.dataset import noise
     from initmem.train.loop import evaluate, train_epoch
     from initmem.train.pack import Pack
-    from initmem.train.packable import noise
 
     torch.set_num_threads(1)
     data = noise(shape, n_train=shape.n_train, n_val=shape.n_val, n_test=shape.n_test)

@@ -1,6 +1,6 @@
 """Where a record comes from: the one place where its provenance is put together, and where old code shows.
 
-A trainer notes what only it knows (seconds, precision, device, what user code did). The engine adds the
+A trainer notes what only it knows (seconds, device, what user code did). The engine adds the
 machine, the versions, the code of the user, and how the run came to its record. Records of code that has
 changed since are refused, kept on request, and tried again if they crashed.
 """

@@ -219,7 +219,6 @@ class Attempt:
             self.pack,
             dataset(self.pack[0].recipe),
             device=self.settings.device,
-            precision=self.settings.precision,
             resume=self._checkpoints(),
             on_epoch=self._on_epoch,
             pause=self._should_pause,

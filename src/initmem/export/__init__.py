@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
@@ -23,9 +22,9 @@ from initmem.record import RunRecord, Summary
 from initmem.store.results import Results
 from initmem.study import recipes_of
 
-# Every format but CSV and Parquet has a module `to_FORMAT`, imported when it is used: its function
-# write(runs, output) returns the number of runs written.
-FORMATS = ("csv", "parquet", "tensorboard", "mlflow", "wandb")
+# The packages that write the formats of `initmem.export.trackers`, each an extra of its own.
+PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow-skinny", "wandb": "wandb"}
+FORMATS = ("csv", "parquet", *PACKAGES)
 KEYS = {"run": pl.String, "recipe": pl.String, "scale": pl.Float64, "seed": pl.Int64, "epoch": pl.Int64}
 
 Value = str | int | float | bool
@@ -51,10 +50,15 @@ def export(results: Results, to: str, output: str | None = None) -> Exported:
     default = home.with_name(f"{home.name.removesuffix(home.suffix)}-{to}{'.db' if to == 'mlflow' else ''}")
     output = output or str(default)
     try:
-        if to in ("csv", "parquet"):
-            written = write_tables(runs, output, to)
+        if to in PACKAGES:
+            from initmem.export.trackers import WRITERS
+
+            written = WRITERS[to](runs, output)
         else:
-            written = import_module(f"initmem.export.to_{to}").write(runs, output)
+            written = write_tables(runs, output, to)
+    except ModuleNotFoundError:
+        package = f"the package {PACKAGES[to]} (pip install 'initmem[{to}]')"
+        raise ConfigError(f"--to {to} needs {package}") from None
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written ({error.strerror})") from None
     return Exported(to, output, len(runs), written, damaged)
@@ -146,11 +150,6 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
         taken[plain] += 1
         plain_of[name] = plain if taken[plain] == 1 else f"{plain}__{taken[plain]}"
     return plain_of
-
-
-def needs(package: str, extra: str) -> ConfigError:
-    """The error for a format whose library is not installed."""
-    return ConfigError(f"--to {extra} needs the package {package} (pip install 'initmem[{extra}]')")
 
 
 # -- CSV and Parquet --------------------------------------------------------------------------------------

@@ -66,11 +66,11 @@ def plugin_fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
     """
     versions: dict[str, Fingerprint] = {}
     for recipe in recipes:
-        if (model := register.find_model(recipe.model)) is not None:
+        if (model := register.models.find(recipe.model)) is not None:
             versions[recipe.model] = fingerprint(model.build)
-        if (optimizer := register.find_optimizer(recipe.optimizer)) is not None:
+        if (optimizer := register.optimizers.find(recipe.optimizer)) is not None:
             versions[recipe.optimizer] = fingerprint(optimizer.build)
-        dataset = register.find_dataset(recipe.dataset)
+        dataset = register.datasets.find(recipe.dataset)
         if dataset is not None and recipe.dataset not in versions:  # loading it may take a while
             data = load(recipe.replace(**dict.fromkeys(SPLIT_SIZES)))
             content = joblib.hash([(part.x, part.y) for part in (data.train, data.val, data.test)])[:16]

@@ -29,7 +29,7 @@ from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.table import Table, table_of
 from initmem.train.init import deviations, draw, factors, fill
-from initmem.train.variables import Kernels, Place, Variable, choice, layout_of, torch_variables
+from initmem.train.variables import Kernels, Place, Variable, choice, torch_variables
 from initmem.train.variables import Role as ParameterRole
 
 Array = NDArray[np.float64]
@@ -196,8 +196,8 @@ class Init:
         now: dict[str, float] = {}
         first: dict[str, float] = {}
         if any(v.role == "kernel" for v in parameters):
-            size, layout = deviations if mode == "redraw" else factors, layout_of(parameters)
-            now, first = size(recipe, self.run.scale, layout), size(recipe, 1.0, layout)
+            size = deviations if mode == "redraw" else factors
+            now, first = (size(recipe, scale, parameters) for scale in (self.run.scale, 1.0))
         own = {v.name: _own_deviation(v) for v in parameters}
         return InitTable(tuple(parameters), now, first, own, mode)
 

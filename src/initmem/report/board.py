@@ -35,9 +35,9 @@ from initmem.store.results import Results
 PORT = 8765
 MOST = 512  # connections at once; never more than half of the files that this process may open
 HEAD_SECONDS = 10.0  # for the whole head of a request to arrive
-ANSWER_SECONDS = 30.0  # for a response, or the next piece of a stream, to be taken
+ANSWER_SECONDS = 30.0  # for a response to be taken
 LARGEST_HEAD = 32 << 10  # bytes
-PATIENCE = 0.7  # seconds to wait for the first verdicts before a page is sent without them
+PATIENCE = 0.7  # seconds to wait for an update before an answer is sent without it
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -149,11 +149,9 @@ class Board(ThreadingHTTPServer):
 
     def serve(self) -> None:
         """Serve until interrupted."""
-        self.watcher.start()
         try:
             self.serve_forever(poll_interval=0.2)
         finally:
-            self.watcher.stop()
             self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -255,8 +253,7 @@ class Handler(BaseHTTPRequestHandler):
     def page(self) -> bool:
         """The whole page."""
         watcher = self.server.watcher
-        with watcher.watching():
-            watcher.wait_until_fresh(PATIENCE)
+        watcher.refresh(PATIENCE)
         title = page.title_of(watcher.content.survey) if watcher.content else "board"
         return self._send(HTTPStatus.OK, page.render_live(watcher.store, title, watcher.sections()), HTML)
 
@@ -279,20 +276,10 @@ class Handler(BaseHTTPRequestHandler):
         """One run with its curves."""
         return self._json(self.server.watcher.run(run_id))
 
-    def events(self) -> bool:
-        """Server-sent events: the tags of all sections, whenever one changes."""
-        watcher, version = self.server.watcher, -1
-        self._head(HTTPStatus.OK, {"Content-Type": "text/event-stream"})
-        with watcher.watching():
-            while not watcher.stopped and self.command != "HEAD":
-                news = watcher.tags(version, ANSWER_SECONDS / 2)
-                self.server.extend(self.connection, ANSWER_SECONDS)
-                if news is None:
-                    self.wfile.write(b": still here\n\n")
-                else:
-                    version, tags = news
-                    self.wfile.write(f"data: {page.to_json(tags)}\n\n".encode())
-        return True
+    def tags(self) -> bool:
+        """The tags of all sections: a page fetches those that have changed."""
+        self.server.watcher.refresh(PATIENCE)
+        return self._json({name: one.tag for name, one in self.server.watcher.sections().items()})
 
     # -- answers ----------------------------------------------------------------------------------------
 
@@ -304,16 +291,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, text: str, kind: str, headers: dict[str, str] | None = None) -> bool:
         body = text.encode()
-        self._head(status, {"Content-Type": kind, "Content-Length": str(len(body))} | (headers or {}))
+        self.send_response(status)
+        about = {"Content-Type": kind, "Content-Length": str(len(body))} | (headers or {})
+        for name, value in about.items():
+            self.send_header(name, value)
+        self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
         return True
-
-    def _head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
 
     def end_headers(self) -> None:
         """Every answer carries the same protection, also those of the base class."""
@@ -331,7 +316,7 @@ class Handler(BaseHTTPRequestHandler):
 
 ROUTES: tuple[tuple[str, Callable[..., bool]], ...] = (
     (r"/", Handler.page),
-    (r"/events", Handler.events),
+    (r"/tags", Handler.tags),
     (r"/static/([a-z]+\.[a-z]+)", Handler.static),
     (r"/part/([a-z]+)", Handler.section),
     (r"/runs/([0-9a-f]{16})", Handler.runs),

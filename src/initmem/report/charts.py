@@ -9,6 +9,7 @@ import numpy as np
 
 from initmem.clocks import CLOCK_NAMES
 from initmem.labels import labels
+from initmem.measures.memory import Memory
 from initmem.metric import metric_of, metric_title
 from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE
 from initmem.plots.captions import SIGMA, phrase
@@ -288,39 +289,28 @@ class HeatMap(NamedTuple):
 
 def memory_map(content: Content) -> HeatMap | None:
     """Memory over batch size, a row per family of recipes that differ in nothing else."""
-    memories = {
-        recipe: content.memories[recipe].memory
-        for family in content.families.values()
-        for recipe in family
-        if content.memories[recipe].metric == content.metric
-    }
-    values = [memory for memory in memories.values() if memory is not None]
+    families: dict[str, dict[int, Memory]] = {}
+    for name, family in content.families.items():
+        rows = {recipe.get("batch_size"): content.memories[recipe] for recipe in family}
+        families[name] = {b: row for b, row in rows.items() if row.metric == content.metric}
+    memories = [row.memory for family in families.values() for row in family.values()]
+    values = [memory for memory in memories if memory is not None]
     if not values:
         return None
     metric = metric_of(content.metric)
     title = f"Memory ({metric.unit})" if metric.unit else "Memory"
-    sizes = sorted({recipe.get("batch_size") for family in content.families.values() for recipe in family})
+    sizes = sorted({b for family in families.values() for b in family})
     heat = HeatMap(title, "batch size", sizes, (min(values), max(values)), metric.form)
-    rows = []
-    for name, family in content.families.items():
-        by_size = {recipe.get("batch_size"): recipe for recipe in family}
-        cells = []
-        for recipe in map(by_size.get, sizes):
-            if recipe is None or memories.get(recipe) is None:
-                cells.append(heat.cell(None, "no value", ""))
-            else:
-                cells.append(heat.cell(memories[recipe], _memory_tip(content, recipe), runs_of(recipe.id)))
-        rows.append((name, cells))
-    return heat._replace(rows=rows)
 
+    def cell(row: Memory | None) -> HeatCell:
+        if row is None:
+            return heat.cell(None, "no value", "")
+        tip = f"{row.recipe}: {row}, n = {row.n_scales} × {row.n_seeds}"
+        return heat.cell(row.memory, tip, runs_of(row.recipe_id))
 
-def _memory_tip(content: Content, recipe: AnyRecipe) -> str:
-    row = content.memories[recipe]
-    limits = ""
-    if row.low is not None:
-        limits = f", 95% interval {row.low:.3g} to {row.high:.3g}, noise range {row.noise_range:.2g}"
-    design = f"n = {row.n_scales} × {row.n_seeds}"
-    return f"{row.recipe}: {row.memory:.3g} {row.unit}{limits}, {row.verdict_text}, {design}"
+    return heat._replace(
+        rows=[(name, [cell(family.get(b)) for b in sizes]) for name, family in families.items()]
+    )
 
 
 def metric_maps(content: Content) -> list[HeatMap]:

@@ -22,17 +22,16 @@ from initmem.files import write_atomic
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.fit import cold_notes
 from initmem.measures.memory import Memory
-from initmem.measures.memory_columns import columns_of, memory_cells, memory_remark
+from initmem.measures.memory_columns import memory_cells, memory_remark
 from initmem.metric import metric_title
 from initmem.plots.html import chart_json, sparkline
 from initmem.plots.model import Plot
 from initmem.plots.series import profile_series
-from initmem.record import RunRecord
+from initmem.record import RunRecord, cause_line
 from initmem.report import charts, tables
-from initmem.report.content import Content, runs_of
-from initmem.report.verdicts import bar_limit, headline, pictured_cells, verdicts
+from initmem.report.content import Content, clocks, published, runs_of
 from initmem.store.results import Results, Survey
-from initmem.table import Cell, Column, Table, cell
+from initmem.table import Cell, cell
 
 STYLES = ("pictures.css", "page.css")
 SCRIPTS = ("charts.js", "page.js")
@@ -95,23 +94,23 @@ def _slopes(content: Content) -> dict[str, Any] | None:
     return {
         "data": chart_json(charts.slopes(content)),
         "metrics": list(dict.fromkeys(s.followed.replace("_", " ") for s in content.stats.values())),
-        "half_lives": tables.half_lives(content),
+        "half_lives": {recipe: stats.half_life for recipe, stats in content.stats.items()},
         "cold": cold_notes({content.names[recipe]: group for recipe, group in content.groups.items()}),
     }
 
 
 def _paper(content: Content) -> dict[str, Any] | None:
-    published = tables.published(content)
-    return {"published": published} if published else None
+    rows = published(content)
+    return {"published": rows} if rows else None
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
-    "verdicts": ("Verdicts", verdicts),
+    "verdicts": ("Verdicts", tables.verdicts),
     "curves": ("Curves", lambda content: _chart_set(charts.curves(content))),
     "learning": ("Learning", lambda content: _chart_set(charts.learning(content))),
     "heat": ("Heat maps", _heat),
     "slopes": ("Forgetting", _slopes),
-    "clocks": ("Clocks", tables.clocks),
+    "clocks": ("Clocks", clocks),
     "paper": ("Paper", _paper),
     "runs": ("Runs", tables.audit),
 }
@@ -195,7 +194,10 @@ def environment() -> jinja2.Environment:
     )
     templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
     templates.filters["count_of"] = count
-    templates.globals |= {"memory_cells": memory_cells, "metric_title": metric_title, "runs_of": runs_of}
+    templates.globals |= {
+        function.__name__: function
+        for function in (cause_line, memory_cells, metric_title, runs_of, tables.describe)
+    }
     return templates
 
 
@@ -233,20 +235,16 @@ def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
     curves = [profile_series(groups.get(row.recipe_id, []), row.metric) for row in rows]
     means = [mean for curve in curves for mean in curve.y]
     bounds = min(means, default=0.0), max(means, default=1.0)
-    limit = bar_limit(rows)
-    units = {row.unit for row in rows}
-    unit = f" ({''.join(units)})" if len(units) == 1 and units != {""} else ""
-    columns = columns_of(rows)
-    columns |= {
-        "curve": Column("by scale", "picture"),
-        "bar": Column("memory against its noise range", "picture"),
-        "memory": columns["memory"]._replace(title=f"memory{unit}"),
-    }
-    body = []
-    for row, curve in zip(rows, curves, strict=True):
-        pictures = {"curve": Cell(picture=sparkline(curve, *bounds)), "remarks": cell(memory_remark(row))}
-        cells = pictured_cells(row, limit) | pictures
-        body.append([cells[key] for key in NOTEBOOK_COLUMNS])
-    table = Table("Initialization memory", [columns[key] for key in NOTEBOOK_COLUMNS], body)
-    template = environment().get_template("verdict.html.j2")
-    return template.render(headline=headline(rows), table=table, style=Markup(static("pictures.css")))
+    extra = [
+        {"curve": Cell(picture=sparkline(curve, *bounds)), "remarks": cell(memory_remark(row))}
+        for row, curve in zip(rows, curves, strict=True)
+    ]
+    return (
+        environment()
+        .get_template("verdict.html.j2")
+        .render(
+            headline=tables.headline(rows),
+            table=tables.memory_table(rows, NOTEBOOK_COLUMNS, extra),
+            style=Markup(static("pictures.css")),
+        )
+    )

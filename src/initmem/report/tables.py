@@ -1,150 +1,258 @@
-"""The values of the page's tables: clocks, half-lives, published values, and the audit of the runs."""
+"""The values of the page's tables: the verdicts on the first screen, and the audit of the runs."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from initmem.clocks import CLOCK_NAMES, CLOCKS
-from initmem.clocks import clocks as clocks_of
-from initmem.data.sources import sizes
-from initmem.errors import InitmemError
-from initmem.measures.beta import HalfLife
+from markupsafe import Markup
+
+from initmem.errors import count
+from initmem.measures.fit import Mode
+from initmem.measures.memory import Memory, Verdict
+from initmem.measures.memory_columns import NEVER_USED, columns_of, memory_cells
+from initmem.measures.scales import AtScale, scale_means
 from initmem.metric import metric_of, metric_title
-from initmem.paper.reference import Reference, references
-from initmem.plots.captions import common
-from initmem.plots.html import numbers
-from initmem.plots.series import folded
-from initmem.recipe import AnyRecipe, Recipe
-from initmem.record import RunRecord, cause_line, same_cause
-from initmem.report.content import Content, RecipeStats
-from initmem.report.verdicts import hardware
+from initmem.plots.builders import memory_interval
+from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, numbers, sparkline
+from initmem.plots.model import decimals_between
+from initmem.recipe import AnyRecipe
+from initmem.record import RunRecord, crash_lines, crashed_alike
+from initmem.report.content import Content, runs_of
 from initmem.store.results import study_status
 from initmem.study import Run
-
-Limits = tuple[float, float]
-
-
-# -- clocks and forgetting --------------------------------------------------------------------------------
+from initmem.table import Cell, Column, Table, cell
 
 
-def clocks(content: Content) -> dict[str, Any] | None:
-    """All clocks at the last epoch. The angular clock, and all clocks of user code, are measured."""
-    if not content.names:
-        return None
-    at_end: dict[AnyRecipe, dict[str, float | None]] = {}
-    for recipe in content.names:
-        at_end[recipe] = dict.fromkeys(("updates", *CLOCKS))
-        if recipe in content.stats:
-            at_end[recipe] |= content.stats[recipe].last_clocks
-        with contextlib.suppress(InitmemError):  # the data may not be here, or known to user code alone
-            at_end[recipe] |= _clocks_at_end(recipe)
-    return {"at_end": at_end, "clocks": {name: CLOCK_NAMES.get(name, name) for name in CLOCKS}}
+class Wording(NamedTuple):
+    """A verdict about one recipe, about several, and its meaning."""
+
+    one: str
+    many: str
+    meaning: str
 
 
-@lru_cache(maxsize=1024)
-def _clocks_at_end(recipe: AnyRecipe) -> dict[str, float]:
-    """The clocks at the last epoch that follow from the recipe alone."""
-    network = recipe.network
-    return clocks_of(network, sizes(network).n_train).at_end()
-
-
-def half_lives(content: Content) -> dict[AnyRecipe, tuple[HalfLife | None, str, HalfLife | None]]:
-    """How long |beta| takes to halve for good: in epochs, and on the clock of the recipe's family."""
-    rows = {}
-    for recipe, stats in content.stats.items():
-        lives = {life.unit: life for life in stats.half_lives}
-        epochs = lives.pop("epochs", None)
-        clock, life = next(iter(lives.items()), ("", None))
-        rows[recipe] = epochs, CLOCK_NAMES.get(clock, clock), life
-    return rows
-
-
-# -- published values -------------------------------------------------------------------------------------
-
-
-QUANTITIES = {
-    "spread": "memory",
-    "test": "test accuracy",
-    "train": "least train accuracy over scales",
-    "gap": "difference between scales",
-    "beta": "|β|, last epoch",
-    "tau_best": "epoch of the returned model, mean over scales",
-    "tau_interp": "median interpolation epoch, mean over scales",
+VERDICTS: dict[Verdict, Wording] = {
+    "remembers": Wording(
+        "remembers its initialization",
+        "remember their initialization",
+        "the scale of the initialization is still visible in the trained model",
+    ),
+    "forgets": Wording(
+        "forgets its initialization",
+        "forget their initialization",
+        "the 95% interval of the memory lies below the tolerance",
+    ),
+    "inconclusive": Wording(
+        "is inconclusive", "are inconclusive", "too few or too noisy runs to reach a verdict"
+    ),
+    "untrained": Wording("is untrained", "are untrained", "all runs are at chance"),
+    "not applicable": Wording(
+        f"is not applicable ({NEVER_USED})", f"are not applicable ({NEVER_USED})", NEVER_USED
+    ),
 }
+MODES: dict[Mode, str] = {
+    "generalization": "the scales fit the training data equally well and generalize differently, or they "
+    "differ when they first reach the same train accuracy",
+    "trainability": "some scales do not fit the training data as well as others; at equal fit no difference "
+    "is significant",
+    "fit unknown": "whether the scales fit the training data equally well was not recorded or is undecided",
+}
+NO_TOLERANCE = "never given here: {} has no natural tolerance (initmem measure --tolerance sets one)"
+
+# The columns of the memory table, from left to right.
+COLUMNS = (
+    "recipe", "verdict", "bar", "memory", "interval", "train", "matched", "noise_range", "debiased", "p",
+    "p_adjusted", "design", "metric",
+)  # fmt: skip
 
 
-class Published(NamedTuple):
-    """A published value, and the same quantity measured here; `void` says why there is none."""
+def verdicts(content: Content) -> dict[str, Any]:
+    """The values for the template of the first screen."""
+    rows, by_recipe = list(content.memories.values()), reached(content)
+    links = [
+        {"recipe": cell(row.recipe, href=runs_of(recipe.id), style="name")}
+        for recipe, row in content.memories.items()
+    ]
+    table = memory_table(rows, COLUMNS, links)
+    metrics = list(dict.fromkeys(row.metric for row in rows)) or ["test_accuracy"]
+    names = [name.replace("_", " ") for name in metrics]
+    tolerances = {f"{row.tolerance:g} {row.unit}".strip() for row in rows if row.tolerance is not None}
+    meanings = {verdict: wording.meaning for verdict, wording in VERDICTS.items()}
+    if rows and not tolerances:
+        meanings["forgets"] = NO_TOLERANCE.format(" or ".join(names))
+    return {
+        "headline": headline(rows, waiting=len(content.names) - len(rows)),
+        "failures": crash_lines(content.survey.records),
+        "reached": by_recipe,
+        "scales": sorted({scale for row in by_recipe for scale in row.by_scale}),
+        "table": replace(table, id="memory", style="stack"),
+        "remarks": remarks(content),
+        "meanings": {verdict: (glyph(verdict), meaning) for verdict, meaning in meanings.items()},
+        "modes": {mode: text for mode, text in MODES.items() if any(row.mode == mode for row in rows)},
+        "metrics": names,
+        "bounds": _bounds(content, metrics[0]) if len(metrics) == 1 else None,
+        "unit": "%" if metric_of(metrics[0]).is_percentage else "",
+        "tolerance": " or ".join(sorted(tolerances)),
+    }
 
-    recipe: Recipe
-    reference: Reference
-    quantity: str
-    value: float | None
-    limits: Limits | None
-    void: str
-    settings: str
+
+# -- sentences --------------------------------------------------------------------------------------------
 
 
-def published(content: Content) -> list[Published]:
-    """The published values whose procedure was run here, at whatever size."""
+def headline(rows: Sequence[Memory], *, waiting: int = 0) -> str:
+    """The answer in one sentence; `waiting` more recipes have no finished run yet."""
+    counts = Counter(row.verdict for row in rows)
+    phrases: list[str] = []
+    for verdict, wording in VERDICTS.items():
+        if n := counts[verdict]:
+            subject = str(n) if phrases else _subject(n, len(rows))
+            modes = _modes(rows) if verdict == "remembers" else ""
+            phrases.append(f"{subject} {wording.one if n == 1 else wording.many}{modes}")
+    if not phrases:
+        return "No run has finished yet."
+    if waiting:
+        phrases.append(f"{waiting} more {'has' if waiting == 1 else 'have'} no finished run yet")
+    return "; ".join(phrases) + "."
+
+
+def _subject(n: int, total: int) -> str:
+    if n < total:
+        return f"{n} of {total} recipes"
+    return {1: "The recipe", 2: "Both recipes"}.get(n, f"All {n} recipes")
+
+
+def _modes(rows: Sequence[Memory]) -> str:
+    """How many memories have each mode."""
+    counts = Counter(row.mode for row in rows)
+    shown = [f"{counts[mode]} {mode}" if len(rows) > 1 else mode for mode in MODES if counts[mode]]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def remarks(content: Content) -> list[tuple[str, str]]:
+    """What to know next to the numbers, and about which recipes; what holds for all is stated once."""
+    done = {record.id for record in content.survey.records}
+    to_come = Counter(run.recipe for run_id, run in content.requested.items() if run_id not in done)
+    recipes: dict[str, list[str]] = {}
+    for recipe, row in content.memories.items():
+        if lines := _remarks(content.groups[recipe], row, to_come[recipe]):
+            recipes.setdefault("; ".join(lines), []).append(row.recipe)
+    n = len(content.memories)
     return [
-        _published(recipe, stats, item)
-        for recipe, stats in content.stats.items()
-        for item in references()
-        if isinstance(recipe, Recipe) and item.fits(recipe)
+        ("All recipes" if len(names) == n > 1 else ", ".join(names), text) for text, names in recipes.items()
     ]
 
 
-def _published(recipe: Recipe, stats: RecipeStats, item: Reference) -> Published:
-    value, limits = _measured(stats, item)
-    scale = "" if item.scale is None else f" at σ = {item.scale:g}"
-    unit = f" ({item.unit})" if item.unit in ("pp", "%") else ""
-    void = ""
-    if value is None:
-        reached = item.quantity == "tau_interp" and bool(stats.interpolation.y)
-        void = "not reached from every scale" if reached else "not run"
-    settings = common([recipe], ("learning_rate", "l2", "batch_size", "momentum"))
-    return Published(recipe, item, f"{QUANTITIES[item.quantity]}{scale}{unit}", value, limits, void, settings)
+def _remarks(records: Sequence[RunRecord], row: Memory, to_come: int) -> list[str]:
+    counts = Counter(record.status for record in records)
+    lines = [
+        row.seeds_needed and f"about {row.seeds_needed} seeds would settle it",
+        row.not_excluded,
+        counts["crashed"] and f"{counts['crashed']} crashed",
+        counts["diverged"] and f"{counts['diverged']} diverged",
+        to_come and f"{count(to_come, 'run')} to come",
+        len(hardware(records)) > 1 and "mixed hardware",
+    ]
+    return [*(line for line in lines if line), *row.notes]
 
 
-def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, Limits | None]:
-    """The same quantity from our records, with its interval."""
-    match item.quantity:
-        case "spread" | "gap":
-            low, high = stats.memory.low, stats.memory.high
-            return stats.memory.memory, None if low is None or high is None else (low, high)
-        case "test":
-            curve = stats.curve("test_accuracy")
-            i = None if item.scale is None else curve.at(item.scale)
-            return (None, None) if i is None else (curve.y[i], curve.limits[i])
-        case "train":  # published as a bound for all scales
-            return min(stats.train.values(), default=None), None
-        case "tau_best":
-            return _mean(stats.curve("tau_best").y), None
-        case "tau_interp":
-            return _mean(stats.interpolation.y), None
-        case _:
-            return _last_slope(stats)
+def hardware(records: Iterable[RunRecord]) -> Counter[tuple[str, str]]:
+    """The kinds of machine that runs were trained on, (hardware, device), with the number of runs."""
+    origins = [record.provenance for record in records]
+    return Counter(
+        (str(origin.get("hardware", "unknown")), str(origin.get("device", "unknown")).split(":")[0])
+        for origin in origins
+    )
 
 
-def _mean(epochs: Sequence[float]) -> float | None:
-    """The mean over scales; None where a scale has no value."""
-    complete = epochs and not any(map(math.isnan, epochs))
-    return sum(epochs) / len(epochs) if complete else None
+# -- tables -----------------------------------------------------------------------------------------------
 
 
-def _last_slope(stats: RecipeStats) -> tuple[float | None, Limits | None]:
-    """|beta| at the last epoch."""
-    beta = stats.beta
-    if not len(beta.beta) or math.isnan(beta.beta[-1]):
-        return None, None
-    low, high = (limit[-1] for limit in folded(beta.low, beta.high))
-    return abs(float(beta.beta[-1])), None if math.isnan(low) else (low, high)
+class Reached(NamedTuple):
+    """What each scale of one recipe reached in one metric."""
+
+    recipe: AnyRecipe
+    metric: str
+    picture: Markup
+    by_scale: dict[float, AtScale]
+    digits: int
+
+
+def reached(content: Content) -> list[Reached]:
+    """Mean, standard deviation and n of every scale, as `--what scale` prints them: the metric of each
+    memory, then its train metric."""
+    means = {
+        (recipe, metric): {at.scale: at for at in scale_means(content.groups[recipe], metric)}
+        for recipe, stats in content.stats.items()
+        for metric in filter(None, (stats.metric, stats.train_metric))
+    }
+    every: dict[str, list[AtScale]] = {}
+    for (_, metric), by_scale in means.items():
+        every.setdefault(metric, []).extend(by_scale.values())
+    return [
+        Reached(
+            recipe,
+            metric,
+            sparkline(content.stats[recipe].curve(metric), *_bounds(content, metric)),
+            by_scale,
+            _digits(metric, every[metric]),
+        )
+        for (recipe, metric), by_scale in means.items()
+    ]
+
+
+def _digits(metric: str, reached: Sequence[AtScale]) -> int:
+    """Decimals that separate the means and show a typical deviation; of percentages, one."""
+    if metric_of(metric).is_percentage:
+        return 1
+    means = [at.mean for at in reached if at.mean is not None]
+    deviations = sorted(at.deviation for at in reached if at.deviation)
+    for_deviation = math.ceil(-math.log10(deviations[len(deviations) // 2])) if deviations else 0
+    return min(6, max(decimals_between(min(means), max(means)) if means else 0, for_deviation))
+
+
+def _bounds(content: Content, metric: str) -> tuple[float, float]:
+    """The axis that the small curves of one metric share; all accuracies share one."""
+    metrics = {name for item in content.stats.values() for name in (item.metric, item.train_metric) if name}
+    unit = metric_of(metric).unit
+    alike = [name for name in metrics if unit and metric_of(name).unit == unit] or [metric]
+    means = [m for item in content.stats.values() for name in alike for m in item.curve(name).y]
+    return min(means, default=0.0), max(means, default=1.0)
+
+
+def memory_table(rows: Sequence[Memory], columns: Sequence[str], extra: Sequence[dict[str, Cell]]) -> Table:
+    """A row per memory: the sign of its verdict, the bar of its interval, and `extra` cells of its own."""
+    ends: dict[str, list[float]] = {}  # what the axes of the bars have to reach
+    for row in rows:
+        ends.setdefault(row.metric, []).extend([row.high or row.memory or 0.0, row.tolerance or 0.0])
+    limits = {metric: nice_limit(max(values)) for metric, values in ends.items()}
+    alike = len(limits) == 1
+    unit = f" ({rows[0].unit})" if alike and rows[0].unit else ""
+    axis = bar_axis(limits[rows[0].metric]) if alike else ""
+    heads = {
+        **columns_of(rows),
+        "bar": Column(f"memory against its noise range{unit}", "picture", "with its interval", picture=axis),
+        "curve": Column("by scale", "picture"),
+        "metric": Column("metric", "text"),
+    }
+    body = []
+    for row, more in zip(rows, extra, strict=True):
+        cells = memory_cells(row)
+        cells["verdict"] = cells["verdict"]._replace(picture=glyph(row.verdict))
+        bar = interval_bar(memory_interval(row), limits[row.metric], row.tolerance)
+        metric = row.metric.replace("_", " ") + (f" ({row.unit})" if row.unit else "")
+        body.append(cells | {"bar": Cell(picture=bar), "metric": cell(metric)} | more)
+    hidden = {"metric"} if alike else set()
+    hidden |= {key for key in ("train", "matched") if not any(cells[key].text for cells in body)}
+    shown = [key for key in columns if key not in hidden]
+    return Table(
+        "Initialization memory",
+        [heads[key] for key in shown],
+        [[cells[key] for key in shown] for cells in body],
+    )
 
 
 # -- the audit of the runs --------------------------------------------------------------------------------
@@ -176,7 +284,7 @@ def audit(content: Content) -> dict[str, Any]:
         "environments": environments(survey.records),
         "mixed": {name: counts for name, counts in machines.items() if len(counts) > 1},
         "packs": packs(content),
-        "failures": failures(content),
+        "crashed": crashed_alike(survey.records),
         "diverged": diverged,
         "missing": missing(content),
         "damaged": survey.damaged,
@@ -202,23 +310,6 @@ def packs(content: Content) -> dict[str, tuple[int, list[int]]]:
         if len(sizes) > 1 and sizes[-1] > 1:  # a run alone is always the same pack
             several[content.names[recipe]] = len(records), sizes
     return several
-
-
-def failures(content: Content) -> list[dict[str, Any]]:
-    """Crashed runs, those with the same cause together: the cause, a traceback, and the runs."""
-    groups: dict[str, list[RunRecord]] = {}
-    for record in content.survey.records:
-        if record.status == "crashed":
-            groups.setdefault(same_cause(cause_line(record)), []).append(record)
-    return [
-        {
-            "error": cause_line(records[0]),
-            "traceback": records[0].error or "",
-            "runs": [(record.id, describe(content, record.run)) for record in records[:SHOWN]],
-            "total": len(records),
-        }
-        for records in groups.values()
-    ]
 
 
 def describe(content: Content, run: Run) -> str:
@@ -269,22 +360,21 @@ def run_rows(content: Content, recipe: AnyRecipe) -> dict[str, Any]:
     records = sorted(
         content.groups[recipe], key=lambda r: (r.run.scale, r.run.seed, r.run.pins, r.run.perturbation)
     )
-    rows = [
-        [*_run_row(record, numbered[_environment(record)]), *numbers(map(record.metric, own))]
-        for record in records
-    ]
+    rows = []
+    for record in records:
+        run, summary, origin = record.run, record.summary, record.provenance
+        shares = summary.test_accuracy, summary.val_accuracy_best, summary.repair_gap
+        test, val, repair = numbers(None if share is None else 100 * share for share in shares)
+        faults = origin.get("faults")
+        causes = [f"{n} {cause}" for cause, n in faults.items()] if isinstance(faults, Mapping) else []
+        row = [record.id, run.scale, run.seed, kind_of(run), record.status, test, val]
+        row += [
+            summary.tau_best,
+            summary.tau_interp,
+            repair,
+            *numbers([summary.norm_init, summary.norm_best]),
+        ]
+        row += [origin.get("attempts"), ", ".join(causes), numbered[_environment(record)]]
+        row += [origin.get("pack"), origin.get("seconds"), *numbers(map(record.metric, own))]
+        rows.append(row)
     return {"columns": [*RUN_COLUMNS, *(name.replace("_", " ") for name in own)], "rows": rows}
-
-
-def _run_row(record: RunRecord, environment: int) -> list[Any]:
-    run, summary, origin = record.run, record.summary, record.provenance
-    shares = summary.test_accuracy, summary.val_accuracy_best, summary.repair_gap
-    test, val, repair = numbers(None if share is None else 100 * share for share in shares)
-    norms = numbers([summary.norm_init, summary.norm_best])
-    faults = origin.get("faults")
-    causes = [f"{n} {cause}" for cause, n in faults.items()] if isinstance(faults, Mapping) else []
-    return [
-        *(record.id, run.scale, run.seed, kind_of(run), record.status),
-        *(test, val, summary.tau_best, summary.tau_interp, repair, *norms),
-        *(origin.get("attempts"), ", ".join(causes), environment, origin.get("pack"), origin.get("seconds")),
-    ]

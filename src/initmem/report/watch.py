@@ -1,4 +1,4 @@
-"""Watch a store: read it again when it may have changed, and announce which sections of the board changed.
+"""The sections of the board, brought up to date whenever a page asks which of them have changed.
 
 A board must not slow down the training it shows: the longer an update takes, the less often it happens, and
 while no page is open there are none.
@@ -24,9 +24,10 @@ from initmem.measures.design import preferred
 from initmem.metric import metric_of
 from initmem.plots.html import course, numbers
 from initmem.recipe import AnyRecipe
+from initmem.record import crashed_alike
 from initmem.report.content import Array, Content
 from initmem.report.page import SECTIONS, Section, fragment, section
-from initmem.report.tables import describe, failures, run_rows
+from initmem.report.tables import describe, run_rows
 from initmem.store.claims import EXPIRY, LiveRun
 from initmem.store.results import Results, Survey
 from initmem.study import Run
@@ -39,66 +40,34 @@ TITLES = {"live": "Now"} | {name: title for name, (title, _) in SECTIONS.items()
 
 
 class Watcher:
-    """The state of a board. One thread reads the store; others read the state and wait for changes."""
+    """The state of a board. One thread at a time reads the store and publishes what is new."""
 
     def __init__(self, store: Results) -> None:
         self.store = store
         self.content: Content | None = None
-        self.stopped = False
         self._sections = {name: Section(title, READING) for name, title in TITLES.items()}
         self._rendered: Content | None = None
+        self._polling, self._reading = Budget(POLL_SHARE, TICK), Budget(READ_SHARE, TICK)
+        self._rendering = Budget(RENDER_SHARE)
+        self._read_at, self._claimed_then = -math.inf, frozenset[str]()
         self._claimed: frozenset[str] = frozenset()
         self._problem = self._printed = ""
-        self._version = self._clients = 0
-        self.fresh = False  # whether the live section is newer than the last sleep
-        self._change = threading.Condition()
-        self._thread = threading.Thread(target=self._loop, name="watcher", daemon=True)
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
 
-    # -- for the server -----------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start watching; the first update follows at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread, and wake everyone who waits."""
-        with self._change:
-            self.stopped = True
-            self._change.notify_all()
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Keep the watcher awake while a client watches."""
-        with self._change:
-            self._clients += 1
-            self._change.notify_all()
-        try:
-            yield
-        finally:
-            with self._change:
-                self._clients -= 1
+    def refresh(self, patience: float) -> None:
+        """Start an update, unless one is running or it is too soon, and wait for it for so many seconds."""
+        with self._starting:
+            running = self._thread is not None and self._thread.is_alive()
+            if not running and self._polling.rest() <= 0:
+                self._thread = threading.Thread(target=self._update, name="update", daemon=True)
+                self._thread.start()
+        if self._thread is not None:
+            self._thread.join(patience)
 
     def sections(self) -> dict[str, Section]:
         """The sections as they are now."""
-        with self._change:
-            return dict(self._sections)
-
-    def tags(self, after: int, timeout: float) -> tuple[int, dict[str, str]] | None:
-        """Wait for a version newer than `after`: its number and all tags of sections; None at the timeout."""
-        with self._change:
-            self._change.wait_for(lambda: self._version > after or self.stopped, timeout)
-            if self.stopped or self._version <= after:
-                return None
-            return self._version, {name: one.tag for name, one in self._sections.items()}
-
-    def wait_until_fresh(self, timeout: float) -> None:
-        """Wait for the first verdicts and, after a sleep, for an update."""
-
-        def ready() -> bool:
-            return self.stopped or (self.fresh and self._sections["verdicts"].html != READING)
-
-        with self._change:
-            self._change.wait_for(ready, timeout)
+        return dict(self._sections)
 
     def runs(self, recipe_id: str) -> dict[str, Any] | None:
         """The rows of the table of runs; None if there is no such recipe."""
@@ -133,37 +102,28 @@ class Watcher:
 
     # -- the thread -------------------------------------------------------------------------------------
 
-    def _loop(self) -> None:
-        polling, reading = Budget(POLL_SHARE, TICK), Budget(READ_SHARE, TICK)
-        rendering = Budget(RENDER_SHARE)
-        claims, last_read = frozenset[str](), -math.inf
-        while not self.stopped:
-            try:
-                with polling.spending():
-                    self._claimed = frozenset(self.store.in_flight())
-                due = self._claimed != claims or time.monotonic() - last_read > READ_EVERY
-                if due and reading.rest() <= 0:
-                    with reading.spending():
-                        self._read()
-                    claims, last_read, self._problem = self._claimed, time.monotonic(), ""
-                if self._rendered is not self.content and rendering.rest() <= 0:
-                    first = self._rendered is None
-                    with rendering.spending():
-                        self._render()
-                    if first:  # everything was new: the next time will take less
-                        rendering = Budget(RENDER_SHARE)
-                with polling.spending():
-                    self._show_live()
-            except Exception as error:  # whatever it is, the page should show it, and it may pass
-                self._show_problem(error)
-            with self._change:
-                self._change.wait_for(lambda: self.stopped, max(0.0, polling.rest()))
-                if not self._clients:
-                    self.fresh = False
-                    self._change.wait_for(lambda: self.stopped or self._clients)
+    def _update(self) -> None:
+        """Read what is new in the store and publish it, as far as the budgets allow."""
+        try:
+            with self._polling.spending():
+                self._claimed = frozenset(self.store.in_flight())
+            due = self._claimed != self._claimed_then or time.monotonic() - self._read_at > READ_EVERY
+            if due and self._reading.rest() <= 0:
+                with self._reading.spending():
+                    self._read()
+                self._claimed_then, self._read_at, self._problem = self._claimed, time.monotonic(), ""
+            if self._rendered is not self.content and self._rendering.rest() <= 0:
+                first = self._rendered is None
+                with self._rendering.spending():
+                    self._render()
+                if first:  # everything was new: the next time will take less
+                    self._rendering = Budget(RENDER_SHARE)
+            with self._polling.spending():
+                self._show_live()
+        except Exception as error:  # whatever it is, the page should show it, and it may pass
+            self._show_problem(error)
 
     def _read(self) -> None:
-        """Read what is new in the store."""
         content = Content(Survey.of(self.store), self.content)
         if self.content is None or content.state != self.content.state:
             self.content = content
@@ -171,13 +131,10 @@ class Watcher:
     def _render(self) -> None:
         """Render and publish section by section."""
         content = self.content
-        if content is None:
-            return
-        for name in SECTIONS:
-            if self.stopped:
-                return
-            self._show_live()  # some sections take their time
-            self._publish(name, section(name, content))
+        if content is not None:
+            for name in SECTIONS:
+                self._show_live()  # some sections take their time
+                self._sections[name] = section(name, content)
         self._rendered = content
 
     def _show_live(self) -> None:
@@ -187,10 +144,7 @@ class Watcher:
         values: dict[str, Any] = {"problem": self._problem, "content": None}
         if self.content is not None:
             values |= live(self.content, {run_id: self.store.live_run(run_id) for run_id in self._claimed})
-        self._publish("live", Section("Now", fragment("live", values)))
-        with self._change:
-            self.fresh = True
-            self._change.notify_all()
+        self._sections["live"] = Section("Now", fragment("live", values))
 
     def _show_problem(self, error: Exception) -> None:
         """Show what is wrong: on the terminal once, on the page until the store can be read again."""
@@ -201,15 +155,8 @@ class Watcher:
         try:
             self._show_live()
         except Exception:  # then only the problem is shown
-            only = fragment("live", {"problem": self._problem, "content": None})
-            self._publish("live", Section("Now", only))
-
-    def _publish(self, name: str, one: Section) -> None:
-        with self._change:
-            if self._sections[name].tag != one.tag:
-                self._sections[name] = one
-                self._version += 1
-                self._change.notify_all()
+            values = {"problem": self._problem, "content": None}
+            self._sections["live"] = Section("Now", fragment("live", values))
 
 
 class Budget:
@@ -273,7 +220,7 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
         "live_runs": [in_training(content, requested[run_id], training[run_id]) for run_id in order[:SHOWN]],
         "more": len(order) - SHOWN,
         "counts": counts,
-        "failures": failures(content),
+        "crashed": crashed_alike(content.survey.records),
     }
 
 

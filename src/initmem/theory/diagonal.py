@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from initmem.errors import InitmemError
 from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
 from initmem.plots.styles import BLUE, GREEN, PURPLE, VERMILLION
-from initmem.theory.linear import Array, require
+from initmem.theory import Array, require
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
-from initmem.theory.linear import (
+from initmem.theory import (
     Array,
     Factors,
     Rule,
@@ -55,18 +55,10 @@ class Exponent:
         return near and self.low <= self.expected <= self.high
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Least-squares coefficients, (term,), with the limits of their confidence intervals."""
-
-    values: Array
-    low: Array
-    high: Array
-    n: int
-
-
-def fit(terms: Array, y: Array, *, confidence: float = 0.99) -> Fit:
+def fit(terms: Array, y: Array, *, confidence: float = 0.99) -> Array:
     """Ordinary least squares of y, (point,), on the columns of `terms`, (point, term).
+
+    The result is (term, 3): the coefficient and the limits of its confidence interval.
 
     The intervals are robust to heteroscedasticity: leakage grows with eta, and so does its scatter. At 99%
     each, six of them hold simultaneously about 95% of the time.
@@ -79,7 +71,7 @@ def fit(terms: Array, y: Array, *, confidence: float = 0.99) -> Fit:
     values = solve @ y
     residual = (y - terms @ values) * np.sqrt(n / (n - p))
     half = float(stdtrit(n - p, 0.5 + confidence / 2)) * np.sqrt((solve * residual) ** 2 @ np.ones(n))
-    return Fit(values, values - half, values + half, n)
+    return np.stack([values, values - half, values + half], axis=1)
 
 
 def measure_all(*, seed: int) -> list[Exponent]:
@@ -107,7 +99,7 @@ def batch_part(*, seed: int, networks: int = 80, draws: int = 400) -> Exponent:
     sizes = 2 ** np.arange(7)
     moved = np.stack([_minibatch_movement(int(b), networks, draws, rng) for b in sizes])
     x, y = np.repeat(np.log(sizes), networks), np.log(moved).ravel()
-    return _exponent("batch", "b", -1.0, fit(np.stack([np.ones_like(x), x], axis=1), y), 1)
+    return _power("batch", "b", -1.0, x, y)
 
 
 def decay_rate(*, seed: int, networks: int = 20) -> tuple[Exponent, Exponent, Exponent]:
@@ -126,9 +118,9 @@ def decay_rate(*, seed: int, networks: int = 20) -> tuple[Exponent, Exponent, Ex
     scale = fit(np.stack([one, leak], axis=1), speed / (lam * eta))
     powers = fit(np.stack([one, np.log(lam), np.log(eta), leak], axis=1), np.log(speed))
     return (
-        _exponent("decay", "lambda eta", 2.0, scale, 0),
-        _exponent("decay power", "lambda", 1.0, powers, 1),
-        _exponent("decay power", "eta", 1.0, powers, 2),
+        _exponent("decay", "lambda eta", 2.0, scale[0], len(speed)),
+        _exponent("decay power", "lambda", 1.0, powers[1], len(speed)),
+        _exponent("decay power", "eta", 1.0, powers[2], len(speed)),
     )
 
 
@@ -139,7 +131,7 @@ def movement(name: str, rule: str, expected: float, *, seed: int, networks: int 
     start, goal = _networks((len(rates), networks), rng)
     before, after = _before_and_after(optimizer(rule), rates, start, goal, steps=5)
     x, y = np.repeat(np.log(rates), networks), np.log(norm(after - before)).ravel()
-    return _exponent(name, "eta", expected, fit(np.stack([np.ones_like(x), x], axis=1), y), 1)
+    return _power(name, "eta", expected, x, y)
 
 
 def _before_and_after(
@@ -178,6 +170,12 @@ def _networks(lead: tuple[int, ...], rng: np.random.Generator) -> tuple[Factors,
     return factors, rng.normal(size=(*lead, DIMS[-1], DIMS[0]))
 
 
-def _exponent(name: str, against: str, expected: float, fitted: Fit, term: int) -> Exponent:
-    value, low, high = (float(x[term]) for x in (fitted.values, fitted.low, fitted.high))
-    return Exponent(name, against, expected, value, low, high, fitted.n)
+def _power(name: str, against: str, expected: float, x: Array, y: Array) -> Exponent:
+    """The slope of y on x, both logarithms, (point,)."""
+    _, slope = fit(np.stack([np.ones_like(x), x], axis=1), y)
+    return _exponent(name, against, expected, slope, len(x))
+
+
+def _exponent(name: str, against: str, expected: float, fitted: Array, n: int) -> Exponent:
+    value, low, high = fitted.tolist()
+    return Exponent(name, against, expected, value, low, high, n)

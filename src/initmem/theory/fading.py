@@ -17,8 +17,8 @@ from initmem.plots.styles import GREY, nth
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.study_file import load_study
+from initmem.theory import Array
 from initmem.theory.lab import LinearSettings, train_linear
-from initmem.theory.linear import Array
 
 CLOCK_TITLES = {
     "sgd": ("minibatch noise", r"$T_{\mathrm{SGD}} = \frac{1}{b}\sum\eta^2$"),

@@ -6,7 +6,7 @@ full-batch Adam stop at a point that remembers the initialization. Minibatches, 
 keep both moving until nothing is remembered.
 
 The loops are plain scalar Python: for a single trajectory this is about twenty times faster than
-`descent.descend` on 1 x 1 matrices, with the same result.
+`descend` on 1 x 1 matrices, with the same result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
 from initmem.plots.styles import BLUE, PURPLE, VERMILLION
-from initmem.theory.linear import Array
+from initmem.theory import Array
 
 START = (1.0, 6.0)
 RATES = (0.01, 0.04)

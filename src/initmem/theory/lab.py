@@ -33,15 +33,15 @@ from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from initmem.clocks import RateSums, epoch_rates
-from initmem.errors import ConfigError, problems
+from initmem.errors import ConfigError, validated
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.record import RunRecord, Status, summarize
 from initmem.seeds import generator
 from initmem.study import Run
-from initmem.theory.linear import (
+from initmem.theory import (
     Array,
     Estimate,
     Factors,
@@ -85,9 +85,9 @@ class LinearSettings(BaseModel):
         """The settings declared by a recipe of the pipeline `linear`; all bad ones are reported at once."""
         declared = {name: value for name, value in recipe.changes().items() if name != "pipeline"}
         try:
-            return cls.model_validate(declared)
-        except ValidationError as error:
-            raise ConfigError("pipeline linear: " + "; ".join(problems(error, cls))) from None
+            return validated(cls, declared)
+        except ConfigError as error:
+            raise ConfigError(f"pipeline linear: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from itertools import product as all_tuples
 
 import numpy as np
 
-from initmem.theory.linear import (
+from initmem.theory import (
     Array,
     Factors,
     Loss,

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from initmem.plots.model import Entry, Panel, Plot, Series, Style
 from initmem.plots.styles import COLORS, MARKERS
-from initmem.theory.linear import Array, require
+from initmem.theory import Array, require
 
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 

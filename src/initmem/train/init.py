@@ -24,7 +24,7 @@ from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.layers import by_replica
 from initmem.train.networks import Grouped, Network, build
-from initmem.train.variables import Layout, Names, Role, TorchPlace, Variable, layout_of
+from initmem.train.variables import Role, TorchPlace, Variable
 
 Array = NDArray[np.float64]
 
@@ -38,14 +38,7 @@ def initialized(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtyp
         from initmem.train.modules import module_pack
 
         return module_pack(runs, sizes, device=device, dtype=dtype)
-    network = build(
-        recipe.model,
-        replicas=len(runs),
-        shape=sizes.shape,
-        classes=sizes.classes,
-        width=recipe.width,
-        norm=recipe.norm,
-    ).to(device, dtype)
+    network = build(recipe, sizes, len(runs)).to(device, dtype)
     initialize(network, runs)
     return network
 
@@ -78,7 +71,7 @@ def initialize_replica(variables: Sequence[Variable], run: Run) -> None:
     """Initialize one network for the scale and seed of a run."""
     recipe, rng = run.recipe.network, generator(run.seed_of("init"), "init")
     size_of = deviations if recipe.init_mode == "redraw" else factors
-    by_name = size_of(recipe, run.scale, layout_of(variables))
+    by_name = size_of(recipe, run.scale, variables)
     sizes = [by_name.get(variable.name) for variable in variables]
     draw_kernel = partial(draw, rng, distribution=recipe.distribution)
     fill(variables, sizes, recipe.init_mode, draw_kernel, rng.standard_normal)
@@ -107,52 +100,57 @@ def fill(
             variable.place.set(drawn * size)
 
 
-def deviations(recipe: Recipe, scale: float, layout: Layout) -> dict[str, float]:
-    """The initial standard deviation of every variable."""
-    factor = factors(recipe, scale, layout)
-    kernels = {names[0]: factor[names[0]] / math.sqrt(fan_in) for names, fan_in in layout.fan_ins.items()}
-    if recipe.width_scaling == "mup":  # the initial output then vanishes as the width grows
-        kernels[layout.output[0]] /= math.sqrt(layout.fan_ins[layout.output])
-    return kernels | {names[0]: factor[names[0]] * recipe.bias_std for names in layout.biases}
+def deviations(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> dict[str, float]:
+    """The initial standard deviation of every kernel and bias, by name."""
+    sizes = factors(recipe, scale, variables)
+    for variable in variables:
+        if variable.role == "bias":
+            sizes[variable.name] *= recipe.bias_std
+        if variable.role == "kernel":
+            root = math.sqrt(variable.fan_in or 1.0)
+            sizes[variable.name] /= root
+            if variable.is_output and recipe.width_scaling == "mup":
+                sizes[variable.name] /= root  # the initial output then vanishes as the width grows
+    return sizes
 
 
-def factors(recipe: Recipe, scale: float, layout: Layout) -> dict[str, float]:
-    """The factor of every variable: the run's scale if the recipe scales it, times its `layer_scales`."""
-    scaled = _chosen(recipe.scaled, "scaled", layout)
-    factors = {names[0]: scale if names in scaled else 1.0 for names in (*layout.fan_ins, *layout.biases)}
+def factors(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> dict[str, float]:
+    """The factor of every kernel and bias: the scale if the recipe scales it, times its `layer_scales`."""
+    drawn = [variable for variable in variables if variable.role in ("kernel", "bias")]
+    scaled = _chosen(recipe.scaled, "scaled", drawn)
+    factors = {variable.name: scale if variable.name in scaled else 1.0 for variable in drawn}
     for selector, fixed in recipe.fixed_scales.items():
-        for names in _chosen(selector, "layer_scales", layout):
-            factors[names[0]] *= fixed
+        for name in _chosen(selector, "layer_scales", drawn):
+            factors[name] *= fixed
     return factors
 
 
-def _chosen(text: str, field: str, layout: Layout) -> set[Names]:
-    chosen: set[Names] = set()
+def _chosen(text: str, field: str, variables: Sequence[Variable]) -> set[str]:
+    chosen: set[str] = set()
     for selector in selectors(text):
-        match selector:
-            case "kernels":
-                matching = set(layout.fan_ins)
-            case "biases":
-                matching = set(layout.biases)
-            case "output":
-                matching = {layout.output}
-            case _:
-                matching = {names for names in layout.fan_ins if _matches(names, selector, of_layers=True)}
-                matching |= {names for names in layout.biases if _matches(names, selector, of_layers=False)}
+        matching = {variable.name for variable in variables if _matches(variable, selector)}
         if not matching:
-            variables = [names[0] for names in (*layout.fan_ins, *layout.biases)]
+            names = [variable.name for variable in variables]
             raise ConfigError(
                 f"{field} = {text!r}: nothing here is named {selector!r} "
-                f"({allowed(['kernels', 'biases', 'output', *variables])})"
+                f"({allowed(['kernels', 'biases', 'output', *names])})"
             )
         chosen |= matching
     return chosen
 
 
-def _matches(names: Names, pattern: str, *, of_layers: bool) -> bool:
-    """Match variable names; with `of_layers` also layer names, which stand for the layer's kernel."""
-    every = [*names, *(name.rpartition(".")[0] for name in names if of_layers)]
-    return any(fnmatch.fnmatchcase(name, pattern) for name in every)
+def _matches(variable: Variable, selector: str) -> bool:
+    match selector:
+        case "kernels":
+            return variable.role == "kernel"
+        case "biases":
+            return variable.role == "bias"
+        case "output":
+            return variable.is_output
+    names = [variable.name, *variable.also]
+    if variable.role == "kernel":  # the name of a layer stands for its kernel
+        names += [name.rpartition(".")[0] for name in names]
+    return any(fnmatch.fnmatchcase(name, selector) for name in names)
 
 
 def draw(rng: np.random.Generator, shape: Sequence[int], distribution: Distribution = "normal") -> Array:

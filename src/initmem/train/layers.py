@@ -111,8 +111,8 @@ class Norm(nn.Module, ABC):
 
     def then_relu(self, x: Tensor, *, pool: bool = False) -> Tensor:
         """Normalize (batch, replica * channel, h, w), max-pool 2x2 if `pool`, then ReLU."""
-        if self.is_fused(x, pool=pool):
-            return self.in_lanes(x, native.SINGLE, pool=pool)
+        if self.can_fuse(x, pool=pool):
+            return self.fused(x, pool=pool)
         x = self(x)
         if pool:  # before ReLU: they commute, and ReLU then sees a quarter of the pixels
             x = F.max_pool2d(x, 2)
@@ -123,12 +123,12 @@ class Norm(nn.Module, ABC):
         return F.relu(self(x) + skip)
 
     @abstractmethod
-    def is_fused(self, x: Tensor, *, pool: bool) -> bool:
-        """Whether normalization, pooling and ReLU are one call in C for images that are not in lanes."""
+    def can_fuse(self, x: Tensor, *, pool: bool) -> bool:
+        """Whether `fused` supports these images."""
 
     @abstractmethod
-    def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool) -> Tensor:
-        """The same as `then_relu` in C, for images in lanes."""
+    def fused(self, x: Tensor, *, pool: bool) -> Tensor:
+        """The same as `then_relu`, in one call in C."""
 
     def statistics(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Mean and variance for a batch with this many values per channel: to write in training, else to use.
@@ -170,7 +170,7 @@ class BatchNorm(Norm):
             True, 1.0, NORM_EPSILON, False,
         )  # fmt: skip
 
-    def is_fused(self, x: Tensor, *, pool: bool) -> bool:
+    def can_fuse(self, x: Tensor, *, pool: bool) -> bool:
         """In C, channels are normalized one by one, whatever replica they belong to."""
         return native.can_normalize(x, pool=pool)
 
@@ -178,13 +178,14 @@ class BatchNorm(Norm):
         """Normalize (batch, replica * channel, h, w), add a skip connection of the same shape, then ReLU."""
         if not native.can_normalize(x, pool=False, skip=skip):
             return super().then_add_relu(x, skip)
-        return self.in_lanes(x, native.SINGLE, pool=False, skip=skip)
+        return self.fused(x, pool=False, skip=skip)
 
-    def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool, skip: Tensor | None = None) -> Tensor:
-        """The same as `then_relu`, or `then_add_relu`, in C, for images in lanes."""
-        variables = native.NormVariables(self.gamma, self.beta, *self.statistics(x.numel() // x.shape[1]))
-        normalize = native.normalize if self.training else native.normalize_fixed
-        return normalize(x, variables, NORM_EPSILON, pool=pool, lanes=lanes, skip=skip)
+    def fused(self, x: Tensor, *, pool: bool, skip: Tensor | None = None) -> Tensor:
+        """The same as `then_relu`, or `then_add_relu`, in one call in C."""
+        statistics = self.statistics(x.numel() // x.shape[1])
+        return native.normalize(
+            x, self.gamma, self.beta, statistics, NORM_EPSILON, pool=pool, training=self.training, skip=skip
+        )
 
     def statistics(self, count: int) -> tuple[Tensor, Tensor]:
         """Those of the batch in training, else the moving ones."""
@@ -247,13 +248,13 @@ class LayerNorm(Norm):
             y = torch.addcmul(self.beta, y, self.gamma)
         return y.movedim(-1, 1)
 
-    def is_fused(self, x: Tensor, *, pool: bool) -> bool:
+    def can_fuse(self, x: Tensor, *, pool: bool) -> bool:
         """In C, for one replica; several have to be in lanes."""
         return self.replicas == 1 and native.can_normalize(x, pool=pool)
 
-    def in_lanes(self, x: Tensor, lanes: native.Lanes, *, pool: bool) -> Tensor:
-        """The same as `then_relu` in C, for images in lanes."""
-        return native.layer_normalize(x, self.gamma, self.beta, NORM_EPSILON, pool=pool, lanes=lanes)
+    def fused(self, x: Tensor, *, pool: bool) -> Tensor:
+        """The same as `then_relu`, in one call in C."""
+        return native.layer_normalize(x, self.gamma, self.beta, NORM_EPSILON, pool=pool)
 
 
 def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) -> Norm:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +16,8 @@ from initmem.data.dataset import Dataset
 from initmem.record import RunRecord, finite, summarize
 from initmem.study import Run
 from initmem.train import native
-from initmem.train.batches import Images
 from initmem.train.optimizers import times
-from initmem.train.pack import Checkpoint, Pack
-from initmem.train.requirements import Precision
+from initmem.train.pack import Checkpoint, Images, Pack
 
 STATISTICS_BATCHES = 50  # training batches from which the statistics of batch norm are re-estimated
 
@@ -31,7 +28,6 @@ def train_pack(
     *,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    precision: Precision = "float32",
     resume: Sequence[Checkpoint] | None = None,
     on_epoch: Callable[[Pack], None] | None = None,
     pause: Callable[[], bool] = lambda: False,
@@ -44,8 +40,9 @@ def train_pack(
     callbacks may raise to stop training.
     """
     started = time.perf_counter()
-    with _tf32(precision == "tf32"):
-        pack = Pack(runs, data, device=device, dtype=dtype, precision=precision)
+    # By default PyTorch lets a GPU compute convolutions in TF32.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        pack = Pack(runs, data, device=device, dtype=dtype)
         if resume is not None:
             pack.restore(resume)
         started -= pack.spent  # in earlier sessions
@@ -111,7 +108,6 @@ def records(pack: Pack, seconds: float) -> list[RunRecord]:
     objective = loss + pack.l2 * pack.kernel_squares()
     provenance = {  # the engine adds the rest
         "device": str(pack.device),
-        "precision": pack.precision,
         "native": native.ready(pack.device, pack.dtype),
         "layers": native.layers(pack.device, pack.dtype),
         "pack": pack.replicas,
@@ -237,17 +233,3 @@ def _sharpness(pack: Pack, epoch: int) -> list[float]:
 
     values: list[float] = sharpness(pack.network, pack.train, pack.recipe.l2).tolist()
     return values
-
-
-@contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """Whether a GPU may compute in TF32. By default PyTorch allows it in convolutions."""
-    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        for backend, was_allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = was_allowed

@@ -2,14 +2,18 @@
 
 The module knows nothing of packs. It maps inputs (batch, channel, height, width), or tokens (batch, length),
 to logits (batch, class); for tokens also (batch, length, class). It is initialized by the rules of `Init`.
+Whether runs with code of a plugin, a module or an optimizer, can share a pack and be resumed is tried, not
+guessed.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -17,17 +21,24 @@ from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 from initmem import register
-from initmem.data.dataset import Sizes
+from initmem.data.dataset import Dataset, Sizes, noise
 from initmem.errors import ModelError
 from initmem.recipe import Recipe
+from initmem.record import COLUMNS
 from initmem.register import in_a_line
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import factors, initialize_replica
-from initmem.train.networks import MODULES, Network
-from initmem.train.variables import Variable, layout_of, torch_variables
+from initmem.train.loop import train_epoch
+from initmem.train.networks import BUILDERS, MODULES, Network, build, count
+from initmem.train.pack import Pack
+from initmem.train.variables import Variable, torch_variables
 
 BUILDING, NOISE = 1, 1 << 40  # indices of the streams for building and for dropout: no epoch has them
+# A trial of whether runs can share a pack.
+SCALES = (0.5, 1.0, 2.0)
+BATCH, BATCHES, EPOCHS = 4, 2, 2
+TOLERANCE = 1e-8  # relative, in float64: that of the tests of bundled networks
 
 SHOWN_IMAGES = Sizes(1, 1, 1, 3, 32, 32, 10)
 SHOWN_TOKENS = Sizes(1, 1, 1, 1, 1, 64, 96, 96, 64)
@@ -148,7 +159,7 @@ def builder(recipe: Recipe) -> Callable[..., Any]:
     """The builder of a recipe's module."""
     if recipe.model in MODULES:
         return MODULES[recipe.model]
-    if (registered := register.find_model(recipe.model)) is not None:
+    if (registered := register.models.find(recipe.model)) is not None:
         return registered.build
     raise ModelError(f"model = {recipe.model!r}: no plugin that registers it is loaded (--plugin MODULE)")
 
@@ -179,7 +190,7 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     """Pass two examples through a new module, look at what comes out, and return its parameters."""
     module = build_module(recipe, sizes)
     variables = _variables(module, recipe)
-    factors(recipe, 1.0, layout_of(variables))  # whether the layers that the recipe names are there
+    factors(recipe, 1.0, variables)  # whether the layers that the recipe names are there
     told = _told(recipe, sizes)
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
@@ -220,7 +231,7 @@ def _zeros(n: int, sizes: Sizes) -> Tensor:
 
 
 def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
-    model = register.find_model(recipe.model)
+    model = register.models.find(recipe.model)
     variables = torch_variables(module, None if model is None else model.kernels)
     stuck = [f"{v.name}: {v.note}" for v in variables if v.role == "stuck"]
     if stuck:
@@ -234,10 +245,10 @@ def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
     return variables
 
 
-def module_rows() -> list[dict[str, str | int | None]]:
-    """For the list of networks: those that are plain modules. One that reads only tokens is given tokens."""
-    rows: list[dict[str, str | int | None]] = []
-    for name in (*MODULES, *(model.name for model in register.models())):
+def catalogue() -> list[dict[str, Any]]:
+    """Every network at its default width, with its number of variables and its options."""
+    rows: list[dict[str, Any]] = []
+    for name in (*BUILDERS, *MODULES, *register.models.names()):
         recipe = Recipe.parse({"model": name, "dataset": "synthetic"})
         trainable, total = _counted(recipe, SHOWN_IMAGES) or _counted(recipe, SHOWN_TOKENS) or (None, None)
         options = ", ".join(map(str, register.options_of(name) or ()))
@@ -249,12 +260,9 @@ def module_rows() -> list[dict[str, str | int | None]]:
 def _counted(recipe: Recipe, sizes: Sizes) -> tuple[int, int] | None:
     """Numbers of trained and of all variables; None where the network does not take such an input."""
     try:
-        module = build_module(recipe, sizes)
+        return count((build_module if recipe.is_module else build)(recipe, sizes))
     except ModelError:
         return None
-    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    rest = sum(p.numel() for p in module.parameters() if not p.requires_grad)
-    return trained, trained + rest + sum(buffer.numel() for buffer in module.buffers())
 
 
 def _told(recipe: Recipe, sizes: Sizes) -> str:
@@ -262,3 +270,112 @@ def _told(recipe: Recipe, sizes: Sizes) -> str:
     given = {"input": sizes.input, "outputs": sizes.classes, "width": recipe.width}
     options = ", ".join(f"{name}={value}" for name, value in (given | recipe.network_options()).items())
     return f"model = {recipe.model!r} ({options})"
+
+
+# -- whether runs can share a pack ------------------------------------------------------------------------
+
+
+def notes(recipe: Recipe, sizes: Sizes) -> list[str]:
+    """What a user should know before training: why there are no packs, and what the scale leaves alone."""
+    reason = obstacle(recipe, sizes)
+    variables = check_module(recipe, sizes) if recipe.is_module else []
+    left = [variable.name for variable in variables if variable.role == "other"]
+    alone = [f"trains alone: {reason}"] if reason else []
+    return alone + ([f"as the builder made them: {', '.join(left)}"] if left else [])
+
+
+def obstacle(recipe: Recipe, sizes: Sizes) -> str:
+    """Why runs of a recipe cannot share a pack; empty if they can.
+
+    A few updates are made in a pack and alone, in float64: every replica has to follow the trajectory that it
+    follows alone. The optimizers of initmem keep replicas apart by construction, so one trial speaks for all
+    of them; a registered one is tried itself.
+    """
+    trial, code = _trial(recipe)
+    return _tried(trial, sizes._replace(n_train=0, n_val=0, n_test=0), code)
+
+
+def _trial(recipe: Recipe) -> tuple[Recipe, tuple[Callable[..., Any], ...]]:
+    """A short recipe with the network and the registered optimizer of another, and the code of both."""
+    fields: dict[str, Any] = {"model": recipe.model, "width": recipe.width, "norm": recipe.norm}
+    fields |= {"options": recipe.options} if recipe.options else {}
+    code = (builder(recipe),) if recipe.is_module else ()
+    if (own := register.optimizers.find(recipe.optimizer)) is not None:
+        fields |= {"optimizer": recipe.optimizer, "decay_on": recipe.decay_on}
+        fields |= {name: getattr(recipe, name) for name in own.fields}
+        code = (*code, own.build)
+    rest = {"dataset": "synthetic", "epochs": EPOCHS, "learning_rate": 0.01, "batch_size": BATCH}
+    return Recipe.parse(fields | rest), code
+
+
+def check_optimizer(recipe: Recipe, sizes: Sizes) -> None:
+    """Make a few updates with a registered optimizer, and again with a resumption between them."""
+    trial, _ = _trial(recipe)
+    data, runs = noise(sizes, n_train=BATCH * BATCHES, n_val=BATCH), [Run(trial, 1.0, 0)]
+    told = f"optimizer = {recipe.optimizer!r}"
+    whole, resumed = Pack(runs, data), Pack(runs, data)
+    try:
+        train_epoch(whole)
+        resumed.restore(whole.checkpoint())
+        for pack in (whole, resumed):
+            train_epoch(pack)
+    except Exception as error:  # a plugin may raise anything
+        raise ModelError(f"{told}: an update raised {in_a_line(error)}") from None
+    if not _same(whole.history[0], resumed.history[0], tolerance=0.0):
+        raise ModelError(
+            f"{told}: a resumed run takes other steps (needed: all that changes is in its state or "
+            "param_groups, as tensors or numbers)"
+        )
+
+
+@lru_cache(maxsize=64)
+def _tried(recipe: Recipe, sizes: Sizes, code: tuple[Callable[..., Any], ...]) -> str:
+    """The trial, remembered for as long as the names stand for the same code."""
+    data = noise(sizes, n_train=BATCH * BATCHES, n_val=BATCH)
+    runs = [Run(recipe, scale, seed) for seed, scale in enumerate(SCALES)]
+    try:
+        alone = [_history([run], data)[0] for run in runs]
+    except Exception as error:  # whatever the module raises; if float32 does not help, training will tell
+        return f"it cannot be tried in float64 ({in_a_line(error)})"
+    try:
+        with warnings.catch_warnings():
+            # A warning of vmap says that an operation is done replica by replica: a pack would not pay.
+            warnings.filterwarnings("error", message="There is a performance drop")
+            packed = _history(runs, data)
+    except Exception as error:  # whatever the module or vmap raises
+        return _in_words(error)
+    if all(_same(one, other) for one, other in zip(packed, alone, strict=True)):
+        return ""
+    return "in a pack its replicas do not follow the trajectories they follow alone"
+
+
+def _history(runs: list[Run], data: Dataset) -> list[dict[str, list[float]]]:
+    pack = Pack(runs, data, dtype=torch.float64)
+    while not pack.finished:
+        train_epoch(pack)
+    pack.checkpoint()  # which splits the state of the optimizer by replica
+    return pack.history
+
+
+def _same(
+    one: dict[str, list[float]], other: dict[str, list[float]], *, tolerance: float = TOLERANCE
+) -> bool:
+    return all(
+        len(one[name]) == len(other[name])
+        and np.allclose(one[name], other[name], rtol=tolerance, atol=1e-4 * tolerance)
+        for name in COLUMNS
+        if name != "seconds"
+    )
+
+
+def _in_words(error: Exception) -> str:
+    text = str(error)
+    if "randomness" in text:
+        return "it draws random numbers in training (dropout?)"
+    if "performance drop" in text:
+        return "it uses an operation that torch.func does not batch"
+    if "in-place" in text or "inplace" in text:
+        return "it changes a buffer in training (batch statistics?)"
+    if "data-dependent control flow" in text or ".item()" in text:
+        return "its control flow depends on the data"
+    return f"torch.func raised {in_a_line(error)}"

@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from initmem.catalog import NETWORKS
-from initmem.errors import ModelError, allowed
-from initmem.recipe import Norm
+from initmem.data.dataset import Sizes
+from initmem.errors import ModelError
+from initmem.recipe import Norm, Recipe
 from initmem.register import Tokens
 from initmem.train import native
 from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, in_one_call, norm_layer
@@ -222,15 +221,32 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """A vision transformer: patches, learned positions, blocks, the mean over positions, a linear head."""
+    """A vision transformer: patches, learned positions, blocks, the mean over positions, a linear head.
 
-    def __init__(self, shape: Shape, classes: int, width: int, patch: int, depth: int, heads: int) -> None:
+    `input` is the shape of the images, (channel, height, width).
+    """
+
+    def __init__(
+        self,
+        input: Shape | Tokens,
+        outputs: int,
+        width: int,
+        *,
+        patch: int = 4,
+        depth: int = 4,
+        heads: int = 4,
+    ) -> None:
         super().__init__()
-        channels, height, columns = shape
+        if isinstance(input, Tokens):
+            raise ModelError("model = 'vit' reads images, not tokens (allowed: gpt)")
+        _check_sizes("vit", width, depth, heads)
+        channels, height, columns = input
+        if patch < 1 or height % patch or columns % patch:
+            raise ModelError(f"patch = {patch} (allowed: a divisor of {height} and {columns})")
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.positions = nn.Embedding((height // patch) * (columns // patch), width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
         initialize_as_gpt2(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -243,19 +259,36 @@ class ViT(nn.Module):
 
 
 class GPT(nn.Module):
-    """A causal transformer that predicts, at every position, what comes after the tokens up to there."""
+    """A causal transformer that predicts, at every position, what comes after the tokens up to there.
+
+    With `tied`, the head shares the embedding of the tokens.
+    """
 
     mask: Tensor
 
-    def __init__(self, tokens: Tokens, outputs: int, width: int, depth: int, heads: int, tied: bool) -> None:
+    def __init__(
+        self,
+        input: Shape | Tokens,
+        outputs: int,
+        width: int,
+        *,
+        depth: int = 4,
+        heads: int = 4,
+        tied: bool = False,
+    ) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(tokens.vocabulary, width)
-        self.positions = nn.Embedding(tokens.length, width)
+        if not isinstance(input, Tokens):
+            raise ModelError("model = 'gpt' reads tokens, not images (allowed: vit)")
+        _check_sizes("gpt", width, depth, heads)
+        length, vocabulary = input.length, input.vocabulary
+        if tied and outputs != vocabulary:
+            raise ModelError(f"tied = true with {outputs} classes and {vocabulary} tokens (allowed: false)")
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
-        seen = torch.ones(tokens.length, tokens.length, dtype=torch.bool).tril()
+        seen = torch.ones(length, length, dtype=torch.bool).tril()
         self.register_buffer("mask", seen, persistent=False)
         initialize_as_gpt2(self)
 
@@ -282,30 +315,6 @@ def initialize_as_gpt2(module: nn.Module) -> None:
             nn.init.zeros_(layer.bias)
 
 
-def vit(
-    input: Shape | Tokens, outputs: int, width: int, *, patch: int = 4, depth: int = 4, heads: int = 4
-) -> nn.Module:
-    """A vision transformer for images of `input` = (channel, height, width)."""
-    if isinstance(input, Tokens):
-        raise ModelError("model = 'vit' reads images, not tokens (allowed: gpt)")
-    _check_sizes("vit", width, depth, heads)
-    if patch < 1 or input[1] % patch or input[2] % patch:
-        raise ModelError(f"patch = {patch} (allowed: a divisor of {input[1]} and {input[2]})")
-    return ViT(input, outputs, width, patch, depth, heads)
-
-
-def gpt(
-    input: Shape | Tokens, outputs: int, width: int, *, depth: int = 4, heads: int = 4, tied: bool = False
-) -> nn.Module:
-    """A causal transformer for token data; `tied` makes the head share the embedding of the tokens."""
-    if not isinstance(input, Tokens):
-        raise ModelError("model = 'gpt' reads tokens, not images (allowed: vit)")
-    _check_sizes("gpt", width, depth, heads)
-    if tied and outputs != input.vocabulary:
-        raise ModelError(f"tied = true with {outputs} classes and {input.vocabulary} tokens (allowed: false)")
-    return GPT(input, outputs, width, depth, heads, tied)
-
-
 def _check_sizes(model: str, width: int, depth: int, heads: int) -> None:
     if depth < 1 or heads < 1 or width % heads:
         raise ModelError(
@@ -324,33 +333,30 @@ BUILDERS: dict[str, Builder] = {
     "resnet110": lambda *args: DeepResNet(*args, n=18),
     "mlp": MLP,
 }
-MODULES: dict[str, Callable[..., nn.Module]] = {"vit": vit, "gpt": gpt}
+MODULES: dict[str, Callable[..., nn.Module]] = {"vit": ViT, "gpt": GPT}
 
 
-def build(model: str, *, replicas: int, shape: Shape, classes: int, width: int, norm: Norm) -> Grouped:
+def build(recipe: Recipe, sizes: Sizes, replicas: int = 1) -> Grouped:
     """Build a pack of networks; until they are initialized, all variables are zero or one."""
-    if model not in BUILDERS:
-        raise ModelError(f"model = {model!r} ({allowed(BUILDERS)})")
-    check_input(model, shape)
-    return BUILDERS[model](replicas, shape, classes, width, norm)
+    check_input(recipe.model, sizes.shape)
+    return BUILDERS[recipe.model](replicas, sizes.shape, sizes.classes, recipe.width, recipe.norm)
 
 
-def count(network: Network) -> tuple[int, int]:
-    """Number of variables per replica: (trainable, total). The moving statistics are the difference."""
-    trainable = sum(parameter.numel() for parameter in network.parameters())
-    total = sum(value.numel() for value in network.state_dict().values())
-    return trainable // network.replicas, total // network.replicas
+def choose_layout(network: Network, device: torch.device, dtype: torch.dtype) -> None:
+    """Choose the memory layout of images; for a plain module it is its author's choice."""
+    if not isinstance(network, Grouped):
+        return
+    if network.replicas == 1:  # grouped convolutions are faster in the default layout
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return
+    lanes = native.lanes_for(network.replicas)
+    half_used = 2 * network.replicas >= lanes.lanes
+    if isinstance(network, ResNet9) and network.fits_lanes and half_used and native.ready(device, dtype):
+        network.lanes = lanes
 
 
-def catalogue() -> list[dict[str, Any]]:
-    """Every network at its default width, with its number of variables and its options."""
-    rows: list[dict[str, Any]] = []
-    for name in BUILDERS:
-        width = NETWORKS[name].width
-        with torch.device("meta"):
-            network = build(name, replicas=1, shape=(3, 32, 32), classes=10, width=width, norm="batch")
-        trainable, total = count(network)
-        rows.append({"name": name, "width": width, "trainable": trainable, "total": total, "options": ""})
-    from initmem.train.modules import module_rows
-
-    return rows + module_rows()
+def count(network: nn.Module) -> tuple[int, int]:
+    """Number of variables: (trainable, total). Moving statistics and frozen parameters are the difference."""
+    trainable = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    variables = {id(value): value.numel() for value in network.state_dict(keep_vars=True).values()}
+    return trainable, sum(variables.values())

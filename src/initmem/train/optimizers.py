@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ from torch import Tensor
 from initmem.catalog import OPTIMIZERS
 from initmem.errors import InitmemError, ModelError
 from initmem.recipe import Recipe
-from initmem.register import find_optimizer, in_a_line
+from initmem.register import in_a_line, optimizers
 from initmem.train import native
 
 ROW_EPSILON = 1e-10  # as published for NorMuon
@@ -398,7 +398,7 @@ def optimizer_for(
         raise ValueError(f"optimizer = {recipe.optimizer!r} trains one replica at a time")
     chosen = list(range(len(variables))) if decayed is None else list(decayed)
     if row is None or row.rule == "torch":
-        return from_torch(recipe, variables, chosen)
+        return FromTorch(recipe, variables, chosen)
     rule = Rule.by_name[row.rule](list(variables), recipe, replicas, chosen, **row.arguments)
     if rule.decays or not recipe.weight_decay or not chosen:
         return rule
@@ -409,25 +409,17 @@ class FromTorch(Optimizer):
     """A `torch.optim.Optimizer`. The learning rate of every update comes from the schedule.
 
     Variables without an index in `decayed` get no weight decay. The optimizer must work elementwise, or the
-    pack have one replica: a variable holds those of all replicas. With `numbers`, plain numbers that it keeps
-    are part of its state; those of torch.optim are constants.
+    pack have one replica: a variable holds those of all replicas. Plain numbers that a registered optimizer
+    keeps are part of its state; those of torch.optim are constants.
     """
 
-    def __init__(
-        self,
-        build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
-        variables: Sequence[Tensor],
-        decayed: Sequence[int],
-        *,
-        numbers: bool,
-    ) -> None:
-        self.variables, chosen = list(variables), set(decayed)
-        groups: list[dict[str, Any]] = [{"params": [self.variables[i] for i in sorted(chosen)]}]
-        spared = [v for i, v in enumerate(self.variables) if i not in chosen]
-        if spared:
-            groups.append({"params": spared, "weight_decay": 0.0})
-        self.optimizer = build([group for group in groups if group["params"]])
-        self.has_numbers = numbers
+    def __init__(self, recipe: Recipe, variables: Sequence[Tensor], decayed: Sequence[int]) -> None:
+        self.variables = list(variables)
+        groups: list[dict[str, Any]] = [{"params": [self.variables[i] for i in sorted(decayed)]}]
+        spared = [v for i, v in enumerate(self.variables) if i not in decayed]
+        groups.append({"params": spared, "weight_decay": 0.0})
+        self.optimizer = _built(recipe, [group for group in groups if group["params"]])
+        self.has_numbers = recipe.has_own_optimizer
         self.numbers: dict[str, Tensor] = {}  # copies of them: a checkpoint holds tensors only
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
@@ -467,41 +459,33 @@ class FromTorch(Optimizer):
         }
 
 
-def from_torch(recipe: Recipe, variables: Sequence[Tensor], decayed: Sequence[int]) -> FromTorch:
+def _built(recipe: Recipe, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """The optimizer that a recipe names as torch:NAME, or by the name under which it was registered."""
-    kind: Callable[..., Any]
-    fields: Mapping[str, Any]
+    name, field = recipe.optimizer, f"optimizer = {recipe.optimizer!r}"
+    build: Callable[..., Any]
     if not recipe.has_own_optimizer:
-        kind = getattr(torch.optim, recipe.optimizer.removeprefix("torch:"))
-        fields = OPTIMIZERS[recipe.optimizer].fields
-    elif (registered := find_optimizer(recipe.optimizer)) is not None:
-        kind, fields = registered.build, registered.fields
+        build, fields = getattr(torch.optim, name.removeprefix("torch:")), OPTIMIZERS[name].fields
+    elif (registered := optimizers.find(name)) is not None:
+        build, fields = registered.build, registered.fields
     else:
-        raise ModelError(
-            f"optimizer = {recipe.optimizer!r}: no plugin that registers it is loaded (--plugin MODULE)"
-        )
+        raise ModelError(f"{field}: no plugin that registers it is loaded (--plugin MODULE)")
     options: dict[str, Any] = {"lr": recipe.learning_rate}
     options |= {name: getattr(recipe, name) for name in ("momentum", "weight_decay") if name in fields}
     if "beta1" in fields:
         options["betas"] = (recipe.beta1, recipe.beta2)
     if "epsilon" in fields:
         options["eps"] = recipe.epsilon
-
-    def build(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        try:
-            made = kind(groups, **options)
-        except InitmemError:
-            raise
-        except Exception as error:  # a plugin may raise anything
-            raise ModelError(f"optimizer = {recipe.optimizer!r}: it raised {in_a_line(error)}") from None
-        if not isinstance(made, torch.optim.Optimizer):
-            returned = type(made).__name__
-            raise ModelError(
-                f"optimizer = {recipe.optimizer!r}: its builder returned an object of type {returned} "
-                "(needed: a torch.optim.Optimizer)"
-            )
-        if not all("lr" in group for group in made.param_groups):
-            raise ModelError(f"optimizer = {recipe.optimizer!r}: a parameter group of it has no lr")
-        return made
-
-    return FromTorch(build, variables, decayed, numbers=recipe.has_own_optimizer)
+    try:
+        optimizer = build(groups, **options)
+    except InitmemError:
+        raise
+    except Exception as error:  # a plugin may raise anything
+        raise ModelError(f"{field}: it raised {in_a_line(error)}") from None
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise ModelError(
+            f"{field}: its builder returned an object of type {kind} (needed: a torch.optim.Optimizer)"
+        )
+    if not all("lr" in group for group in optimizer.param_groups):
+        raise ModelError(f"{field}: a parameter group of it has no lr")
+    return optimizer

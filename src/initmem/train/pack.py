@@ -1,12 +1,13 @@
 """The state of a pack: R replicas (scale, seed) of one recipe, trained as one network.
 
-Replicas may have learning rates, L2 and weight decay of their own, where the optimizer allows it.
+Replicas may have learning rates, L2 and weight decay of their own, where the optimizer allows it. The data is
+on the device once; batches are gathered from it and may be augmented.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,24 +18,27 @@ from torch import Tensor
 
 from initmem import __version__
 from initmem.clocks import CLOCKS, RateSums, updates_per_epoch
-from initmem.data.dataset import Dataset
+from initmem.data.dataset import Dataset, Examples, Sizes
 from initmem.recipe import PER_REPLICA
 from initmem.record import COLUMNS, SHARPNESS, Status
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train import compiled, native
-from initmem.train.batches import Images, evaluation_batch, flip_crop_draws
 from initmem.train.init import initialized
 from initmem.train.layers import BatchNorm, MovingStatistics, by_replica
-from initmem.train.networks import ResNet9
+from initmem.train.networks import choose_layout
 from initmem.train.optimizers import Optimizer, PerReplica, optimizer_for
-from initmem.train.requirements import Precision
 from initmem.train.variables import is_norm
 
 Array = NDArray[np.float64]
 Rows = dict[str, list[float]]
 Session = dict[str, Any]  # the conditions under which a run was trained, and until which update
 RUNNING = ("loss", "correct", "angular")  # sums over the batches of an epoch
+PAD = 4
+# Pixels (images x height x width, over all replicas) per evaluation batch. On a CPU the activations should
+# stay in the cache: with 1000 images of 32x32 per batch, an image takes twice as long as with 100.
+EVALUATION_PIXELS = {"cpu": 100_000, "cuda": 4_000_000}
+TOKEN_PIXELS = 8  # pixels that a token counts as: so much more of a network's activations belong to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +63,20 @@ class Pack:
         *,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
-        precision: Precision = "float32",
     ) -> None:
         self.runs, self.recipe = list(runs), runs[0].recipe.network
         self.recipes = [run.recipe.network for run in runs]
         if any(recipe.pack_key != self.recipe.pack_key for recipe in self.recipes):
             raise ValueError("the replicas of a pack must share one recipe, but for rates and penalties")
         self.replicas, self.classes = len(self.runs), data.classes
-        self.device, self.dtype, self.precision = torch.device(device), dtype, precision
+        self.device, self.dtype = torch.device(device), dtype
         self.train, self.val, self.test = (
             Images(split, device=self.device, dtype=dtype) for split in (data.train, data.val, data.test)
         )
         self.evaluated_at_once = evaluation_batch(data.sizes, self.replicas, self.device.type)
 
         self.network = initialized(self.runs, data.sizes, device=self.device, dtype=dtype)
-        self._choose_layout()
+        choose_layout(self.network, self.device, dtype)
         self.statistics = MovingStatistics([m for m in self.network.modules() if isinstance(m, BatchNorm)])
         self.kernels = native.Together([kernel.detach() for kernel in self.network.kernels()])
         trained = {name: p for name, p in self.network.named_parameters() if p.requires_grad}
@@ -93,23 +96,6 @@ class Pack:
         self.status: list[Status | None] = [None] * self.replicas  # None: still training
         self.earlier: list[list[Session]] = [[] for _ in self.runs]  # sessions before this one
         self.begin_epoch(0)
-
-    def _choose_layout(self) -> None:
-        """Choose the memory layout of images; that of a plugin's network is its author's choice."""
-        if self.recipe.is_module:
-            return
-        if self.replicas == 1:  # grouped convolutions are faster in the default layout
-            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            return
-        lanes = native.lanes_for(self.replicas)
-        if (
-            isinstance(self.network, ResNet9)
-            and self.network.fits_lanes
-            and native.ready(self.device, self.dtype)
-            and self.precision != "amp"
-            and 2 * self.replicas >= lanes.lanes  # at least half of them are used
-        ):
-            self.network.lanes = lanes
 
     def _optimizer(self) -> Optimizer:
         """The optimizer of the recipe, or the one for replicas whose recipes differ."""
@@ -172,15 +158,8 @@ class Pack:
         return torch.from_numpy(np.stack(orders, axis=1)).to(self.device)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits of shape (batch, replica, class); (batch, replica, token, class) if tokens have labels.
-
-        With `amp` the layers compute in bfloat16; losses and updates are always in full precision.
-        """
-        if self.precision == "amp":
-            with torch.autocast(self.device.type, torch.bfloat16):
-                logits: Tensor = self.network(x)
-        else:  # entering a context that changes nothing takes 20 microseconds
-            logits = self.network(x)
+        """Logits of shape (batch, replica, class); (batch, replica, token, class) if tokens have labels."""
+        logits: Tensor = self.network(x)
         return logits.to(self.dtype).view(len(x), self.replicas, *self.train.y.shape[1:], self.classes)
 
     @torch.no_grad()
@@ -306,7 +285,6 @@ class Pack:
             "initmem": __version__,
             "torch": torch.__version__,
             "device": str(self.device),
-            "precision": self.precision,
             "native": compiled.library().build if ready else "",
             "pack": self.replicas,
         }
@@ -337,3 +315,82 @@ def _sharpness_columns(rows: Rows, epoch: int, value: float) -> dict[str, float]
 
 def _layout(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+# -- batches ----------------------------------------------------------------------------------------------
+
+
+def evaluation_batch(sizes: Sizes, replicas: int, device: str) -> int:
+    """How many examples to evaluate at a time."""
+    pixels = sizes.height * sizes.width * (TOKEN_PIXELS if sizes.vocabulary else 1)
+    at_once = EVALUATION_PIXELS.get(device, EVALUATION_PIXELS["cuda"])
+    return max(1, at_once // (pixels * replicas))
+
+
+class Images:
+    """One split of a dataset on a device. Bytes stay bytes until a batch is made."""
+
+    def __init__(self, examples: Examples, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.x = torch.from_numpy(examples.x).to(device)  # (example, height, width, channel)
+        self.y = torch.from_numpy(examples.y).to(device)  # (example,) or (example, token)
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def packed(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Gather the examples at `index`, of shape (batch, replica).
+
+        Inputs have shape (batch, replica * channel, h, w), labels (batch, replica), or
+        (batch, replica, token) where every token has one. With `draws`, of shape (batch, replica, 3), the
+        inputs are augmented.
+        """
+        batch, replicas = index.shape
+        flat = index.flatten()
+        x = self.x.index_select(0, flat)
+        x = self._scale(x if draws is None else flip_crop(x, draws.flatten(0, 1)))
+        _, height, width, channels = x.shape
+        x = x.view(batch, replicas, height, width, channels).permute(0, 1, 4, 2, 3)
+        # For a single replica this is a view, already in channels-last layout.
+        x = x[:, 0] if replicas == 1 else x.reshape(batch, replicas * channels, height, width)
+        return x, self.y.index_select(0, flat).view(batch, replicas, *self.y.shape[1:])
+
+    def shared(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over the split in order: inputs (batch, channel, h, w), labels (batch,)."""
+        for start in range(0, len(self), size):
+            x = self._scale(self.x[start : start + size])
+            yield x.permute(0, 3, 1, 2), self.y[start : start + size]
+
+    def _scale(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.int64:  # tokens
+            return x
+        return x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)
+
+
+def flip_crop_draws(seeds: Sequence[int], epoch: int, n: int) -> Tensor:
+    """The flip, top and left of every example of an epoch, in training order: shape (example, replica, 3)."""
+    draws = []
+    for seed in seeds:
+        rng = generator(seed, "augment", epoch)
+        draws.append(np.column_stack([rng.integers(0, 2, n), rng.integers(0, 2 * PAD + 1, (n, 2))]))
+    return torch.from_numpy(np.stack(draws, axis=1))
+
+
+def flip_crop(x: Tensor, draws: Tensor) -> Tensor:
+    """Flip horizontally, pad by reflection, crop: x (image, h, w, channel), draws (image, 3).
+
+    Nothing is actually padded or flipped: every output pixel is gathered from where it comes from.
+    """
+    n, height, width, _ = x.shape
+    flip, top, left = draws[:, :, None].unbind(1)
+    rows = _reflect(top + torch.arange(height, device=x.device) - PAD, height)
+    columns = _reflect(left + torch.arange(width, device=x.device) - PAD, width)
+    columns = torch.where(flip == 1, width - 1 - columns, columns)
+    index = torch.arange(n, device=x.device)[:, None, None]
+    return x[index, rows[:, :, None], columns[:, None, :]]
+
+
+def _reflect(position: Tensor, side: int) -> Tensor:
+    """Reflect positions outside the image back inside, without repeating the edge."""
+    position = position.abs()
+    return torch.where(position >= side, 2 * (side - 1) - position, position)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from initmem.errors import ModelError
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from initmem.recipe import Recipe
     from initmem.study import Study
 
-Precision = Literal["float32", "tf32", "amp"]  # amp: layers in bfloat16
 Shape = tuple[int, int, int]  # (channel, height, width)
 
 SHARPNESS_SUBSET = 512  # training examples whose loss the sharpness is measured of
@@ -62,7 +61,7 @@ def check(study: Study) -> None:
         else:
             _check_scaled(recipe, shape)
         if recipe.has_own_optimizer:
-            from initmem.train.packable import check_optimizer
+            from initmem.train.modules import check_optimizer
 
             check_optimizer(recipe, shape)
 
@@ -71,7 +70,7 @@ def notes_of(recipe: Recipe, shape: Sizes) -> list[str]:
     """What a user should know before a plugin's code, or a plain module, is trained."""
     if not recipe.is_module and not recipe.has_own_optimizer:
         return []
-    from initmem.train.packable import notes
+    from initmem.train.modules import notes
 
     return notes(recipe, shape)
 
@@ -84,18 +83,10 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
 
     from initmem.train.init import factors, replica_variables
     from initmem.train.networks import build
-    from initmem.train.variables import layout_of
 
     with torch.device("meta"):
-        network = build(
-            recipe.model,
-            replicas=1,
-            shape=shape.shape,
-            classes=shape.classes,
-            width=recipe.width,
-            norm=recipe.norm,
-        )
-    factors(recipe, 1.0, layout_of(replica_variables(network)))
+        network = build(recipe, shape)
+    factors(recipe, 1.0, replica_variables(network))
 
 
 class Flops(NamedTuple):
@@ -119,7 +110,7 @@ def flops_per_image(recipe: Recipe, shape: Shape, classes: int, vocabulary: int 
     if recipe.is_module:
         layers = _transformer(recipe, shape, classes)
     else:
-        layers = [2 * kernel.multiplications for kernel in kernels(recipe, shape, classes)]
+        layers = [2 * each for each in multiplications(recipe, shape, classes)]
     forward = sum(layers)
     # In the backward pass every layer needs both gradients, except the first: its input is the image.
     return Flops(forward, 3 * forward - layers[0], len(layers))
@@ -136,35 +127,24 @@ def _transformer(recipe: Recipe, shape: Shape, classes: int) -> list[int]:
     return [first, *blocks, 2 * d * classes * (length if recipe.model == "gpt" else 1)]
 
 
-class Kernel(NamedTuple):
-    """The kernel of one layer: its weights, and the multiplications it makes per image."""
-
-    weights: int
-    multiplications: int
-
-
-def kernels(recipe: Recipe, shape: Shape, classes: int) -> list[Kernel]:
-    """The kernels of a network that is not a plain module, first layer first."""
+def multiplications(recipe: Recipe, shape: Shape, classes: int) -> list[int]:
+    """Multiplications per image of every layer of a network that is not a plain module, first layer first."""
     if recipe.model.startswith("resnet9"):
         return _resnet9(recipe.width, shape, classes)
     if recipe.model == "mlp":
         sides = [math.prod(shape), recipe.width, recipe.width, classes]
-        return [_dense(inputs, outputs) for inputs, outputs in pairwise(sides)]
+        return [inputs * outputs for inputs, outputs in pairwise(sides)]
     return _deep(recipe.width, shape, classes, n={"resnet56": 9, "resnet110": 18}[recipe.model])
 
 
-def _dense(inputs: int, outputs: int) -> Kernel:
-    return Kernel(inputs * outputs, inputs * outputs)
-
-
-def _conv(inputs: int, outputs: int, side: tuple[int, int], size: int = 3, *, stride: int = 1) -> Kernel:
+def _conv(inputs: int, outputs: int, side: tuple[int, int], size: int = 3, *, stride: int = 1) -> int:
     """A convolution with height x width outputs; on images of 2x2 pixels or fewer it is a dense map."""
     pixels = side[0] * side[1]
     taps = pixels if size == 3 and stride == 1 and max(side) <= 2 else size * size
-    return Kernel(inputs * outputs * size * size, inputs * outputs * taps * pixels)
+    return inputs * outputs * taps * pixels
 
 
-def _resnet9(w: int, shape: Shape, classes: int) -> list[Kernel]:
+def _resnet9(w: int, shape: Shape, classes: int) -> list[int]:
     channels, height, width = shape
     at = [(height >> k, width >> k) for k in range(4)]  # height and width after k pooling layers
     return [
@@ -174,11 +154,11 @@ def _resnet9(w: int, shape: Shape, classes: int) -> list[Kernel]:
         _conv(2 * w, 4 * w, at[1]),
         _conv(4 * w, 8 * w, at[2]),
         *[_conv(8 * w, 8 * w, at[3])] * 2,
-        _dense(8 * w, classes),
+        8 * w * classes,
     ]
 
 
-def _deep(w: int, shape: Shape, classes: int, *, n: int) -> list[Kernel]:
+def _deep(w: int, shape: Shape, classes: int, *, n: int) -> list[int]:
     channels, height, width = shape
     layers = [_conv(channels, w, (height, width))]
     for stage in range(3):
@@ -189,4 +169,4 @@ def _deep(w: int, shape: Shape, classes: int, *, n: int) -> list[Kernel]:
         layers += [_conv(outputs, outputs, at)] * (2 * n - 1)
         if stage > 0:
             layers.append(_conv(inputs, outputs, at, size=1))
-    return [*layers, _dense(4 * w, classes)]
+    return [*layers, 4 * w * classes]

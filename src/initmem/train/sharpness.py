@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from initmem.train.batches import Images
 from initmem.train.layers import by_replica
 from initmem.train.networks import Network, ResNet9
+from initmem.train.pack import Images
 from initmem.train.requirements import SHARPNESS_SUBSET
 
 TOLERANCE = 1e-4  # of the residual, relative to the eigenvalue: a bound on the error of the eigenvalue

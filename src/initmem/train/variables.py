@@ -10,9 +10,9 @@ import copy
 import fnmatch
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from initmem.errors import ModelError, allowed
 
 SAME = 0.02  # relative error within which a parametrised weight counts as set; half precision needs as much
 
-Names = tuple[str, ...]  # the names of one variable: a tied variable has several
 Role = Literal["kernel", "bias", "norm", "frozen", "other", "stuck"]
 
 # A function of (name, parameter, its module): the fan-in of a kernel, True for the usual fan-in, or False.
@@ -70,22 +69,6 @@ class Variable:
     place: Place = field(repr=False)
     also: tuple[str, ...] = ()  # its other names, if it is tied
     is_output: bool = False  # the kernel of the last layer
-
-
-class Layout(NamedTuple):
-    """The variables of a network by name; results are keyed by the first name of a variable."""
-
-    fan_ins: Mapping[Names, float]  # of kernels
-    biases: Sequence[Names]
-    output: Names  # the kernel of the last layer
-
-
-def layout_of(variables: Sequence[Variable]) -> Layout:
-    """The variables of a model, for `scaled` to choose from."""
-    names = {role: [(v.name, *v.also) for v in variables if v.role == role] for role in ("kernel", "bias")}
-    fan_ins = [v.fan_in or 1.0 for v in variables if v.role == "kernel"]
-    (output,) = [(v.name, *v.also) for v in variables if v.is_output]
-    return Layout(dict(zip(names["kernel"], fan_ins, strict=True)), names["bias"], output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +199,7 @@ class TorchPlace(Place):
 
 def torch_variables(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
     """Every parameter of a torch model once."""
-    choose = choice(kernels, _usual, _plain)
+    choose = choice(kernels, _usual_fan_in, _plain)
     by_id: dict[int, Variable] = {}
     last = None
     for module, slots in _slots(model):
@@ -315,8 +298,9 @@ _LOOKUP = (nn.Embedding, nn.EmbeddingBag)
 _SEVERAL = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)  # more than one kernel each
 
 
-def usual_fan_in(module: nn.Module, attribute: str, shape: tuple[int, ...]) -> float | None:
+def _usual_fan_in(name: str, value: Tensor, module: nn.Module) -> float | None:
     """How many inputs feed one output through a kernel; None: this is no kernel of a known layer."""
+    attribute, shape = name.rpartition(".")[2], tuple(value.shape)
     if isinstance(module, _SEVERAL):
         return float(shape[1]) if "weight" in attribute else None
     if attribute != "weight":
@@ -346,10 +330,6 @@ def _is_transformers_conv1d(module: nn.Module) -> bool:
 def is_norm(module: nn.Module) -> bool:
     """By name, since many models bring a normalization layer of their own."""
     return "norm" in type(module).__name__.lower()
-
-
-def _usual(name: str, value: Tensor, module: nn.Module) -> float | None:
-    return usual_fan_in(module, name.rpartition(".")[2], tuple(value.shape))
 
 
 def _plain(value: Tensor) -> float:

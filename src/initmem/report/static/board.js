@@ -1,8 +1,9 @@
 "use strict";
-// Keep the sections up to date with the store: the server says which ones changed, and these are fetched.
+// Keep the sections up to date with the store: ask the server which ones have changed, and fetch these.
 (() => {
   const { html } = initmem;
   const busy = new Map(); // section -> the tag that is being fetched
+  const PAUSE = 1000; // milliseconds between two questions
   let latest = {};
 
   const link = document.getElementById("link");
@@ -11,17 +12,19 @@
     if (link.textContent !== text) link.textContent = text;
   };
 
-  function follow() {
-    const events = new EventSource("events");
-    events.onopen = () => say("live", "live");
-    events.onmessage = (event) => {
-      latest = JSON.parse(event.data);
-      say("live", "live");
-      if (!document.hidden) refresh();
-    };
-    events.onerror = () => say("lost", `no answer since ${new Date().toLocaleTimeString()}`);
-    document.addEventListener("visibilitychange", () => !document.hidden && refresh());
-    window.addEventListener("pagehide", () => events.close());
+  async function follow() {
+    if (!document.hidden) {
+      try {
+        const answer = await fetch("tags");
+        if (!answer.ok) throw new Error(answer.statusText);
+        latest = await answer.json();
+        say("live", "live");
+        refresh();
+      } catch {
+        if (link.dataset.state !== "lost") say("lost", `no answer since ${new Date().toLocaleTimeString()}`);
+      }
+    }
+    setTimeout(follow, PAUSE);
   }
 
   function refresh() {

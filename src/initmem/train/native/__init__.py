@@ -61,11 +61,7 @@ def ready(device: torch.device, dtype: torch.dtype) -> bool:
 
 def suits(x: Tensor) -> bool:
     """Whether a batch is in the supported layout: (batch, channel, h, w), channels last."""
-    return (
-        x.is_contiguous(memory_format=torch.channels_last)
-        and not torch.is_autocast_enabled("cpu")
-        and ready(x.device, x.dtype)
-    )
+    return x.is_contiguous(memory_format=torch.channels_last) and ready(x.device, x.dtype)
 
 
 def can_normalize(x: Tensor, *, pool: bool, skip: Tensor | None = None) -> bool:
@@ -76,49 +72,30 @@ def can_normalize(x: Tensor, *, pool: bool, skip: Tensor | None = None) -> bool:
     return channels % LANES == 0 and (even or not pool) and fits and suits(x)
 
 
-class NormVariables(NamedTuple):
-    """Per-channel tensors of a batch normalization, each of shape (replica * channel,).
-
-    In training, `mean` and `variance` are outputs: the batch mean and unbiased variance. In evaluation they
-    are inputs.
-    """
-
-    gamma: Tensor
-    beta: Tensor
-    mean: Tensor
-    variance: Tensor
-
-
 def normalize(
     x: Tensor,
-    variables: NormVariables,
+    gamma: Tensor,
+    beta: Tensor,
+    statistics: tuple[Tensor, Tensor],
     epsilon: float,
     *,
     pool: bool,
-    lanes: Lanes = SINGLE,
+    training: bool,
     skip: Tensor | None = None,
 ) -> Tensor:
-    """Batch normalization with batch statistics, 2x2 max pooling if `pool`, + `skip` if given, and ReLU."""
-    y: Tensor = _Normalize.apply(x, *variables, skip, epsilon, pool, lanes)
-    return y
+    """Batch normalization, 2x2 max pooling if `pool`, + `skip` if given, and ReLU.
 
-
-def normalize_fixed(
-    x: Tensor,
-    variables: NormVariables,
-    epsilon: float,
-    *,
-    pool: bool,
-    lanes: Lanes = SINGLE,
-    skip: Tensor | None = None,
-) -> Tensor:
-    """The same with given statistics; not differentiable."""
+    Gamma, beta, mean and variance have shape (channel,). In training, `statistics` are outputs: the mean and
+    the unbiased variance of the batch. Else they are inputs, and the result is not differentiable.
+    """
+    if training:
+        differentiable: Tensor = _Normalize.apply(x, gamma, beta, *statistics, skip, epsilon, pool)
+        return differentiable
     n, channels, height, width = x.shape
-    gamma, beta, mean, variance = variables
     y = _output(x, pool=pool)
     call(
-        "normalize_fixed", x, n, height, width, channels, *lanes, pool,
-        skip, gamma, beta, epsilon, mean, variance, y,
+        "normalize_fixed", x, n, height, width, channels, *SINGLE, pool,
+        skip, gamma, beta, epsilon, *statistics, y,
     )  # fmt: skip
     return y
 
@@ -135,64 +112,52 @@ class _Normalize(torch.autograd.Function):
         skip: Tensor | None,
         epsilon: float,
         pool: bool,
-        lanes: Lanes,
     ) -> Tensor:
         n, channels, height, width = x.shape
         y, saved = _output(x, pool=pool), x.new_empty(4, channels)
-        call(
-            "normalize", x, n, height, width, channels, *lanes, pool,
-            skip, gamma, beta, epsilon, mean, variance, saved, y,
-        )  # fmt: skip
+        ctx.sizes = n, height, width, channels, *SINGLE, pool
+        call("normalize", x, *ctx.sizes, skip, gamma, beta, epsilon, mean, variance, saved, y)
         ctx.save_for_backward(x, saved, None if skip is None else y)
-        ctx.pool, ctx.lanes = pool, lanes
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         x, saved, y = ctx.saved_tensors
-        n, channels, height, width = x.shape
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        total = channels // ctx.lanes.lanes * ctx.lanes.replicas  # without the empty lanes
-        grad_x, grad_gamma, grad_beta = torch.empty_like(x), x.new_empty(total), x.new_empty(total)
+        grad_x, grad_gamma, grad_beta = (
+            torch.empty_like(x),
+            saved.new_empty(x.shape[1]),
+            saved.new_empty(x.shape[1]),
+        )
         grad_skip = None if y is None else torch.empty_like(x)
-        call(
-            "normalize_backward", x, grad_output, n, height, width, channels, *ctx.lanes, ctx.pool,
-            y, saved, grad_x, grad_gamma, grad_beta, grad_skip,
-        )  # fmt: skip
-        return grad_x, grad_gamma, grad_beta, None, None, grad_skip, None, None, None
+        gradients = grad_x, grad_gamma, grad_beta, grad_skip
+        call("normalize_backward", x, grad_output, *ctx.sizes, y, saved, *gradients)
+        return grad_x, grad_gamma, grad_beta, None, None, grad_skip, None, None
 
 
-def layer_normalize(
-    x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, *, pool: bool, lanes: Lanes = SINGLE
-) -> Tensor:
+def layer_normalize(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, *, pool: bool) -> Tensor:
     """Layer normalization over channels at each pixel, 2x2 max pooling if `pool`, and ReLU."""
-    y: Tensor = _LayerNormalize.apply(x, gamma, beta, epsilon, pool, lanes)
+    y: Tensor = _LayerNormalize.apply(x, gamma, beta, epsilon, pool)
     return y
 
 
 class _LayerNormalize(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, pool: bool, lanes: Lanes
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, pool: bool) -> Tensor:
         n, channels, height, width = x.shape
-        y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2, lanes.lanes)
-        call("layer_normalize", x, n, height, width, channels, *lanes, pool, gamma, beta, epsilon, saved, y)
+        y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2)
+        ctx.sizes = n, height, width, channels, *SINGLE, pool
+        call("layer_normalize", x, *ctx.sizes, gamma, beta, epsilon, saved, y)
         ctx.save_for_backward(x, gamma, beta, saved)
-        ctx.pool, ctx.lanes = pool, lanes
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, beta, saved = ctx.saved_tensors
-        n, channels, height, width = x.shape
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        grad_x, grad_gamma, grad_beta = map(torch.empty_like, (x, gamma, beta))
-        call(
-            "layer_normalize_backward", x, grad_output, n, height, width, channels, *ctx.lanes, ctx.pool,
-            gamma, beta, saved, grad_x, grad_gamma, grad_beta,
-        )  # fmt: skip
-        return grad_x, grad_gamma, grad_beta, None, None, None
+        gradients = tuple(map(torch.empty_like, (x, gamma, beta)))
+        call("layer_normalize_backward", x, grad_output, *ctx.sizes, gamma, beta, saved, *gradients)
+        return *gradients, None, None
 
 
 def can_convolve(x: Tensor, kernel: Tensor) -> bool:
@@ -211,60 +176,43 @@ def takes(kernel: Tensor, height: int, width: int) -> bool:
     )
 
 
-def convolve(x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes = SINGLE) -> Tensor:
-    """A 3x3 convolution with 'same' padding: Winograd for a single network, direct for a pack in lanes.
-
-    In lanes, the number of outputs must be a multiple of 4 and the kernel contiguous.
-    """
-    y: Tensor = _Convolution.apply(x, kernel, bias, lanes)
+def convolve(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    """A 3x3 convolution with 'same' padding, by Winograd."""
+    y: Tensor = _Convolution.apply(x, kernel, bias)
     return y
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, lanes: Lanes) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, kernel)
-        ctx.lanes = lanes
-        return _convolved(x, kernel, bias, len(kernel) // lanes.replicas, lanes, transposed=False)
+        return _convolved(x, kernel, bias, transposed=False)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         x, kernel = ctx.saved_tensors
-        lanes = ctx.lanes
-        inputs, outputs = kernel.shape[1], len(kernel) // lanes.replicas
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_x = _convolved(grad_output, kernel, None, inputs, lanes, transposed=True)
+        grad_x = _convolved(grad_output, kernel, None, transposed=True) if ctx.needs_input_grad[0] else None
         grad_kernel, grad_bias = torch.empty_like(kernel), x.new_empty(len(kernel))
-        n, _, height, width = x.shape
-        images = x, grad_output, n, height, width, inputs, outputs
-        _call("convolve_backward", lanes, images, (grad_kernel, grad_bias))
-        return grad_x, grad_kernel, grad_bias, None
+        n, inputs, height, width = x.shape
+        sizes = n, height, width, inputs, len(kernel)
+        _call("convolve_backward", kernel, x, grad_output, *sizes, grad_kernel, grad_bias)
+        return grad_x, grad_kernel, grad_bias
 
 
-def _convolved(
-    x: Tensor, kernel: Tensor, bias: Tensor | None, outputs: int, lanes: Lanes, *, transposed: bool
-) -> Tensor:
-    n, channels, height, width = x.shape
-    y = x.new_empty(n, height, width, outputs * lanes.lanes).permute(0, 3, 1, 2)
-    images = x, kernel, bias, n, height, width, channels // lanes.lanes, outputs
-    _call("convolve", lanes, images, (transposed, y))
+def _convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, *, transposed: bool) -> Tensor:
+    n, inputs, height, width = x.shape
+    outputs = kernel.shape[1 if transposed else 0]
+    y = x.new_empty(n, height, width, outputs).permute(0, 3, 1, 2)
+    _call("convolve", kernel, x, kernel, bias, n, height, width, inputs, outputs, transposed, y)
     return y
 
 
-def _call(name: str, lanes: Lanes, images: tuple[Any, ...], rest: tuple[Any, ...]) -> None:
-    """Call a convolution, or its variant for packs, which also takes the lanes.
-
-    The widest vectors that the channels, or the lanes, fill are used.
-    """
-    *_, inputs, outputs = images
-    across = (inputs, outputs) if lanes == SINGLE else (lanes.lanes,)
+def _call(name: str, kernel: Tensor, *arguments: Any) -> None:
+    """Call a convolution with the widest vectors that the channels of its kernel fill."""
     widest = compiled.library().widest
-    wide = widest > LANES and all(size % widest == 0 for size in across)
-    variant = f"{'' if lanes == SINGLE else 'lanes_'}{name}{'_wide' if wide else ''}"
-    pack = () if lanes == SINGLE else lanes
-    if not call(variant, *images, *pack, *rest):
+    wide = widest > LANES and all(channels % widest == 0 for channels in kernel.shape[:2])
+    if not call(f"{name}_wide" if wide else name, *arguments):
         raise MemoryError
 
 
@@ -361,16 +309,11 @@ def _output(x: Tensor, *, pool: bool) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
 
 
-def code() -> Any:
-    """The functions of layers.h; callers check that they are available."""
-    return library()
-
-
 def call(name: str, *arguments: Any) -> Any:
     """Call a function of layers.h; a tensor is passed as the address of its elements, None as NULL."""
     passed = [FFI.NULL if argument is None else argument for argument in arguments]
     passed = [FFI.cast(FLOATS, a.data_ptr()) if isinstance(a, Tensor) else a for a in passed]
-    return getattr(code(), name)(*passed)
+    return getattr(library(), name)(*passed)
 
 
 # -- the convolution blocks of a network in one call per direction, and its end in another -----------------
@@ -386,7 +329,7 @@ class Block(NamedTuple):
     bias: Tensor
     gamma: Tensor
     beta: Tensor
-    statistics: tuple[Tensor, Tensor] | None  # as in `NormVariables`; None: layer normalization
+    statistics: tuple[Tensor, Tensor] | None  # as in `normalize`; None: layer normalization
     pool: bool
     residual: bool
 
