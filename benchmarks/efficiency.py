@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from initmem.data.sources import sizes
 from initmem.engines.packs import pack_size
-from initmem.engines.plan import Speedometer, efficiency, matmul_rate, run_flops
+from initmem.engines.plan import efficiency, matmul_rate, pack_seconds, run_flops
 from initmem.recipe import Recipe
 from initmem.train.requirements import flops_per_image
 
@@ -31,13 +31,13 @@ KINDS = (
 
 def main() -> None:
     """Print a line per kind of network."""
-    rate, speed = matmul_rate(), Speedometer()
+    rate = matmul_rate()
     print(f"matrix product: {rate / 1e9:.0f} GFLOP/s on one core")
     for fields in KINDS:
         recipe = Recipe.parse(fields)
         shape = sizes(recipe)
         pack = pack_size(recipe, shape)
-        seconds = speed.measure(recipe, shape, pack).quiet
+        seconds = pack_seconds(recipe, shape, pack)
         measured = pack * run_flops(recipe, shape) / seconds / rate
         forward = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary).forward
         words = (

@@ -15,8 +15,8 @@ from bench.workloads import Workload
 from torch.profiler import ProfilerActivity, profile
 
 from initmem.data.sources import load
+from initmem.engines.local import make_ready
 from initmem.engines.packs import pack_size
-from initmem.engines.worker import make_ready
 from initmem.study import Run
 from initmem.train.loop import train_epoch
 from initmem.train.pack import Pack

@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,12 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(LocalEngine, "run", run_here)
+
+
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan without the time it takes: no training step is timed."""
+    monkeypatch.setattr("initmem.engines.plan._times", lambda packed, pipeline: defaultdict(float))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -295,25 +296,36 @@ def residue(place: Path) -> Iterator[Path]:
 # -- experiments --------------------------------------------------------------------------------------------
 
 
-def kills(lab: Lab, times: float) -> None:
-    """SIGKILL at calls that change the store, this share of them: before, and in the middle of a write."""
+def chosen(lab: Lab, deeds: dict[str, set[str] | None], share: float) -> Iterator[tuple[Plan, str]]:
+    """What to do at which call: a share of the calls, and the first of each kind.
+
+    Calls of one kind are the same function on the same kind of file. A deed may be for some functions only.
+    """
+    seen = set()
     for number, name, path in lab.calls():
-        for deed in ("kill", "tear") if name == "write" else ("kill",):
-            if lab.random.random() < times:
-                lab.fresh()
-                lab.disturb(Plan(number, deed))
-                lab.finish(f"{deed} at call {number}, {name} {path}")
+        file = re.sub("[0-9a-f]{6,}|[0-9]+", "#", Path(path).name)
+        for deed, names in deeds.items():
+            if names is not None and name not in names:
+                continue
+            if (deed, name, file) not in seen or lab.random.random() < share:
+                seen.add((deed, name, file))
+                yield Plan(number, deed), f"{deed} at call {number}, {name} {path}"
+
+
+def kills(lab: Lab, times: float) -> None:
+    """SIGKILL at calls that change the store: before, and in the middle of a write."""
+    for plan, what in chosen(lab, {"kill": None, "tear": {"write"}}, times):
+        lab.fresh()
+        lab.disturb(plan)
+        lab.finish(what)
 
 
 def refusals(lab: Lab, times: float) -> None:
     """A disk that is full, or read-only, from each of these calls on."""
-    for number, name, path in lab.calls():
-        for deed in ("ENOSPC", "EROFS"):
-            if lab.random.random() < times and (deed == "EROFS" or name in GROWS):
-                lab.fresh()
-                code = lab.disturb(Plan(number, deed))
-                lab.expect(code == REFUSED, f"{deed} at call {number}, {name} {path}: not noticed")
-                lab.finish(f"{deed} at call {number}, {name} {path}")
+    for plan, what in chosen(lab, {"ENOSPC": GROWS, "EROFS": None}, times):
+        lab.fresh()
+        lab.expect(lab.disturb(plan) == REFUSED, f"{what}: not noticed")
+        lab.finish(what)
 
 
 def storms(lab: Lab, times: float) -> None:
@@ -462,6 +474,7 @@ EXPERIMENTS = {
     "disks": (disks, SMALL),
 }
 SHORT_EXPIRY = 2.0
+ALONE_EXPIRY = 0.2  # where one process works at a time, nobody waits for a heartbeat that comes late
 
 
 def main() -> None:
@@ -478,8 +491,7 @@ def main() -> None:
         name, _, times = text.partition("=")
         experiment, job = EXPERIMENTS[name]
         # Claims expire soon only where that is the experiment: a busy machine delays heartbeats as well.
-        short = name in ("crowds", "damages")
-        claims_module.EXPIRY = worker_module.EXPIRY = SHORT_EXPIRY if short else 60.0
+        claims_module.EXPIRY = {"crowds": SHORT_EXPIRY, "damages": ALONE_EXPIRY}.get(name, 60.0)
         with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
             started = time.monotonic()
             lab = Lab(Path(folder), job, asked.seed)

@@ -38,10 +38,10 @@ from initmem.errors import InitmemError
 from initmem.recipe import Recipe
 from initmem.record import crashed
 from initmem.store import checkpoints
-from initmem.store.archive import Archive, pack
 from initmem.store.claims import new_claim, read_claim
 from initmem.store.encoding import decode, decode_study, encode, encode_study
 from initmem.store.faults import Fault, to_line
+from initmem.store.results import Archive, pack
 from initmem.store.store import Store
 from initmem.study import Run, Study
 from initmem.study_file import bundled, load_study

@@ -15,9 +15,8 @@ import pytest
 from conftest import fake_record
 from initmem.errors import StoreError
 from initmem.record import RunRecord, Summary, crashed
-from initmem.store import archive as archive_module
-from initmem.store.archive import Archive, pack, restore, write_archive
-from initmem.store.results import open_results
+from initmem.store import results as results_module
+from initmem.store.results import Archive, open_results, pack, restore, write_archive
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
@@ -225,7 +224,7 @@ def test_no_archive_unpacks_to_more_than_it_should(path: Path, monkeypatch) -> N
         file.writestr("records.jsonl", bomb)
     assert path.stat().st_size < 100_000
     del bomb
-    monkeypatch.setattr(archive_module, "LARGEST", 100_000_000)
+    monkeypatch.setattr(results_module, "LARGEST", 100_000_000)
     with pytest.raises(StoreError, match=r"unpacks to 200,000,014 bytes .allowed: up to 100,000,000"):
         Archive(path)
     # A directory that lies about the size: no more than it promises is unpacked.
@@ -243,7 +242,7 @@ def test_no_archive_unpacks_to_more_than_it_should(path: Path, monkeypatch) -> N
 def test_what_cannot_be_written_is_one_line(store: Store, tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(StoreError, match="cannot be written"):
         write_archive(tmp_path / "nowhere" / "a.initmem", store.studies(), store.records())
-    monkeypatch.setattr(archive_module, "LARGEST", 100)
+    monkeypatch.setattr(results_module, "LARGEST", 100)
     with pytest.raises(StoreError, match="an archive takes 100"):
         write_archive(tmp_path / "large.initmem", store.studies(), store.records())
 

@@ -26,9 +26,8 @@ from initmem.report import watch
 from initmem.report.board import Board, is_loopback
 from initmem.report.content import Content
 from initmem.report.watch import live
-from initmem.store.archive import write_archive
 from initmem.store.claims import EXPIRY, Claim, LiveRun
-from initmem.store.results import Survey, open_results, store_status
+from initmem.store.results import Survey, open_results, store_status, write_archive
 from initmem.store.store import Store
 from initmem.study import Run, Study
 

@@ -136,7 +136,7 @@ def test_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["summary"]["runs"], found["summary"]["recipes"]) == (12, 3)
     assert len(found["rows"]) == 3
     assert found["rows"][0]["clock_adaptive"] > 0
-    assert found["summary"]["hours_here"] <= found["summary"]["hours_busy"]
+    assert found["summary"]["hours_here"] > 0
     linear = told("plan", "linear", "--preset", "smoke", "--json")
     assert (linear["summary"]["runs"], len(linear["rows"]), linear["rows"][0]["flops"]) == (36, 9, None)
 

@@ -761,8 +761,8 @@ def test_files_that_settings_name_count_for_their_recipe_alone(tmp_path: Path, m
     Path("a.toml").write_text("lr = 0.1")
     Path("b.toml").write_text("lr = 0.2")
     Path("grid.toml").write_text('scales = [1.0]\n[[grid]]\nconfig = ["a.toml", "b.toml"]\n')
-    study, trainer = study_of("echo {config} {scale} {history}", "mine", "grid.toml", None, ())
-    first, second = (trainer.fingerprint(recipe) for recipe in study.recipes)
+    study, code, _ = study_of("echo {config} {scale} {history}", "mine", "grid.toml", None, ())
+    first, second = (code[recipe.id] for recipe in study.recipes)
     assert (first["a.toml: lr"], second["b.toml: lr"]) == ("0.1", "0.2")
     assert "b.toml: lr" not in first
 

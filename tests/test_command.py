@@ -23,7 +23,7 @@ from torch import nn
 import initmem
 from initmem.cli import app
 from initmem.errors import ConfigError
-from initmem.pipeline.command import CommandTrainer, Reader, name_of, parse, study_of
+from initmem.pipeline.command import CommandTrainer, ProgramError, Reader, name_of, parse, study_of
 from initmem.recipe import PipelineRecipe
 from initmem.store.store import Store
 from initmem.study import Run
@@ -114,9 +114,9 @@ def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path: Path) -> None:
     ],
 )
 def test_what_goes_wrong_is_said(tmp_path: Path, body: str, words: str) -> None:
-    record = trained(program(tmp_path, body))
-    assert record.status == "crashed"
-    assert words in record.error
+    with pytest.raises(ProgramError) as error:
+        trained(program(tmp_path, body))
+    assert words in str(error.value)
 
 
 def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
@@ -155,21 +155,21 @@ def test_mistakes_in_a_command_are_found_first(command: str, words: str) -> None
 
 def test_the_study_of_a_command(tmp_path: Path) -> None:
     command = "echo {scale} {seed} {history}"
-    study, _ = study_of(command, None, None, None, ())
+    study, *_ = study_of(command, None, None, None, ())
     assert (study.name, study.recipes[0].pipeline) == ("echo", "echo")
     assert len(study.all_runs()) == 25
-    study, _ = study_of(command, "mine", None, None, ["scales=[1, 2]", "seeds=7", "optimizer=adam"])
+    study, *_ = study_of(command, "mine", None, None, ["scales=[1, 2]", "seeds=7", "optimizer=adam"])
     assert [(run.scale, run.seed) for run in study.all_runs()] == [(1.0, 7), (2.0, 7)]
     assert study.labels() == ["mine adam"]
     file = tmp_path / "grid.toml"
     file.write_text("scales = [1.0]\nseeds = [0, 1]\n[[grid]]\nlearning_rate = [0.1, 0.2]\n")
-    study, _ = study_of(command, "mine", str(file), None, ())
+    study, *_ = study_of(command, "mine", str(file), None, ())
     assert study.labels() == ["mine lr=0.1", "mine lr=0.2"]
     with pytest.raises(ConfigError, match=r"no {seed} in it"):
         study_of("echo {scale} {history}", "mine", str(file), None, ())
     file.write_text("scales = [1.0]\nseeds = [0]\n[recipe]\nwarmup = 100\n[[grid]]\ndropout = [0.1, 0.5]\n")
     free = "echo {scale} {history} --dropout={dropout} --warmup {warmup}"
-    study, trainer = study_of(free, "mine", str(file), None, ())
+    study, _, trainer = study_of(free, "mine", str(file), None, ())
     assert study.labels() == ["mine dropout=0.1 warmup=100", "mine dropout=0.5 warmup=100"]
     (run,) = study.runs(study.recipes[1])
     expected = ["echo", "1.0", "h", "--dropout=0.5", "--warmup", "100"]

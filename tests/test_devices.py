@@ -10,7 +10,6 @@ import torch
 
 from initmem.engines.engine import Settings, devices, engine_named
 from initmem.engines.local import LocalEngine
-from initmem.engines.provenance import hardware
 from initmem.errors import ConfigError
 from initmem.store.store import Store
 from initmem.study import Study
@@ -52,11 +51,9 @@ def test_every_worker_is_told_its_device(tmp_path: Path, tiny_study: Study) -> N
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("tpu", r"device = 'tpu' \(allowed: cpu, cuda, cuda:N, mps\)"),
+        ("tpu", r"device = 'tpu' \(allowed: cpu, cuda, cuda:N\)"),
         ("cuda:", "device = 'cuda:'"),
         ("cuda:7", "no such GPU"),
-        ("mps", r"device = 'mps' \(PyTorch finds no such GPU on this machine; allowed: cpu\)"),
-        ("mps:0", "device = 'mps:0'"),
     ],
 )
 @pytest.mark.usefixtures("two_gpus")
@@ -71,15 +68,3 @@ def test_a_cluster_may_have_what_is_not_here() -> None:
     assert engine_named("slurm", workers=2, settings=settings, options=options).workers == 2 * 4
     with pytest.raises(ConfigError, match="device = 'tpu'"):
         engine_named("slurm", settings=Settings(device="tpu"))
-
-
-def test_a_mac_has_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert devices("mps") == ["mps"]
-    assert "Apple GPU" in hardware("mps")
-
-
-@pytest.mark.parametrize("engine", ["ray", "slurm"])
-def test_a_cluster_has_no_apple_gpu(engine: str) -> None:
-    with pytest.raises(ConfigError, match="device = 'mps' on a cluster"):
-        engine_named(engine, settings=Settings(device="mps"))

@@ -17,8 +17,7 @@ from initmem.errors import ConfigError
 from initmem.export import export, plain_names
 from initmem.recipe import PipelineRecipe
 from initmem.record import COLUMNS, RunRecord, crashed
-from initmem.store.archive import write_archive
-from initmem.store.results import open_results
+from initmem.store.results import open_results, write_archive
 from initmem.store.store import Store
 from initmem.study import Run, Study
 

@@ -233,7 +233,7 @@ def test_the_index_of_another_store_brings_in_nothing(
 def test_a_store_that_cannot_be_written_is_read_all_the_same(
     store: Store, records: list[RunRecord], monkeypatch
 ) -> None:
-    def refuse(path: Path, data: bytes, mode: int | None) -> None:
+    def refuse(path: Path, data: bytes) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(records_module, "write_atomic", refuse)

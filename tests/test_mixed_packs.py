@@ -99,6 +99,7 @@ def test_other_recipes_do_not_mix(values: dict[str, object]) -> None:
         Pack([Run(recipe, 1.0, 0) for recipe in wider], load(wider[0]))
 
 
+@pytest.mark.usefixtures("untimed")
 def test_a_grid_of_rates_fills_packs_and_the_plan_counts_each_recipe() -> None:
     grid = (*recipes(), *recipes(optimizer="momentum"))
     study = Study("mixed", "Mixed", "full", "", grid, (0.5, 1.0), (0,))
@@ -106,7 +107,7 @@ def test_a_grid_of_rates_fills_packs_and_the_plan_counts_each_recipe() -> None:
     assert sorted(map(len, cut)) == [2, 2, 2, 6]
     assert {run for pack in cut for run in pack} == set(study.all_runs())
     assert sorted(map(len, packs(study, size=5, workers=1))) == [2, 2, 2, 2, 4]
-    rows = plan(study, workers=1, calibrated=False).rows
+    rows = plan(study, workers=1).rows
     assert [row.runs for row in rows] == [2] * 6
     assert [row.pack for row in rows] == [6, 6, 6, 2, 2, 2]
 

@@ -13,8 +13,7 @@ from torch import nn
 import initmem
 from conftest import fake_record
 from initmem.measures.memory import Memories, memory_table
-from initmem.store.archive import write_archive
-from initmem.store.results import open_results
+from initmem.store.results import open_results, write_archive
 from initmem.store.store import Store
 from initmem.study import Study
 

@@ -12,9 +12,8 @@ from initmem import catalog
 from initmem.data.dataset import Sizes
 from initmem.data.sources import sizes
 from initmem.engines.plan import (
-    Elapsed,
-    Speedometer,
     _makespan,
+    pack_seconds,
     plan,
     record_bytes,
     run_flops,
@@ -50,10 +49,10 @@ def test_operations_are_those_that_torch_counts(
     assert 2 * count.training == forward + counter.get_total_flops()
 
 
+@pytest.mark.usefixtures("untimed")
 def test_the_main_grid_is_6250_runs() -> None:
-    found = plan(load_study("main-grid", "paper"), workers=2, calibrated=False)
+    found = plan(load_study("main-grid", "paper"), workers=2)
     assert (found.runs, found.cells, found.recipes) == (6250, 625, 25)
-    assert found.hours_here is None
     by_hand = 0
     for recipe in load_study("main-grid", "paper").recipes:
         by_hand += 250 * 300 * -(-40_000 // recipe.batch_size)
@@ -69,7 +68,6 @@ def test_a_run_is_training_validation_and_one_test(tiny: Recipe) -> None:
 
 def test_real_steps_tell_the_time(tiny_study: Study) -> None:
     found = plan(tiny_study, workers=2)
-    assert found.hours_here is not None
     assert 0 < found.hours_here < 0.1
 
 
@@ -79,7 +77,7 @@ def test_a_planned_pack_takes_about_as_long_as_a_trained_one() -> None:
     from initmem.train.loop import train_pack
 
     recipe = Recipe.parse({"dataset": "digits", "width": 4, "batch_size": 32, "epochs": 3})
-    expected = Speedometer().measure(recipe, sizes(recipe), 8).quiet
+    expected = pack_seconds(recipe, sizes(recipe), 8)
     data, taken = load(recipe), []
     for _ in range(2):
         started = time.thread_time()
@@ -88,16 +86,11 @@ def test_a_planned_pack_takes_about_as_long_as_a_trained_one() -> None:
     assert min(taken) / 4 < expected < 4 * min(taken)
 
 
-def test_a_busy_machine_is_a_range() -> None:
-    assert Elapsed.of(cpu=1.0, wall=1.1, seconds=10.0) == (10.0, 10.0)
-    assert Elapsed.of(cpu=1.0, wall=3.0, seconds=10.0) == (10.0, 30.0)
-
-
 def test_packs_go_to_the_first_free_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("initmem.engines.plan.cores", lambda: 2)
-    times = [Elapsed(t, 2 * t) for t in (5.0, 4.0, 3.0, 2.0)]
-    assert _makespan(times, 2) == (3 + 7, 3 + 14)
-    assert _makespan(times, 4) == (3 + 2 * 5, 3 + 2 * 10)  # four workers on two cores
+    times = [5.0, 4.0, 3.0, 2.0]
+    assert _makespan(times, 2) == 3 + 7
+    assert _makespan(times, 4) == 3 + 2 * 5  # four workers on two cores
     best = min(max(sum(a), 14 - sum(a)) for n in range(5) for a in itertools.combinations((5, 4, 3, 2), n))
     assert best == 7
 
@@ -106,7 +99,6 @@ def test_a_pipeline_is_timed_too() -> None:
     study = load_study("linear", "smoke")
     found = plan(study, workers=2, pipeline=bundled_pipeline(study))
     assert (found.runs, len(found.rows), found.flops) == (36, 9, None)
-    assert found.hours_here is not None
     assert 3 / 3600 < found.hours_here < 0.1
     assert [row.updates for row in found.rows[:3]] == [2 * 512 // 4, 2 * 512 // 8, 2 * 512 // 16]
     assert found.rows[0].clock_sgd == pytest.approx(found.rows[0].updates * 0.01**2 / 4)
@@ -136,12 +128,11 @@ def test_planning_evaluates_little_and_times_recipes_of_one_shape_once(
     evaluate = loop.evaluate
     monkeypatch.setattr(loop, "evaluate", lambda pack, x: looked.append(len(x)) or evaluate(pack, x))
     first = Recipe.parse({"dataset": "text:64", "model": "gpt", "width": 8, "depth": 1, "epochs": 3})
-    speed = Speedometer()
-    once = speed.measure(first, sizes(first), 2)
+    once = pack_seconds(first, sizes(first), 2)
     assert max(looked) <= EVALUATION_PIXELS["cpu"] // (64 * 2) < sizes(first).n_val
     so_far = len(looked)
     again = first.replace(learning_rate=0.1, schedule="constant", warmup=5, epochs=6, train_size=6000)
-    assert speed.measure(again, sizes(again), 2).quiet < once.quiet  # 2 x the epochs, a tenth of the data
+    assert pack_seconds(again, sizes(again), 2) < once  # 2 x the epochs, a tenth of the data
     assert len(looked) == so_far
-    speed.measure(first.replace(optimizer="muon"), sizes(first), 2)
+    pack_seconds(first.replace(optimizer="muon"), sizes(first), 2)
     assert len(looked) > so_far

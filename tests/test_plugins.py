@@ -286,16 +286,18 @@ class Mixing(nn.Module):
         (Mixing, "do not follow the trajectories"),
     ],
 )
+@pytest.mark.usefixtures("untimed")
 def test_what_cannot_be_packed_is_trained_alone_and_plan_says_so(network, text: str) -> None:
     register.model("own")(lambda input, outputs, width: network(outputs))
     recipe = Recipe.parse(TINY | {"model": "own"})
     study = study_of(recipe)
     assert text in obstacle(recipe, sizes(recipe))
     assert {len(pack) for pack in packs(study, size=4, workers=1)} == {1}
-    (row,) = plan(study, workers=1, calibrated=False).rows
+    (row,) = plan(study, workers=1).rows
     assert row.pack == 1 and row.note.startswith("trains alone: ") and text in row.note
 
 
+@pytest.mark.usefixtures("untimed")
 def test_packable_modules_are_packed_and_parameters_without_a_rule_are_named() -> None:
     class Shifted(nn.Module):
         def __init__(self, outputs: int) -> None:
@@ -306,7 +308,7 @@ def test_packable_modules_are_packed_and_parameters_without_a_rule_are_named() -
             return self.layer(x.flatten(1) + self.shift)
 
     register.model("own")(lambda input, outputs, width: Shifted(outputs))
-    (row,) = plan(study_of(Recipe.parse(TINY | {"model": "own"})), workers=1, calibrated=False).rows
+    (row,) = plan(study_of(Recipe.parse(TINY | {"model": "own"})), workers=1).rows
     assert (row.pack, row.note) == (4, "as the builder made them: shift")
 
 
@@ -445,9 +447,10 @@ def test_a_registered_optimizer_computes_what_it_says() -> None:
     assert not obstacle(runs[0][0].recipe, data.sizes)
 
 
+@pytest.mark.usefixtures("untimed")
 def test_an_optimizer_that_sees_all_replicas_trains_alone_and_plan_says_so() -> None:
     register.optimizer("own")(OverWhole)
-    (row,) = plan(study_of(own_optimizer()), workers=1, calibrated=False).rows
+    (row,) = plan(study_of(own_optimizer()), workers=1).rows
     assert row.pack == 1 and row.note.startswith("trains alone: ")
     check(study_of(own_optimizer()))
 

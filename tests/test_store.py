@@ -106,10 +106,11 @@ def _claim_and_die(path: Path, run: Run) -> None:
 
 
 def test_a_claim_dies_with_its_process(store: Store, runs: list[Run]) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_claim_and_die, args=(store.path, runs[0]))
+    process = multiprocessing.get_context("fork").Process(target=_claim_and_die, args=(store.path, runs[0]))
     process.start()
     process.join()
     assert claim_path(store, runs[0]).exists()
+    assert store.live_run(runs[0].id).heartbeat_age == float("inf")
     assert store.claims.take([runs[0]]) == [runs[0]]
     assert store.faults.attempt(runs[0].id) == 2
 
@@ -481,34 +482,6 @@ def test_an_intact_study_of_a_newer_version_stops_and_stays(store: Store, tiny_s
     assert "checksum does not match" in store.recover()[0]
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_new_files_of_a_group_writable_store_are_for_the_group(
-    store: Store, runs: list[Run], tiny_study: Study, umask: int
-) -> None:
-    store.path.chmod(0o2770)
-    before = os.umask(umask)
-    try:
-        shared = Store.create(store.path)
-        shared.add_study(tiny_study)
-        shared.claims.take(runs[:1])
-        shared.live.append(runs[0], {"epoch": 1}, fresh=True)
-        shared.faults.note(runs[:1], "exception")
-        shared.checkpoints.write({runs[0]: ({"now/a": torch.ones(2)}, {"epoch": 1})}, 1)
-        shared.commit([fake_record(run, 0.5) for run in runs[1:3]])
-        shared.records()
-    finally:
-        os.umask(before)
-    made = [path for path in store.path.glob("**/*") if path.name != "store.json"]
-    files, folders = [p for p in made if p.is_file()], list(store.path.glob("runs/*"))
-    assert len(files) == 8
-    assert {path.stat().st_mode & 0o777 for path in files} == {0o660}
-    assert {path.stat().st_mode & 0o7777 for path in folders} == {0o2770}
-    store.path.chmod(0o700)
-    private = Store.create(store.path)
-    private.commit([fake_record(runs[4], 0.5)])
-    assert private.paths.record(runs[4].id).stat().st_mode & 0o020 == 0
-
-
 # -- claims that must not be stolen -------------------------------------------------------------------------
 
 
@@ -659,10 +632,3 @@ def test_a_skewed_clock_does_not_make_a_live_worker_look_dead(
     assert board.live_run(runs[0].id).heartbeat_age == 0.0
     now += 70.0
     assert board.live_run(runs[0].id).heartbeat_age > claims_module.EXPIRY
-
-
-def test_a_worker_of_this_machine_that_has_ended_is_silent_at_once(store: Store, runs: list[Run]) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_claim_and_die, args=(store.path, runs[0]))
-    process.start()
-    process.join()
-    assert store.live_run(runs[0].id).heartbeat_age == float("inf")

@@ -12,11 +12,12 @@ from initmem.data.sources import load
 from initmem.errors import StoreError
 from initmem.record import RunRecord
 from initmem.study import Run
-from initmem.train.loop import train_pack
 
 
 def train_bundled(runs: list[Run], **how: Any) -> list[RunRecord]:
     """Train runs as they are trained without a trainer."""
+    from initmem.train.loop import train_pack  # it loads torch, which drivers do without
+
     return train_pack(runs, load(runs[0].recipe), **how)
 
 

@@ -35,9 +35,9 @@ def write_atomic(path: Path, data: bytes, mode: int | None = None) -> None:
         written.replace(path)
 
 
-def write_once(path: Path, data: bytes, mode: int | None = None) -> None:
+def write_once(path: Path, data: bytes) -> None:
     """Write a file like `write_atomic`, unless it exists already."""
-    with _synced(path, data, mode) as written:
+    with _synced(path, data, None) as written:
         with suppress(FileExistsError):
             os.link(written, path)
         written.unlink()
@@ -52,7 +52,8 @@ def _synced(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        set_mode(written, mode)
+        if mode is not None:
+            written.chmod(mode)
         yield written
     except BaseException:
         written.unlink(missing_ok=True)
@@ -62,20 +63,6 @@ def _synced(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def append(path: Path, data: bytes, mode: int | None, *, fresh: bool = False) -> None:
-    """Add to a file; `fresh` replaces its content."""
-    with path.open("wb" if fresh else "ab") as stream:
-        stream.write(data)
-    set_mode(path, mode)
-
-
-def set_mode(path: Path, mode: int | None) -> None:
-    """Give a new file a mode; a file of another user keeps its own."""
-    if mode is not None:
-        with suppress(PermissionError):
-            path.chmod(mode)
 
 
 def temporary(path: Path) -> Path:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from initmem.engines.engine import Engine, Event, Finished, Listener, MovedAside, ignore
-from initmem.engines.packs import cost, packs
-from initmem.engines.progress import Workload
+from initmem.engines.packs import packs
+from initmem.engines.progress import Watch
 from initmem.engines.provenance import HOW, HOW_PLUGINS, refuse_stale
 from initmem.errors import InitmemError, count
 from initmem.measures.design import analysis_of, default_metric, schedule
@@ -69,7 +69,7 @@ def run_study(
     keep_old: bool = False,
     keep_going: bool = False,
     on_start: Callable[[], None] = lambda: None,
-    watch: Callable[[Workload], Listener] = lambda work: ignore,
+    watch: Watch = lambda runs, left: ignore,
 ) -> Outcome:
     """Train every run of the study that has no record in the store yet.
 
@@ -84,7 +84,7 @@ def run_study(
         keep_old: keep runs that were trained before the code of the user changed; otherwise an error.
         keep_going: do not stop when the first runs all crash alike.
         on_start: called once everything is checked, before anything is trained.
-        watch: called with the work ahead; the listener it returns gets the events of the engine.
+        watch: called with the runs and those to train; the listener it returns gets the engine's events.
     """
     settings = engine.settings
     if settings.trainer is None:
@@ -103,12 +103,13 @@ def run_study(
     def train(study: Study, *announced: Event) -> bool:
         """Train every run of the study that has no record yet; False when interrupted."""
         opened.add_study(study)
-        work = workload(study, opened)
-        listen = watch(work)
+        runs = study.all_runs()
+        left = [run for run in runs if not opened.has(run)]
+        listen = watch(runs, left)
         for event in announced:
             listen(event)
         if not keep_going:
-            listen = EarlyStop(listen, opened, len(work.costs))
+            listen = EarlyStop(listen, opened, len(left))
         return engine.run(opened, packs(study, size=pack, workers=engine.workers), listen)
 
     study = planned(with_stored_seeds(study, opened), until, max_seeds)
@@ -133,19 +134,6 @@ def run_study(
         interrupted=not finished,
         seconds=round(time.monotonic() - started, 3),
         moved_aside=moved_aside,
-    )
-
-
-def workload(study: Study, store: Store) -> Workload:
-    """What is left to train of a study, for the display of its progress."""
-    runs = study.all_runs()
-    left = [run for run in runs if not store.has(run)]
-    costs = {recipe: cost(recipe) for recipe in study.recipes}
-    return Workload(
-        runs=len(runs),
-        done=len(runs) - len(left),
-        costs={run.id: costs[run.recipe] for run in left},
-        epochs={run.id: run.recipe.get("epochs") or 1 for run in left},
     )
 
 

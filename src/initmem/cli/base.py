@@ -170,9 +170,7 @@ EngineOptions = Annotated[
         help="For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
     ),
 ]
-Device = Annotated[
-    str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested), mps (a Mac's GPU).")
-]
+Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested).")]
 PackSize = Annotated[
     int | None,
     typer.Option("--pack", min=1, metavar="N", help="Replicas trained together.", show_default="by shape"),

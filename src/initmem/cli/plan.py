@@ -161,7 +161,7 @@ def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, a
 def _print(made: Plan) -> None:
     from initmem.plots.columns import PLAN
 
-    rows = [asdict(row) | {"hours": duration(3600 * (row.hours or 0.0))} for row in made.rows]
+    rows = [asdict(row) | {"hours": duration(3600 * row.hours)} for row in made.rows]
     if not any(row["note"] for row in rows):
         rows = [{key: value for key, value in row.items() if key != "note"} for row in rows]
     show_rows(f"{made.study}, preset {made.preset}", rows, PLAN)
@@ -169,13 +169,8 @@ def _print(made: Plan) -> None:
     operations = "" if made.flops is None else f"{made.flops:.2e} operations, "
     size = f"{made.disk_bytes / 1e6:,.1f} MB of records"
     say(f"{count(made.updates, 'update')}, {operations}{size}")
-    say(f"here, with {count(made.workers, 'worker')}: {_here(made)} (from timed training steps)")
-
-
-def _here(made: Plan) -> str:
-    """The time here, and how long it would be under the present load."""
-    quiet, busy = duration(3600 * (made.hours_here or 0.0)), duration(3600 * (made.hours_busy or 0.0))
-    return quiet if quiet == busy else f"{quiet} if nothing else runs, {busy} under the present load"
+    here = f"here, with {count(made.workers, 'worker')}: {duration(3600 * made.hours_here)}"
+    say(f"{here} if nothing else runs (from timed training steps)")
 
 
 @app.command()

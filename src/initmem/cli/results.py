@@ -219,8 +219,7 @@ def archive(
 
     Commands read it like a store.
     """
-    from initmem.store.archive import SUFFIX, of_study, write_archive
-    from initmem.store.results import open_results
+    from initmem.store.results import SUFFIX, of_study, open_results, write_archive
 
     results = open_results(store)
     path = output or store.resolve().with_name(store.resolve().name + SUFFIX)
@@ -252,8 +251,8 @@ def restore(
 
     Their studies can then be resumed. Records that the store already has stay.
     """
-    from initmem.store.archive import Archive
-    from initmem.store.archive import restore as restore_into
+    from initmem.store.results import Archive
+    from initmem.store.results import restore as restore_into
     from initmem.store.store import Store
 
     files = [Archive(path) for path in archives]

@@ -57,8 +57,7 @@ def run(
     if command is not None:
         from initmem.pipeline.command import study_of
 
-        asked, program = study_of(command, name, study, preset, overrides or (), watch_files or ())
-        work = Work(asked, program.fingerprints, program)
+        work = Work(*study_of(command, name, study, preset, overrides or (), watch_files or ()))
     elif study is not None:
         work = of_study(study, preset, overrides or (), plugins or ())
     else:

@@ -31,7 +31,6 @@ from initmem.study import Run
 # every epoch with (run, row of its history), which may raise to stop it. It is sent to other processes.
 Trainer = Callable[[list[Run], Callable[[Run, dict[str, float]], None]], list[RunRecord]]
 ENGINES = ("local", "inline", "ray", "slurm")
-DEVICES = "allowed: cpu, cuda, cuda:N, mps"
 LEAST_PAUSE = 0.5  # seconds between two looks at a store
 WATCHED_SHARE = 0.1  # of the time is spent on looking at most
 
@@ -119,32 +118,21 @@ def cores() -> int:
 
 def check_device(device: str) -> None:
     """Refuse what is no device anywhere."""
-    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", device):
-        raise ConfigError(f"device = {device!r} ({DEVICES})")
-
-
-def check_cluster_device(device: str) -> None:
-    """Refuse what no node of a cluster has: clusters count GPUs of NVIDIA's kind only."""
-    check_device(device)
-    if device == "mps":
-        raise ConfigError("device = 'mps' on a cluster (allowed: cpu, cuda, cuda:N; or engine = 'local')")
+    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", device):
+        raise ConfigError(f"device = {device!r} (allowed: cpu, cuda, cuda:N)")
 
 
 def devices(device: str) -> list[str]:
     """A device for each pack that this machine trains at the same time: a core, or a whole GPU.
 
-    `cuda` stands for all GPUs, `mps` for the one of a Mac.
+    `cuda` stands for all GPUs.
     """
     check_device(device)
     if device == "cpu":
         return ["cpu"] * cores()
     import torch
 
-    if device == "mps":
-        gpus = ["mps"] if torch.backends.mps.is_available() else []
-    else:
-        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        gpus = [gpu for gpu in gpus if device in ("cuda", gpu)]
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count()) if device in ("cuda", f"cuda:{i}")]
     if not gpus:
         raise ConfigError(f"device = {device!r} (PyTorch finds no such GPU on this machine; allowed: cpu)")
     return gpus
@@ -176,7 +164,7 @@ class Released(NamedTuple):
 
 
 class Faulted(NamedTuple):
-    """Training raised: the runs are tried again in smaller packs, or recorded as crashed."""
+    """Training raised: the runs are tried again in smaller packs."""
 
     cause: Cause
     runs: tuple[str, ...]

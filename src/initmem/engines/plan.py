@@ -6,6 +6,7 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from initmem.clocks import Schedule as RateSchedule
 from initmem.clocks import clocks, updates_per_epoch
-from initmem.data.dataset import Dataset, Sizes
+from initmem.data.dataset import Sizes
 from initmem.data.sources import sizes
 from initmem.engines.engine import Pipeline, cores
 from initmem.engines.packs import pack_size, packs
@@ -39,7 +40,7 @@ class RecipePlan:
     pack: int
     updates: int  # per run
     flops: float | None  # of all its runs; None for a pipeline: only its own code knows
-    hours: float | None  # here, on all workers of a quiet machine; None before calibration
+    hours: float  # here, on all workers of a quiet machine
     clock_sgd: float
     clock_l2: float
     clock_adaptive: float
@@ -59,8 +60,7 @@ class Plan:
     flops: float | None
     disk_bytes: int
     workers: int
-    hours_here: float | None  # on this machine if it is quiet
-    hours_busy: float | None  # under its present load
+    hours_here: float  # on this machine, if nothing else runs
     rows: tuple[RecipePlan, ...]
 
 
@@ -68,17 +68,16 @@ def plan(
     study: Study,
     *,
     workers: int,
-    calibrated: bool = True,
     pipeline: Pipeline | None = None,
 ) -> Plan:
-    """Plan a study; with `calibrated`, real training steps tell the speed of this machine."""
+    """Plan a study; real training steps tell the speed of this machine."""
     packed = packs(study, size=pipeline.pack if pipeline else None, workers=workers)
-    times = _times(packed, pipeline) if calibrated else {}
+    times = _times(packed, pipeline)
     rows = [
         _row(label, recipe, packed, times, workers, pipeline)
         for label, recipe in zip(study.labels(), study.recipes, strict=True)
     ]
-    here = _makespan([times[_kind(pack)] for pack in packed], workers) if calibrated else None
+    here = _makespan([times[_kind(pack)] for pack in packed], workers)
     return Plan(
         study=study.name,
         preset=study.preset,
@@ -89,8 +88,7 @@ def plan(
         flops=None if pipeline else study_flops(study),
         disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),
         workers=workers,
-        hours_here=None if here is None else here.quiet / 3600,
-        hours_busy=None if here is None else here.busy / 3600,
+        hours_here=here / 3600,
         rows=tuple(rows),
     )
 
@@ -99,41 +97,37 @@ def _kind(pack: list[Run]) -> tuple[AnyRecipe, int]:
     return pack[0].recipe, len(pack)
 
 
-def _times(packed: Sequence[list[Run]], pipeline: Pipeline | None) -> dict[tuple[AnyRecipe, int], Elapsed]:
-    """How long one worker trains each kind of pack."""
+def _times(packed: Sequence[list[Run]], pipeline: Pipeline | None) -> dict[tuple[AnyRecipe, int], float]:
+    """How many seconds one worker trains each kind of pack."""
     kinds = {_kind(pack): pack for pack in packed}
     if pipeline is not None:
         return {kind: _time_pipeline(pack, pipeline) for kind, pack in kinds.items()}
-    speed = Speedometer()
-    return {(recipe, size): speed.measure(recipe.network, sizes(recipe), size) for recipe, size in kinds}
+    return {(recipe, size): pack_seconds(recipe.network, sizes(recipe), size) for recipe, size in kinds}
 
 
-def _time_pipeline(pack: list[Run], pipeline: Pipeline) -> Elapsed:
+def _time_pipeline(pack: list[Run], pipeline: Pipeline) -> float:
     """Train a pack for some of its epochs."""
     recipe = pack[0].recipe
     epochs = recipe.get("epochs") or 1
     short = max(1, epochs // TIMED_EPOCHS)
     runs = [replace(run, recipe=recipe.replace(epochs=short)) for run in pack]
-    return timed(lambda: pipeline.trainer(runs, lambda run, row: None)).times(epochs / short)
+    return timed(lambda: pipeline.trainer(runs, lambda run, row: None)) * epochs / short
 
 
-def _makespan(times: Sequence[Elapsed], workers: int) -> Elapsed:
-    """Until the last pack is done: each goes to the first free worker; workers may share cores."""
+def _makespan(times: Sequence[float], workers: int) -> float:
+    """Seconds until the last pack is done: each goes to the first free worker; workers may share cores."""
     shared = max(1.0, workers / cores())
-    ends = []
-    for seconds in zip(*times, strict=True):
-        free_at = [0.0] * workers
-        for one in seconds:
-            heapq.heapreplace(free_at, free_at[0] + one * shared)
-        ends.append(START + max(free_at))
-    return Elapsed(*ends)
+    free_at = [0.0] * workers
+    for seconds in times:
+        heapq.heapreplace(free_at, free_at[0] + seconds * shared)
+    return START + max(free_at)
 
 
 def _row(
     label: str,
     recipe: AnyRecipe,
     packed: Sequence[list[Run]],
-    times: dict[tuple[AnyRecipe, int], Elapsed],
+    times: dict[tuple[AnyRecipe, int], float],
     workers: int,
     pipeline: Pipeline | None,
 ) -> RecipePlan:
@@ -149,14 +143,14 @@ def _row(
         schedule, n_train = recipe.network, sizes(recipe).n_train
         flops = runs * run_flops(recipe.network, sizes(recipe))
     at_end = clocks(schedule, n_train).at_end()
-    seconds = sum(times[_kind(pack)].quiet * n / len(pack) for pack, n in shares) if times else None
+    seconds = sum(times[_kind(pack)] * n / len(pack) for pack, n in shares)
     return RecipePlan(
         recipe=label,
         runs=runs,
         pack=max(len(pack) for pack, _ in shares),
         updates=schedule.epochs * updates_per_epoch(schedule, n_train),
         flops=flops,
-        hours=None if seconds is None else seconds / min(workers, cores()) / 3600,
+        hours=seconds / min(workers, cores()) / 3600,
         clock_sgd=at_end["sgd"],
         clock_l2=at_end["l2"],
         clock_adaptive=at_end["adaptive"],
@@ -232,7 +226,6 @@ EVALUATIONS = 2  # of one batch, timed apart
 # The fields of a recipe that the speed depends on.
 SPEED = ("model", "options", "width", "norm", "optimizer", "decay_on", "augment", "init_mode")
 FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
-QUIET = 1.25  # up to this ratio of elapsed time to processor time, the load of others does not matter
 
 
 def run_flops(recipe: Recipe, shape: Sizes) -> float:
@@ -251,100 +244,63 @@ def _evaluated(recipe: Recipe, shape: Sizes) -> int:
     return recipe.epochs * per_epoch + shape.n_test
 
 
-class Elapsed(NamedTuple):
-    """Seconds on a quiet machine, and on this one under its present load."""
-
-    quiet: float
-    busy: float
-
-    @classmethod
-    def of(cls, cpu: float, wall: float, seconds: float) -> Elapsed:
-        """Processor time is what a quiet machine would take; the load of others shows in the elapsed time."""
-        slowdown = wall / max(cpu, 1e-9)
-        return cls(seconds, seconds * (slowdown if slowdown > QUIET else 1.0))
-
-    def times(self, factor: float) -> Elapsed:
-        """For so many times the work."""
-        return Elapsed(self.quiet * factor, self.busy * factor)
-
-
-def timed(work: Callable[[], object]) -> Elapsed:
-    """Time a piece of work in this thread."""
-    wall, cpu = time.perf_counter(), time.thread_time()
+def timed(work: Callable[[], object]) -> float:
+    """The processor time of a piece of work in this thread: what a quiet machine would take for it."""
+    started = time.thread_time()
     work()
-    cpu = time.thread_time() - cpu
-    return Elapsed.of(cpu, time.perf_counter() - wall, cpu)
+    return time.thread_time() - started
 
 
-class Timed(NamedTuple):
-    """What a pack takes for one update, for evaluating one example, and for the rest of an epoch."""
+def pack_seconds(recipe: Recipe, shape: Sizes, pack: int) -> float:
+    """The time of one worker for a whole pack: all updates, validation after every epoch, one test."""
+    from initmem.train.pack import evaluation_batch
 
-    update: Elapsed
-    example: Elapsed
-    epoch: Elapsed
+    count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
+    limit = max(1, int(LONGEST_STEP / count.training / pack))
+    asked = min(recipe.batch_size, shape.n_train)
+    batch = min(asked, limit)
+    evaluated = min(max(shape.n_val, shape.n_test), evaluation_batch(shape, pack, "cpu"), 3 * limit)
+    small = shape._replace(n_train=UPDATES * batch, n_val=1, n_test=evaluated)
+    each = _step_times(_of_the_same_speed(recipe, batch), small, pack)
+    updates = recipe.epochs * updates_per_epoch(recipe, shape.n_train) * asked / batch
+    return each.update * updates + each.example * _evaluated(recipe, shape) + each.epoch * recipe.epochs
 
 
-class Speedometer:
-    """The time that one worker takes for a pack, from real steps of real packs; each kind is timed once."""
+class StepTimes(NamedTuple):
+    """Seconds that a pack takes for one update, for evaluating one example, and for the rest of an epoch."""
 
-    def __init__(self, device: str = "cpu") -> None:
-        self.device = device
-        self._known: dict[tuple[object, ...], Timed] = {}
+    update: float
+    example: float
+    epoch: float
 
-    def measure(self, recipe: Recipe, shape: Sizes, pack: int) -> Elapsed:
-        """The time of a whole pack: all updates, validation after every epoch, one test."""
-        from initmem.data.dataset import noise
-        from initmem.train.pack import evaluation_batch
 
-        count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
-        limit = max(1, int(LONGEST_STEP / count.training / pack))
-        asked = min(recipe.batch_size, shape.n_train)
-        batch = min(asked, limit)
-        evaluated = min(max(shape.n_val, shape.n_test), evaluation_batch(shape, pack, "cpu"), 3 * limit)
-        same = _of_the_same_speed(recipe, batch)
-        key = (same, shape.shape, shape.classes, shape.vocabulary, shape.labels, evaluated, pack)
-        if key not in self._known:
-            data = noise(shape, n_train=UPDATES * batch, n_val=1, n_test=evaluated)
-            self._known[key] = self._time(same, data, pack)
-        known = self._known[key]
-        parts = (
-            known.update.times(recipe.epochs * updates_per_epoch(recipe, shape.n_train) * asked / batch),
-            known.example.times(_evaluated(recipe, shape)),
-            known.epoch.times(recipe.epochs),
-        )
-        quiet, busy = zip(*parts, strict=True)
-        return Elapsed(sum(quiet), sum(busy))
+@lru_cache
+def _step_times(recipe: Recipe, shape: Sizes, pack: int) -> StepTimes:
+    """Time real steps of a real pack on random data. The quickest of several trials counts."""
+    import torch
 
-    def _time(self, recipe: Recipe, data: Dataset, pack: int) -> Timed:
-        """The quickest of several trials counts."""
-        import torch
+    from initmem.data.dataset import noise
+    from initmem.train.loop import evaluate, train_epoch
+    from initmem.train.pack import Pack
 
-        from initmem.train.loop import evaluate, train_epoch
-        from initmem.train.pack import Pack
+    torch.set_num_threads(1)
+    data = noise(shape, n_train=shape.n_train, n_val=shape.n_val, n_test=shape.n_test)
+    trial = Pack([Run(recipe, 1.0, seed) for seed in range(pack)], data)
+    train_epoch(trial)  # to warm up
+    updates: list[float] = []
+    epochs: list[float] = []
+    while len(epochs) < FEWEST_TRIALS or sum(epochs) < SECONDS_OF_TRIALS:
+        stamps: list[float] = []
 
-        torch.set_num_threads(1)
-        trial = Pack([Run(recipe, 1.0, seed) for seed in range(pack)], data, device=self.device)
-        train_epoch(trial)  # to warm up
-        updates: list[float] = []
-        epochs: list[float] = []
-        started, begun_at = time.perf_counter(), time.thread_time()
-        while len(epochs) < FEWEST_TRIALS or sum(epochs) < SECONDS_OF_TRIALS:
-            stamps: list[float] = []
+        def stamp(stamps: list[float] = stamps) -> bool:
+            stamps.append(time.thread_time())
+            return False
 
-            def stamp(stamps: list[float] = stamps) -> bool:
-                stamps.append(time.thread_time())
-                return False
-
-            begun = time.thread_time()
-            train_epoch(trial, stamp)
-            epochs.append(time.thread_time() - begun)
-            updates += [after - before for before, after in pairwise(stamps)]
-        evaluation = min(timed(lambda: evaluate(trial, trial.test)).quiet for _ in range(EVALUATIONS))
-        cpu, wall = time.thread_time() - begun_at, time.perf_counter() - started
-        update = min(updates)
-        rest = max(min(epochs) - UPDATES * update, 0.0)
-        each = (update, evaluation / len(data.test), rest)
-        return Timed(*(Elapsed.of(cpu, wall, seconds) for seconds in each))
+        epochs.append(timed(partial(train_epoch, trial, stamp)))
+        updates += [after - before for before, after in pairwise(stamps)]
+    evaluation = min(timed(lambda: evaluate(trial, trial.test)) for _ in range(EVALUATIONS))
+    rest = max(min(epochs) - UPDATES * min(updates), 0.0)
+    return StepTimes(min(updates), evaluation / shape.n_test, rest)
 
 
 def _of_the_same_speed(recipe: Recipe, batch: int) -> Recipe:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TextIO
+from typing import TextIO, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -22,29 +21,28 @@ from initmem.engines.engine import (
     Stopping,
     WorkerLost,
 )
+from initmem.engines.packs import cost
 from initmem.errors import count, duration
 from initmem.plots.tables import printable
+from initmem.study import Run
 
 QUIET_SECONDS = 15.0  # between two lines where there is no terminal to draw on
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What a session is about to do, for the display of its progress."""
-
-    runs: int
-    done: int
-    costs: dict[str, float]  # relative cost per run id, of runs that have no record yet
-    epochs: dict[str, int]  # epochs per run id
+# Called with all runs of a study, and with those that have no record yet.
+Watch: TypeAlias = Callable[[Sequence[Run], Sequence[Run]], Listener]
 
 
 class Display:
     """Shows runs done, crashed and diverged, and the time left. A listener of an engine."""
 
-    def __init__(self, work: Workload, console: Console) -> None:
-        self.work, self.console = work, console
+    def __init__(self, runs: Sequence[Run], left: Sequence[Run], console: Console) -> None:
+        self.console = console
         self.started = self._last_line = time.monotonic()
-        self.done = work.done
+        self.runs, self.done = len(runs), len(runs) - len(left)
+        cost_of = {recipe: cost(recipe) for recipe in {run.recipe for run in left}}
+        self._costs = {run.id: cost_of[run.recipe] for run in left}  # relative ones
+        self._epochs = {run.id: run.recipe.get("epochs") or 1 for run in left}
         self.counts: Counter[str] = Counter()
         self._shares: dict[str, float] = {}  # run id -> share of its epochs that is done
         self._earlier: dict[str, float] = {}  # the same of resumed runs, before this session
@@ -62,7 +60,7 @@ class Display:
         match event:
             case EpochEnded(runs, epoch):
                 for run_id in runs:
-                    epochs = self.work.epochs[run_id]
+                    epochs = self._epochs[run_id]
                     self._earlier.setdefault(run_id, (epoch - 1) / epochs)
                     self._shares[run_id] = epoch / epochs
             case Finished(runs):
@@ -74,7 +72,7 @@ class Display:
                 again = f"{count(len(lost), 'run')} will be tried again"
                 self.console.print(f"a worker was lost (exit code {code}); {again}")
             case Faulted(cause, hit):
-                again = f"{count(len(hit), 'run')} will be tried again in smaller packs or marked crashed"
+                again = f"{count(len(hit), 'run')} will be tried again in smaller packs"
                 self.console.print(f"{cause}: {again}")
             case MovedAside(lines):
                 for line in lines:
@@ -85,7 +83,7 @@ class Display:
 
     def fraction(self) -> float:
         """Share of this session's work that is done, by cost."""
-        return self._by_cost(self._shares) if self.work.costs else 1.0
+        return self._by_cost(self._shares) if self._costs else 1.0
 
     def seconds_left(self) -> float | None:
         """Time left at the pace of this session; None before the first epoch."""
@@ -95,13 +93,12 @@ class Display:
         return (time.monotonic() - self.started) * (1 - fraction) / (fraction - earlier)
 
     def _by_cost(self, shares: dict[str, float]) -> float:
-        costs = self.work.costs
-        spent = sum(costs.get(run_id, 0.0) * share for run_id, share in shares.items())
-        return spent / max(sum(costs.values()), 1e-30)
+        spent = sum(self._costs.get(run_id, 0.0) * share for run_id, share in shares.items())
+        return spent / max(sum(self._costs.values()), 1e-30)
 
     def _text(self) -> str:
         left = self.seconds_left()
-        parts = [f"{self.done} of {count(self.work.runs, 'run')}"]
+        parts = [f"{self.done} of {count(self.runs, 'run')}"]
         parts += [f"{self.counts[name]} {name}" for name in ("diverged", "crashed") if self.counts[name]]
         parts.append("time left unknown yet" if left is None else f"{duration(left)} left")
         return ", ".join(parts)
@@ -115,14 +112,14 @@ class Display:
 
 
 @contextmanager
-def watching(stream: TextIO | None) -> Iterator[Callable[[Workload], Listener]]:
+def watching(stream: TextIO | None) -> Iterator[Watch]:
     """A display on a stream, a new one whenever seeds were added; without a stream nothing is shown."""
     console = Console(file=stream, quiet=stream is None, highlight=False, markup=False, emoji=False)
     with ExitStack() as displays:
 
-        def watch(work: Workload) -> Listener:
+        def watch(runs: Sequence[Run], left: Sequence[Run]) -> Listener:
             displays.close()
-            display = Display(work, console)
+            display = Display(runs, left, console)
             if console.is_terminal:
                 display.live.start()
             displays.callback(display.live.stop)

@@ -16,7 +16,7 @@ from typing import Any
 
 from initmem import __version__
 from initmem.engines.engine import Settings
-from initmem.errors import ConfigError, first_of
+from initmem.errors import ConfigError, StoreError, first_of
 from initmem.files import processor_lines
 from initmem.recipe import AnyRecipe, content_id
 from initmem.record import RunRecord, crashed
@@ -69,14 +69,27 @@ def pack_id(pack: Sequence[Run]) -> str:
     return content_id({"runs": [run.id for run in pack]})
 
 
+def whole_pack(store: Store, pack: list[Run], claimed: list[Run]) -> list[Run]:
+    """With which runs to train those that were claimed of a pack.
+
+    When the others were trained in this very pack, a record was lost: in the same pack it comes out the same.
+    """
+    others, name = set(pack) - set(claimed), pack_id(pack)
+    try:
+        in_this_pack = [
+            store.has(run) and store.read(run.id).provenance.get("pack_id") == name for run in others
+        ]
+    except StoreError:
+        return claimed
+    return pack if others and all(in_this_pack) else claimed
+
+
 def hardware(device: str) -> str:
     """The name of the processor that a device is."""
     if device.startswith("cuda"):
         import torch
 
         return torch.cuda.get_device_name(device)
-    if device == "mps":
-        return f"Apple GPU ({platform.machine()})"
     names = [line.partition(":")[2].strip() for line in processor_lines("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
@@ -102,16 +115,13 @@ def refuse_stale(
     """
     wanted = {run.id for run in study.all_runs()}
     records = [record for record in store.records() if record.id in wanted]
-    fingerprints = {recipe: current(recipe) for recipe in study.recipes}
-    done = [record for record in records if record.status != "crashed"]
-    stale = {record.id: changes for record in done if (changes := _changes(record, fingerprints))}
-    if stale and not keep_old:
-        first = next(iter(stale.values()))
+    now = {recipe: current(recipe) for recipe in study.recipes}
+    if (stale := _changes(records, now)) and not keep_old:
         raise ConfigError(
             f"{len(stale)} of {len(records)} runs in {store.path} were trained before this changed: "
-            f"{first_of(first, SHOWN)} ({how})"
+            f"{first_of(stale[0], SHOWN)} ({how})"
         )
-    outdated = {r.id for r in records if r.status == "crashed" and _is_other(r, fingerprints)}
+    outdated = {r.id for r in records if r.status == "crashed" and _fingerprint(r) != now[r.run.recipe]}
     if outdated:
         store.set_aside(lambda record: record.id in outdated)
 
@@ -119,25 +129,25 @@ def refuse_stale(
 def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fingerprint]) -> str:
     """One sentence about records that were kept although the code has changed; empty if there are none."""
     done = [record for record in records if record.status != "crashed"]
-    fingerprints = {record.run.recipe: current(record.run.recipe) for record in done}
-    changed = [changes for record in done if (changes := _changes(record, fingerprints))]
-    if changed:
-        before_what = f"{len(changed)} of {len(done)} runs were trained before this changed"
-        return f"{before_what}: {first_of(changed[0], SHOWN)}"
-    unknown = sum("fingerprint" not in record.provenance for record in done)
-    if unknown and any(fingerprints.values()):
+    now = {record.run.recipe: current(record.run.recipe) for record in done}
+    if stale := _changes(done, now):
+        before_what = f"{len(stale)} of {len(done)} runs were trained before this changed"
+        return f"{before_what}: {first_of(stale[0], SHOWN)}"
+    unknown = sum(not _fingerprint(record) for record in done)
+    if unknown and any(now.values()):
         return f"{unknown} of {len(done)} runs do not say what code trained them: the present code may differ"
     return ""
 
 
-def _changes(record: RunRecord, current: dict[AnyRecipe, Fingerprint]) -> list[str]:
-    before = record.provenance.get("fingerprint")
-    now = current[record.run.recipe]
-    return differences(before, now) if isinstance(before, dict) and now else []
+def _fingerprint(record: RunRecord) -> Fingerprint:
+    """Of the code that trained a run; empty where the record does not say."""
+    return dict(record.provenance.get("fingerprint", {}))
 
 
-def _is_other(record: RunRecord, current: dict[AnyRecipe, Fingerprint]) -> bool:
-    return dict(record.provenance.get("fingerprint", {})) != current[record.run.recipe]
+def _changes(records: Iterable[RunRecord], now: Mapping[AnyRecipe, Fingerprint]) -> list[list[str]]:
+    """What changed since each record that is not of the present code; crashed ones are left out."""
+    before = [(_fingerprint(r), now[r.run.recipe]) for r in records if r.status != "crashed"]
+    return [differences(old, new) for old, new in before if old and new and old != new]
 
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:

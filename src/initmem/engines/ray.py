@@ -28,10 +28,10 @@ from initmem.engines.engine import (
     StopSign,
     StoreWatch,
     Tick,
-    check_cluster_device,
+    check_device,
 )
-from initmem.engines.provenance import crash_record, pack_id
-from initmem.engines.worker import Worker, heartbeat, make_ready, whole_pack
+from initmem.engines.local import make_ready
+from initmem.engines.provenance import crash_record, pack_id, whole_pack
 from initmem.errors import ConfigError, InitmemError, StoreError
 from initmem.files import explained, temporary
 from initmem.store.encoding import decode, encode
@@ -57,13 +57,7 @@ class _Job(NamedTuple):
 
     pack: list[Run]
     apart: bool = False
-
-
-class _InFlight(NamedTuple):
-    """A job under way. The driver has claimed the runs of one that trains apart from the store."""
-
-    job: _Job
-    claimed: list[Run]
+    claimed: Sequence[Run] = ()  # by the driver, while a job trains apart from the store
 
 
 class RayEngine:
@@ -76,11 +70,11 @@ class RayEngine:
         self, *, address: str | None = None, workers: int | None = None, settings: Settings | None = None
     ) -> None:
         self.settings = settings or Settings()
-        check_cluster_device(self.settings.device)
+        check_device(self.settings.device)
         self._resource = "CPU" if self.settings.device == "cpu" else "GPU"  # each task takes one of them
         self._address, self._most = address or os.environ.get("RAY_ADDRESS"), workers
         self._ray = _connected(self._address, workers)
-        self._in_flight: dict[Any, _InFlight] = {}
+        self._in_flight: dict[Any, _Job] = {}
         self._held: list[Run] = []  # all that this process has claimed for tasks
 
     @property
@@ -105,7 +99,7 @@ class RayEngine:
     def _run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         waiting = deque(_Job(pack) for pack in packs)
         watch = StoreWatch(store, [run for pack in packs for run in pack], listen)
-        with StopSign(store) as sign, _beacon(store) as beacon, heartbeat(store, self._held):
+        with StopSign(store) as sign, _beacon(store) as beacon, store.claims.kept_alive(self._held):
             try:
                 while waiting or self._in_flight:
                     self._submit(store, waiting, beacon)
@@ -130,12 +124,12 @@ class RayEngine:
             job = waiting.popleft()
             if not job.apart:
                 task = self._task(RETRIES).remote(beacon, store.session, job.pack, self.settings)
-                self._in_flight[task] = _InFlight(job, [])
+                self._in_flight[task] = job
             elif claimed := store.claims.take(job.pack):
                 self._held.extend(claimed)
                 pack = whole_pack(store, job.pack, claimed)
                 task = self._task(RETRIES_APART).remote(None, store.session, pack, self.settings)
-                self._in_flight[task] = _InFlight(job, claimed)
+                self._in_flight[task] = job._replace(claimed=claimed)
             elif not all(store.has(run) for run in job.pack):
                 waiting.append(job)  # another worker has it: wait, it may drop it
 
@@ -150,53 +144,52 @@ class RayEngine:
             return
         ended, _ = self._ray.wait(list(self._in_flight), num_returns=len(self._in_flight), timeout=PAUSE)
         for task in ended:
-            flight = self._in_flight.pop(task)
+            job = self._in_flight.pop(task)
             try:
-                waiting.extend(self._after_answer(store, flight, self._ray.get(task)))
+                waiting.extend(self._after_answer(store, job, self._ray.get(task)))
             except self._ray.exceptions.RayError as error:
-                waiting.extend(self._after_loss(store, flight, error))
+                waiting.extend(self._after_loss(store, job, error))
             finally:
-                self._release(store, flight)
+                self._release(store, job)
 
-    def _after_answer(self, store: Store, flight: _InFlight, answer: Answer) -> list[_Job]:
+    def _after_answer(self, store: Store, job: _Job, answer: Answer) -> list[_Job]:
         if answer.kind == "mistake":
             raise answer.content
         if answer.kind == "unseen":
-            return [_Job(flight.job.pack, apart=True)]
+            return [_Job(job.pack, apart=True)]
         if answer.kind == "records":
             records = [decode(data) for data in answer.content]
-            store.commit([record for record in records if record.run in flight.claimed])
+            store.commit([record for record in records if record.run in job.claimed])
         return []
 
-    def _after_loss(self, store: Store, flight: _InFlight, error: Exception) -> list[_Job]:
+    def _after_loss(self, store: Store, job: _Job, error: Exception) -> list[_Job]:
         """When Ray gives a task up: try its runs one by one, then give up those that are lost alone."""
         cause: Cause = "lost worker"
         if isinstance(error, self._ray.exceptions.OutOfMemoryError):
             cause = "out of memory"
         elif isinstance(error, self._ray.exceptions.RayTaskError):
             cause = "exception"
-        pack, apart = flight.job
-        runs = flight.claimed or store.claims.take(pack)
-        if not runs and not all(store.has(run) for run in pack):
-            return [flight.job]  # the claim of a machine that is gone has not expired yet
+        runs = job.claimed or store.claims.take(job.pack)
+        if not runs and not all(store.has(run) for run in job.pack):
+            return [job]  # the claim of a machine that is gone has not expired yet
         store.faults.note(runs, cause, str(error))
         if len(runs) > 1:
             store.claims.release(runs)
-            return [_Job([run], apart) for run in runs]
+            return [_Job([run], job.apart) for run in runs]
         store.commit([crash_record(run, f"{cause}: {error}", store, self.settings) for run in runs])
         return []
 
-    def _release(self, store: Store, flight: _InFlight) -> None:
-        store.claims.release(flight.claimed)
-        for run in flight.claimed:
+    def _release(self, store: Store, job: _Job) -> None:
+        store.claims.release(job.claimed)
+        for run in job.claimed:
             self._held.remove(run)
 
     def _stop(self, store: Store, sign: StopSign) -> None:
         """Let tasks finish their batch and save; those without a store just end. Ctrl-C: at once."""
         with contextlib.suppress(StoreError):
             sign.put_up()
-        for task, flight in self._in_flight.items():
-            if flight.claimed:
+        for task, job in self._in_flight.items():
+            if job.claimed:
                 self._ray.cancel(task)
         try:
             if self._in_flight:
@@ -204,9 +197,9 @@ class RayEngine:
         except KeyboardInterrupt:
             for task in self._in_flight:
                 self._ray.cancel(task, force=True)
-        for flight in self._in_flight.values():
+        for job in self._in_flight.values():
             with contextlib.suppress(StoreError):
-                self._release(store, flight)
+                self._release(store, job)
 
 
 def _connected(address: str | None, workers: int | None) -> Any:
@@ -243,6 +236,8 @@ def _beacon(store: Store) -> Iterator[Path]:
 
 def _work(beacon: Path | None, session: str, pack: list[Run], settings: Settings) -> Answer:
     """The body of a task: a worker for one pack, in the store if it is seen from here, or in a folder."""
+    from initmem.engines.worker import Worker  # it loads torch, which the driver does without
+
     make_ready()
     try:
         if beacon is None:
@@ -258,6 +253,8 @@ def _work(beacon: Path | None, session: str, pack: list[Run], settings: Settings
 
 def _train_apart(session: str, pack: list[Run], settings: Settings) -> list[bytes]:
     """Train in a store of this machine's own. After a crash the same machine resumes from it."""
+    from initmem.engines.worker import Worker
+
     path = Path(tempfile.gettempdir()) / f"initmem-{session}-{pack_id(pack)}"
     store = Store.create(path, session=session)
     store.recover()

@@ -22,7 +22,7 @@ from initmem.engines.engine import (
     StopSign,
     StoreWatch,
     Tick,
-    check_cluster_device,
+    check_device,
 )
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, InitmemError
@@ -87,7 +87,7 @@ class SlurmEngine:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.settings = settings or Settings()
-        check_cluster_device(self.settings.device)
+        check_device(self.settings.device)
         given = DEFAULTS | dict(options or {})
         self.cluster = str(given.pop("cluster", "slurm"))
         self.options = {key if key in SHARED else f"slurm_{key}": value for key, value in given.items()}
@@ -117,7 +117,12 @@ class SlurmEngine:
                     time.sleep(PAUSE)
                     watch.look()
                     listen(Tick())
-                    if jobs and not (jobs := self._alive(jobs)):
+                    alive = self._alive(jobs)
+                    for job in jobs:
+                        if job not in alive and (mistake := _mistake(job)) is not None:
+                            raise mistake
+                    jobs = alive
+                    if not jobs:
                         watch.look(at_once=True)
                         if len(watch.left) == left_before:
                             raise InitmemError(f"all jobs ended and no run was done: see {_folder(store)}")
@@ -146,16 +151,12 @@ class SlurmEngine:
             raise InitmemError(f"no job could be submitted ({' '.join(str(error).split())})") from None
         return jobs
 
-    def _alive(self, jobs: list[Any]) -> list[Any]:
-        """The jobs that run or wait to; a mistake that one of them reports stops all."""
-        ended = [job for job in jobs if job.paths.result_pickle.exists()]
-        for job in ended:
-            if (mistake := _mistake(job)) is not None:
-                raise mistake
-        left = [job for job in jobs if job not in ended]
+    def _alive(self, jobs: list[Any], *, at_once: bool = False) -> list[Any]:
+        """The jobs that run or wait to; Slurm is asked now and then, or at once."""
+        left = [job for job in jobs if not job.paths.result_pickle.exists()]
         if self.cluster != "slurm":
             return [job for job in left if not job.done()]
-        if left and time.monotonic() - self._looked_at > QUEUE_PAUSE:
+        if left and (at_once or time.monotonic() - self._looked_at > QUEUE_PAUSE):
             self._looked_at = time.monotonic()
             queue = _queue(left)
             return [job for job in left if job.job_id in queue]
@@ -163,30 +164,26 @@ class SlurmEngine:
 
     def _stop(self, jobs: list[Any], sign: StopSign) -> None:
         """Take jobs out of the queue and let those that run finish their batch; Ctrl-C ends them at once."""
-        if self._alive_without_mistake(jobs):
-            sign.put_up()
-        states = _queue(jobs) if self.cluster == "slurm" and jobs else {}
+        jobs = self._alive(jobs, at_once=True)
+        if not jobs:
+            return
+        sign.put_up()
+        states = _queue(jobs) if self.cluster == "slurm" else {}
         for job in jobs:
             if states.get(job.job_id) == "PENDING":
                 job.cancel()
         try:
-            while jobs := self._alive_without_mistake(jobs):
+            while jobs := self._alive(jobs, at_once=True):
                 time.sleep(PAUSE)
         except KeyboardInterrupt:
             for job in jobs:
                 job.cancel()
 
-    def _alive_without_mistake(self, jobs: list[Any]) -> list[Any]:
-        """While stopping: a mistake has been reported already, or comes too late."""
-        self._looked_at = 0.0
-        try:
-            return self._alive(jobs)
-        except InitmemError:
-            return []
-
 
 def _mistake(job: Any) -> InitmemError | None:
     """The mistake that a job returned. One that ended in any other way returned nothing: see its files."""
+    if not job.paths.result_pickle.exists():
+        return None
     utils = importlib.import_module("submitit.core.utils")
     try:
         returned = job.results()[0]

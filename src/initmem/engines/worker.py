@@ -16,24 +16,17 @@ Workers are the same in every engine. They share nothing but the store.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import gc
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
-
-import torch
 
 from initmem import register
-from initmem.data.dataset import Dataset
 from initmem.data.sources import load
 from initmem.engines.engine import (
     Claimed,
@@ -45,11 +38,9 @@ from initmem.engines.engine import (
     Settings,
     ignore,
 )
-from initmem.engines.provenance import crash_record, pack_id, with_provenance
+from initmem.engines.provenance import crash_record, whole_pack, with_provenance
 from initmem.errors import FullDisk, InitmemError, StoreError
-from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
-from initmem.store.claims import EXPIRY
 from initmem.store.faults import LOSSES, Cause, Fault, cause_of, next_pack
 from initmem.store.store import Store
 from initmem.study import Run
@@ -59,12 +50,7 @@ from initmem.train.pack import Checkpoint, Pack
 PAUSE = 1.0  # seconds between two looks at packs that other workers have claimed
 LOOK_EVERY = 0.05  # seconds between two looks whether to stop or to save: a small step takes a millisecond
 
-
-class Job(NamedTuple):
-    """Claimed runs, and the pack they are trained in: themselves, or more that have a record already."""
-
-    claimed: list[Run]
-    pack: list[Run]
+dataset = lru_cache(maxsize=2)(load)  # packs of one recipe tend to follow each other
 
 
 class Worker:
@@ -90,7 +76,7 @@ class Worker:
                 if self.should_stop():
                     return
                 if claimed := self._claim(pack):
-                    self._train(Job(claimed, whole_pack(self.store, pack, claimed)))
+                    self._train(claimed, whole_pack(self.store, pack, claimed))
             left = [pack for pack in left if not all(self.store.has(run) for run in pack)]
             if left:  # other workers have the rest: wait, they may drop it
                 time.sleep(PAUSE)
@@ -121,66 +107,66 @@ class Worker:
         # This worker does not try it again.
         return replace(record, provenance={**record.provenance, "attempts": len(losses)})
 
-    def _train(self, job: Job) -> None:
+    def _train(self, claimed: list[Run], pack: list[Run]) -> None:
         """Train claimed runs while their claims are kept alive; give back what is left of them."""
-        ids = tuple(run.id for run in job.claimed)
+        ids = tuple(run.id for run in claimed)
         self.listen(Claimed(ids))
-        with heartbeat(self.store, job.claimed):
+        with self.store.claims.kept_alive(claimed):
             try:
-                self._train_and_commit(job)
+                self._train_and_commit(Attempt(self, claimed, pack))
             except (Interrupted, ClaimLost):
-                self.store.claims.release(job.claimed)
                 self.listen(Released(ids))
             except FullDisk:
-                self.store.faults.note_full_disk(job.claimed)
-                self.store.claims.release(job.claimed)
+                self.store.faults.note_full_disk(claimed)
                 raise
-            except BaseException:
-                with contextlib.suppress(StoreError):  # the first error tells more
-                    self.store.claims.release(job.claimed)
-                raise
+            finally:
+                with suppress(StoreError):  # the first error tells more
+                    self.store.claims.release(claimed)
 
-    def _train_and_commit(self, job: Job) -> None:
-        """Commit the records of a job, all at once or, after a fault, of one smaller job after the other."""
-        jobs = [job]
-        while jobs:
-            job = jobs.pop(0)
-            attempt = Attempt(
-                self.store, self.settings, *job, should_stop=self.should_stop, listen=self.listen
-            )
+    def _train_and_commit(self, attempt: Attempt) -> None:
+        """Commit the records of a pack, all at once or, after a fault, of one part of it after the other."""
+        attempts = [attempt]
+        while attempts:
+            attempt = attempts.pop(0)
             try:
                 records = attempt.train()
             except BaseException as error:  # plugins and pipelines are user code, which may also exit
-                if is_for_engine(error) or self._is_mistake(error):
+                if self._stops_everything(error):
                     raise
-                cause, detail = self._note(job, error)
-                if smaller := self._smaller(job, cause, attempt):
-                    jobs = smaller + jobs
+                cause, detail = self._note(attempt.claimed, error)
+                if smaller := self._smaller(attempt, cause):
+                    self.listen(Faulted(cause, tuple(run.id for run in attempt.claimed)))
+                    attempts = smaller + attempts
                     continue
-                records = [crash_record(job.claimed[0], detail, self.store, self.settings)]
+                records = [crash_record(attempt.claimed[0], detail, self.store, self.settings)]
             self._commit(records)
 
-    def _is_mistake(self, error: BaseException) -> bool:
-        """User code may raise what it likes, but a store that fails it fails all."""
-        return isinstance(error, InitmemError if self.settings.trainer is None else StoreError)
+    def _stops_everything(self, error: BaseException) -> bool:
+        """A stop, a lost claim, or a mistake. User code may raise what it likes, except for a bad store."""
+        if isinstance(error, KeyboardInterrupt):
+            # A worker process ignores Ctrl-C: there, user code raised it.
+            return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        mistake = InitmemError if self.settings.trainer is None else StoreError
+        return isinstance(error, (Interrupted, ClaimLost, mistake))
 
-    def _note(self, job: Job, error: BaseException) -> tuple[Cause, str]:
+    def _note(self, runs: list[Run], error: BaseException) -> tuple[Cause, str]:
         """Write down a fault of claimed runs; return its cause and its traceback."""
-        cause, detail = cause_of(error), traceback_of(error)
+        cause, detail = cause_of(error), "".join(traceback.format_exception(error))
         if cause == "full disk":
             raise FullDisk(f"no room left while training ({error}); all so far is kept") from error
-        self.store.faults.note(job.claimed, cause, detail)
-        self.listen(Faulted(cause, tuple(run.id for run in job.claimed)))
+        if isinstance(error, SystemExit):
+            detail += f"SystemExit: {error.code} (the training code called sys.exit or quit)"
+        self.store.faults.note(runs, cause, detail)
         return cause, detail
 
-    def _smaller(self, job: Job, cause: Cause, attempt: Attempt) -> list[Job]:
+    def _smaller(self, attempt: Attempt, cause: Cause) -> list[Attempt]:
         """What to try after a fault, in order; nothing when a run crashed alone."""
-        runs = job.claimed
+        runs = attempt.claimed
         if cause == "exception" and attempt.resumed and not attempt.advanced:
             self.store.checkpoints.drop(runs)
-            return [job]
-        if len(job.pack) > len(runs):
-            return [Job(runs, runs)]
+            return [Attempt(self, runs, attempt.pack)]
+        if len(attempt.pack) > len(runs):
+            return [Attempt(self, runs, runs)]
         if len(runs) == 1:
             return []
         parts = [[run] for run in runs]
@@ -188,7 +174,7 @@ class Worker:
             gc.collect()
             half = (len(runs) + 1) // 2
             parts = [runs[:half], runs[half:]]
-        return [Job(part, part) for part in parts]
+        return [Attempt(self, part, part) for part in parts]
 
     def _commit(self, records: list[RunRecord]) -> None:
         self.store.commit(records)
@@ -205,33 +191,24 @@ class ClaimLost(BaseException):
 
 
 class Attempt:
-    """One attempt at the runs of a pack that this process has claimed: all of them, or some.
+    """One attempt at the runs of a pack that a worker has claimed: all of them, or some.
 
     The others have a record already: a run whose record was lost is trained in its old pack, so that it comes
     out the same again.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        settings: Settings,
-        claimed: list[Run],
-        pack: list[Run],
-        *,
-        should_stop: Callable[[], bool],
-        listen: Listener,
-    ) -> None:
-        self.store, self.settings = store, settings
+    def __init__(self, worker: Worker, claimed: list[Run], pack: list[Run]) -> None:
+        self.store, self.settings = worker.store, worker.settings
+        self.should_stop, self.listen = worker.should_stop, worker.listen
         self.claimed, self.pack = claimed, pack
-        self.should_stop, self.listen = should_stop, listen
         self.resumed = self.advanced = False  # continued from checkpoints; finished an epoch
         self._shown: set[Run] = set()  # runs of user code that have shown an epoch
         self._saved_at = self._looked_at = time.monotonic()
-        self._watchdog = Watchdog(settings.timeout)
+        self._restart_limit: Callable[[], None] = lambda: None
 
     def train(self) -> list[RunRecord]:
         """Train the pack; return the records of those runs that are claimed."""
-        with self._watchdog.watching(self.store, self.claimed):
+        with time_limit(self.settings.timeout, self.store, self.claimed) as self._restart_limit:
             records = self._trained()
         return [self._with_provenance(record) for record in records if record.run in self.claimed]
 
@@ -249,8 +226,8 @@ class Attempt:
         )
 
     def _with_provenance(self, record: RunRecord) -> RunRecord:
-        """A divergence, and an exception that the trainer itself caught, are not noted in the store yet."""
-        new = {"diverged": [Fault("divergence")], "crashed": [Fault("exception")]}.get(record.status, [])
+        """A divergence is not noted in the store yet."""
+        new = [Fault("divergence")] if record.status == "diverged" else []
         return with_provenance(record, self.store, self.settings, self.pack, *new)
 
     def _checkpoints(self) -> list[Checkpoint] | None:
@@ -265,6 +242,7 @@ class Attempt:
         if run not in self.claimed:
             return
         self._check_claims([run])
+        self._restart_limit()
         self.store.live.append(run, row, fresh=run not in self._shown)
         self._shown.add(run)
         if run.recipe.get("epochs"):
@@ -274,6 +252,7 @@ class Attempt:
 
     def _on_epoch(self, pack: Pack) -> None:
         self._check_claims(self.claimed)
+        self._restart_limit()
         for run, history in zip(self.pack, pack.history, strict=True):
             if run in self.claimed:
                 self._show(run, history)
@@ -291,8 +270,7 @@ class Attempt:
         return self.should_stop() or now - self._saved_at > self.settings.checkpoint_every
 
     def _on_pause(self, pack: Pack) -> None:
-        if not all(self.store.claims.owns(run) for run in self.claimed):
-            raise ClaimLost
+        self._check_claims(self.claimed)
         if len(self.pack) == len(self.claimed):
             states = ((saved.tensors, saved.meta) for saved in pack.checkpoint())
             self.store.checkpoints.write(dict(zip(self.claimed, states, strict=True)), pack.updates)
@@ -301,10 +279,8 @@ class Attempt:
             raise Interrupted
 
     def _check_claims(self, runs: Sequence[Run]) -> None:
-        """After an epoch: the runs are still ours, and the time limit starts again."""
         if not all(self.store.claims.owns(run) for run in runs):
             raise ClaimLost
-        self._watchdog.restart()
 
     def _show(self, run: Run, history: dict[str, list[float]]) -> None:
         """Show the newest epoch; a resumed run shows its earlier ones again first."""
@@ -315,101 +291,23 @@ class Attempt:
             self.store.live.append(run, row, fresh=not self.advanced and i == 0)
 
 
-class Watchdog:
-    """Ends this process when no epoch ends for so many seconds; None never does.
-
-    It is a thread of faulthandler's own, which acts even if Python itself is stuck, and writes down where
-    every thread stood.
-    """
-
-    def __init__(self, seconds: float | None) -> None:
-        self.seconds, self._stream = seconds, -1
-
-    @contextmanager
-    def watching(self, store: Store, runs: Sequence[Run]) -> Iterator[None]:
-        """Watch until the block ends."""
-        if self.seconds is None:
-            yield
-            return
-        with store.faults.last_words(runs) as stream:
-            self._stream = stream.fileno()
-            self.restart()
-            try:
-                yield
-            finally:
-                faulthandler.cancel_dump_traceback_later()
-
-    def restart(self) -> None:
-        """Training moves: the time starts again."""
-        if self.seconds is not None:
-            faulthandler.dump_traceback_later(self.seconds, exit=True, file=self._stream)
-
-
-@lru_cache(maxsize=2)
-def dataset(recipe: AnyRecipe) -> Dataset:
-    """Load a recipe's dataset; packs of one recipe tend to follow each other."""
-    return load(recipe)
-
-
-def whole_pack(store: Store, pack: list[Run], claimed: list[Run]) -> list[Run]:
-    """With which runs to train those that were claimed of a pack.
-
-    When the others were trained in this very pack, a record was lost: in the same pack it comes out the same.
-    """
-    others, name = set(pack) - set(claimed), pack_id(pack)
-    try:
-        in_this_pack = [
-            store.has(run) and store.read(run.id).provenance.get("pack_id") == name for run in others
-        ]
-    except StoreError:
-        return claimed
-    return pack if others and all(in_this_pack) else claimed
-
-
-def is_for_engine(error: BaseException) -> bool:
-    """Whether what ended training concerns the engine, not the code that raised it: a stop, a lost claim."""
-    if isinstance(error, KeyboardInterrupt):
-        # A worker process ignores Ctrl-C: there, user code raised it.
-        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return isinstance(error, Interrupted | ClaimLost)
-
-
-def traceback_of(error: BaseException) -> str:
-    """The traceback of what ended training; an exit is named."""
-    text = "".join(traceback.format_exception(error))
-    if isinstance(error, SystemExit):
-        text += f"SystemExit: {error.code} (the training code called sys.exit or quit)"
-    return text
-
-
 @contextmanager
-def heartbeat(store: Store, runs: Sequence[Run]) -> Iterator[None]:
-    """Keep claims alive from a thread of their own: an epoch may take longer than a claim lives."""
-    done = threading.Event()
+def time_limit(seconds: float | None, store: Store, runs: Sequence[Run]) -> Iterator[Callable[[], None]]:
+    """End this process after so many seconds; what is yielded starts the time again. None: never.
 
-    def beat() -> None:
-        while not done.wait(EXPIRY / 6):
-            with contextlib.suppress(StoreError):  # the worker itself meets a bad disk soon enough
-                store.claims.heartbeat(list(runs))  # the caller may add to them and take away
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def make_ready() -> None:
-    """Set this process up to train beside others: one thread, few garbage collections, freed memory kept.
-
-    Every step frees and takes the same large blocks. Given back to the system they come back page by page,
-    each filled with zeros: 5 to 8% of a step. Only the GNU C library has the option.
+    faulthandler does it in a thread of its own, which acts even if Python itself is stuck, and writes down
+    where every thread stood.
     """
-    torch.set_num_threads(1)
-    gc.freeze()  # the modules stay: looking through them again and again is 3% of a small step
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(-4, 0)  # M_MMAP_MAX: no block is the system's own
-        library.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+    if seconds is None:
+        yield lambda: None
+        return
+    with store.faults.last_words(runs) as stream:
+
+        def restart() -> None:
+            faulthandler.dump_traceback_later(seconds, exit=True, file=stream)
+
+        restart()
+        try:
+            yield restart
+        finally:
+            faulthandler.cancel_dump_traceback_later()

@@ -38,8 +38,8 @@ from joblib.hashing import NumpyHasher, Pickler
 from initmem import register
 from initmem.data.sources import load
 from initmem.pipeline import source
+from initmem.pipeline.init import is_keras
 from initmem.pipeline.source import Fingerprint, Uses
-from initmem.pipeline.variables import is_keras
 from initmem.recipe import SPLIT_SIZES, Recipe
 
 UNHASHABLE = "cannot be hashed"
@@ -66,13 +66,12 @@ def plugin_fingerprints(recipes: Sequence[Recipe]) -> dict[str, Fingerprint]:
     """
     versions: dict[str, Fingerprint] = {}
     for recipe in recipes:
-        model, optimizer = register.models.find(recipe.model), register.optimizers.find(recipe.optimizer)
-        dataset = register.datasets.find(recipe.dataset)
-        if model is not None and recipe.model not in versions:
+        if (model := register.models.find(recipe.model)) is not None:
             versions[recipe.model] = fingerprint(model.build)
-        if optimizer is not None and recipe.optimizer not in versions:
+        if (optimizer := register.optimizers.find(recipe.optimizer)) is not None:
             versions[recipe.optimizer] = fingerprint(optimizer.build)
-        if dataset is not None and recipe.dataset not in versions:
+        dataset = register.datasets.find(recipe.dataset)
+        if dataset is not None and recipe.dataset not in versions:  # loading it may take a while
             data = load(recipe.replace(**dict.fromkeys(SPLIT_SIZES)))
             content = joblib.hash([(part.x, part.y) for part in (data.train, data.val, data.test)])[:16]
             versions[recipe.dataset] = fingerprint(dataset) | {f"data {recipe.dataset}": f"#{content}"}
@@ -182,7 +181,11 @@ class _Walk:
                 self.value(f"{name}.{key}", value)
         node = source.definition(kind)
         bases = ", ".join(map(source.qualified_name, kind.__bases__))
-        self._note(f"class {name}", source.class_digest(node) if isinstance(node, ast.ClassDef) else bases)
+        source.note(
+            self.entries,
+            f"class {name}",
+            source.class_digest(node) if isinstance(node, ast.ClassDef) else bases,
+        )
         for base in kind.__bases__:
             self.code(base)
 
@@ -203,8 +206,7 @@ class _Walk:
         """A module that a function imports counts by its file: the same whether it is loaded yet or not."""
         paths = source.module_files(name, folder)
         for path in paths:
-            for key, text in source.python_fingerprint(path, self._files).items():
-                self._note(key, text)
+            source.note_all(self.entries, source.python_fingerprint(path, self._files))
         if not paths:
             self._package(name)
 

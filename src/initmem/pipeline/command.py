@@ -28,16 +28,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from initmem.errors import ConfigError, allowed
-from initmem.pipeline.source import Fingerprint, file_fingerprint, note
+from initmem.pipeline.run import OnEpoch, own_record
+from initmem.pipeline.source import Fingerprint, file_fingerprint, note_all
 from initmem.pipeline.tracker import Row, Tracker
-from initmem.pipeline.trainer import OnEpoch, guarded, own_record
-from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.study import SCALES, SEEDS, Run, Study
 from initmem.study_file import load_study, override, own_study
@@ -91,20 +89,10 @@ class CommandTrainer:
     """Trains runs by starting a program."""
 
     parts: tuple[str, ...]
-    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # by the id of the recipe
 
     def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
         """Train runs, one after the other."""
-        return [guarded(run, partial(self._one, run, on_epoch), self._about(run)) for run in runs]
-
-    def fingerprint(self, recipe: AnyRecipe) -> Fingerprint:
-        """What the program of a recipe is made of."""
-        return self.fingerprints.get(recipe.id, {})
-
-    def _about(self, run: Run) -> dict[str, Any]:
-        # The command has {scale} in it, or it would have been refused.
-        about = {"command": shlex.join(self.parts), "torch": "not known", "scale_used": True}
-        return about | {"fingerprint": self.fingerprint(run.recipe)}
+        return [self._one(run, on_epoch) for run in runs]
 
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
         started = time.perf_counter()
@@ -119,7 +107,9 @@ class CommandTrainer:
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
         seconds = time.perf_counter() - started
-        return own_record(run, reader.tracker, seconds, **self._about(run))
+        # The command has {scale} in it, or it would have been refused.
+        about = {"command": shlex.join(self.parts), "torch": "not known", "scale_used": True}
+        return own_record(run, reader.tracker, seconds, **about)
 
     def arguments(self, run: Run, history: Path) -> list[str]:
         """The command with its placeholders filled in, each argument for itself."""
@@ -228,10 +218,11 @@ def study_of(
     preset: str | None,
     settings: Sequence[str],
     watched: Sequence[Path] = (),
-) -> tuple[Study, CommandTrainer]:
+) -> tuple[Study, dict[str, Fingerprint], CommandTrainer]:
     """The study that a command trains: one from a file, or five scales and five seeds.
 
-    Files that are `watched` count as a part of the code, as do those that the command names.
+    Also what the program of each recipe is made of, by the recipe's id, and its trainer. Files that are
+    `watched` count as a part of the code, as do those that the command names.
     """
     called = name or name_of(parse(command))
     if study is not None:
@@ -244,8 +235,8 @@ def study_of(
         asked = own_study(called, given, _listed(scales), _listed(seeds))
     shared = set.intersection(*(set(recipe.settings()) for recipe in asked.recipes))
     parts = parse(command, n_seeds=len(asked.seeds), declared=sorted(shared))
-    each = {recipe.id: command_fingerprint(parts, watched, recipe.settings()) for recipe in asked.recipes}
-    return asked, CommandTrainer(parts, each)
+    code = {recipe.id: command_fingerprint(parts, watched, recipe.settings()) for recipe in asked.recipes}
+    return asked, code, CommandTrainer(parts)
 
 
 def command_fingerprint(
@@ -261,8 +252,7 @@ def command_fingerprint(
             version = file_fingerprint(path)
         except OSError as error:
             raise ConfigError(f"--watch {path}: cannot be read ({error.strerror})") from None
-        for name, text in version.items():
-            note(entries, name, text)
+        note_all(entries, version)
     return dict(sorted(entries.items()))
 
 

@@ -12,25 +12,25 @@ kernels that the model has already are multiplied by the scale instead, and bias
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from initmem.errors import ConfigError, ModelError, allowed, first_of
-from initmem.pipeline.jax import is_pytree, rebuilt
-from initmem.pipeline.variables import is_keras, variables
 from initmem.plots import tables
 from initmem.recipe import INITIALIZATION, PipelineRecipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.table import Table, table_of
 from initmem.train.init import deviations, draw, factors, fill
-from initmem.train.variables import Kernels, Variable
+from initmem.train.variables import Kernels, Place, Variable, choice, torch_variables
+from initmem.train.variables import Role as ParameterRole
 
 Array = NDArray[np.float64]
 Mode = Literal["redraw", "rescale"]
@@ -47,27 +47,26 @@ class InitTable:
     """What `Init.apply` does to every parameter of a model. Print it."""
 
     variables: tuple[Variable, ...]
-    deviations: tuple[float | None, ...]  # of what is drawn; in `rescale` the factor
-    at_scale_1: tuple[float | None, ...]  # the same at scale 1
-    own: tuple[float | None, ...]  # standard deviations of the model as it came
+    sizes: Mapping[str, float]  # by name: the standard deviation of what is drawn; in `rescale` the factor
+    at_scale_1: Mapping[str, float]  # the same at scale 1
+    own: Mapping[str, float | None]  # standard deviations of the model as it came
     mode: Mode
 
     def rows(self) -> list[dict[str, Any]]:
         """One row of plain values per parameter."""
         size = "std" if self.mode == "redraw" else "factor"
-        columns = zip(self.variables, self.deviations, self.at_scale_1, self.own, strict=True)
         return [
             {
                 "parameter": v.name,
                 "shape": tuple(v.shape),
                 "role": v.role,
                 "fan_in": v.fan_in,
-                size: deviation,
-                **({"std_at_scale_1": first} if self.mode == "redraw" else {}),
-                "model_std": own,
+                size: self.sizes.get(v.name),
+                **({"std_at_scale_1": self.at_scale_1.get(v.name)} if self.mode == "redraw" else {}),
+                "model_std": self.own[v.name],
                 "note": v.note,
             }
-            for v, deviation, first, own in columns
+            for v in self.variables
         ]
 
     @property
@@ -75,11 +74,11 @@ class InitTable:
         """Which kernels would be drawn at quite another size than the model's own; empty if none."""
         if self.mode == "rescale":
             return ""
-        columns = zip(self.variables, self.at_scale_1, self.own, strict=True)
+        both = [(name, self.at_scale_1.get(name), self.own[name]) for name in self.names("kernel")]
         far = [
-            f"{v.name} {first:.2g} against {own:.2g}"
-            for v, first, own in columns
-            if v.role == "kernel" and first and own and not 1 / ALIKE < first / own < ALIKE
+            f"{name} {first:.2g} against {own:.2g}"
+            for name, first, own in both
+            if first and own and not 1 / ALIKE < first / own < ALIKE
         ]
         return f'mode="rescale" keeps the model\'s own sizes (std: {first_of(far, 3, ", ")})' if far else ""
 
@@ -187,9 +186,6 @@ class Init:
         """What `apply` with the same arguments would do to every parameter; the model is not changed."""
         if mode not in get_args(Mode):
             raise ConfigError(f"mode = {mode!r} ({allowed(get_args(Mode))})")
-        if not isinstance(model, nn.Module) and not is_keras(model) and not is_pytree(model):
-            kind = type(model).__name__
-            raise ModelError(f"a {kind} is no model of torch, Keras or JAX (Init.kernel draws plain arrays)")
         parameters = variables(model, kernels)
         if not any(v.role in ("kernel", "stuck") for v in parameters):
             names = ", ".join(v.name for v in parameters) or "it has none"
@@ -197,12 +193,13 @@ class Init:
                 f"{type(model).__name__}: no kernel among its parameters ({names}; `kernels` says which)"
             )
         recipe = self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
-        sizes: list[dict[str, float]] = [{}, {}]
+        now: dict[str, float] = {}
+        first: dict[str, float] = {}
         if any(v.role == "kernel" for v in parameters):
             size = deviations if mode == "redraw" else factors
-            sizes = [size(recipe, scale, parameters) for scale in (self.run.scale, 1.0)]
-        now, first = (tuple(each.get(v.name) for v in parameters) for each in sizes)
-        return InitTable(tuple(parameters), now, first, tuple(map(_own_deviation, parameters)), mode)
+            now, first = (size(recipe, scale, parameters) for scale in (self.run.scale, 1.0))
+        own = {v.name: _own_deviation(v) for v in parameters}
+        return InitTable(tuple(parameters), now, first, own, mode)
 
     def apply(
         self,
@@ -228,13 +225,18 @@ class Init:
         if stuck:
             raise ModelError("cannot initialize " + "; ".join(stuck))
         self.used = True
-        fill(table.variables, table.deviations, mode, self._kernel, self._rng.standard_normal)
+        sizes = [table.sizes.get(v.name) for v in table.variables]
+        fill(table.variables, sizes, mode, self._kernel, self._rng.standard_normal)
         self.tables.append(table)
         others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
         if others and kernels is None:  # who chose the kernels knows what is left
             text = f"Init.apply left as they are: {', '.join(others)} (`kernels` says what to redraw)"
             warnings.warn(text, UntouchedWarning, stacklevel=2)
-        return rebuilt(table.variables) if is_pytree(model) else model
+        if is_pytree(model):
+            from initmem.pipeline.jax import rebuilt
+
+            return cast("Model", rebuilt(table.variables))
+        return model
 
     def _kernel(self, shape: Sequence[int]) -> Array:
         """The random numbers of one kernel: the same at every scale."""
@@ -256,3 +258,102 @@ def _own_deviation(variable: Variable) -> float | None:
     if variable.role == "stuck" or not values.numel() or not values.is_floating_point():
         return None
     return float(values.float().std(correction=0))
+
+
+# -- the parameters of a model of any framework -----------------------------------------------------------
+
+
+def variables(model: Any, kernels: Kernels = None) -> list[Variable]:
+    """Every parameter of a model once, in the order in which initialization draws them.
+
+    `kernels` says which parameters count as kernels: module types and patterns of parameter names in any
+    mixture (`[nn.Linear, "blocks.*.mixing"]`), or a function. Without it: the kernels of the layers that
+    the framework has, as far as they are trained.
+    """
+    if is_keras(model):
+        from initmem.pipeline.keras import keras_variables
+
+        return keras_variables(model, kernels)
+    if is_pytree(model):
+        from initmem.pipeline.jax import jax_variables
+
+        return jax_variables(model, kernels)
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise ModelError(f"a {kind} is no model of torch, Keras or JAX (Init.kernel draws plain arrays)")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ModelError(f"{name} is on the meta device (allowed: model.to_empty(device=...) first)")
+    return torch_variables(model, kernels)
+
+
+def is_keras(model: Any) -> bool:
+    """Whether a model is one of Keras; with its torch backend it is a torch module as well."""
+    kinds = type(model).__mro__
+    return any(kind.__module__.startswith("keras.") and kind.__name__ == "Layer" for kind in kinds)
+
+
+def is_pytree(model: Any) -> bool:
+    """Whether something is a pytree with parameters in it; without JAX nothing is."""
+    if "jax" not in sys.modules or isinstance(model, nn.Module):
+        return False
+    from initmem.pipeline.jax import has_parameters
+
+    return has_parameters(model)
+
+
+class Parameter(NamedTuple):
+    """A parameter as Keras or JAX has it, from which `classified` makes a variable."""
+
+    name: str
+    value: Any
+    layer: Any  # that it is part of
+    label: str  # what messages call it
+    is_norm: bool
+    is_bias: bool  # if its layer has a kernel
+    is_frozen: bool
+    place: Place
+
+
+def classified(
+    parameters: Sequence[Parameter],
+    kernels: Kernels,
+    usual_fan_in: Callable[[str, Any, Any], float | None],
+) -> list[Variable]:
+    """Each parameter once, with its role, the last kernel marked as that of the output."""
+    choose = choice(kernels, usual_fan_in, fan_in_of_all_but_last)
+    fan_ins = [choose(p.name, p.value, p.layer) for p in parameters]
+    with_kernel = {id(p.layer) for p, fan_in in zip(parameters, fan_ins, strict=True) if fan_in is not None}
+    by_id: dict[int, Variable] = {}
+    output = None
+    for p, fan_in in zip(parameters, fan_ins, strict=True):
+        is_bias = p.is_bias and id(p.layer) in with_kernel
+        role, note = _role_of(p, fan_in, is_bias=is_bias, explicit=kernels is not None)
+        key = id(p.place.parameters[0])
+        kept = fan_in if role == "kernel" else None
+        by_id.setdefault(key, Variable(p.name, tuple(p.value.shape), role, kept, note, p.place))
+        output = key if role == "kernel" else output
+    choose.check(variable.name for variable in by_id.values())
+    return [replace(variable, is_output=key == output) for key, variable in by_id.items()]
+
+
+def fan_in_of_all_but_last(value: Any) -> float:
+    """The fan-in of a kernel of shape (in, ..., out), as in `x @ kernel`."""
+    return float(math.prod(value.shape[:-1]))
+
+
+def _role_of(
+    parameter: Parameter, fan_in: float | None, *, is_bias: bool, explicit: bool
+) -> tuple[ParameterRole, str]:
+    """The role of a parameter, and what there is to know about it; `explicit`: the user named the kernels."""
+    if fan_in is not None and (explicit or not parameter.is_frozen):
+        return "kernel", ""
+    if fan_in is not None:
+        return "frozen", "left as it is: not trained (name it in `kernels` to redraw it)"
+    if parameter.is_norm:
+        return "norm", "left as it is"
+    if is_bias:
+        return ("frozen", "left as it is: not trained") if parameter.is_frozen else ("bias", "")
+    if explicit:
+        return "other", "left as it is: not chosen as a kernel"
+    return "other", f"left as it is: no rule for {parameter.label} (name it in `kernels` to redraw it)"

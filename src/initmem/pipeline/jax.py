@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from initmem.errors import ConfigError, ModelError
-from initmem.pipeline.variables import distinct, fan_in_of_all_but_last, role_of
-from initmem.train.variables import Choice, Kernels, Place, Variable, choice
+from initmem.pipeline.init import Parameter, classified, fan_in_of_all_but_last
+from initmem.train.variables import Kernels, Place, Variable
 
 KERNELS = ("kernel", "w", "W", "weight", "weights")  # of flax and of plain dicts: (in, ..., out)
 BIASES = ("bias", "b", "biases")
@@ -53,18 +53,34 @@ def _rate_in(state: Any) -> Any:
     return next((rate for part in parts if (rate := _rate_in(part)) is not None), None)
 
 
-def is_pytree(model: Any) -> bool:
-    """Whether something is a pytree with parameters in it; without JAX nothing is."""
-    jax = sys.modules.get("jax")
-    if jax is None or isinstance(model, torch.nn.Module):
-        return False
-    return any(_is_parameter(leaf) for leaf in jax.tree.leaves(model))
+def has_parameters(tree: Any) -> bool:
+    """Whether a pytree has arrays of floating-point numbers in it."""
+    return any(_is_parameter(leaf) for leaf in sys.modules["jax"].tree.leaves(tree))
 
 
 def jax_variables(tree: Any, kernels: Kernels = None) -> list[Variable]:
     """Every array of floating-point numbers in a pytree once."""
-    choose = choice(kernels, _usual_fan_in, fan_in_of_all_but_last)
-    return distinct(_variables(tree, choose, explicit=kernels is not None), choose)
+    leaves = Leaves(tree)
+    parameters = [
+        _parameter(tree, leaves, index) for index, value in enumerate(leaves.values) if _is_parameter(value)
+    ]
+    return classified(parameters, kernels, _usual_fan_in)
+
+
+def _parameter(tree: Any, leaves: Leaves, index: int) -> Parameter:
+    name, parent = leaves.names[index], _at(tree, leaves.paths[index][:-1])
+    key = name.rpartition(".")[2]
+    has_scale = isinstance(parent, Mapping) and "scale" in parent and "kernel" not in parent
+    return Parameter(
+        name,
+        leaves.values[index],
+        layer=parent,
+        label=name,
+        is_norm="norm" in type(parent).__name__.lower() or key == "scale" or has_scale,
+        is_bias=key in BIASES or "bias" in key,
+        is_frozen=False,
+        place=PytreePlace(leaves, index),
+    )
 
 
 def rebuilt(variables: tuple[Variable, ...]) -> Any:
@@ -136,26 +152,6 @@ class PytreePlace(Place):
     def follow(self, model: Any) -> None:
         """Look at a newer tree from now on."""
         self.leaves.newest = model
-
-
-def _variables(tree: Any, choose: Choice, *, explicit: bool) -> Iterator[Variable]:
-    leaves = Leaves(tree)
-    indices = [index for index, value in enumerate(leaves.values) if _is_parameter(value)]
-    parents = {index: _at(tree, leaves.paths[index][:-1]) for index in indices}
-    fan_ins = {i: choose(leaves.names[i], leaves.values[i], parents[i]) for i in indices}
-    with_kernel = {id(parents[i]) for i in indices if fan_ins[i] is not None}
-    for i in indices:
-        name, parent = leaves.names[i], parents[i]
-        key = name.rpartition(".")[2]
-        has_scale = isinstance(parent, Mapping) and "scale" in parent and "kernel" not in parent
-        role, note = role_of(
-            name,
-            fan_ins[i],
-            is_norm="norm" in type(parent).__name__.lower() or key == "scale" or has_scale,
-            is_bias=id(parent) in with_kernel and (key in BIASES or "bias" in key),
-            explicit=explicit,
-        )
-        yield Variable(name, tuple(leaves.values[i].shape), role, fan_ins[i], note, PytreePlace(leaves, i))
 
 
 def _usual_fan_in(name: str, value: Any, parent: Any) -> float | None:

@@ -15,7 +15,6 @@ Every epoch's logs are recorded: `accuracy` and `loss` as `train_accuracy` and `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +27,9 @@ from torch import Tensor
 from initmem.clocks import decay_rate
 from initmem.errors import ModelError
 from initmem.metric import metric_names
+from initmem.pipeline.init import Parameter, classified, fan_in_of_all_but_last
 from initmem.pipeline.tracker import Tracker
-from initmem.pipeline.variables import distinct, fan_in_of_all_but_last, role_of
-from initmem.train.variables import Choice, Kernels, Place, Variable, choice
+from initmem.train.variables import Kernels, Place, Variable
 
 DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose)
@@ -108,31 +107,23 @@ def keras_variables(model: Any, kernels: Kernels = None) -> list[Variable]:
     """Every trained variable of a Keras model once; names have dots where Keras has slashes."""
     if not model.built:
         raise ModelError(f"{model.name} has no variables yet (allowed: build it, or call it on one batch)")
-    choose = choice(kernels, _usual_fan_in, fan_in_of_all_but_last)
-    own = (
-        variable
-        for layer in model._flatten_layers()
-        for variable in _of_layer(layer, f"{model.name}.", choose, explicit=kernels is not None)
-    )
-    return distinct(own, choose)
-
-
-def _of_layer(layer: Any, prefix: str, choose: Choice, *, explicit: bool) -> Iterator[Variable]:
     # Without the name of the model, which Keras counts up from one to the next.
-    own = {str(v.path).replace("/", ".").removeprefix(prefix): v for v in layer._trainable_variables}
-    fan_ins = {name: choose(name, variable, layer) for name, variable in own.items()}
-    has_kernel = any(fan_in is not None for fan_in in fan_ins.values())
-    for name, variable in own.items():
-        role, note = role_of(
-            f"{type(layer).__name__}.{variable.name}",
-            fan_ins[name],
+    prefix = f"{model.name}."
+    parameters = [
+        Parameter(
+            str(variable.path).replace("/", ".").removeprefix(prefix),
+            variable,
+            layer=layer,
+            label=f"{type(layer).__name__}.{variable.name}",
             is_norm="norm" in type(layer).__name__.lower(),
-            is_bias=has_kernel and "bias" in variable.name,
+            is_bias="bias" in variable.name,
             is_frozen=not (variable.trainable and layer.trainable),
-            explicit=explicit,
+            place=KerasPlace(variable),
         )
-        fan_in = fan_ins[name] if role == "kernel" else None
-        yield Variable(name, tuple(variable.shape), role, fan_in, note, KerasPlace(variable))
+        for layer in model._flatten_layers()
+        for variable in layer._trainable_variables
+    ]
+    return classified(parameters, kernels, _usual_fan_in)
 
 
 def _usual_fan_in(name: str, variable: Any, layer: Any) -> float | None:

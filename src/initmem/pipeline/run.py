@@ -21,27 +21,41 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
+import pickle
+import random
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from initmem.engines.engine import Engine, Settings, engine_named
+import cloudpickle
+import numpy as np
+import torch
+
+from initmem.engines.engine import Engine, Settings, Trainer, engine_named
 from initmem.engines.local import InlineEngine
 from initmem.engines.progress import watching
-from initmem.errors import ConfigError, allowed
+from initmem.errors import ConfigError
 from initmem.pipeline.code_version import fingerprint
+from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.result import Result
-from initmem.pipeline.trainer import PipelineTrainer, Sent, Train
+from initmem.pipeline.tracker import Row, Tracker
+from initmem.record import TESTED, RunRecord, summarize
 from initmem.seeds import Role
 from initmem.session import run_study
 from initmem.store.paths import default_store
 from initmem.store.store import Store
-from initmem.study import SCALES, SEEDS
+from initmem.study import SCALES, SEEDS, Run
 from initmem.study_file import own_study
 
 EngineName = Literal["local", "inline", "ray", "slurm"]
+Train = Callable[[Init, Tracker], object]
+OnEpoch = Callable[[Run, Row], None]
 
 
 def run(
@@ -95,9 +109,10 @@ def run(
     _check_function(train)
     called = name or _name_of(train)
     study = own_study(called, recipe or {}, scales, seeds, grid=grid, chaos=chaos, split=split)
-    trainer = PipelineTrainer(train, fingerprint(train))
-    code = {recipe.id: trainer.fingerprint for recipe in study.recipes}
-    chosen = engine_for(engine, Settings(trainer=trainer, timeout=timeout, code=code), workers)
+    version = fingerprint(train)
+    code = {recipe.id: version for recipe in study.recipes}
+    settings = Settings(trainer=PipelineTrainer(train), timeout=timeout, code=code)
+    chosen = engine_for(engine, settings, workers)
     with watching(sys.stderr if progress else None) as watch:
         outcome = run_study(
             study,
@@ -110,7 +125,7 @@ def run(
         )
     if outcome.interrupted:
         raise KeyboardInterrupt
-    result = Result(Store(outcome.store), study, fingerprint=trainer.fingerprint)
+    result = Result(Store(outcome.store), study, fingerprint=version)
     for note in result.notes if progress else ():
         print(f"initmem: {note}", file=sys.stderr)
     return result
@@ -119,25 +134,21 @@ def run(
 def engine_for(name: str, settings: Settings, workers: int | None) -> Engine:
     """The engine of a name, ready to train user code."""
     timeout = settings.timeout
-    if name not in get_args(EngineName):
-        raise ConfigError(f"engine = {name!r} ({allowed(get_args(EngineName))})")
     if timeout is not None and not 0 < timeout < 1e9:
         raise ConfigError(f"timeout = {timeout!r} (allowed: seconds above 0)")
-    if name == "inline":
-        if timeout is not None:
-            raise ConfigError(f"timeout = {timeout:g} with engine = 'inline' (allowed: engine = 'local')")
-        return InlineEngine(settings)
-    try:
-        sent = Sent.pack(settings.trainer)
-    except Exception as error:  # whatever a user's objects raise when they are pickled
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        problem = f"this training code cannot be sent to other processes ({reason})"
-        if name != "local":
-            raise ConfigError(f"engine = {name!r}: {problem}") from None
-        limit = ", without the time limit" if timeout is not None else ""
-        print(f"initmem: {problem}; its runs go one after the other in this one{limit}", file=sys.stderr)
-        return InlineEngine(settings)
-    return engine_named(name, workers=workers, settings=replace(settings, trainer=sent))
+    if name != "inline":
+        try:
+            sent = Sent(cloudpickle.dumps(settings.trainer))
+        except Exception as error:  # whatever a user's objects raise when they are pickled
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            problem = f"this training code cannot be sent to other processes ({reason})"
+            if name != "local":
+                raise ConfigError(f"engine = {name!r}: {problem}") from None
+            limit = ", without the time limit" if timeout is not None else ""
+            print(f"initmem: {problem}; its runs go one after the other in this one{limit}", file=sys.stderr)
+            return InlineEngine(settings)
+        settings = replace(settings, trainer=sent)
+    return engine_named(name, workers=workers, settings=settings)
 
 
 def _check_function(train: object) -> None:
@@ -156,3 +167,88 @@ def _name_of(train: object) -> str:
         train = train.func
     name = str(getattr(train, "__name__", type(train).__name__))
     return "pipeline" if name == "<lambda>" else name
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTrainer:
+    """Trains runs by a function of user code."""
+
+    train: Train
+
+    def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
+        """Train runs, one after the other."""
+        return [self._one(run, on_epoch) for run in runs]
+
+    def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
+        started = time.perf_counter()
+        init = Init.of(run)
+        tracker = Tracker(init, on_epoch=lambda row: on_epoch(run, row))
+        with seeded(run.seed_of("order")), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
+            returned = self.train(init, tracker)
+        tracker.detach()
+        if isinstance(returned, Mapping):
+            tracker.finish(**returned)
+        return own_record(
+            run,
+            tracker,
+            time.perf_counter() - started,
+            untouched=[name for table in init.tables for name in table.names("other")],
+            scale_used=init.used,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A pickled trainer on its way to another process, with functions of a notebook or a script.
+
+    It is unpacked where a failure to do so is a crashed run, with its traceback, not a dead worker.
+    """
+
+    packed: bytes
+
+    def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
+        """Train runs."""
+        return _unpacked(self.packed)(runs, on_epoch)
+
+
+@functools.lru_cache(maxsize=1)
+def _unpacked(packed: bytes) -> Trainer:
+    trainer: Trainer = pickle.loads(packed)
+    return trainer
+
+
+def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunRecord:
+    """The record of a run of user code, from what its tracker saw; `about` joins its provenance."""
+    history, finals = tracker.history, tracker.finals
+    if not (history or finals or tracker.diverged):
+        raise ConfigError("no epoch was ended and no metric returned (allowed: tracker.end_epoch, a mapping)")
+    start = tracker.norm_init if math.isfinite(tracker.norm_init or 0.0) else None
+    summary = summarize(history, norm_init=start)
+    best = summary.tau_best or 0
+    selected = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
+    tested: dict[str, Any] = {name: selected.get(name) for name in TESTED}
+    dropped = {"dropped": tracker.dropped} if tracker.dropped else {}
+    return RunRecord(
+        run,
+        "diverged" if tracker.diverged else "completed",
+        replace(summary, **tested),
+        history,
+        {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | dropped | about,
+        finals={name: value for name, value in finals.items() if name not in TESTED},
+    )
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of Python, NumPy and torch, and restore them afterwards."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(np.random.SeedSequence(seed).generate_state(8))  # noqa: NPY002
+    torch.manual_seed(seed)  # of every device
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        torch.set_rng_state(cpu)

@@ -43,6 +43,12 @@ def note(entries: Fingerprint, name: str, text: str) -> None:
     entries[free] = text
 
 
+def note_all(entries: Fingerprint, more: Fingerprint) -> None:
+    """Enter every text of another fingerprint."""
+    for name, text in more.items():
+        note(entries, name, text)
+
+
 def digest(text: str | bytes) -> str:
     """A short digest, long enough to tell versions of one thing apart."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -227,8 +233,7 @@ def python_fingerprint(path: Path, seen: set[Path]) -> Fingerprint:
     note(entries, f"file {path.name}", digest("\n".join(others)))
     for module in imported(tree):
         for neighbor in module_files(module, path.parent):
-            for name, part in python_fingerprint(neighbor, seen).items():
-                note(entries, name, part)
+            note_all(entries, python_fingerprint(neighbor, seen))
     return entries
 
 

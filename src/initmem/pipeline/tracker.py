@@ -30,9 +30,8 @@ from torch import Tensor
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed
 from initmem.metric import metric_name, metric_of
-from initmem.pipeline.init import Init
+from initmem.pipeline.init import Init, variables
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
-from initmem.pipeline.variables import kernel_variables, variables
 from initmem.record import SUMMARY_FIELDS, TESTED
 from initmem.train.variables import Kernels, Variable
 
@@ -207,7 +206,7 @@ class Tracker:
             drawn = [v for v in self._init.kernels() if any(id(p) in own for p in v.place.parameters)]
             if drawn:
                 return drawn
-        return kernel_variables(model, kernels)
+        return [variable for variable in variables(model, kernels) if variable.role == "kernel"]
 
     def _check(self, row: Row) -> None:
         if "norm" in row and self._updates.kernels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from initmem.errors import StoreError
 from initmem.files import explained, reason, write_atomic
@@ -16,15 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCHEMA = 2
-
-
-class Saved(NamedTuple):
-    """A checkpoint as it is stored: whose it is, and its state as tensors and plain values."""
-
-    run_id: str
-    update: int
-    tensors: dict[str, Tensor]
-    meta: Any
 
 
 class Checkpoints:
@@ -46,7 +37,7 @@ class Checkpoints:
             for run, (tensors, meta) in saved.items():
                 self.paths.make_run(run.id)
                 data = encode(run.id, update, tensors, meta)
-                write_atomic(self.paths.checkpoint(run.id, update), data, self.paths.mode)
+                write_atomic(self.paths.checkpoint(run.id, update), data)
             self._drop(list(saved), keep=update)
 
     def read(self, runs: Sequence[Run]) -> list[tuple[dict[str, Tensor], Any]] | None:
@@ -70,10 +61,10 @@ class Checkpoints:
             self._drop(runs, keep=None)
 
     def _read(self, run: Run, update: int) -> tuple[dict[str, Tensor], Any]:
-        saved = decode(self.paths.checkpoint(run.id, update).read_bytes())
-        if (saved.run_id, saved.update) != (run.id, update):
-            raise StoreError(f"checkpoint of run {saved.run_id} at update {saved.update}, under another name")
-        return saved.tensors, saved.meta
+        run_id, at, tensors, meta = decode(self.paths.checkpoint(run.id, update).read_bytes())
+        if (run_id, at) != (run.id, update):
+            raise StoreError(f"checkpoint of run {run_id} at update {at}, under another name")
+        return tensors, meta
 
     def _drop(self, runs: Sequence[Run], *, keep: int | None) -> None:
         for run in runs:
@@ -90,8 +81,8 @@ def encode(run_id: str, update: int, tensors: Mapping[str, Tensor], meta: Any) -
     return save(here, metadata={"initmem": text, "sha256": digest(here, text)})
 
 
-def decode(data: bytes) -> Saved:
-    """Read a checkpoint back; anything that is not exactly what was written is an error."""
+def decode(data: bytes) -> tuple[str, int, dict[str, Tensor], Any]:
+    """Read back the arguments of `encode`; anything that is not exactly what was written is an error."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -101,10 +92,10 @@ def decode(data: bytes) -> Saved:
         notes = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
         if notes["sha256"] != digest(tensors, notes["initmem"]):
             raise StoreError("damaged checkpoint (checksum does not match)")
-        content = json.loads(notes["initmem"])
-        if content["schema"] != SCHEMA:
-            raise StoreError(f"checkpoint of schema {content['schema']!r} (allowed: {SCHEMA})")
-        return Saved(content["run"], content["update"], tensors, content["meta"])
+        about = json.loads(notes["initmem"])
+        if about["schema"] != SCHEMA:
+            raise StoreError(f"checkpoint of schema {about['schema']!r} (allowed: {SCHEMA})")
+        return about["run"], about["update"], tensors, about["meta"]
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"not a checkpoint ({type(error).__name__}: {error})") from None
 

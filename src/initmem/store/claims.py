@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,16 +21,8 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from initmem.files import (
-    append,
-    explained,
-    has_ended,
-    machine_id,
-    set_mode,
-    temporary,
-    this_process,
-    write_atomic,
-)
+from initmem.errors import StoreError
+from initmem.files import explained, has_ended, machine_id, temporary, this_process, write_atomic
 from initmem.store.faults import FaultLog
 from initmem.store.paths import Paths
 from initmem.store.records import Records
@@ -126,6 +119,24 @@ class Claims:
                 with contextlib.suppress(FileNotFoundError):
                     os.utime(self.paths.claim(run.id))
 
+    @contextlib.contextmanager
+    def kept_alive(self, runs: Sequence[Run]) -> Iterator[None]:
+        """Renew claims from a thread of its own: an epoch may take longer than a claim lives."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(EXPIRY / 6):
+                with contextlib.suppress(StoreError):  # the worker itself meets a bad disk soon enough
+                    self.heartbeat(list(runs))  # the caller may add to them and take away
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
     def owns(self, run: Run) -> bool:
         """Whether this process still holds the claim."""
         lease = read_claim(self.paths.claim(run.id))
@@ -148,7 +159,6 @@ class Claims:
         path = self.paths.claim(run.id)
         written = temporary(path)
         written.write_bytes(content)
-        set_mode(written, self.paths.mode)
         try:
             os.link(written, path)  # exclusive, and whole at once: nobody ever reads half a claim
         except FileExistsError:
@@ -167,7 +177,7 @@ class Claims:
                 return None
             if lease.claim is not None:
                 self._faults.note_loss(run, lease.claim.session, lease.claim.pack)
-            write_atomic(path, content, self.paths.mode)
+            write_atomic(path, content)
             return lease.claim.token if lease.claim else ""
 
     def _has_expired(self, run: Run, lease: Lease | None, dead: str) -> bool:
@@ -182,7 +192,6 @@ class Claims:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         with self.paths.lock.open("ab") as stream:
-            set_mode(self.paths.lock, self.paths.mode)
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
@@ -228,9 +237,10 @@ class LiveHistory:
     def append(self, run: Run, row: Mapping[str, float], *, fresh: bool) -> None:
         """Add the row of one epoch; `fresh` starts the file again."""
         with explained(self.paths.root):
-            self.paths.make_run(run.id)
-            line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
-            append(self.paths.history(run.id), line, self.paths.mode, fresh=fresh)
+            if fresh:
+                self.paths.make_run(run.id)
+            with self.paths.history(run.id).open("wb" if fresh else "ab") as stream:
+                stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def rows(self, run_id: str) -> list[dict[str, float]]:
         """The rows of a run in training. A line that is half written is left out until the next time."""

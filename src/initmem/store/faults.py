@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from initmem.errors import FullDisk, StoreError
-from initmem.files import append, explained, reason, set_mode
+from initmem.files import explained, reason
 from initmem.store.paths import Paths
 from initmem.study import Run
 
@@ -93,7 +93,6 @@ class FaultLog:
             for file in files:
                 file.unlink(missing_ok=True)
             files[0].touch()
-            set_mode(files[0], self.paths.mode)
             for file in files[1:]:
                 os.link(files[0], file)
         with files[0].open("ab") as stream:
@@ -107,7 +106,8 @@ class FaultLog:
         with explained(self.paths.root):
             self.paths.make_run(run.id)
             fault = Fault(cause, session, pack, max(self.paths.checkpoints(run.id), default=0), detail)
-            append(self.paths.faults(run.id), to_line(fault), self.paths.mode)
+            with self.paths.faults(run.id).open("ab") as stream:
+                stream.write(to_line(fault))
 
 
 def cause_of(error: BaseException) -> Cause:

@@ -15,7 +15,6 @@ STORE/index.json                 derived from the records: everything except the
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 import string
@@ -56,7 +55,6 @@ class Paths:
         self.runs = root / "runs"
         self.pending = root / "pending"
         self.aside = root / "aside"
-        self._made: set[str] = set()  # ids of the runs whose folder exists
 
     def study(self, name: str, preset: str) -> Path:
         """The file of a study at one preset."""
@@ -101,32 +99,15 @@ class Paths:
         names = (path.name for path in self.run(run_id).glob("checkpoint-*.safetensors"))
         return {int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))}
 
-    @functools.cached_property
-    def mode(self) -> int | None:
-        """The mode of new files in a group-writable store; None leaves it to the process."""
-        mode = self.root.stat().st_mode
-        return mode & 0o666 if mode & 0o020 else None
-
-    def make_folder(self, folder: Path) -> None:
-        """Make a folder of the store; in a group-writable one, the group may write in it as well."""
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            return
-        if self.mode is not None:
-            folder.chmod(self.root.stat().st_mode & 0o7777)
-
     def make_run(self, run_id: str) -> Path:
         """The folder of a run, made if need be."""
         folder = self.run(run_id)
-        if run_id not in self._made:
-            self.make_folder(folder)
-            self._made.add(run_id)
+        folder.mkdir(exist_ok=True)
         return folder
 
     def move_aside(self, path: Path, name: str) -> Path:
         """Move a file out of the way, under a unique name; where it is now."""
-        self.make_folder(self.aside)
+        self.aside.mkdir(exist_ok=True)
         target = self.aside / f"{name}-{uuid.uuid4().hex[:8]}.json"
         with suppress(FileNotFoundError):  # another process may have done it
             path.replace(target)

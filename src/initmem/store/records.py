@@ -163,7 +163,7 @@ class Records:
         content = {run_id: [entry.stamp, entry.sha256, entry.head] for run_id, entry in entries.items()}
         body = json.dumps(content, separators=(",", ":")).encode()
         with contextlib.suppress(OSError):  # a store that cannot be written can still be read
-            write_atomic(self.paths.index, _first_line(body) + body, self.paths.mode)
+            write_atomic(self.paths.index, _first_line(body) + body)
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -173,14 +173,14 @@ class Records:
         pending = self.paths.pending / f"{uuid.uuid4().hex}.json"
         with explained(self.paths.root):
             if len(records) > 1:
-                write_atomic(pending, b"".join(lines), self.paths.mode)
+                write_atomic(pending, b"".join(lines))
             for record, line in zip(records, lines, strict=True):
                 self._commit_one(record.id, line)
             pending.unlink(missing_ok=True)
 
     def _commit_one(self, run_id: str, data: bytes) -> None:
         folder = self.paths.make_run(run_id)
-        write_once(self.paths.record(run_id), data, self.paths.mode)
+        write_once(self.paths.record(run_id), data)
         _clear(folder)
 
     def finish_commits(self) -> list[str]:

@@ -61,9 +61,9 @@ class Store:
         with explained(root):
             root.mkdir(parents=True, exist_ok=True)
             for folder in (paths.runs, paths.studies, paths.pending):
-                paths.make_folder(folder)
+                folder.mkdir(exist_ok=True)
             if not paths.format.exists():
-                write_atomic(paths.format, json.dumps({"format": FORMAT}).encode() + b"\n", paths.mode)
+                write_atomic(paths.format, json.dumps({"format": FORMAT}).encode() + b"\n")
             check_file_system(root)
         return cls(root, session=session)
 
@@ -76,7 +76,7 @@ class Store:
     def add_study(self, study: Study) -> None:
         """Note a request, in place of the study of the same name and preset."""
         with explained(self.path):
-            write_atomic(self.paths.study(study.name, study.preset), encode_study(study), self.paths.mode)
+            write_atomic(self.paths.study(study.name, study.preset), encode_study(study))
 
     def _study_files(self) -> list[Path]:
         return sorted(self.paths.studies.glob("*.json"))
