@@ -96,7 +96,7 @@ class Fit(NamedTuple):
     scales: tuple[float, ...]
     train: tuple[float, ...]  # mean over seeds at every scale
     last: tuple[float, ...]  # the same in the last epoch; empty if it was not recorded
-    range: Spread
+    range: Spread[float | None]
     test_change: MeanChange | None  # None: the metric and the train metric are of different kinds
     train_change: MeanChange
     gap_change: MeanChange | None

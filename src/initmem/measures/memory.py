@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from initmem.labels import informative
 from initmem.labels import label as short_name
 from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, profile
 from initmem.measures.fit import Fit, Matched, Mode, fit
-from initmem.measures.memory_columns import NEVER_USED, fit_notes, meaning, notes_of, verdict_table
+from initmem.measures.memory_columns import fit_notes, in_one_line, meaning, notes_of, verdict_table
 from initmem.measures.scales import EQUAL_RATES, failures
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
 from initmem.metric import metric_name, metric_of
@@ -123,16 +123,15 @@ class Memory:
         return f"{self.verdict}{mode}{size}{unadjusted}"
 
     @property
-    def verdict_text(self) -> str:
-        """The same, with the failure rates that `forgets` does not exclude."""
-        return self.short_verdict + (f" ({self.not_excluded})" if self.not_excluded else "")
-
-    @property
     def not_excluded(self) -> str:
         """Which failure rates too few runs leave possible, for a memory that is forgotten."""
-        limit = self.failure_limit or 0.0
-        unseen = self.verdict == "forgets" and limit > EQUAL_RATES
-        return f"failure rates up to {100 * limit:.0f}% not excluded" if unseen else ""
+        unseen = self.verdict == "forgets" and (self.failure_limit or 0.0) > EQUAL_RATES
+        return f"failure rates up to {100 * (self.failure_limit or 0.0):.0f}% not excluded" if unseen else ""
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict, with the failure rates that `forgets` does not exclude."""
+        return self.short_verdict + (f" ({self.not_excluded})" if self.not_excluded else "")
 
     @property
     def meaning(self) -> str:
@@ -144,15 +143,7 @@ class Memory:
         return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
 
     def __str__(self) -> str:
-        if self.verdict == "not applicable":
-            return f"{self.verdict}: {NEVER_USED}"
-        if self.memory is None:
-            return f"not measured, {self.verdict}"
-        text = self.shown(self.memory)
-        if self.low is not None:
-            text += f" [{self.low:.3g}, {self.high:.3g}], noise range {self.noise_range:.2g}"
-        needed = f" (about {self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""
-        return f"{text}, {self.verdict_text}{needed}{f', {self.fit}' if self.fit else ''}"
+        return in_one_line(self)
 
     def _repr_html_(self) -> str:
         return Memories([self])._repr_html_()
@@ -185,47 +176,34 @@ def memory(
     the rates of untrained runs differ by no more than that between scales. Records contain no plan of interim
     analyses: `memory_table` takes it from a store or an archive and passes it on as `analysis`.
     """
-    row = measured(
-        records,
-        metric,
-        tolerance=tolerance,
-        failure_tolerance=failure_tolerance,
-        label=label,
-        analysis=analysis,
-    )
-    return judged([row])[0]
+    return judged([measured(records, metric, label, analysis, tolerance, failure_tolerance)])[0]
 
 
 def measured(
     records: Sequence[RunRecord],
     metric: str,
-    *,
-    tolerance: float | None = None,
-    failure_tolerance: float | None = None,
     label: str | None = None,
     analysis: Analysis | None = None,
+    tolerance: float | None = None,
+    failure_tolerance: float | None = None,
+    *,
     with_fit: bool = True,
 ) -> Memory:
     """The same before `judged` gives it a verdict; without fit no history is read."""
     arranged, analysis = profile(records, metric), analysis or Analysis()
-    shown = metric_of(arranged.metric)
+    recipe, shown = arranged.recipe, metric_of(metric)
     n_seeds, n_scales = arranged.values.shape
-    applicable = scale_used(records)
-    ranges = Spread(*[None] * 6)
+    applicable, failed = scale_used(records), failures(records)
+    ranges = Spread[float | None](*[None] * 6)
     if n_seeds > 0 and applicable:
         ranges = spread(arranged.values, alpha=analysis.alpha, bound=shown.widest)
     limit = TOLERANCE_PP if tolerance is None and shown.unit == "pp" else tolerance
     tested = limit is not None and ranges.p is not None
-    failed = failures(records)
-    verdict: Verdict = "inconclusive"
-    if not applicable:
-        verdict = "not applicable"
-    elif failed is not None and failed.at_chance == failed.n:
-        verdict = "untrained"
-    recipe, with_fit = arranged.recipe, with_fit and shown.held_out
+    verdict: Verdict = "untrained" if failed.n and failed.at_chance == failed.n else "inconclusive"
+    with_fit = with_fit and shown.held_out
     row = Memory(
         recipe=label or short_name(recipe, informative(recipe, ["optimizer", "learning_rate"])),
-        metric=arranged.metric,
+        metric=metric,
         n_scales=n_scales,
         n_seeds=n_seeds,
         memory=ranges.spread,
@@ -234,7 +212,7 @@ def measured(
         noise_range=ranges.noise_range,
         p=ranges.p,
         debiased=ranges.debiased,
-        verdict=verdict,
+        verdict=verdict if applicable else "not applicable",
         unit=shown.unit,
         recipe_id=recipe.id,
         fit=fit(records, metric) if with_fit else None,
@@ -243,18 +221,18 @@ def measured(
         alpha=analysis.alpha,
         analysis=analysis.number,
         alpha_spent=analysis.spent,
-        untrained=failed.untrained if failed else 0,
-        failure_p=failed.p if failed else None,
-        failure_limit=failed.largest_difference if failed else None,
-        equal_failure_rates=failed is None or failed.equal(failure_tolerance),
+        untrained=failed.untrained,
+        failure_p=failed.p,
+        failure_limit=failed.largest_difference,
+        equal_failure_rates=failed.equal(failure_tolerance),
         dropped_seeds=arranged.dropped,
-        notes=tuple(notes_of(records, arranged, ranges, analysis, failed)),
         values=arranged.values,
         scales=arranged.scales,
     )
+    notes = notes_of(row, records, analysis, failed)
     if with_fit and n_seeds and applicable:
-        row = replace(row, notes=(*row.notes, *fit_notes(row.fit, equal=row.equal_fit)))
-    return row
+        notes += fit_notes(row)
+    return replace(row, notes=tuple(notes))
 
 
 def scale_used(records: Sequence[RunRecord]) -> bool:
@@ -284,27 +262,13 @@ def memory_table(
     chosen = metric_name(metric) if metric else default_metric(records)
     analyses = analyses_of(data.studies, (r.run.recipe for r in records))
     rows = [
-        measured(
-            group,
-            chosen,
-            tolerance=tolerance,
-            failure_tolerance=failure_tolerance,
-            label=label,
-            analysis=analyses.get(group[0].run.recipe),
-        )
+        measured(group, chosen, label, analyses[group[0].run.recipe], tolerance, failure_tolerance)
         for label, group in labelled(records, order).items()
     ]
     return judged(rows, adjust)
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------
-
-
-class Claim(NamedTuple):
-    """What a memory says if it is significant, and the p-value that is compared with its alpha."""
-
-    verdict: Verdict
-    p: float | None  # None: nothing is tested
 
 
 def judged(rows: Sequence[Memory], adjust: str = "bh") -> Memories:
@@ -315,34 +279,32 @@ def judged(rows: Sequence[Memory], adjust: str = "bh") -> Memories:
     A level other than 5% enters as a weight of the p-value.
     """
     claims = [_claim(row) for row in rows]
-    weighted = [
-        None if claim.p is None else min(claim.p * (ALPHA / row.alpha), 1.0)
-        for row, claim in zip(rows, claims, strict=True)
-    ]
-    ps = adjusted(weighted, adjust)
+    weights = [ALPHA / row.alpha for row in rows]
+    ps = adjusted([p and min(p * w, 1.0) for (_, p), w in zip(claims, weights, strict=True)], adjust)
     tested = [p for p in ps if p is not None]
     family, settled = max(len(tested), 1), sum(p <= ALPHA for p in tested)
     share = 1.0 if adjust == "none" else min((settled + 1) / family, 1.0)  # of alpha, for the next claim
     matches = adjusted([row.fit.matched_p if row.fit else None for row in rows], adjust)
     memories = Memories()
-    for row, claim, p, matched in zip(rows, claims, ps, matches, strict=True):
+    for row, claim, weight, p, matched in zip(rows, claims, weights, ps, matches, strict=True):
         next_alpha = float(f"{row.alpha * share:.2g}")
         row = replace(row, adjust=adjust, family=family, next_alpha=next_alpha, p_matched_adjusted=matched)
-        memories.append(row if p is None else _with_verdict(row, claim, p * (row.alpha / ALPHA)))
+        memories.append(row if p is None else _with_verdict(row, *claim, p / weight))
     return memories
 
 
-def _claim(row: Memory) -> Claim:
+def _claim(row: Memory) -> tuple[Verdict, float | None]:
+    """The verdict of a memory if it is significant, and its p-value; None: nothing is tested."""
     if row.p is None or row.verdict in ("untrained", "not applicable"):
-        return Claim(row.verdict, None)
+        return row.verdict, None
     if row.p_equivalence is not None and row.equal_failure_rates and row.within_tolerance:
-        return Claim("forgets", 2 * row.p_equivalence)
-    return Claim("remembers", row.p)
+        return "forgets", 2 * row.p_equivalence
+    return "remembers", row.p
 
 
-def _with_verdict(row: Memory, claim: Claim, p: float) -> Memory:
-    """A memory whose claim has this p-value after the adjustment."""
-    forgets, alone = claim.verdict == "forgets", claim.p or 0.0
+def _with_verdict(row: Memory, verdict: Verdict, alone: float | None, p: float) -> Memory:
+    """A memory with what it claims, if `p`, its p-value after the adjustment, is small enough."""
+    alone, forgets = alone or 0.0, verdict == "forgets"
     p = max(alone, p)
     if p > row.alpha >= alone:
         what, times = ("equivalence p", 0.5) if forgets else ("p", 1.0)

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from initmem.errors import count
-from initmem.measures.design import Analysis, Profile
-from initmem.measures.fit import Fit
+from initmem.measures.design import Analysis
 from initmem.measures.scales import Failures
-from initmem.measures.statistics import ALPHA, Spread
+from initmem.measures.statistics import ALPHA
 from initmem.metric import metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
@@ -50,6 +49,23 @@ def meaning(row: Memory) -> str:
     return f"{_finding(row)}. {ABOUT_INTERVAL}."
 
 
+def in_one_line(row: Memory) -> str:
+    """The memory with its interval, its verdict and the fit."""
+    if row.verdict == "not applicable":
+        return f"{row.verdict}: {NEVER_USED}"
+    if row.memory is None:
+        return f"not measured, {row.verdict}"
+    text = row.shown(row.memory)
+    if row.low is not None:
+        text += f" [{row.low:.3g}, {row.high:.3g}], noise range {row.noise_range:.2g}"
+    needed = f" ({remark})" if (remark := _seeds_remark(row)) else ""
+    return f"{text}, {row.verdict_text}{needed}{f', {row.fit}' if row.fit else ''}"
+
+
+def _seeds_remark(row: Memory) -> str:
+    return f"about {row.seeds_needed} seeds would settle it" if row.seeds_needed else ""
+
+
 def _finding(row: Memory) -> str:
     shown, noise = row.shown(row.memory), f"(expected from noise alone: {row.noise_range:.2g})"
     within = (
@@ -75,25 +91,16 @@ def _finding(row: Memory) -> str:
     )
 
 
-def notes_of(
-    records: Sequence[RunRecord],
-    arranged: Profile,
-    ranges: Spread,
-    analysis: Analysis,
-    failures: Failures | None,
-) -> list[str]:
+def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, failures: Failures) -> list[str]:
     """What is unusual about the runs of one recipe and about their analysis."""
     notes = []
-    n = len(arranged.seeds)
-    if 1 < n <= FEW_SEEDS:
-        notes.append(f"{n} seeds miss most memories of a few standard deviations")
-    if arranged.dropped:
-        listed = ", ".join(map(str, arranged.dropped))
-        notes.append(
-            f"left out, because a scale has no finite value: seed{'s' * (len(arranged.dropped) > 1)} {listed}"
-        )
-    if ranges.noise_range == 0:
-        alike = "values" if not np.ptp(arranged.values, axis=0).any() else "differences between scales"
+    if 1 < row.n_seeds <= FEW_SEEDS:
+        notes.append(f"{row.n_seeds} seeds miss most memories of a few standard deviations")
+    if row.dropped_seeds:
+        seeds = f"seed{'s' * (len(row.dropped_seeds) > 1)} {', '.join(map(str, row.dropped_seeds))}"
+        notes.append(f"left out, because a scale has no finite value: {seeds}")
+    if row.noise_range == 0:
+        alike = "values" if not np.ptp(row.values, axis=0).any() else "differences between scales"
         notes.append(f"all seeds gave the same {alike}, so no noise was measured: is the seed used?")
     if analysis.alpha < ALPHA:
         notes.append(
@@ -101,32 +108,31 @@ def notes_of(
             f"{100 * (1 - analysis.alpha):.3g}%; {100 * analysis.spent:.2g}% of alpha spent"
         )
     if analysis.unplanned:
-        counts = ", then ".join(map(str, sorted({*analysis.unplanned, n})))
+        counts = ", then ".join(map(str, sorted({*analysis.unplanned, row.n_seeds})))
         notes.append(
             f"seeds were added after a first analysis ({counts}) without a plan: the error rate of the "
             f"verdict is above {100 * ALPHA:.2g}%"
         )
-    if failures and failures.untrained:
+    if failures.untrained:
         notes.append(_failure_note(failures))
     return [*notes, *_early_notes(records), *_code_notes(records)]
 
 
-def fit_notes(fit: Fit | None, *, equal: bool) -> list[str]:
+def fit_notes(row: Memory) -> list[str]:
     """What is known about the fit, where that is not simply equal."""
-    if fit is None:
+    if row.fit is None:
         return [
             "no train metric was recorded, so memory cannot be told from undertraining "
             "(record train_accuracy or train_loss in every epoch)"
         ]
-    match = fit.matched
+    match = row.fit.matched
     if isinstance(match, str):
-        return [] if equal else [f"no memory at matched fit: {match}"]
+        return [] if row.equal_fit else [f"no memory at matched fit: {match}"]
     notes = []
     if match.early:
-        notes.append(
-            f"{count(match.early, 'run')} reached the level of matched fit before the first validation"
-        )
-    if len(match.scales) < len(fit.scales) and not equal:
+        runs = count(match.early, "run")
+        notes.append(f"{runs} reached the level of matched fit before the first validation")
+    if len(match.scales) < len(row.fit.scales) and not row.equal_fit:
         compared = ", ".join(f"{scale:g}" for scale in match.scales)
         notes.append(
             f"matched fit compares the scales {compared}: the others reached it too early to be validated"
@@ -254,7 +260,7 @@ def memory_remark(row: Memory, until: float | None = None) -> str:
     if until is not None and row.low is not None and row.high is not None:
         width = row.high - row.low
         return f"interval {width:.1f} wide" + ("" if width <= until else f" (asked: {until:g})")
-    return f"about {row.seeds_needed} seeds would settle it" if row.seeds_needed else ""
+    return _seeds_remark(row)
 
 
 def memory_cells(row: Memory) -> dict[str, Cell]:
