@@ -110,8 +110,8 @@ def median_interpolation(records: Sequence[RunRecord]) -> Interpolation:
         below = np.flatnonzero(np.where(np.isfinite(limit), limit, share) <= 0.5)
         return float(estimate.quantiles[below[0]]) if len(below) else None
 
-    ends = (first_half(limit) for limit in (share, band.low.probabilities, band.high.probabilities))
-    return Interpolation(*ends, n=len(chosen), n_censored=len(never))
+    low, high = first_half(band.low.probabilities), first_half(band.high.probabilities)
+    return Interpolation(first_half(share), low, high, len(chosen), len(never))
 
 
 def _interpolation_rows(groups: Groups, metric: str | None) -> list[Row]:

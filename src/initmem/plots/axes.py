@@ -147,23 +147,13 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
     y = [max(value, edge) if value == value else value for value in series.y]
     # A value at the very top of its range is drawn whole.
     style["clip_on"] = panel.top is None
-    marked = _marked(len(series.x), index, log=panel.log_x)
+    # On long lines only some points carry a marker, each series at its own positions along the line.
+    marked = (0.02 * (index % 6), 0.12) if len(series.known()) > MANY else None
     axes.plot(series.x, y, **style, markevery=marked, label=series.label)
     partial = series.partial()
     if partial:
         style |= {"linestyle": "none", "markerfacecolor": "white", "markersize": 4.0}
         axes.plot([series.x[i] for i in partial], [y[i] for i in partial], **style, zorder=5)
-
-
-def _marked(n: int, index: int, *, log: bool) -> list[int]:
-    """The points that carry a marker, evenly spread over the axis, each series at its own positions."""
-    if n <= MANY:
-        return list(range(n))
-    share = (index % 6) / 6
-    if log:
-        return sorted({min(n - 1, round(n ** ((k + share) / 8)) - 1) for k in range(8)})
-    step = n / 7
-    return [int(step * (k + share)) for k in range(7)]
 
 
 def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:

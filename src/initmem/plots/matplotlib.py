@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,9 @@ from typing import Any
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.textpath import TextToPath
 
 from initmem.errors import ConfigError, StoreError
 from initmem.files import write_atomic
@@ -35,7 +34,7 @@ from initmem.record import INTERPOLATION
 
 WIDTH = 7.2  # inches: two columns of a journal page
 ENDINGS = (".pdf", ".png", ".svg")
-CAPTION = 6.0  # points
+CAPTION, CAPTION_WIDTH = 6.0, 150  # points, and letters of a line
 HATCHED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#B0B0B0", "hatch": "//////", "linewidth": 0.4}
 STYLE = str(Path(__file__).with_name("initmem.mplstyle"))
 
@@ -52,7 +51,7 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
     heights += [1.05] * own_row
     legend = fitting(plot.legend)
     with style.context(STYLE):
-        lines = wrapped(caption(plot), 72 * (WIDTH - 0.2))
+        lines = textwrap.wrap(caption(plot), CAPTION_WIDTH)
         height = 0.3 + 0.16 * len(legend) + sum(heights) + 0.3 * bool(absent) + 0.115 * len(lines)
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         if lines:
@@ -254,16 +253,3 @@ def _draw_key(axes: Axes, maps: Sequence[Heatmap], image: AxesImage) -> None:
         handles.append(Patch(**HATCHED, label="no runs"))
     if handles:
         axes.legend(handles=handles, loc="lower left", frameon=False, borderaxespad=0, ncols=2)
-
-
-def wrapped(text: str, width: float) -> list[str]:
-    """Lines of a caption that are at most so many points wide."""
-    ruler, font = TextToPath(), FontProperties(size=CAPTION)
-    lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and ruler.get_text_width_height_descent(longer, font, ismath=False)[0] <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines
