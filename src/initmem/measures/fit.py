@@ -126,10 +126,13 @@ class Fit(NamedTuple):
             return "fit unknown"
         return "generalization" if p <= ALPHA and self.matched.agrees(better, worse) else "trainability"
 
+    def span(self, form: str) -> str:
+        """The lowest and the highest mean train metric over scales."""
+        ends = dict.fromkeys(format(end, form) for end in (min(self.train), max(self.train)))
+        return " to ".join(ends) + ("%" if self.unit == "pp" else "")
+
     def __str__(self) -> str:
-        low, high = (f"{end:.3g}" for end in (min(self.train), max(self.train)))
-        span = low if low == high else f"{low} to {high}"
-        return f"{self.metric.replace('_', ' ')} {span}{'%' if self.unit == 'pp' else ''}"
+        return f"{self.metric.replace('_', ' ')} {self.span('.3g')}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

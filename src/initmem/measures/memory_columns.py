@@ -272,7 +272,7 @@ def memory_cells(row: Memory) -> dict[str, Cell]:
         "verdict": cell(row.short_verdict, style=f"verdict {row.verdict.split()[0]}"),
         "memory": cell(row.memory, form, style="strong"),
         "interval": interval(row.low, row.high, form),
-        "train": cell(_fit_range(row)),
+        "train": cell(row.fit and row.fit.span(metric_of(row.fit.metric).form)),
         "matched": cell(_matched_text(row)),
         "noise_range": cell(row.noise_range, form),
         "debiased": cell(row.debiased, form),
@@ -280,15 +280,6 @@ def memory_cells(row: Memory) -> dict[str, Cell]:
         "p_adjusted": cell(row.p_equivalence_adjusted if row.p_adjusted is None else row.p_adjusted, ".2g"),
         "design": cell(f"{row.n_scales} × {row.n_seeds}", style="number"),
     }
-
-
-def _fit_range(row: Memory) -> str:
-    """The lowest and the highest mean train metric over scales."""
-    if row.fit is None:
-        return ""
-    form = metric_of(row.fit.metric).form
-    low, high = (format(end, form) for end in (min(row.fit.train), max(row.fit.train)))
-    return (low if low == high else f"{low} to {high}") + ("%" if row.fit.unit == "pp" else "")
 
 
 def _matched_text(row: Memory) -> str:

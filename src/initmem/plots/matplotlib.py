@@ -34,7 +34,7 @@ from initmem.record import INTERPOLATION
 
 WIDTH = 7.2  # inches: two columns of a journal page
 ENDINGS = (".pdf", ".png", ".svg")
-CAPTION, CAPTION_WIDTH = 6.0, 150  # points, and letters of a line
+CAPTION, CAPTION_WIDTH = 6.0, 160  # points, and letters of a line
 HATCHED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#B0B0B0", "hatch": "//////", "linewidth": 0.4}
 STYLE = str(Path(__file__).with_name("initmem.mplstyle"))
 
@@ -139,10 +139,11 @@ def _draw_rows(
             letter = f"({chr(ord('a') + len(drawn))}) " if plot.lettered else ""
             axes.set_title(letter + panel.title)
             draw_any(axes, panel, limits, named)
-            if j and _same_y(row[j - 1], panel):
-                axes.set_ylabel("")
-            if i + 1 < len(rows) and _same_x(rows[i + 1], row, j):
+            below = rows[i + 1][j] if i + 1 < len(rows) and len(rows[i + 1]) == len(row) else None
+            if _repeated(panel, below)[0]:
                 axes.set_xlabel("")
+            if _repeated(panel, row[j - 1] if j else None)[1]:
+                axes.set_ylabel("")
             drawn.append((axes, panel))
     return drawn
 
@@ -159,19 +160,12 @@ def draw_any(
         draw_heatmap(axes, panel)
 
 
-def _same_y(beside: AnyPanel, panel: AnyPanel) -> bool:
-    if not isinstance(beside, Panel) or not isinstance(panel, Panel):
-        return False
-    return beside.y_title == panel.y_title and beside.has_values()
-
-
-def _same_x(below: Sequence[AnyPanel], row: Sequence[AnyPanel], j: int) -> bool:
-    if len(below) != len(row) or isinstance(row[j], Heatmap):
-        return False
-    panel, other = row[j], below[j]
-    if not isinstance(panel, Panel) or other.x_title != panel.x_title:
-        return False
-    return not isinstance(other, Panel) or other.x_limits == panel.x_limits
+def _repeated(panel: AnyPanel, other: AnyPanel | None) -> tuple[bool, bool]:
+    """Whether another panel with lines has the same titles of x and of y."""
+    if not isinstance(panel, Panel) or not isinstance(other, Panel):
+        return False, False
+    same_x = (panel.x_title, panel.x_limits) == (other.x_title, other.x_limits)
+    return same_x, panel.y_title == other.y_title and other.has_values()
 
 
 def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
