@@ -261,8 +261,8 @@ def failures(records: Sequence[RunRecord]) -> Failures:
         at_chance=sum(is_at_chance(record, limit) for record in trained),
         n=sum(n),
         p=equal_rates_p(untrained, n) if 0 < sum(untrained) < sum(n) else None,
-        largest_difference=max((r.high for r in rates), default=0.0)
-        - min((r.low for r in rates), default=0.0),
+        # Without a run no difference is excluded.
+        largest_difference=max(r.high for r in rates) - min(r.low for r in rates) if rates else 1.0,
         chance=limit,
         memorized=sum(fit is not None and fit >= MEMORIZED for fit in fits),
     )

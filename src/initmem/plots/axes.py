@@ -158,19 +158,19 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
 
 def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
     """Points whose median lies beyond the last epoch stand in a gray band above it, a row per series."""
-    late = {
-        index: [x for x, y, n in zip(series.x, series.y, series.n, strict=True) if math.isnan(y) and n]
-        for index, series in enumerate(panel.series)
-    }
-    late = {index: places for index, places in late.items() if places}
+    late = []  # the style of a series, and where it is late
+    for series in panel.series:
+        points = zip(series.x, series.y, series.n, strict=True)
+        if beyond := [x for x, y, n in points if math.isnan(y) and n]:
+            late.append((series.style, beyond))
     axes.axhline(ceiling, color=FAINT, linewidth=0.8, linestyle="-")
     low, high = axes.get_ylim()
     step = (ceiling / low) ** 0.085
     axes.axhspan(ceiling, ceiling * 1e3, color="#EFEFEF", zorder=0, linewidth=0)
     axes.set_ylim(low, ceiling * step ** (len(late) + 2.2) if late else high)
-    for row, (index, places) in enumerate(late.items(), start=1):
-        style = line_options(panel.series[index].style) | {"linestyle": "none", "markerfacecolor": "white"}
-        axes.plot(places, [ceiling * step**row] * len(places), **style)
+    for row, (style, beyond) in enumerate(late, start=1):
+        open_markers = line_options(style) | {"linestyle": "none", "markerfacecolor": "white"}
+        axes.plot(beyond, [ceiling * step**row] * len(beyond), **open_markers)
     if late:
         corner: Options = {"transform": axes.transAxes, "ha": "right", "va": "top"}
         axes.text(0.98, 0.985, "not reached", **corner, fontsize=6.5, color=INK)
