@@ -20,8 +20,9 @@ import numpy as np
 from initmem.clocks import CLOCKS, effective_clocks, family_of, horizon_sums
 from initmem.errors import ConfigError
 from initmem.measures.design import by_recipe, default_metric, labelled, plain, profile
-from initmem.measures.memory import TOLERANCE_PP, memory_table
+from initmem.measures.memory import memory_table
 from initmem.measures.statistics import noise_of, spreads
+from initmem.measures.verdict import TOLERANCE_PP
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.study import Study

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import epoch_rates
+from initmem.errors import count
 from initmem.measures.design import Profile, plain, profile
 from initmem.measures.statistics import ALPHA, Spread, spread, student
 from initmem.metric import metric_of
@@ -259,6 +260,28 @@ def _matched(crossings: _Crossings | str) -> Matched | str:
         n_seeds=len(values),
         early=int((crossings.times[:, usable] < 1).sum()),
     )
+
+
+def fit_notes(fit: Fit | None, *, equal: bool) -> list[str]:
+    """What is known about the fit, where that is not simply equal."""
+    if fit is None:
+        return [
+            "no train metric was recorded, so memory cannot be told from undertraining "
+            "(record train_accuracy or train_loss in every epoch)"
+        ]
+    match = fit.matched
+    if isinstance(match, str):
+        return [] if equal else [f"no memory at matched fit: {match}"]
+    notes = []
+    if match.early:
+        runs = count(match.early, "run")
+        notes.append(f"{runs} reached the level of matched fit before the first validation")
+    if len(match.scales) < len(fit.scales) and not equal:
+        compared = ", ".join(f"{scale:g}" for scale in match.scales)
+        notes.append(
+            f"matched fit compares the scales {compared}: the others reached it too early to be validated"
+        )
+    return notes
 
 
 def cold_epochs(record: RunRecord) -> int:

@@ -3,160 +3,28 @@
 `measured` arranges the records of one recipe by seed and scale and infers the range over scales of the mean
 over seeds (`statistics`), next to how well the training data were fitted (`fit`). `judged` gives memories
 their verdicts, adjusted for the number of recipes that are measured together. No other place gives one.
+The result, a `Memory`, and its words are in `verdict`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import replace
 
 from initmem.labels import informative
 from initmem.labels import label as short_name
 from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, profile
-from initmem.measures.fit import Fit, Matched, Mode, fit
-from initmem.measures.memory_columns import fit_notes, in_one_line, meaning, notes_of, verdict_table
-from initmem.measures.scales import EQUAL_RATES, failures
-from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
+from initmem.measures.fit import Matched, Mode, fit, fit_notes
+from initmem.measures.scales import failures
+from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, spread
+from initmem.measures.verdict import SIZES, TOLERANCE_PP, Memories, Memory, Verdict, notes_of
 from initmem.metric import metric_name, metric_of
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Source, collected
 from initmem.study import recipes_of
 
-Verdict = Literal["remembers", "forgets", "inconclusive", "untrained", "not applicable"]
-
-TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
-SIZES = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory of one recipe: in percentage points for accuracies, else in the metric's own unit.
-
-    `low` is positive exactly when `p` is at most `alpha`, and `high` is within the tolerance exactly when
-    `p_equivalence` is at most `alpha` / 2. The verdict follows from these, `forgets` first, where they also
-    stand after an adjustment for the `family` of recipes that were measured together.
-    """
-
-    recipe: str
-    metric: str
-    n_scales: int
-    n_seeds: int
-    memory: float | None
-    low: float | None
-    high: float | None
-    noise_range: float | None  # expected from noise alone
-    p: float | None  # of "the range is 0"
-    debiased: float | None
-    verdict: Verdict
-    unit: str
-    recipe_id: str
-    mode: Mode | None = None  # of a memory: whether the scales differ at equal fit; None: does not apply
-    fit: Fit | None = None  # None: the metric is not one of new data, or no train metric was recorded
-    size: str | None = None  # of a memory that is significant: the classes that its interval reaches
-    tolerance: float | None = None
-    p_equivalence: float | None = None  # of "the range exceeds the tolerance", by two one-sided tests
-    p_adjusted: float | None = None  # of the two p-values the one that decides the verdict, adjusted
-    p_equivalence_adjusted: float | None = None
-    p_matched_adjusted: float | None = None  # of no memory at matched fit: it decides the mode
-    adjust: str = "bh"
-    family: int = 1  # number of recipes that it is adjusted for
-    next_alpha: float = ALPHA  # level at which the next verdict of the family would be given
-    alpha: float = ALPHA  # level of this analysis; the interval has level 1 - alpha
-    analysis: int = 1  # its number in a planned schedule
-    alpha_spent: float = ALPHA  # over all analyses so far
-    untrained: int = 0  # runs at chance, or diverged
-    failure_p: float | None = None  # of rates of untrained runs that are equal at all scales
-    failure_limit: float | None = None  # no two scales' rates of untrained runs differ by more, at 97.5%
-    equal_failure_rates: bool = True  # as far as one can tell: `forgets` requires it
-    dropped_seeds: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
-    scales: tuple[float, ...] = ()
-    values: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, with the thresholds behind the words."""
-        row = asdict(replace(self, fit=None)) | {"fit": self.fit and self.fit.to_json()}
-        row |= {"verdict_text": self.verdict_text, "thresholds": self.thresholds}
-        row |= {"seeds_needed": self.seeds_needed}
-        return {name: value for name, value in row.items() if name not in ("values", "next_alpha")}
-
-    @property
-    def within_tolerance(self) -> bool:
-        """Whether the interval excludes a range beyond the tolerance."""
-        return self.p_equivalence is not None and self.p_equivalence <= self.alpha / 2
-
-    @property
-    def seeds_needed(self) -> int | None:
-        """How many seeds in all would settle an inconclusive verdict; None: it is settled, or over 300."""
-        only_rates_differ = self.within_tolerance and not self.equal_failure_rates
-        if self.verdict != "inconclusive" or only_rates_differ:
-            return None
-        return seeds_needed(self.values, self.tolerance, alpha=self.next_alpha)
-
-    @property
-    def equal_fit(self) -> bool:
-        """Whether the scales are fitted equally well: train accuracies within 2 points, or the tolerance."""
-        if self.fit is None:
-            return False
-        usual = TOLERANCE_PP if self.fit.unit == "pp" else None
-        return self.fit.is_equal(self.tolerance if self.fit.unit == self.unit else usual)
-
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """What the verdict's words stand for, in the unit of the memory."""
-        if self.tolerance is None:
-            return {"alpha": self.alpha}
-        sizes = {name: self.tolerance * times for name, times in SIZES.items() if times}
-        return {"alpha": self.alpha, "tolerance": self.tolerance} | sizes
-
-    @property
-    def short_verdict(self) -> str:
-        """The verdict with its mode and size, and whether it is adjusted."""
-        settled = self.verdict in ("remembers", "forgets")
-        unadjusted = " (unadjusted)" if settled and self.adjust == "none" else ""
-        mode, size = f": {self.mode}" if self.mode else "", f" ({self.size})" if self.size else ""
-        return f"{self.verdict}{mode}{size}{unadjusted}"
-
-    @property
-    def not_excluded(self) -> str:
-        """Which failure rates too few runs leave possible, for a memory that is forgotten."""
-        unseen = self.verdict == "forgets" and (self.failure_limit or 0.0) > EQUAL_RATES
-        return f"failure rates up to {100 * (self.failure_limit or 0.0):.0f}% not excluded" if unseen else ""
-
-    @property
-    def verdict_text(self) -> str:
-        """The verdict, with the failure rates that `forgets` does not exclude."""
-        return self.short_verdict + (f" ({self.not_excluded})" if self.not_excluded else "")
-
-    @property
-    def meaning(self) -> str:
-        """The verdict in words."""
-        return meaning(self)
-
-    def shown(self, value: float | None) -> str:
-        """A value with the unit of the memory."""
-        return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
-
-    def __str__(self) -> str:
-        return in_one_line(self)
-
-    def _repr_html_(self) -> str:
-        return Memories([self])._repr_html_()
-
-
-class Memories(list[Memory]):
-    """Memories of several recipes; a notebook shows them as a table."""
-
-    def _repr_html_(self) -> str:
-        from initmem.plots.tables import html
-
-        return html(verdict_table(self))
-
+__all__ = ["Memories", "Memory", "Verdict", "judged", "measured", "memory", "memory_table", "scale_used"]
 
 # -- measuring --------------------------------------------------------------------------------------------
 
@@ -231,7 +99,7 @@ def measured(
     )
     notes = notes_of(row, records, analysis, failed)
     if with_fit and n_seeds and applicable:
-        notes += fit_notes(row)
+        notes += fit_notes(row.fit, equal=row.equal_fit)
     return replace(row, notes=tuple(notes))
 
 

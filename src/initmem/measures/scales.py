@@ -15,6 +15,7 @@ from initmem.clocks import stability_limit
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.measures.design import SCALE, Groups, Measure, Row, by_scale, default_metric, plain
+from initmem.measures.statistics import ALPHA
 from initmem.metric import metric_of
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
 from initmem.record import SHARPNESS, RunRecord
@@ -240,9 +241,20 @@ class Failures(NamedTuple):
         than the tolerance. With a tolerance given, that has to be shown in any case."""
         if self.untrained == 0 and tolerance is None:
             return True
-        dependent = self.p is not None and self.p <= 0.05
+        dependent = self.p is not None and self.p <= ALPHA
         limit = EQUAL_RATES if tolerance is None else tolerance
         return not dependent and self.largest_difference <= limit
+
+    def __str__(self) -> str:
+        are = "is" if self.untrained == 1 else "are"
+        counts = f"{self.untrained} of {self.n} runs {are} untrained (at chance or diverged)"
+        if self.memorized:
+            counts += f"; {self.memorized} of them memorized the training examples"
+        if self.p is None:
+            return counts
+        if self.p <= ALPHA:
+            return f"{counts}, at rates that depend on the scale (p = {self.p:.2g})"
+        return f"{counts}; rates that differ between scales cannot be excluded (p = {self.p:.2g})"
 
 
 def failures(records: Sequence[RunRecord]) -> Failures:
