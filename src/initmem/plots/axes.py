@@ -148,7 +148,8 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
     # A value at the very top of its range is drawn whole.
     style["clip_on"] = panel.top is None
     # On long lines only some points carry a marker, each series at its own positions along the line.
-    marked = (0.02 * (index % 6), 0.12) if len(series.known()) > MANY else None
+    long = series.style.dash != "none" and len(series.known()) > MANY
+    marked = (0.02 * (index % 6), 0.12) if long else None
     axes.plot(series.x, y, **style, markevery=marked, label=series.label)
     partial = series.partial()
     if partial:
