@@ -177,12 +177,12 @@ def test_the_clock_of_each_family_lines_up_its_batch_sizes(
     trained: dict[tuple[str, float, int], list[RunRecord]], optimizer: str, l2: float, clock: str
 ) -> None:
     groups = [trained[optimizer, l2, b] for b in (4, 8, 16)]
-    scores = {score.axis: score for score in collapse(groups, "norm").scores}
-    assert scores[clock].disagreement < scores["epochs"].disagreement / 3
+    apart = collapse(groups, "norm").apart
+    assert apart[clock] < apart["epochs"] / 3
     wrong = "adaptive" if clock == "sgd" else "sgd"
-    assert scores[wrong].disagreement > 1.4 * scores[clock].disagreement
-    accuracy = {score.axis: score for score in collapse(groups, "val_accuracy").scores}
-    assert accuracy[clock].disagreement < accuracy["epochs"].disagreement / 1.7
+    assert apart[wrong] > 1.4 * apart[clock]
+    accuracy = collapse(groups, "val_accuracy").apart
+    assert accuracy[clock] < accuracy["epochs"] / 1.7
 
 
 def test_memory_is_visible_and_small_batches_lose_it(

@@ -17,7 +17,7 @@ from initmem.measures.difference import controlled_pairs, difference
 from initmem.measures.elasticity import norm_elasticity
 from initmem.measures.measure import measure
 from initmem.measures.memory import memory
-from initmem.measures.scales import median_interpolation, survival
+from initmem.measures.scales import median_interpolation
 from initmem.measures.statistics import adjusted
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.record import RunRecord, crashed, summarize
@@ -59,26 +59,31 @@ def test_norm_elasticity_is_the_slope_of_the_log_norms(power: float) -> None:
     assert row["high"] == pytest.approx(norm_elasticity(records, alpha=level).high) != found.high
 
 
-def test_survival_is_the_product_over_event_times() -> None:
+def test_the_median_interpolation_epoch_is_from_the_product_over_event_times() -> None:
     """Kaplan and Meier's product, with Greenwood's variance on the log(-log) scale, step by step."""
     rng = np.random.default_rng(1)
-    times = rng.integers(1, 30, 40).astype(float)
-    reached = rng.random(40) < 0.6
-    found = survival(times, reached)
-    assert found.times.tolist() == sorted(set(times[reached]))
-    share, variance = 1.0, 0.0
-    for i, t in enumerate(found.times):
-        at_risk, events = (times >= t).sum(), ((times == t) & reached).sum()
-        share *= 1 - events / at_risk
-        assert found.share[i] == pytest.approx(share)
-        if share == 0:
-            assert (found.low[i], found.high[i]) == (0, 0)
-            continue
-        variance += events / (at_risk * (at_risk - events))
-        half = stats.norm.ppf(0.975) * np.sqrt(variance) / abs(np.log(share))
-        assert found.low[i] == pytest.approx(share ** np.exp(half))
-        assert found.high[i] == pytest.approx(share ** np.exp(-half))
-    assert len(survival(times, np.zeros(40, dtype=bool)).times) == 0
+    for _ in range(20):
+        times, reached = rng.integers(1, 30, 40), rng.random(40) < rng.uniform(0.3, 1.0)
+        records = [
+            with_summary(Run(RECIPE, 1.0, seed), epochs=int(t), tau_interp=int(t) if r else None)
+            for seed, (t, r) in enumerate(zip(times, reached, strict=True))
+        ]
+        halves: dict[str, float] = {}
+        share, variance = 1.0, 0.0
+        for t in sorted(set(times[reached])):
+            at_risk, events = (times >= t).sum(), ((times == t) & reached).sum()
+            share *= 1 - events / at_risk
+            limits = {"median": share, "low": share, "high": share}
+            if share > 0:
+                variance += events / (at_risk * (at_risk - events))
+                half = stats.norm.ppf(0.975) * np.sqrt(variance) / abs(np.log(share))
+                limits |= {"low": share ** np.exp(half), "high": share ** np.exp(-half)}
+            for name, limit in limits.items():
+                if limit <= 0.5:
+                    halves.setdefault(name, float(t))
+        found = median_interpolation(records)
+        assert found[:3] == tuple(halves.get(name) for name in ("median", "low", "high"))
+        assert (found.n, found.n_censored) == (40, (~reached).sum())
 
 
 def test_runs_that_never_interpolate_count_as_late() -> None:

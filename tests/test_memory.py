@@ -12,7 +12,6 @@ from conftest import fake_record
 from initmem.errors import ConfigError
 from initmem.measures.design import Analysis
 from initmem.measures.memory import judged, memory, memory_table
-from initmem.measures.memory_columns import columns_of, verdict_table
 from initmem.measures.scales import equal_rates_p, failures, rate_limits
 from initmem.measures.statistics import (
     adjusted,
@@ -24,6 +23,7 @@ from initmem.measures.statistics import (
     spread,
     spreads,
 )
+from initmem.measures.verdict import columns_of, verdict_table
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.study import Run
 from initmem.table import interval

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from conftest import fake_record
 from initmem.measures.measure import MEASURES
+from initmem.plots import columns as listed
 from initmem.plots.tables import fitted, legend, print_table, printable
 from initmem.store.store import Store
 from initmem.study import Study
@@ -275,6 +276,13 @@ def printed(table: Table, width: int) -> str:
 def numbers(*priorities: int) -> Table:
     columns = [Column(f"c{i}", about="x", priority=p) for i, p in enumerate(priorities)]
     return Table("title", columns, [[cell(1234567 + i) for i in range(len(priorities))]])
+
+
+def test_every_column_that_a_command_lists_has_a_meaning() -> None:
+    tables = [table for table in vars(listed).values() if isinstance(table, dict)]
+    of_tables = [table for table in tables if all(isinstance(one, Column) for one in table.values())]
+    assert len(of_tables) >= 9
+    assert all(column.about for table in of_tables for column in table.values())
 
 
 @pytest.mark.parametrize(

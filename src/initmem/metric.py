@@ -105,15 +105,13 @@ PARTS = {
     "val": "val", "valid": "val", "validation": "val", "eval": "val", "evaluation": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-# The last words of a name, and what they mean. Accuracy without a word about k is that of the first guess.
+# What is left of a name without its part and what separates its words, and what it means. Accuracy without a
+# word about k is that of the first guess.
 ACCURACIES = {
-    ("acc",): "accuracy", ("accuracy",): "accuracy", ("acc1",): "accuracy", ("acc", "1"): "accuracy",
-    ("top1",): "accuracy", ("top", "1"): "accuracy", ("top1", "acc"): "accuracy",
-    ("top1", "accuracy"): "accuracy", ("top", "1", "accuracy"): "accuracy", ("top", "1", "acc"): "accuracy",
-    ("acc", "top1"): "accuracy", ("accuracy", "top1"): "accuracy",
-    ("categorical", "accuracy"): "accuracy", ("sparse", "categorical", "accuracy"): "accuracy",
-    ("binary", "accuracy"): "accuracy",
-    ("acc5",): "top5_accuracy", ("top5",): "top5_accuracy", ("top5", "acc"): "top5_accuracy",
+    "acc": "accuracy", "accuracy": "accuracy", "acc1": "accuracy", "top1": "accuracy", "top1acc": "accuracy",
+    "top1accuracy": "accuracy", "acctop1": "accuracy", "accuracytop1": "accuracy",
+    "categoricalaccuracy": "accuracy", "sparsecategoricalaccuracy": "accuracy", "binaryaccuracy": "accuracy",
+    "acc5": "top5_accuracy", "top5": "top5_accuracy", "top5acc": "top5_accuracy",
 }  # fmt: skip
 
 
@@ -122,10 +120,10 @@ def metric_name(name: str) -> str:
 
     Any other name stays as it is.
     """
-    words = tuple(word for word in re.split(r"[\W_]+", name.lower()) if word)
+    words = [word for word in re.split(r"[\W_]+", name.lower()) if word]
     part = PARTS.get(words[0]) if words else None
-    kind = words[1:] if part else words
-    usual = ACCURACIES.get(kind) or ("loss" if kind == ("loss",) and part else None)
+    kind = "".join(words[1:] if part else words)
+    usual = "loss" if part and kind == "loss" else ACCURACIES.get(kind)
     if usual is None:
         return name
     return f"{part}_{usual}" if part else usual

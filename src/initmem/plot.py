@@ -10,8 +10,8 @@ records. With `axes` a plot is drawn into axes of your own, in your own style.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -36,8 +36,7 @@ def scale(results: AnyResults, metric: str | None = None, *, axes: Axes | None =
 
     Without a metric: test accuracy where it was recorded, else the next best.
     """
-    records, studies = _records(results)
-    return _drawn(builders.scale_plot(records, metric, order=recipes_of(studies), with_fit=False), axes)
+    return _drawn(_built(results, builders.scale_plot, metric, with_fit=False), axes)
 
 
 def norm(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
@@ -47,8 +46,7 @@ def norm(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes
 
 def interpolation(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
     """The median interpolation epoch against the initialization scale; what never interpolates is above."""
-    records, studies = _records(results)
-    return _drawn(builders.interpolation_plot(records, order=recipes_of(studies)), axes)
+    return _drawn(_built(results, builders.interpolation_plot), axes)
 
 
 def beta(
@@ -59,14 +57,12 @@ def beta(
     axes: Axes | None = None,
 ) -> tuple[Figure, Axes]:
     """|beta|, the slope of a metric on the scale, against epoch or against a clock."""
-    records, studies = _records(results)
-    return _drawn(builders.beta_plot(records, metric, clock, order=recipes_of(studies)), axes)
+    return _drawn(_built(results, builders.beta_plot, metric, clock), axes)
 
 
 def sharpness(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
     """The largest Hessian eigenvalue against epoch, and 2/eta; of recipes with `sharpness_every`."""
-    records, studies = _records(results)
-    return _drawn(builders.sharpness_plot(records, order=recipes_of(studies)), axes)
+    return _drawn(_built(results, builders.sharpness_plot), axes)
 
 
 def memory(
@@ -89,8 +85,7 @@ def clocks(results: AnyResults) -> tuple[Figure, list[Axes]]:
 
     One panel per clock; it takes recipes that differ, four or more of one family of optimizers.
     """
-    records, studies = _records(results)
-    return matplotlib.draw(builders.clocks_plot(records, order=recipes_of(studies)))
+    return matplotlib.draw(_built(results, builders.clocks_plot))
 
 
 def figure(results: AnyResults, number: int | str, *, reference: bool = False) -> tuple[Figure, list[Axes]]:
@@ -107,6 +102,11 @@ def _records(results: AnyResults) -> tuple[Sequence[RunRecord], Sequence[Study]]
     if isinstance(results, Result):
         return results.records, [results.study]
     return collected(results)
+
+
+def _built(results: AnyResults, build: Callable[..., Plot], *arguments: Any, **options: Any) -> Plot:
+    records, studies = _records(results)
+    return build(records, *arguments, order=recipes_of(studies), **options)
 
 
 def _drawn(plot: Plot, axes: Axes | None) -> tuple[Figure, Axes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["text", "number", "picture"]
@@ -92,6 +93,11 @@ class Table:
     style: str = ""  # a class of the style sheet
     group: int = 0  # a rule is drawn where the first so many cells change
 
+    @property
+    def heads(self) -> list[str]:
+        """The titles of the columns with their units."""
+        return [str(column) for column in self.columns]
+
     def keep(self, columns: Iterable[int]) -> Table:
         """The same table with some of its columns."""
         kept = list(columns)
@@ -107,8 +113,7 @@ class Table:
 
     def records(self) -> list[dict[str, Any]]:
         """The values for programs, a row each by the heads of the columns."""
-        heads = [str(column) for column in self.columns]
-        return [dict(zip(heads, map(_plain_value, row), strict=True)) for row in self.rows]
+        return [dict(zip(self.heads, map(_plain_value, row), strict=True)) for row in self.rows]
 
     def footing(self) -> list[str]:
         """The sentences below the table: its notes, and what is missing."""
@@ -117,12 +122,7 @@ class Table:
 
     def parts(self) -> list[list[Sequence[Cell]]]:
         """The rows, divided where the leading cells change."""
-        parts: list[list[Sequence[Cell]]] = []
-        for row in self.rows:
-            if not parts or list(parts[-1][-1][: self.group]) != list(row[: self.group]):
-                parts.append([])
-            parts[-1].append(row)
-        return parts
+        return [list(part) for _, part in groupby(self.rows, key=lambda row: list(row[: self.group]))]
 
 
 def _plain_value(cell: Cell) -> Any:

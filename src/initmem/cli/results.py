@@ -118,7 +118,7 @@ def measure(
     from initmem.measures.measure import MEASURES, at_scales, measure_table, not_applicable, remarks
     from initmem.measures.measure import measure as rows_of
     from initmem.measures.memory import memory_table
-    from initmem.measures.memory_columns import NEVER_USED, verdict_table
+    from initmem.measures.verdict import NEVER_USED, verdict_table
 
     data = at_scales(stores, numbers(scales))
     options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}

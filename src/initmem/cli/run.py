@@ -171,7 +171,7 @@ def print_outcome(
     from initmem.engines.provenance import stale_note
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
-    from initmem.measures.memory_columns import verdict_table
+    from initmem.measures.verdict import verdict_table
     from initmem.record import crash_causes, crash_lines
     from initmem.store.results import Collection
     from initmem.store.store import Store

@@ -10,6 +10,7 @@ at all scales.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -19,8 +20,9 @@ import numpy as np
 from initmem.clocks import CLOCKS, effective_clocks, family_of, horizon_sums
 from initmem.errors import ConfigError
 from initmem.measures.design import by_recipe, default_metric, labelled, plain, profile
-from initmem.measures.memory import TOLERANCE_PP, memory_table
+from initmem.measures.memory import memory_table
 from initmem.measures.statistics import noise_of, spreads
+from initmem.measures.verdict import TOLERANCE_PP
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.study import Study
@@ -166,20 +168,16 @@ def _least(
     recipe: Recipe, n_train: int, field: str, values: Sequence[float], seen: Sequence[Observation]
 ) -> Change | None:
     """The first value that reaches an observation; clocks only grow along a lever, so bisect."""
-    whole = field in ("batch_size", "epochs")
 
-    def at(index: int) -> tuple[Recipe, Observation | None]:
-        changed = recipe.replace(**{field: int(values[index]) if whole else values[index]})
-        return changed, reached(changed, n_train, seen)
+    def changed(value: float) -> Recipe:
+        return recipe.replace(**{field: int(value) if field in ("batch_size", "epochs") else value})
 
-    low, high = 0, len(values)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if at(middle)[1] else (middle + 1, high)
-    if low == len(values):
+    first = bisect_left(values, True, key=lambda value: bool(reached(changed(value), n_train, seen)))
+    if first == len(values):
         return None
-    changed, forgot = at(low)
-    return None if forgot is None else Change(field, values[low], family_clock(changed, n_train)[1], forgot)
+    forgets = changed(values[first])
+    forgot = reached(forgets, n_train, seen)
+    return forgot and Change(field, values[first], family_clock(forgets, n_train)[1], forgot)
 
 
 POWER = 0.8

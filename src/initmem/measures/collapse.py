@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.clocks import CLOCK_NAMES, CLOCKS
+from initmem.clocks import CLOCKS
 from initmem.labels import labels
 from initmem.measures.beta import beta_curve, followed_metric, seed_slopes
 from initmem.measures.design import Groups, Measure, Row
@@ -32,23 +32,15 @@ SMALLEST = 1e-6  # |beta| below this is zero for all practical purposes
 NAMED = {0: "epochs", 1: "sum of eta", 2: "SGD clock"}
 
 
-class AxisFit(NamedTuple):
-    """How well curves agree against one axis. None: no two of them ever share a position on it."""
-
-    axis: str  # "epochs" or a clock
-    disagreement: float | None  # root mean square distance between curves, in decades of |beta|
-    overlap: float  # share of the axis, in its logarithm, on which at least two curves lie
-
-
 class Collapse(NamedTuple):
-    """The exponent alpha of the batch size, where it can be told, and the agreement on every axis."""
+    """The exponent alpha of the batch size, where it can be told, and how far the curves are apart."""
 
     alpha: float | None
     low: float | None
     high: float | None
     n_levels: int  # of |beta| that at least two curves pass
     n_curves: int
-    scores: list[AxisFit]
+    apart: dict[str, float | None]  # `disagreement` of the curves by axis: epochs, or a clock
 
     @property
     def reading(self) -> str:
@@ -90,7 +82,7 @@ def collapse(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy"
     fadings = _fadings(groups, metric)
     slope, n_levels = regress(fadings, np.log(sizes)) if fadings else (None, 0)
     alpha, low, high = (None if one is None else one + 1 for one in slope or (None, None, None))
-    return Collapse(alpha, low, high, n_levels, len(groups), axis_fits(groups, metric))
+    return Collapse(alpha, low, high, n_levels, len(groups), _apart(groups, metric))
 
 
 def _fadings(groups: Sequence[Sequence[RunRecord]], metric: str) -> list[_Fading] | None:
@@ -179,8 +171,8 @@ def _solve(passing: Array, log_sizes: Array) -> float | None:
     return float((x * y).sum()) / spread if spread > 1e-18 else None
 
 
-def axis_fits(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy") -> list[AxisFit]:
-    """The agreement of the curves against epochs and every clock that moves in all of them."""
+def _apart(groups: Sequence[Sequence[RunRecord]], metric: str) -> dict[str, float | None]:
+    """The disagreement of the curves against epochs and every clock that moves in all of them."""
     curves = [beta_curve(records, metric) for records in groups]
     axes = {"epochs": [curve.epochs for curve in curves]}
     for name in CLOCKS:
@@ -193,13 +185,11 @@ def axis_fits(groups: Sequence[Sequence[RunRecord]], metric: str = "val_accuracy
         finite = errors[np.isfinite(errors)]
         floors.append(max(SMALLEST, float(np.median(finite)) if len(finite) else 0.0))
     betas = [curve.beta for curve in curves]
-    return [AxisFit(name, *disagreement(betas, axis, floors)) for name, axis in axes.items()]
+    return {name: disagreement(betas, axis, floors) for name, axis in axes.items()}
 
 
-def disagreement(
-    betas: Sequence[Array], axis: Sequence[Array], floors: Sequence[float]
-) -> tuple[float | None, float]:
-    """Root mean square distance in log10 |beta| between curves where at least two lie, and the share that is.
+def disagreement(betas: Sequence[Array], axis: Sequence[Array], floors: Sequence[float]) -> float | None:
+    """Root mean square distance in log10 |beta| between curves where at least two lie; None: nowhere.
 
     Every curve is interpolated on a grid that is even in the logarithm of the axis, as clocks of different
     batch sizes differ by orders of magnitude. |beta| below its own standard error is taken as that.
@@ -216,9 +206,8 @@ def disagreement(
         row[inside] = np.interp(np.log(grid[inside]), np.log(x[there]), height)
     several = np.isfinite(table).sum(axis=0) >= 2
     if not several.any():
-        return None, 0.0
-    spread = np.nanvar(table[:, several], axis=0, ddof=1)
-    return float(np.sqrt(spread.mean())), float(several.mean())
+        return None
+    return float(np.sqrt(np.nanvar(table[:, several], axis=0, ddof=1).mean()))
 
 
 # -- table ------------------------------------------------------------------------------------------------
@@ -230,17 +219,13 @@ def _rows(groups: Groups, metric: str | None) -> list[Row]:
     for label, family in families(groups.values()).items():
         exponent = collapse(family, followed_metric(family[0], metric))
         values = exponent._asdict()
-        scores = {fit.axis: fit.disagreement for fit in values.pop("scores")}
-        apart = {f"apart_{axis}": scores.get(axis) for axis in ("epochs", "adaptive", "sgd")}
+        del values["apart"]
+        apart = {f"apart_{axis}": exponent.apart.get(axis) for axis in ("epochs", "adaptive", "sgd")}
         rows.append({"family": label} | values | apart | {"reading": exponent.reading})
     return rows
 
 
-def _apart(axis: str, title: str) -> Column:
-    about = f"decades between the curves against {CLOCK_NAMES.get(axis, axis)}"
-    return number(title, about, ".2f", priority=7)
-
-
+APART = "decades between the curves on this axis"
 MEASURES = {
     "collapse": Measure(
         "Collapse: the exponent of the batch size that makes the curves of |slope| agree",
@@ -252,9 +237,9 @@ MEASURES = {
             "reading": Column("reading", "text", "what that says; cannot tell: the curves do not overlap"),
             "n_curves": number("curves", "number of batch sizes", priority=5),
             "n_levels": number("levels", "levels of |slope| that at least two curves pass", priority=6),
-            "apart_epochs": _apart("epochs", "by epochs"),
-            "apart_sgd": _apart("sgd", "by sgd"),
-            "apart_adaptive": _apart("adaptive", "by sum of lr"),
+            "apart_epochs": number("by epochs", APART, ".2f", priority=7),
+            "apart_sgd": number("by sgd", APART, ".2f", priority=7),
+            "apart_adaptive": number("by sum of lr", APART, ".2f", priority=7),
         },
         of_scale=True,
         over_time=True,

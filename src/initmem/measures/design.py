@@ -110,11 +110,9 @@ def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Arr
     seeds = sorted({record.run.seed for record in chosen})
     epochs = max((len(record.history[column]) for record in chosen), default=0)
     values = np.full((len(seeds), len(scales), epochs), np.nan)
-    scale_at = {scale: i for i, scale in enumerate(scales)}
-    seed_at = {seed: i for i, seed in enumerate(seeds)}
     for record in chosen:
         row = record.history[column]
-        values[seed_at[record.run.seed], scale_at[record.run.scale], : len(row)] = row
+        values[seeds.index(record.run.seed), scales.index(record.run.scale), : len(row)] = row
     return values, np.array(scales), np.array(seeds, dtype=float)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 from initmem.measures.design import Analysis, Groups, Measure, Row, default_metric, profile
-from initmem.measures.statistics import ALPHA, Spreads, adjusted, spreads, student
+from initmem.measures.statistics import ALPHA, Spread, adjusted, spreads, student
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.table import Column, number
@@ -120,7 +120,9 @@ def compared_ranges(before: Array, after: Array, *, alpha: float = ALPHA) -> Com
     )
 
 
-def _from_intervals(one: Spreads, other: Spreads, first: Array, second: Array) -> tuple[Array, Array, Array]:
+def _from_intervals(
+    one: Spread[Array], other: Spread[Array], first: Array, second: Array
+) -> tuple[Array, Array, Array]:
     """Difference of the debiased ranges, and its distances to the lower and the upper limit."""
     parts = [
         (np.maximum(second - other.low, 0.0), np.maximum(one.high - first, 0.0)),

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import epoch_rates
+from initmem.errors import count
 from initmem.measures.design import Profile, plain, profile
 from initmem.measures.statistics import ALPHA, Spread, spread, student
 from initmem.metric import metric_of
@@ -96,7 +97,7 @@ class Fit(NamedTuple):
     scales: tuple[float, ...]
     train: tuple[float, ...]  # mean over seeds at every scale
     last: tuple[float, ...]  # the same in the last epoch; empty if it was not recorded
-    range: Spread
+    range: Spread[float | None]
     test_change: MeanChange | None  # None: the metric and the train metric are of different kinds
     train_change: MeanChange
     gap_change: MeanChange | None
@@ -126,10 +127,13 @@ class Fit(NamedTuple):
             return "fit unknown"
         return "generalization" if p <= ALPHA and self.matched.agrees(better, worse) else "trainability"
 
+    def span(self, form: str) -> str:
+        """The lowest and the highest mean train metric over scales."""
+        ends = dict.fromkeys(format(end, form) for end in (min(self.train), max(self.train)))
+        return " to ".join(ends) + ("%" if self.unit == "pp" else "")
+
     def __str__(self) -> str:
-        low, high = (f"{end:.3g}" for end in (min(self.train), max(self.train)))
-        span = low if low == high else f"{low} to {high}"
-        return f"{self.metric.replace('_', ' ')} {span}{'%' if self.unit == 'pp' else ''}"
+        return f"{self.metric.replace('_', ' ')} {self.span('.3g')}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -146,10 +150,18 @@ class _Crossings(NamedTuple):
 
     by: str
     level: float
-    seeds: list[int]  # with a run at every scale
     scales: list[float]
-    times: dict[tuple[int, float], float]  # in epochs, by seed and scale
-    runs: dict[tuple[int, float], RunRecord]
+    runs: list[list[RunRecord]]  # (seed, scale), of the seeds with a run at every scale
+    times: Array  # in epochs, (seed, scale)
+
+    def have(self, column: str) -> bool:
+        """Whether all runs recorded a column."""
+        return all(column in run.history for row in self.runs for run in row)
+
+    def at(self, column: str) -> Array:
+        """A validation metric when the level is reached, (seed, scale); NaN where it cannot be used."""
+        rows = zip(self.runs, self.times.tolist(), strict=True)
+        return np.array([[_at(run, column, t) for run, t in zip(*row, strict=True)] for row in rows])
 
 
 def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | None:
@@ -197,20 +209,19 @@ def _crossings(records: Sequence[RunRecord], by: str) -> _Crossings | str:
         return f"no {by} was recorded epoch by epoch"
     scales = sorted({scale for _, scale in runs})
     seeds = [s for s in sorted({seed for seed, _ in runs}) if all((s, scale) in runs for scale in scales)]
-    chosen = {(seed, scale): runs[seed, scale] for seed in seeds for scale in scales}
-    columns = [r.history[by] for r in chosen.values()]
-    if not columns:
+    grid = [[runs[seed, scale] for scale in scales] for seed in seeds]
+    if not grid:
         return "no seed has all scales"
     sign = 1.0 if by == "train_accuracy" else -1.0
-    reached = min(float((sign * column).max()) for column in columns)
+    reached = min(float((sign * r.history[by]).max()) for row in grid for r in row)
     if by == "train_accuracy":
         level = next((level for level in ACCURACY_LEVELS if level <= reached), None)
     else:
         level = _rounded_up(-reached)
     if level is None:
         return f"the runs reach no common level of {by}"
-    times = {key: _first_crossing(r, by, level, sign) for key, r in chosen.items()}
-    return _Crossings(by, level, seeds, scales, times, chosen)
+    times = np.array([[_first_crossing(r, by, level, sign) for r in row] for row in grid])
+    return _Crossings(by, level, scales, grid, times)
 
 
 def _rounded_up(loss: float) -> float:
@@ -225,31 +236,52 @@ def _matched(crossings: _Crossings | str) -> Matched | str:
     """The range of the validation metric at the crossings; else why there is none."""
     if isinstance(crossings, str):
         return crossings
-    runs, times = crossings.runs, crossings.times
-    metric = next((name for name in HELD_OUT if all(name in r.history for r in runs.values())), None)
+    metric = next(filter(crossings.have, HELD_OUT), None)
     if metric is None:
         return "no validation metric was recorded epoch by epoch"
-    values = {key: _at(r, metric, times[key]) for key, r in runs.items()}
-    scales = [x for x in crossings.scales if all(math.isfinite(values[seed, x]) for seed in crossings.seeds)]
-    if len(scales) < 2:
+    values = crossings.at(metric)
+    usable = np.isfinite(values).all(axis=0)  # (scale,)
+    if usable.sum() < 2:
         at = f"{100 * crossings.level:g}%" if crossings.by == "train_accuracy" else f"{crossings.level:g}"
         return f"{crossings.by} {at}, the common level, is reached before validation can be used"
     shown = metric_of(metric)
-    table = shown.factor * np.array([[values[seed, scale] for scale in scales] for seed in crossings.seeds])
-    ranges = spread(table, bound=shown.widest)
+    values = shown.factor * values[:, usable]
+    ranges, means = spread(values, bound=shown.widest), values.mean(axis=0)
     return Matched(
         by=crossings.by,
         level=crossings.level,
         metric=metric,
-        memory=float(np.ptp(table.mean(axis=0))),
+        memory=float(np.ptp(means)),
         low=ranges.low,
         high=ranges.high,
         p=ranges.p,
-        scales=tuple(scales),
-        means=tuple(table.mean(axis=0).tolist()),
-        n_seeds=len(crossings.seeds),
-        early=sum(times[seed, scale] < 1 for seed in crossings.seeds for scale in scales),
+        scales=tuple(np.array(crossings.scales)[usable].tolist()),
+        means=tuple(means.tolist()),
+        n_seeds=len(values),
+        early=int((crossings.times[:, usable] < 1).sum()),
     )
+
+
+def fit_notes(fit: Fit | None, *, equal: bool) -> list[str]:
+    """What is known about the fit, where that is not simply equal."""
+    if fit is None:
+        return [
+            "no train metric was recorded, so memory cannot be told from undertraining "
+            "(record train_accuracy or train_loss in every epoch)"
+        ]
+    match = fit.matched
+    if isinstance(match, str):
+        return [] if equal else [f"no memory at matched fit: {match}"]
+    notes = []
+    if match.early:
+        runs = count(match.early, "run")
+        notes.append(f"{runs} reached the level of matched fit before the first validation")
+    if len(match.scales) < len(fit.scales) and not equal:
+        compared = ", ".join(f"{scale:g}" for scale in match.scales)
+        notes.append(
+            f"matched fit compares the scales {compared}: the others reached it too early to be validated"
+        )
+    return notes
 
 
 def cold_epochs(record: RunRecord) -> int:
@@ -352,9 +384,8 @@ def _at(record: RunRecord, name: str, time: float) -> float:
 
 def _time_to_fit(crossings: _Crossings) -> TimeToFit:
     """A crossing before the first measurement counts as one at that time."""
-    first = {key: float(_positions(r)[0]) for key, r in crossings.runs.items()}
-    times = {key: max(time, first[key]) for key, time in crossings.times.items()}
-    logs = np.log([[times[seed, scale] for scale in crossings.scales] for seed in crossings.seeds])
+    first = np.array([[_positions(run)[0] for run in row] for row in crossings.runs])
+    logs = np.log(np.maximum(crossings.times, first))
     ranges = spread(logs)
     low, high = (None if end is None else math.exp(end) for end in (ranges.low, ranges.high))
     means = np.exp(logs.mean(axis=0))
@@ -365,15 +396,11 @@ def _time_to_fit(crossings: _Crossings) -> TimeToFit:
 
 def _rises_late(crossings: _Crossings) -> bool:
     """Whether validation accuracy rose by far after the data had been fitted, as in grokking."""
-    if crossings.by != "train_accuracy" or crossings.level < FITTED:
+    if crossings.by != "train_accuracy" or crossings.level < FITTED or not crossings.have("val_accuracy"):
         return False
-    rises = []
-    for key, record in crossings.runs.items():
-        best = record.summary.val_accuracy_best
-        if best is not None and "val_accuracy" in record.history:
-            rises.append(best - _at(record, "val_accuracy", crossings.times[key]))
-    rises = [rise for rise in rises if math.isfinite(rise)]
-    return bool(rises) and float(np.mean(rises)) > LATE
+    best = np.array([[run.summary.val_accuracy_best for run in row] for row in crossings.runs], dtype=float)
+    rises = best - crossings.at("val_accuracy")
+    return bool(np.isfinite(rises).any()) and float(np.nanmean(rises)) > LATE
 
 
 def _in_last_epoch(train: Profile, records: Sequence[RunRecord], name: str) -> tuple[float, ...]:

@@ -32,14 +32,8 @@ def _fit_rows(
 ) -> list[Row]:
     """The change from the smallest to the largest scale, split, and the memory at equal fit."""
     memories = [
-        measured(
-            records,
-            metric or default_metric(records),
-            tolerance=tolerance,
-            label=label,
-            analysis=analyses.get(records[0].run.recipe),
-        )
-        for label, records in groups.items()
+        measured(rows, metric or default_metric(rows), label, analyses[rows[0].run.recipe], tolerance)
+        for label, rows in groups.items()
     ]
     return [_fit_row(row) for row in judged(memories, adjust) if row.fit is not None]
 

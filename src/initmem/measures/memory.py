@@ -3,169 +3,28 @@
 `measured` arranges the records of one recipe by seed and scale and infers the range over scales of the mean
 over seeds (`statistics`), next to how well the training data were fitted (`fit`). `judged` gives memories
 their verdicts, adjusted for the number of recipes that are measured together. No other place gives one.
+The result, a `Memory`, and its words are in `verdict`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import replace
 
 from initmem.labels import informative
 from initmem.labels import label as short_name
 from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, profile
-from initmem.measures.fit import Fit, Matched, Mode, fit
-from initmem.measures.memory_columns import NEVER_USED, fit_notes, meaning, notes_of, verdict_table
-from initmem.measures.scales import EQUAL_RATES, failures
-from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, seeds_needed, spread
+from initmem.measures.fit import Matched, Mode, fit, fit_notes
+from initmem.measures.scales import failures
+from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, spread
+from initmem.measures.verdict import SIZES, TOLERANCE_PP, Memories, Memory, Verdict, notes_of
 from initmem.metric import metric_name, metric_of
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Source, collected
 from initmem.study import recipes_of
 
-Verdict = Literal["remembers", "forgets", "inconclusive", "untrained", "not applicable"]
-
-TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
-SIZES = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The memory of one recipe: in percentage points for accuracies, else in the metric's own unit.
-
-    `low` is positive exactly when `p` is at most `alpha`, and `high` is within the tolerance exactly when
-    `p_equivalence` is at most `alpha` / 2. The verdict follows from these, `forgets` first, where they also
-    stand after an adjustment for the `family` of recipes that were measured together.
-    """
-
-    recipe: str
-    metric: str
-    n_scales: int
-    n_seeds: int
-    memory: float | None
-    low: float | None
-    high: float | None
-    noise_range: float | None  # expected from noise alone
-    p: float | None  # of "the range is 0"
-    debiased: float | None
-    verdict: Verdict
-    unit: str
-    recipe_id: str
-    mode: Mode | None = None  # of a memory: whether the scales differ at equal fit; None: does not apply
-    fit: Fit | None = None  # None: the metric is not one of new data, or no train metric was recorded
-    size: str | None = None  # of a memory that is significant: the classes that its interval reaches
-    tolerance: float | None = None
-    p_equivalence: float | None = None  # of "the range exceeds the tolerance", by two one-sided tests
-    p_adjusted: float | None = None  # of the two p-values the one that decides the verdict, adjusted
-    p_equivalence_adjusted: float | None = None
-    p_matched_adjusted: float | None = None  # of no memory at matched fit: it decides the mode
-    adjust: str = "bh"
-    family: int = 1  # number of recipes that it is adjusted for
-    next_alpha: float = ALPHA  # level at which the next verdict of the family would be given
-    alpha: float = ALPHA  # level of this analysis; the interval has level 1 - alpha
-    analysis: int = 1  # its number in a planned schedule
-    alpha_spent: float = ALPHA  # over all analyses so far
-    untrained: int = 0  # runs at chance, or diverged
-    failure_p: float | None = None  # of rates of untrained runs that are equal at all scales
-    failure_limit: float | None = None  # no two scales' rates of untrained runs differ by more, at 97.5%
-    equal_failure_rates: bool = True  # as far as one can tell: `forgets` requires it
-    dropped_seeds: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
-    scales: tuple[float, ...] = ()
-    values: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, with the thresholds behind the words."""
-        row = asdict(replace(self, fit=None)) | {"fit": self.fit and self.fit.to_json()}
-        row |= {"verdict_text": self.verdict_text, "thresholds": self.thresholds}
-        row |= {"seeds_needed": self.seeds_needed}
-        return {name: value for name, value in row.items() if name not in ("values", "next_alpha")}
-
-    @property
-    def within_tolerance(self) -> bool:
-        """Whether the interval excludes a range beyond the tolerance."""
-        return self.p_equivalence is not None and self.p_equivalence <= self.alpha / 2
-
-    @property
-    def seeds_needed(self) -> int | None:
-        """How many seeds in all would settle an inconclusive verdict; None: it is settled, or over 300."""
-        only_rates_differ = self.within_tolerance and not self.equal_failure_rates
-        if self.verdict != "inconclusive" or only_rates_differ:
-            return None
-        return seeds_needed(self.values, self.tolerance, alpha=self.next_alpha)
-
-    @property
-    def equal_fit(self) -> bool:
-        """Whether the scales are fitted equally well: train accuracies within 2 points, or the tolerance."""
-        if self.fit is None:
-            return False
-        usual = TOLERANCE_PP if self.fit.unit == "pp" else None
-        return self.fit.is_equal(self.tolerance if self.fit.unit == self.unit else usual)
-
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """What the verdict's words stand for, in the unit of the memory."""
-        if self.tolerance is None:
-            return {"alpha": self.alpha}
-        sizes = {name: self.tolerance * times for name, times in SIZES.items() if times}
-        return {"alpha": self.alpha, "tolerance": self.tolerance} | sizes
-
-    @property
-    def short_verdict(self) -> str:
-        """The verdict with its mode and size, and whether it is adjusted."""
-        settled = self.verdict in ("remembers", "forgets")
-        unadjusted = " (unadjusted)" if settled and self.adjust == "none" else ""
-        mode, size = f": {self.mode}" if self.mode else "", f" ({self.size})" if self.size else ""
-        return f"{self.verdict}{mode}{size}{unadjusted}"
-
-    @property
-    def verdict_text(self) -> str:
-        """The same, with the failure rates that `forgets` does not exclude."""
-        return self.short_verdict + (f" ({self.not_excluded})" if self.not_excluded else "")
-
-    @property
-    def not_excluded(self) -> str:
-        """Which failure rates too few runs leave possible, for a memory that is forgotten."""
-        limit = self.failure_limit or 0.0
-        unseen = self.verdict == "forgets" and limit > EQUAL_RATES
-        return f"failure rates up to {100 * limit:.0f}% not excluded" if unseen else ""
-
-    @property
-    def meaning(self) -> str:
-        """The verdict in words."""
-        return meaning(self)
-
-    def shown(self, value: float | None) -> str:
-        """A value with the unit of the memory."""
-        return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
-
-    def __str__(self) -> str:
-        if self.verdict == "not applicable":
-            return f"{self.verdict}: {NEVER_USED}"
-        if self.memory is None:
-            return f"not measured, {self.verdict}"
-        text = self.shown(self.memory)
-        if self.low is not None:
-            text += f" [{self.low:.3g}, {self.high:.3g}], noise range {self.noise_range:.2g}"
-        needed = f" (about {self.seeds_needed} seeds would settle it)" if self.seeds_needed else ""
-        return f"{text}, {self.verdict_text}{needed}{f', {self.fit}' if self.fit else ''}"
-
-    def _repr_html_(self) -> str:
-        return Memories([self])._repr_html_()
-
-
-class Memories(list[Memory]):
-    """Memories of several recipes; a notebook shows them as a table."""
-
-    def _repr_html_(self) -> str:
-        from initmem.plots.tables import html
-
-        return html(verdict_table(self))
-
+__all__ = ["Memories", "Memory", "Verdict", "judged", "measured", "memory", "memory_table", "scale_used"]
 
 # -- measuring --------------------------------------------------------------------------------------------
 
@@ -185,47 +44,34 @@ def memory(
     the rates of untrained runs differ by no more than that between scales. Records contain no plan of interim
     analyses: `memory_table` takes it from a store or an archive and passes it on as `analysis`.
     """
-    row = measured(
-        records,
-        metric,
-        tolerance=tolerance,
-        failure_tolerance=failure_tolerance,
-        label=label,
-        analysis=analysis,
-    )
-    return judged([row])[0]
+    return judged([measured(records, metric, label, analysis, tolerance, failure_tolerance)])[0]
 
 
 def measured(
     records: Sequence[RunRecord],
     metric: str,
-    *,
-    tolerance: float | None = None,
-    failure_tolerance: float | None = None,
     label: str | None = None,
     analysis: Analysis | None = None,
+    tolerance: float | None = None,
+    failure_tolerance: float | None = None,
+    *,
     with_fit: bool = True,
 ) -> Memory:
     """The same before `judged` gives it a verdict; without fit no history is read."""
     arranged, analysis = profile(records, metric), analysis or Analysis()
-    shown = metric_of(arranged.metric)
+    recipe, shown = arranged.recipe, metric_of(metric)
     n_seeds, n_scales = arranged.values.shape
-    applicable = scale_used(records)
-    ranges = Spread(*[None] * 6)
+    applicable, failed = scale_used(records), failures(records)
+    ranges = Spread[float | None](*[None] * 6)
     if n_seeds > 0 and applicable:
         ranges = spread(arranged.values, alpha=analysis.alpha, bound=shown.widest)
     limit = TOLERANCE_PP if tolerance is None and shown.unit == "pp" else tolerance
     tested = limit is not None and ranges.p is not None
-    failed = failures(records)
-    verdict: Verdict = "inconclusive"
-    if not applicable:
-        verdict = "not applicable"
-    elif failed is not None and failed.at_chance == failed.n:
-        verdict = "untrained"
-    recipe, with_fit = arranged.recipe, with_fit and shown.held_out
+    verdict: Verdict = "untrained" if failed.n and failed.at_chance == failed.n else "inconclusive"
+    with_fit = with_fit and shown.held_out
     row = Memory(
         recipe=label or short_name(recipe, informative(recipe, ["optimizer", "learning_rate"])),
-        metric=arranged.metric,
+        metric=metric,
         n_scales=n_scales,
         n_seeds=n_seeds,
         memory=ranges.spread,
@@ -234,7 +80,7 @@ def measured(
         noise_range=ranges.noise_range,
         p=ranges.p,
         debiased=ranges.debiased,
-        verdict=verdict,
+        verdict=verdict if applicable else "not applicable",
         unit=shown.unit,
         recipe_id=recipe.id,
         fit=fit(records, metric) if with_fit else None,
@@ -243,18 +89,18 @@ def measured(
         alpha=analysis.alpha,
         analysis=analysis.number,
         alpha_spent=analysis.spent,
-        untrained=failed.untrained if failed else 0,
-        failure_p=failed.p if failed else None,
-        failure_limit=failed.largest_difference if failed else None,
-        equal_failure_rates=failed is None or failed.equal(failure_tolerance),
+        untrained=failed.untrained,
+        failure_p=failed.p,
+        failure_limit=failed.largest_difference,
+        equal_failure_rates=failed.equal(failure_tolerance),
         dropped_seeds=arranged.dropped,
-        notes=tuple(notes_of(records, arranged, ranges, analysis, failed)),
         values=arranged.values,
         scales=arranged.scales,
     )
+    notes = notes_of(row, records, analysis, failed)
     if with_fit and n_seeds and applicable:
-        row = replace(row, notes=(*row.notes, *fit_notes(row.fit, equal=row.equal_fit)))
-    return row
+        notes += fit_notes(row.fit, equal=row.equal_fit)
+    return replace(row, notes=tuple(notes))
 
 
 def scale_used(records: Sequence[RunRecord]) -> bool:
@@ -284,27 +130,13 @@ def memory_table(
     chosen = metric_name(metric) if metric else default_metric(records)
     analyses = analyses_of(data.studies, (r.run.recipe for r in records))
     rows = [
-        measured(
-            group,
-            chosen,
-            tolerance=tolerance,
-            failure_tolerance=failure_tolerance,
-            label=label,
-            analysis=analyses.get(group[0].run.recipe),
-        )
+        measured(group, chosen, label, analyses[group[0].run.recipe], tolerance, failure_tolerance)
         for label, group in labelled(records, order).items()
     ]
     return judged(rows, adjust)
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------
-
-
-class Claim(NamedTuple):
-    """What a memory says if it is significant, and the p-value that is compared with its alpha."""
-
-    verdict: Verdict
-    p: float | None  # None: nothing is tested
 
 
 def judged(rows: Sequence[Memory], adjust: str = "bh") -> Memories:
@@ -315,34 +147,32 @@ def judged(rows: Sequence[Memory], adjust: str = "bh") -> Memories:
     A level other than 5% enters as a weight of the p-value.
     """
     claims = [_claim(row) for row in rows]
-    weighted = [
-        None if claim.p is None else min(claim.p * (ALPHA / row.alpha), 1.0)
-        for row, claim in zip(rows, claims, strict=True)
-    ]
-    ps = adjusted(weighted, adjust)
+    weights = [ALPHA / row.alpha for row in rows]
+    ps = adjusted([p and min(p * w, 1.0) for (_, p), w in zip(claims, weights, strict=True)], adjust)
     tested = [p for p in ps if p is not None]
     family, settled = max(len(tested), 1), sum(p <= ALPHA for p in tested)
     share = 1.0 if adjust == "none" else min((settled + 1) / family, 1.0)  # of alpha, for the next claim
     matches = adjusted([row.fit.matched_p if row.fit else None for row in rows], adjust)
     memories = Memories()
-    for row, claim, p, matched in zip(rows, claims, ps, matches, strict=True):
+    for row, claim, weight, p, matched in zip(rows, claims, weights, ps, matches, strict=True):
         next_alpha = float(f"{row.alpha * share:.2g}")
         row = replace(row, adjust=adjust, family=family, next_alpha=next_alpha, p_matched_adjusted=matched)
-        memories.append(row if p is None else _with_verdict(row, claim, p * (row.alpha / ALPHA)))
+        memories.append(row if p is None else _with_verdict(row, *claim, p / weight))
     return memories
 
 
-def _claim(row: Memory) -> Claim:
+def _claim(row: Memory) -> tuple[Verdict, float | None]:
+    """The verdict of a memory if it is significant, and its p-value; None: nothing is tested."""
     if row.p is None or row.verdict in ("untrained", "not applicable"):
-        return Claim(row.verdict, None)
+        return row.verdict, None
     if row.p_equivalence is not None and row.equal_failure_rates and row.within_tolerance:
-        return Claim("forgets", 2 * row.p_equivalence)
-    return Claim("remembers", row.p)
+        return "forgets", 2 * row.p_equivalence
+    return "remembers", row.p
 
 
-def _with_verdict(row: Memory, claim: Claim, p: float) -> Memory:
-    """A memory whose claim has this p-value after the adjustment."""
-    forgets, alone = claim.verdict == "forgets", claim.p or 0.0
+def _with_verdict(row: Memory, verdict: Verdict, alone: float | None, p: float) -> Memory:
+    """A memory with what it claims, if `p`, its p-value after the adjustment, is small enough."""
+    alone, forgets = alone or 0.0, verdict == "forgets"
     p = max(alone, p)
     if p > row.alpha >= alone:
         what, times = ("equivalence p", 0.5) if forgets else ("p", 1.0)

@@ -15,6 +15,7 @@ from initmem.clocks import stability_limit
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.measures.design import SCALE, Groups, Measure, Row, by_scale, default_metric, plain
+from initmem.measures.statistics import ALPHA
 from initmem.metric import metric_of
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
 from initmem.record import SHARPNESS, RunRecord
@@ -86,48 +87,32 @@ class Interpolation(NamedTuple):
     n_censored: int
 
 
-class Survival(NamedTuple):
-    """The share of runs that have not interpolated yet (Kaplan-Meier), with 95% limits; (time,) each."""
-
-    times: Array
-    share: Array
-    low: Array
-    high: Array
-
-
 def median_interpolation(records: Sequence[RunRecord]) -> Interpolation:
-    """The median of tau_interp; a run that never interpolated counts as later than its last epoch."""
-    chosen = [r for r in plain(records) if r.status != "crashed" and r.summary.epochs > 0]
-    reached = np.array([r.summary.tau_interp is not None for r in chosen], dtype=bool)
-    times = np.array([float(r.summary.tau_interp or r.summary.epochs) for r in chosen])
-    curve = survival(times, reached)
+    """The median of tau_interp; a run that never interpolated counts as later than its last epoch.
 
-    def first_half(share: Array) -> float | None:
-        below = np.flatnonzero(share <= 0.5)
-        return float(curve.times[below[0]]) if len(below) else None
-
-    median, low, high = (first_half(share) for share in (curve.share, curve.low, curve.high))
-    return Interpolation(median, low, high, len(times), int((~reached).sum()))
-
-
-def survival(times: Array, reached: NDArray[np.bool_]) -> Survival:
-    """Kaplan and Meier's estimate with log(-log) limits by Greenwood's formula."""
+    Kaplan and Meier's estimate of the share that has not interpolated yet, with log(-log) limits by
+    Greenwood's formula.
+    """
     from scipy.stats import CensoredData, ecdf
 
-    if not reached.any():
-        return Survival(*[np.empty(0)] * 4)
-    estimate = ecdf(CensoredData(uncensored=times[reached], right=times[~reached])).sf
+    chosen = [r for r in plain(records) if r.status != "crashed" and r.summary.epochs > 0]
+    reached = [float(r.summary.tau_interp) for r in chosen if r.summary.tau_interp is not None]
+    never = [float(r.summary.epochs) for r in chosen if r.summary.tau_interp is None]
+    if not reached:
+        return Interpolation(None, None, None, len(chosen), len(never))
+    estimate = ecdf(CensoredData(uncensored=reached, right=never)).sf
     with warnings.catch_warnings():
         # Where every run has interpolated, or none has, the formula has no value; the share itself stands in.
         warnings.filterwarnings("ignore", "The confidence interval is undefined", RuntimeWarning)
         band = estimate.confidence_interval(0.95, method="log-log")
-    at = np.isin(estimate.quantiles, times[reached])
-    share = estimate.probabilities[at]
-    low, high = (
-        np.where(np.isfinite(limit.probabilities[at]), limit.probabilities[at], share)
-        for limit in (band.low, band.high)
-    )
-    return Survival(estimate.quantiles[at], share, low, high)
+    share = estimate.probabilities
+
+    def first_half(limit: Array) -> float | None:
+        below = np.flatnonzero(np.where(np.isfinite(limit), limit, share) <= 0.5)
+        return float(estimate.quantiles[below[0]]) if len(below) else None
+
+    low, high = first_half(band.low.probabilities), first_half(band.high.probabilities)
+    return Interpolation(first_half(share), low, high, len(chosen), len(never))
 
 
 def _interpolation_rows(groups: Groups, metric: str | None) -> list[Row]:
@@ -256,17 +241,26 @@ class Failures(NamedTuple):
         than the tolerance. With a tolerance given, that has to be shown in any case."""
         if self.untrained == 0 and tolerance is None:
             return True
-        dependent = self.p is not None and self.p <= 0.05
+        dependent = self.p is not None and self.p <= ALPHA
         limit = EQUAL_RATES if tolerance is None else tolerance
         return not dependent and self.largest_difference <= limit
 
+    def __str__(self) -> str:
+        are = "is" if self.untrained == 1 else "are"
+        counts = f"{self.untrained} of {self.n} runs {are} untrained (at chance or diverged)"
+        if self.memorized:
+            counts += f"; {self.memorized} of them memorized the training examples"
+        if self.p is None:
+            return counts
+        if self.p <= ALPHA:
+            return f"{counts}, at rates that depend on the scale (p = {self.p:.2g})"
+        return f"{counts}; rates that differ between scales cannot be excluded (p = {self.p:.2g})"
 
-def failures(records: Sequence[RunRecord]) -> Failures | None:
-    """Count the untrained runs of one recipe by scale; None if all runs crashed: crashes do not count."""
+
+def failures(records: Sequence[RunRecord]) -> Failures:
+    """Count the untrained runs of one recipe by scale; crashed runs do not count."""
     trained = [record for record in plain(records) if record.status != "crashed"]
-    if not trained:
-        return None
-    limit = chance_limit(trained[0].run.recipe)
+    limit = chance_limit(records[0].run.recipe)
     lost = [r for r in trained if r.status == "diverged" or is_at_chance(r, limit)]
     totals = Counter(record.run.scale for record in trained)
     counts = Counter(record.run.scale for record in lost)
@@ -279,7 +273,8 @@ def failures(records: Sequence[RunRecord]) -> Failures | None:
         at_chance=sum(is_at_chance(record, limit) for record in trained),
         n=sum(n),
         p=equal_rates_p(untrained, n) if 0 < sum(untrained) < sum(n) else None,
-        largest_difference=max(r.high for r in rates) - min(r.low for r in rates),
+        # Without a run no difference is excluded.
+        largest_difference=max(r.high for r in rates) - min(r.low for r in rates) if rates else 1.0,
         chance=limit,
         memorized=sum(fit is not None and fit >= MEMORIZED for fit in fits),
     )
@@ -333,9 +328,9 @@ def _failure_rows(groups: Groups, metric: str | None) -> list[Row]:
     """Untrained runs, scale by scale; p is the recipe's."""
     rows: list[Row] = []
     for label, records in groups.items():
-        if (counted := failures(records)) is not None:
-            shared = {"p": counted.p, "counts_as_chance": counted.chance}
-            rows += [{"recipe": label} | rate._asdict() | shared for rate in counted.rates]
+        counted = failures(records)
+        shared = {"p": counted.p, "counts_as_chance": counted.chance}
+        rows += [{"recipe": label} | rate._asdict() | shared for rate in counted.rates]
     return rows
 
 

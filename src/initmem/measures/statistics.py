@@ -23,7 +23,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,26 +39,22 @@ FOLDS = 5  # groups of seeds that are left out in turn
 Array = NDArray[np.float64]
 
 
-class Spread(NamedTuple):
-    """The range over scales with what is needed to trust it. None: not to be had from so few seeds."""
-
-    spread: float | None
-    low: float | None
-    high: float | None
-    noise_range: float | None  # expected from noise alone
-    p: float | None
-    debiased: float | None
+T = TypeVar("T")
 
 
-class Spreads(NamedTuple):
-    """The same for many studies at once; each of shape (...,)."""
+class Spread(NamedTuple, Generic[T]):
+    """The range over scales with what is needed to trust it.
 
-    spread: Array
-    low: Array
-    high: Array
-    noise_range: Array
-    p: Array
-    debiased: Array
+    Of one study T is `float | None`, with None for what so few seeds do not tell. Of many studies at once it
+    is an array of shape (...,).
+    """
+
+    spread: T
+    low: T
+    high: T
+    noise_range: T  # expected from noise alone
+    p: T
+    debiased: T
 
 
 class Noise(NamedTuple):
@@ -74,14 +70,14 @@ def spread_of(profile: Array) -> Array:
     return np.asarray(profile.max(axis=-1) - profile.min(axis=-1))
 
 
-def spread(values: Array, *, alpha: float = ALPHA, bound: float = math.inf) -> Spread:
+def spread(values: Array, *, alpha: float = ALPHA, bound: float = math.inf) -> Spread[float | None]:
     """Infer the range of values of shape (seed, scale); no range of the metric exceeds `bound`."""
     if len(values) < 2 or values.shape[1] < 2:
         return Spread(float(spread_of(values.mean(axis=0))), None, None, None, None, None)
     return Spread(*(float(item) for item in spreads(values, alpha=alpha, bound=bound)))
 
 
-def spreads(values: Array, *, alpha: float = ALPHA, bound: float = math.inf) -> Spreads:
+def spreads(values: Array, *, alpha: float = ALPHA, bound: float = math.inf) -> Spread[Array]:
     """Infer the ranges of many studies, values of shape (..., seed, scale), from two seeds and scales on.
 
     The interval has level 1 - alpha, and low > 0 exactly when p <= alpha.
@@ -95,7 +91,7 @@ def spreads(values: Array, *, alpha: float = ALPHA, bound: float = math.inf) -> 
     low, rejected = np.zeros(p.shape), p <= alpha
     low[rejected] = np.maximum(smallest_range(means[rejected], radius[rejected]), np.finfo(float).tiny)
     high = np.minimum(upper_limit(means, noise.covariance, n, alpha=alpha), bound)
-    return Spreads(
+    return Spread(
         spread=observed,
         low=np.minimum(low, high),
         high=high,

@@ -147,7 +147,9 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
     y = [max(value, edge) if value == value else value for value in series.y]
     # A value at the very top of its range is drawn whole.
     style["clip_on"] = panel.top is None
-    marked = _marked(len(series.x), index, log=panel.log_x)
+    # On long lines only some points carry a marker, each series at its own positions along the line.
+    long = series.style.dash != "none" and len(series.known()) > MANY
+    marked = (0.02 * (index % 6), 0.12) if long else None
     axes.plot(series.x, y, **style, markevery=marked, label=series.label)
     partial = series.partial()
     if partial:
@@ -155,32 +157,21 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
         axes.plot([series.x[i] for i in partial], [y[i] for i in partial], **style, zorder=5)
 
 
-def _marked(n: int, index: int, *, log: bool) -> list[int]:
-    """The points that carry a marker, evenly spread over the axis, each series at its own positions."""
-    if n <= MANY:
-        return list(range(n))
-    share = (index % 6) / 6
-    if log:
-        return sorted({min(n - 1, round(n ** ((k + share) / 8)) - 1) for k in range(8)})
-    step = n / 7
-    return [int(step * (k + share)) for k in range(7)]
-
-
 def _never_reached(axes: Axes, panel: Panel, ceiling: float) -> None:
     """Points whose median lies beyond the last epoch stand in a gray band above it, a row per series."""
-    late = {
-        index: [x for x, y, n in zip(series.x, series.y, series.n, strict=True) if math.isnan(y) and n]
-        for index, series in enumerate(panel.series)
-    }
-    late = {index: places for index, places in late.items() if places}
+    late = []  # the style of a series, and where it is late
+    for series in panel.series:
+        points = zip(series.x, series.y, series.n, strict=True)
+        if beyond := [x for x, y, n in points if math.isnan(y) and n]:
+            late.append((series.style, beyond))
     axes.axhline(ceiling, color=FAINT, linewidth=0.8, linestyle="-")
     low, high = axes.get_ylim()
     step = (ceiling / low) ** 0.085
     axes.axhspan(ceiling, ceiling * 1e3, color="#EFEFEF", zorder=0, linewidth=0)
     axes.set_ylim(low, ceiling * step ** (len(late) + 2.2) if late else high)
-    for row, (index, places) in enumerate(late.items(), start=1):
-        style = line_options(panel.series[index].style) | {"linestyle": "none", "markerfacecolor": "white"}
-        axes.plot(places, [ceiling * step**row] * len(places), **style)
+    for row, (style, beyond) in enumerate(late, start=1):
+        open_markers = line_options(style) | {"linestyle": "none", "markerfacecolor": "white"}
+        axes.plot(beyond, [ceiling * step**row] * len(beyond), **open_markers)
     if late:
         corner: Options = {"transform": axes.transAxes, "ha": "right", "va": "top"}
         axes.text(0.98, 0.985, "not reached", **corner, fontsize=6.5, color=INK)

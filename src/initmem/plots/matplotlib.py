@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,9 @@ from typing import Any
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.textpath import TextToPath
 
 from initmem.errors import ConfigError, StoreError
 from initmem.files import write_atomic
@@ -35,7 +34,7 @@ from initmem.record import INTERPOLATION
 
 WIDTH = 7.2  # inches: two columns of a journal page
 ENDINGS = (".pdf", ".png", ".svg")
-CAPTION = 6.0  # points
+CAPTION, CAPTION_WIDTH = 6.0, 160  # points, and letters of a line
 HATCHED: dict[str, Any] = {"facecolor": "white", "edgecolor": "#B0B0B0", "hatch": "//////", "linewidth": 0.4}
 STYLE = str(Path(__file__).with_name("initmem.mplstyle"))
 
@@ -52,7 +51,7 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
     heights += [1.05] * own_row
     legend = fitting(plot.legend)
     with style.context(STYLE):
-        lines = wrapped(caption(plot), 72 * (WIDTH - 0.2))
+        lines = textwrap.wrap(caption(plot), CAPTION_WIDTH)
         height = 0.3 + 0.16 * len(legend) + sum(heights) + 0.3 * bool(absent) + 0.115 * len(lines)
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         if lines:
@@ -140,10 +139,11 @@ def _draw_rows(
             letter = f"({chr(ord('a') + len(drawn))}) " if plot.lettered else ""
             axes.set_title(letter + panel.title)
             draw_any(axes, panel, limits, named)
-            if j and _same_y(row[j - 1], panel):
-                axes.set_ylabel("")
-            if i + 1 < len(rows) and _same_x(rows[i + 1], row, j):
+            below = rows[i + 1][j] if i + 1 < len(rows) and len(rows[i + 1]) == len(row) else None
+            if _repeated(panel, below)[0]:
                 axes.set_xlabel("")
+            if _repeated(panel, row[j - 1] if j else None)[1]:
+                axes.set_ylabel("")
             drawn.append((axes, panel))
     return drawn
 
@@ -160,19 +160,12 @@ def draw_any(
         draw_heatmap(axes, panel)
 
 
-def _same_y(beside: AnyPanel, panel: AnyPanel) -> bool:
-    if not isinstance(beside, Panel) or not isinstance(panel, Panel):
-        return False
-    return beside.y_title == panel.y_title and beside.has_values()
-
-
-def _same_x(below: Sequence[AnyPanel], row: Sequence[AnyPanel], j: int) -> bool:
-    if len(below) != len(row) or isinstance(row[j], Heatmap):
-        return False
-    panel, other = row[j], below[j]
-    if not isinstance(panel, Panel) or other.x_title != panel.x_title:
-        return False
-    return not isinstance(other, Panel) or other.x_limits == panel.x_limits
+def _repeated(panel: AnyPanel, other: AnyPanel | None) -> tuple[bool, bool]:
+    """Whether another panel with lines has the same titles of x and of y."""
+    if not isinstance(panel, Panel) or not isinstance(other, Panel):
+        return False, False
+    same_x = (panel.x_title, panel.x_limits) == (other.x_title, other.x_limits)
+    return same_x, panel.y_title == other.y_title and other.has_values()
 
 
 def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
@@ -254,16 +247,3 @@ def _draw_key(axes: Axes, maps: Sequence[Heatmap], image: AxesImage) -> None:
         handles.append(Patch(**HATCHED, label="no runs"))
     if handles:
         axes.legend(handles=handles, loc="lower left", frameon=False, borderaxespad=0, ncols=2)
-
-
-def wrapped(text: str, width: float) -> list[str]:
-    """Lines of a caption that are at most so many points wide."""
-    ruler, font = TextToPath(), FontProperties(size=CAPTION)
-    lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and ruler.get_text_width_height_descent(longer, font, ismath=False)[0] <= width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines

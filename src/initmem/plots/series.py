@@ -118,18 +118,16 @@ def interpolation_series(
     """
     groups = by_scale(records)
     scales = list(groups) if expected is None else list(expected)
-    medians = {scale: median_interpolation(groups[scale]) for scale in scales if scale in groups}
-    rows = [medians.get(scale) for scale in scales]
-    reached = [row if row is not None and row.median is not None else None for row in rows]
+    medians = [median_interpolation(groups.get(scale, ())) for scale in scales]
     return Series(
         label=label,
         style=style,
         x=scales,
-        y=[math.nan if row is None else row.median or math.nan for row in reached],
-        low=[math.nan if row is None else row.low or math.nan for row in reached],
-        high=[math.nan if row is None else row.high or math.inf for row in reached],
-        n=[0 if row is None else row.n for row in rows],
-        n_censored=[0 if row is None else row.n_censored for row in rows],
+        y=[one.median or math.nan for one in medians],
+        low=[one.low or math.nan if one.median else math.nan for one in medians],
+        high=[one.high or math.inf if one.median else math.nan for one in medians],
+        n=[one.n for one in medians],
+        n_censored=[one.n_censored for one in medians],
         expected=[0] * len(scales) if expected is None else list(expected.values()),
         runs=[[record.id for record in groups.get(scale, ())] for scale in scales],
     )

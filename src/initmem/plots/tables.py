@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
@@ -34,7 +33,6 @@ COLORS = {
 }
 # Control characters, and the marks that reverse the direction of text.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-WIDE = 100  # columns of text for the notes
 LEFT, RIGHT = (f' style="text-align: {side}; padding: .2em .8em"' for side in ("left", "right"))
 HTML_COLORS = {
     "remembers": "#c75b12",
@@ -106,40 +104,37 @@ def fitted(table: Table, width: int) -> tuple[Table, list[Column]]:
 def _widths(table: Table, width: int) -> list[int]:
     """The width of every column; empty if even the narrowest table does not fit."""
     columns = range(len(table.columns))
-    natural = [_longest([str(table.columns[i]), *_texts(table, i)]) for i in columns]
-    if _total(natural) <= width:
-        return natural
     least = [_least(table, i) for i in columns]
     if _total(least) > width:
         least = [_least(table, i, squeezed=True) for i in columns]
-    room = width - _total(least)
-    if room < 0:
+    left = width - _total(least)
+    if left < 0:
         return []
     for i in columns:  # what is left goes to the first that want it: labels
-        more = min(room, max(natural[i] - least[i], 0))
+        natural = _longest([str(table.columns[i]), *_texts(table, i)])
+        more = min(left, natural - least[i])
         least[i] += more
-        room -= more
+        left -= more
     return least
 
 
 def _least(table: Table, i: int, *, squeezed: bool = False) -> int:
     """The width below which a column would lose something: numbers never wrap, text does between words."""
     column, texts = table.columns[i], _texts(table, i)
-    head = min(_longest([str(column)], words=True), LONGEST_WORD)
+    head = min(_longest(str(column).split()), LONGEST_WORD)
     whole = _longest(texts)
     if column.kind == "number":
         return max(head, whole)
-    room = 0 if squeezed else column.room
-    return max(head, min(whole, max(room, min(_longest(texts, words=True), LONGEST_WORD))))
+    word = min(_longest([word for text in texts for word in text.split()]), LONGEST_WORD)
+    return max(head, min(whole, max(0 if squeezed else column.room, word)))
 
 
 def _texts(table: Table, i: int) -> list[str]:
     return [printable(row[i].text) for row in table.rows]
 
 
-def _longest(texts: Sequence[str], *, words: bool = False) -> int:
-    pieces = [word for text in texts for word in text.split()] if words else texts
-    return max(map(cell_len, pieces), default=0)
+def _longest(texts: Sequence[str]) -> int:
+    return max(map(cell_len, texts), default=0)
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -155,7 +150,7 @@ def _grid(table: Table, widths: Sequence[int]) -> Grid:
             width=width,
             overflow="fold",
         )
-    for part in table.parts() if table.group else [table.rows]:
+    for part in table.parts():
         for row in part:
             grid.add_row(*(_text(cell.text, _color(cell)) for cell in row))
         grid.add_section()
@@ -164,7 +159,7 @@ def _grid(table: Table, widths: Sequence[int]) -> Grid:
 
 def _stacked(table: Table) -> Group:
     """One cell per line, where the screen is too narrow for a table."""
-    heads = [str(column) for column in table.columns]
+    heads = table.heads
     indent = max(map(len, heads), default=0) + GAP
     lines = [
         [
@@ -205,44 +200,27 @@ def render(table: Table, format: str) -> str:
     return FORMATS[kind](table.without_pictures())
 
 
-def _heads(table: Table) -> list[str]:
-    return [str(column) for column in table.columns]
-
-
-def _parts(table: Table) -> list[list[list[str]]]:
-    return [[[cell.text for cell in row] for row in part] for part in table.parts()]
-
-
 def _right(table: Table) -> list[bool]:
     """Which columns are set flush right."""
     return [column.kind == "number" for column in table.columns]
 
 
 def text(table: Table) -> str:
-    """Columns of equal width, for a terminal."""
-    heads, parts, right = _heads(table), _parts(table), _right(table)
-    lines = [heads, *(row for part in parts for row in part)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-
-    def line(cells: list[str]) -> str:
-        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True))
-        return "  ".join(padded).rstrip()
-
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    body = [line_ for part in parts for line_ in [rule, *map(line, part)]]
-    foot = [piece for note in table.footing() for piece in textwrap.wrap(note, max(WIDE, len(rule)))]
-    return "\n".join([table.title, "", line(heads), *body, rule, *foot]) + "\n"
+    """What a terminal shows that is wide enough for all of it."""
+    stream = io.StringIO()
+    print_table(table, Console(file=stream, width=10_000, force_terminal=False))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
 def markdown(table: Table) -> str:
     """A pipe table under its title."""
 
-    def line(cells: list[str]) -> str:
+    def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.translate(MARKDOWN) for cell in cells) + " |"
 
     bars = "|" + "|".join("---:" if right else ":---" for right in _right(table)) + "|"
-    rows = [line(row) for part in _parts(table) for row in part]
-    head = [f"**{table.title.translate(MARKDOWN)}**", "", line(_heads(table)), bars]
+    rows = [line(cell.text for cell in row) for row in table.rows]
+    head = [f"**{table.title.translate(MARKDOWN)}**", "", line(table.heads), bars]
     foot = [note.translate(MARKDOWN) for note in table.footing()]
     return "\n".join([*head, *rows, "", " ".join(foot)]) + "\n"
 
@@ -250,12 +228,13 @@ def markdown(table: Table) -> str:
 def latex(table: Table) -> str:
     """A table environment; needs \\usepackage{booktabs}."""
 
-    def line(cells: list[str]) -> str:
+    def line(cells: Iterable[str]) -> str:
         return "    " + " & ".join(latex_escape(cell) for cell in cells) + r" \\"
 
     columns = "".join("r" if right else "l" for right in _right(table))
-    parts = [[line(row) for row in part] for part in _parts(table)]
-    body = [line_ for i, part in enumerate(parts) for line_ in ([r"    \midrule"] if i else []) + part]
+    body: list[str] = []
+    for part in table.parts():
+        body += [r"    \midrule", *(line(cell.text for cell in row) for row in part)]
     return "\n".join(
         [
             r"% needs \usepackage{booktabs}",
@@ -264,8 +243,7 @@ def latex(table: Table) -> str:
             rf"  \caption{{{latex_escape(table.title)}}}",
             rf"  \begin{{tabular}}{{{columns}}}",
             r"    \toprule",
-            line(_heads(table)),
-            r"    \midrule",
+            line(table.heads),
             *body,
             r"    \bottomrule",
             r"  \end{tabular}",
@@ -285,7 +263,7 @@ def html(table: Table) -> str:
         row = "".join(f"<{tag}{side}>{cell}</{tag}>" for cell, side in zip(cells, sides, strict=True))
         return f"<tr>{row}</tr>"
 
-    head = line("th", map(escape, _heads(table)))
+    head = line("th", map(escape, table.heads))
     body = "".join(line("td", map(_colored, row)) for row in table.rows)
     notes = "".join(f"<p>{escape(note)}</p>" for note in table.footing())
     title = f"<p><strong>{escape(table.title)}</strong></p>"
@@ -299,19 +277,18 @@ def _colored(cell: Cell) -> str:
 
 def comma(table: Table) -> str:
     """For programs: values, not texts. A mean, its deviation and its n have columns of their own."""
-    means = [any(isinstance(row[i].value, Mean) for row in table.rows) for i in range(len(table.columns))]
-    head: list[str] = []
-    for column, split in zip(table.columns, means, strict=True):
-        head += [str(column), f"{column.title} std", f"{column.title} n"] if split else [str(column)]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(head)
-    for row in table.rows:
-        values: list[object] = []
-        for one, split in zip(row, means, strict=True):
-            value = one.value
-            values += value[:3] if isinstance(value, Mean) else [value, *[None] * (2 * split)]
-        writer.writerow("" if value is None else value for value in values)
+    columns: list[list[object]] = []
+    for i, column in enumerate(table.columns):
+        values = [row[i].value for row in table.rows]
+        if any(isinstance(value, Mean) for value in values):
+            heads = (str(column), f"{column.title} std", f"{column.title} n")
+            split = [value[:3] if isinstance(value, Mean) else (value, None, None) for value in values]
+            columns += [[head, *part] for head, part in zip(heads, zip(*split, strict=True), strict=True)]
+        else:
+            columns.append([str(column), *values])
+    writer.writerows(zip(*columns, strict=True))
     return stream.getvalue()
 
 

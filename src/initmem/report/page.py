@@ -22,7 +22,7 @@ from initmem.files import write_atomic
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.fit import cold_notes
 from initmem.measures.memory import Memory
-from initmem.measures.memory_columns import memory_cells, memory_remark
+from initmem.measures.verdict import memory_cells, memory_remark
 from initmem.metric import metric_title
 from initmem.plots.html import chart_json, sparkline
 from initmem.plots.model import Plot

@@ -13,8 +13,8 @@ from markupsafe import Markup
 from initmem.errors import count
 from initmem.measures.fit import Mode
 from initmem.measures.memory import Memory, Verdict
-from initmem.measures.memory_columns import NEVER_USED, columns_of, memory_cells
 from initmem.measures.scales import AtScale, scale_means
+from initmem.measures.verdict import NEVER_USED, columns_of, memory_cells
 from initmem.metric import metric_of, metric_title
 from initmem.plots.builders import memory_interval
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, numbers, sparkline

@@ -85,8 +85,8 @@ def families(seed: int) -> list[Family]:
         members, others = (
             [recipe for recipe in group if _clock_of(recipe) == clock] for group in (study.recipes, slower)
         )
-        scores = collapse([records[recipe] for recipe in members], "norm").scores
-        apart = {s.axis: math.inf if s.disagreement is None else s.disagreement for s in scores}
+        distances = collapse([records[recipe] for recipe in members], "norm").apart
+        apart = {axis: math.inf if distance is None else distance for axis, distance in distances.items()}
         of_members, of_others = (
             [fading(names[recipe], clock, records[recipe]) for recipe in group] for group in (members, others)
         )

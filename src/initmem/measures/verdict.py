@@ -1,29 +1,160 @@
-"""Memories for readers: the verdict in words, notes, and the columns of the table with a row per recipe.
+"""The memory of one recipe as it is reported: its numbers, its verdict in words, notes, and the table.
 
-The terminal, the page and notebooks share these columns.
+The terminal, the page and notebooks share the columns.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from initmem.errors import count
-from initmem.measures.design import Analysis, Profile
-from initmem.measures.fit import Fit
-from initmem.measures.scales import Failures
-from initmem.measures.statistics import ALPHA, Spread
+from initmem.measures.design import Analysis
+from initmem.measures.fit import Fit, Mode
+from initmem.measures.scales import EQUAL_RATES, Failures
+from initmem.measures.statistics import ALPHA, seeds_needed
 from initmem.metric import metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Cell, Column, Table, cell, interval, number
 
-if TYPE_CHECKING:
-    from initmem.measures.memory import Memory
+Verdict = Literal["remembers", "forgets", "inconclusive", "untrained", "not applicable"]
 
+TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
+SIZES = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of one recipe: in percentage points for accuracies, else in the metric's own unit.
+
+    `low` is positive exactly when `p` is at most `alpha`, and `high` is within the tolerance exactly when
+    `p_equivalence` is at most `alpha` / 2. The verdict follows from these, `forgets` first, where they also
+    stand after an adjustment for the `family` of recipes that were measured together.
+    """
+
+    recipe: str
+    metric: str
+    n_scales: int
+    n_seeds: int
+    memory: float | None
+    low: float | None
+    high: float | None
+    noise_range: float | None  # expected from noise alone
+    p: float | None  # of "the range is 0"
+    debiased: float | None
+    verdict: Verdict
+    unit: str
+    recipe_id: str
+    mode: Mode | None = None  # of a memory: whether the scales differ at equal fit; None: does not apply
+    fit: Fit | None = None  # None: the metric is not one of new data, or no train metric was recorded
+    size: str | None = None  # of a memory that is significant: the classes that its interval reaches
+    tolerance: float | None = None
+    p_equivalence: float | None = None  # of "the range exceeds the tolerance", by two one-sided tests
+    p_adjusted: float | None = None  # of the two p-values the one that decides the verdict, adjusted
+    p_equivalence_adjusted: float | None = None
+    p_matched_adjusted: float | None = None  # of no memory at matched fit: it decides the mode
+    adjust: str = "bh"
+    family: int = 1  # number of recipes that it is adjusted for
+    next_alpha: float = ALPHA  # level at which the next verdict of the family would be given
+    alpha: float = ALPHA  # level of this analysis; the interval has level 1 - alpha
+    analysis: int = 1  # its number in a planned schedule
+    alpha_spent: float = ALPHA  # over all analyses so far
+    untrained: int = 0  # runs at chance, or diverged
+    failure_p: float | None = None  # of rates of untrained runs that are equal at all scales
+    failure_limit: float | None = None  # no two scales' rates of untrained runs differ by more, at 97.5%
+    equal_failure_rates: bool = True  # as far as one can tell: `forgets` requires it
+    dropped_seeds: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+    scales: tuple[float, ...] = ()
+    values: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the thresholds behind the words."""
+        row = asdict(replace(self, fit=None)) | {"fit": self.fit and self.fit.to_json()}
+        row |= {"verdict_text": self.verdict_text, "thresholds": self.thresholds}
+        row |= {"seeds_needed": self.seeds_needed}
+        return {name: value for name, value in row.items() if name not in ("values", "next_alpha")}
+
+    @property
+    def within_tolerance(self) -> bool:
+        """Whether the interval excludes a range beyond the tolerance."""
+        return self.p_equivalence is not None and self.p_equivalence <= self.alpha / 2
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """How many seeds in all would settle an inconclusive verdict; None: it is settled, or over 300."""
+        only_rates_differ = self.within_tolerance and not self.equal_failure_rates
+        if self.verdict != "inconclusive" or only_rates_differ:
+            return None
+        return seeds_needed(self.values, self.tolerance, alpha=self.next_alpha)
+
+    @property
+    def equal_fit(self) -> bool:
+        """Whether the scales are fitted equally well: train accuracies within 2 points, or the tolerance."""
+        if self.fit is None:
+            return False
+        usual = TOLERANCE_PP if self.fit.unit == "pp" else None
+        return self.fit.is_equal(self.tolerance if self.fit.unit == self.unit else usual)
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """What the verdict's words stand for, in the unit of the memory."""
+        if self.tolerance is None:
+            return {"alpha": self.alpha}
+        sizes = {name: self.tolerance * times for name, times in SIZES.items() if times}
+        return {"alpha": self.alpha, "tolerance": self.tolerance} | sizes
+
+    @property
+    def short_verdict(self) -> str:
+        """The verdict with its mode and size, and whether it is adjusted."""
+        settled = self.verdict in ("remembers", "forgets")
+        unadjusted = " (unadjusted)" if settled and self.adjust == "none" else ""
+        mode, size = f": {self.mode}" if self.mode else "", f" ({self.size})" if self.size else ""
+        return f"{self.verdict}{mode}{size}{unadjusted}"
+
+    @property
+    def not_excluded(self) -> str:
+        """Which failure rates too few runs leave possible, for a memory that is forgotten."""
+        unseen = self.verdict == "forgets" and (self.failure_limit or 0.0) > EQUAL_RATES
+        return f"failure rates up to {100 * (self.failure_limit or 0.0):.0f}% not excluded" if unseen else ""
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict, with the failure rates that `forgets` does not exclude."""
+        return self.short_verdict + (f" ({self.not_excluded})" if self.not_excluded else "")
+
+    @property
+    def meaning(self) -> str:
+        """The verdict in words."""
+        return meaning(self)
+
+    def shown(self, value: float | None) -> str:
+        """A value with the unit of the memory."""
+        return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
+
+    def __str__(self) -> str:
+        return in_one_line(self)
+
+    def _repr_html_(self) -> str:
+        return Memories([self])._repr_html_()
+
+
+class Memories(list[Memory]):
+    """Memories of several recipes; a notebook shows them as a table."""
+
+    def _repr_html_(self) -> str:
+        from initmem.plots.tables import html
+
+        return html(verdict_table(self))
+
+
+# -- in words --------------------------------------------------------------------------------------------
 
 NEVER_USED = "the pipeline never used the scale"
 FEW_SEEDS = 3  # up to so many miss most memories
@@ -48,6 +179,23 @@ def meaning(row: Memory) -> str:
     if row.noise_range is None:
         return f"One seed says nothing about noise: the {row.metric} has a range of {row.shown(row.memory)}."
     return f"{_finding(row)}. {ABOUT_INTERVAL}."
+
+
+def in_one_line(row: Memory) -> str:
+    """The memory with its interval, its verdict and the fit."""
+    if row.verdict == "not applicable":
+        return f"{row.verdict}: {NEVER_USED}"
+    if row.memory is None:
+        return f"not measured, {row.verdict}"
+    text = row.shown(row.memory)
+    if row.low is not None:
+        text += f" [{row.low:.3g}, {row.high:.3g}], noise range {row.noise_range:.2g}"
+    needed = f" ({remark})" if (remark := _seeds_remark(row)) else ""
+    return f"{text}, {row.verdict_text}{needed}{f', {row.fit}' if row.fit else ''}"
+
+
+def _seeds_remark(row: Memory) -> str:
+    return f"about {row.seeds_needed} seeds would settle it" if row.seeds_needed else ""
 
 
 def _finding(row: Memory) -> str:
@@ -75,25 +223,16 @@ def _finding(row: Memory) -> str:
     )
 
 
-def notes_of(
-    records: Sequence[RunRecord],
-    arranged: Profile,
-    ranges: Spread,
-    analysis: Analysis,
-    failures: Failures | None,
-) -> list[str]:
+def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, failures: Failures) -> list[str]:
     """What is unusual about the runs of one recipe and about their analysis."""
     notes = []
-    n = len(arranged.seeds)
-    if 1 < n <= FEW_SEEDS:
-        notes.append(f"{n} seeds miss most memories of a few standard deviations")
-    if arranged.dropped:
-        listed = ", ".join(map(str, arranged.dropped))
-        notes.append(
-            f"left out, because a scale has no finite value: seed{'s' * (len(arranged.dropped) > 1)} {listed}"
-        )
-    if ranges.noise_range == 0:
-        alike = "values" if not np.ptp(arranged.values, axis=0).any() else "differences between scales"
+    if 1 < row.n_seeds <= FEW_SEEDS:
+        notes.append(f"{row.n_seeds} seeds miss most memories of a few standard deviations")
+    if row.dropped_seeds:
+        seeds = f"seed{'s' * (len(row.dropped_seeds) > 1)} {', '.join(map(str, row.dropped_seeds))}"
+        notes.append(f"left out, because a scale has no finite value: {seeds}")
+    if row.noise_range == 0:
+        alike = "values" if not np.ptp(row.values, axis=0).any() else "differences between scales"
         notes.append(f"all seeds gave the same {alike}, so no noise was measured: is the seed used?")
     if analysis.alpha < ALPHA:
         notes.append(
@@ -101,49 +240,14 @@ def notes_of(
             f"{100 * (1 - analysis.alpha):.3g}%; {100 * analysis.spent:.2g}% of alpha spent"
         )
     if analysis.unplanned:
-        counts = ", then ".join(map(str, sorted({*analysis.unplanned, n})))
+        counts = ", then ".join(map(str, sorted({*analysis.unplanned, row.n_seeds})))
         notes.append(
             f"seeds were added after a first analysis ({counts}) without a plan: the error rate of the "
             f"verdict is above {100 * ALPHA:.2g}%"
         )
-    if failures and failures.untrained:
-        notes.append(_failure_note(failures))
+    if failures.untrained:
+        notes.append(str(failures))
     return [*notes, *_early_notes(records), *_code_notes(records)]
-
-
-def fit_notes(fit: Fit | None, *, equal: bool) -> list[str]:
-    """What is known about the fit, where that is not simply equal."""
-    if fit is None:
-        return [
-            "no train metric was recorded, so memory cannot be told from undertraining "
-            "(record train_accuracy or train_loss in every epoch)"
-        ]
-    match = fit.matched
-    if isinstance(match, str):
-        return [] if equal else [f"no memory at matched fit: {match}"]
-    notes = []
-    if match.early:
-        notes.append(
-            f"{count(match.early, 'run')} reached the level of matched fit before the first validation"
-        )
-    if len(match.scales) < len(fit.scales) and not equal:
-        compared = ", ".join(f"{scale:g}" for scale in match.scales)
-        notes.append(
-            f"matched fit compares the scales {compared}: the others reached it too early to be validated"
-        )
-    return notes
-
-
-def _failure_note(failures: Failures) -> str:
-    are = "is" if failures.untrained == 1 else "are"
-    counts = f"{failures.untrained} of {failures.n} runs {are} untrained (at chance or diverged)"
-    if failures.memorized:
-        counts += f"; {failures.memorized} of them memorized the training examples"
-    if failures.p is None:
-        return counts
-    if failures.p <= ALPHA:
-        return f"{counts}, at rates that depend on the scale (p = {failures.p:.2g})"
-    return f"{counts}; rates that differ between scales cannot be excluded (p = {failures.p:.2g})"
 
 
 def _early_notes(records: Sequence[RunRecord]) -> list[str]:
@@ -254,7 +358,7 @@ def memory_remark(row: Memory, until: float | None = None) -> str:
     if until is not None and row.low is not None and row.high is not None:
         width = row.high - row.low
         return f"interval {width:.1f} wide" + ("" if width <= until else f" (asked: {until:g})")
-    return f"about {row.seeds_needed} seeds would settle it" if row.seeds_needed else ""
+    return _seeds_remark(row)
 
 
 def memory_cells(row: Memory) -> dict[str, Cell]:
@@ -266,7 +370,7 @@ def memory_cells(row: Memory) -> dict[str, Cell]:
         "verdict": cell(row.short_verdict, style=f"verdict {row.verdict.split()[0]}"),
         "memory": cell(row.memory, form, style="strong"),
         "interval": interval(row.low, row.high, form),
-        "train": cell(_fit_range(row)),
+        "train": cell(row.fit and row.fit.span(metric_of(row.fit.metric).form)),
         "matched": cell(_matched_text(row)),
         "noise_range": cell(row.noise_range, form),
         "debiased": cell(row.debiased, form),
@@ -274,15 +378,6 @@ def memory_cells(row: Memory) -> dict[str, Cell]:
         "p_adjusted": cell(row.p_equivalence_adjusted if row.p_adjusted is None else row.p_adjusted, ".2g"),
         "design": cell(f"{row.n_scales} × {row.n_seeds}", style="number"),
     }
-
-
-def _fit_range(row: Memory) -> str:
-    """The lowest and the highest mean train metric over scales."""
-    if row.fit is None:
-        return ""
-    form = metric_of(row.fit.metric).form
-    low, high = (format(end, form) for end in (min(row.fit.train), max(row.fit.train)))
-    return (low if low == high else f"{low} to {high}") + ("%" if row.fit.unit == "pp" else "")
 
 
 def _matched_text(row: Memory) -> str:
