@@ -157,7 +157,8 @@ def test_what_is_left_alone_is_said() -> None:
         "fixed.weight": "frozen",
         "fixed.bias": "frozen",
     }
-    for row, line in zip(table.rows(), str(table).splitlines()[4:-1], strict=True):
+    rows = table.rows()
+    for row, line in zip(rows, str(table).splitlines()[4 : 4 + len(rows)], strict=True):
         assert line.startswith(row["parameter"]) and f" {row['role']} " in line
 
 

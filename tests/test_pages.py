@@ -322,7 +322,7 @@ def test_the_board_follows_a_real_study_from_its_first_run_to_the_verdict(
     training = threading.Thread(
         target=run_study,
         args=(load_study(str(tmp_path / "study.toml")), store.path, InlineEngine()),
-        kwargs={"pack": 2, "watch": lambda work: wait_for_the_page},
+        kwargs={"pack": 2, "watch": lambda runs, left: wait_for_the_page},
     )
     training.start()
     try:
