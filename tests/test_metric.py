@@ -7,11 +7,11 @@ import math
 import pytest
 
 from initmem.metric import METRICS, metric_of
-from initmem.record import COLUMNS, SHARPNESS, SUMMARY_FIELDS
+from initmem.record import COLUMNS, SUMMARY_FIELDS
 
 
 def test_every_metric_that_records_hold_has_a_row() -> None:
-    assert {*SUMMARY_FIELDS, *COLUMNS, *SHARPNESS} <= set(METRICS)
+    assert {*SUMMARY_FIELDS, *COLUMNS} <= set(METRICS)
     assert all(metric.title for metric in METRICS.values())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -26,9 +28,15 @@ from initmem.train.loop import train_epoch
 from initmem.train.networks import ResNet9
 from initmem.train.optimizers import optimizer_for
 from initmem.train.pack import Pack
-from initmem.train.sharpness import plain_copy
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler")
+
+
+def plain_copy(network: ResNet9) -> ResNet9:
+    """The network in float64 and in PyTorch's own operations."""
+    plain = deepcopy(network).double()
+    plain.lanes = None
+    return plain
 
 
 @pytest.fixture(autouse=True)

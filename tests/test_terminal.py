@@ -40,13 +40,12 @@ model = "mlp"
 width = 2
 batch_size = 16
 epochs = 1
-sharpness_every = 1
 [[grid]]
 optimizer = ["sgd", "momentum"]
 learning_rate = [0.001, 0.12345]
 l2 = [0.0, 0.00321]
 """
-NOT_THERE = ("chaos", "clocks", "collapse", "seeds", "sharpness")  # in the archive of learning rates
+NOT_THERE = ("chaos", "clocks", "collapse", "seeds")  # in the archive of learning rates
 COMMANDS = [
     ["studies"],
     ["studies", "main-grid"],
@@ -63,7 +62,6 @@ COMMANDS = [
     ["measure", GRID, "--what", "clocks"],
     ["measure", CHAOS, "--what", "chaos"],
     ["measure", "STORE", "--what", "difference"],
-    ["measure", "STORE", "--what", "sharpness"],
     *(["table", str(number), GRID, "--reference"] for number in range(1, 8)),
     ["clocks", "main-grid"],
     ["clocks", "LONG"],

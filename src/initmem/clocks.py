@@ -195,13 +195,3 @@ def effective_clocks(recipe: AnyRecipe, ticks: Mapping[str, float]) -> dict[str,
 def step_momentum(recipe: Schedule) -> float:
     """The momentum that amplifies the steps of a recipe: only that of heavy ball; Adam and Muon normalize."""
     return recipe.momentum if steps_of(recipe.optimizer) == "heavy ball" else 0.0
-
-
-def stability_limit(recipe: Schedule, rate: float) -> float | None:
-    """The sharpness above which gradient descent on a quadratic diverges: 2 (1 + momentum) / eta.
-
-    None where there is no such limit: normalized steps see a preconditioned Hessian, averaged ones another.
-    """
-    if steps_of(recipe.optimizer) not in ("gradient", "heavy ball"):
-        return None
-    return 2 * (1 + step_momentum(recipe)) / rate

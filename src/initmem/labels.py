@@ -27,7 +27,7 @@ PROCEDURE = (
 
 # What goes without saying in a label.
 SILENT = {
-    "l2": 0.0, "patience": None, "sharpness_every": 0, "train_size": None, "val_size": None,
+    "l2": 0.0, "patience": None, "train_size": None, "val_size": None,
     "test_size": None, "warmup": 0, "augment": "none", "decay_on": "all", "test_unused": False,
 }  # fmt: skip
 

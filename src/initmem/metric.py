@@ -71,7 +71,7 @@ _OTHERS = (
     *("test_loss", "test_cross_entropy", "test_objective"),
     *("val_loss", "val_cross_entropy", "val_objective"),
     *("train_loss", "train_cross_entropy", "train_objective"),
-    *("norm", "norm_init", "norm_last", "sharpness", "sharpness_epoch"),
+    *("norm", "norm_init", "norm_last"),
     *(f"clock_{name}" for name in CLOCKS),
 )
 METRICS = {

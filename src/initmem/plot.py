@@ -26,7 +26,7 @@ from initmem.record import RunRecord
 from initmem.store.results import Source, collected
 from initmem.study import Study, recipes_of
 
-__all__ = ["beta", "clocks", "figure", "interpolation", "memory", "norm", "scale", "sharpness"]
+__all__ = ["beta", "clocks", "figure", "interpolation", "memory", "norm", "scale"]
 
 AnyResults: TypeAlias = "Result | Source"
 
@@ -58,11 +58,6 @@ def beta(
 ) -> tuple[Figure, Axes]:
     """|beta|, the slope of a metric on the scale, against epoch or against a clock."""
     return _drawn(_built(results, builders.beta_plot, metric, clock), axes)
-
-
-def sharpness(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
-    """The largest Hessian eigenvalue against epoch, and 2/eta; of recipes with `sharpness_every`."""
-    return _drawn(_built(results, builders.sharpness_plot), axes)
 
 
 def memory(

@@ -84,7 +84,6 @@ class Recipe(BaseModel):
     scaled: str = "kernels"  # what the scale multiplies: kernels, biases, output, patterns of layer names
     layer_scales: str = ""  # fixed factors of the initialization, as in 'output=0.5, residual*=2'
     width_scaling: Literal["fan-in", "mup"] = "fan-in"  # mup: last kernel smaller by the root of its fan-in
-    sharpness_every: int = Field(0, ge=0)  # measure it after the first and every n-th epoch; 0: never
     init_mode: Literal["redraw", "rescale"] = "redraw"  # rescale: multiply the network's own initialization
 
     @property
@@ -222,7 +221,7 @@ class Recipe(BaseModel):
     def pack_key(self) -> Recipe:
         """Recipes with the same key may share a pack: what is left after replicas have rates of their own."""
         rule = catalog.OPTIMIZERS.get(self.optimizer)
-        if rule is None or not rule.own_rates or self.sharpness_every:
+        if rule is None or not rule.own_rates:
             return self
         return self.replace(**{name: DEFAULTS[name] for name in PER_REPLICA})
 

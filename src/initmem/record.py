@@ -38,8 +38,6 @@ COLUMNS = (
     *(f"clock_{name}" for name in CLOCKS),
     "seconds",  # this run's share of the pack's wall time
 )
-# Of recipes that measure the sharpness: its latest value, and after which epoch it was measured (0: not yet).
-SHARPNESS = ("sharpness", "sharpness_epoch")
 
 History: TypeAlias = "Mapping[str, NDArray[np.float64]]"
 LONGEST_CAUSE = 300  # characters of a cause

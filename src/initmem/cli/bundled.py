@@ -112,7 +112,7 @@ def get_data(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="1 to 8, scale, beta, clocks, sharpness, or all.")],
+    name: Annotated[str, typer.Argument(help="1 to 8, scale, beta, clocks, or all.")],
     stores: base.StoresArgument,
     output: base.Output = None,
     ending: Annotated[

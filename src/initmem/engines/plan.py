@@ -22,7 +22,7 @@ from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
-from initmem.train.requirements import SHARPNESS_PASSES, SHARPNESS_SUBSET, flops_per_image, notes_of
+from initmem.train.requirements import flops_per_image, notes_of
 
 # The share of a matrix product's rate that training reaches: of plain modules, and the largest with layers in
 # C, which need fewer operations than are counted; half of it at so many operations per image, layer and pack.
@@ -229,12 +229,9 @@ FEWEST_TRIALS, SECONDS_OF_TRIALS = 3, 0.4
 
 
 def run_flops(recipe: Recipe, shape: Sizes) -> float:
-    """Operations of one run: training, validation after every epoch, one test, and the sharpness."""
+    """Operations of one run: training, validation after every epoch, one test."""
     count = flops_per_image(recipe, shape.shape, shape.classes, shape.vocabulary)
     seen = recipe.epochs * shape.n_train
-    if recipe.sharpness_every:
-        measurements = 1 + recipe.epochs // recipe.sharpness_every
-        seen += measurements * SHARPNESS_PASSES * min(shape.n_train, SHARPNESS_SUBSET)
     return float(seen * count.training + _evaluated(recipe, shape) * count.forward)
 
 

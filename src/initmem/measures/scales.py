@@ -1,4 +1,4 @@
-"""What every scale reached: the mean of a metric, untrained runs, interpolation, repair gap, sharpness."""
+"""What every scale reached: the mean of a metric, untrained runs, interpolation, repair gap."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.clocks import stability_limit
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.measures.design import SCALE, Groups, Measure, Row, by_scale, default_metric, plain
 from initmem.measures.statistics import ALPHA
 from initmem.metric import metric_of
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
-from initmem.record import SHARPNESS, RunRecord
+from initmem.recipe import AnyRecipe, PipelineRecipe
+from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, number
 
 Array = NDArray[np.float64]
@@ -131,82 +130,6 @@ def _repair_rows(groups: Groups, metric: str | None) -> list[Row]:
         }
         rows.append(key | values)
     return rows
-
-
-# -- sharpness, next to the limit up to which gradient descent is stable ----------------------------------
-
-
-class SharpnessCurve(NamedTuple):
-    """The sharpness of some runs of one recipe at the epochs after which it was measured."""
-
-    epochs: Array  # (epoch,)
-    values: Array  # (run, epoch); NaN where a run has no value
-    limits: Array  # (epoch,): 2 / eta, 2 (1 + momentum) / eta with momentum; NaN for other optimizers
-
-
-class Sharpness(NamedTuple):
-    """How sharp the minimum became, means over runs. None: the optimizer has no limit."""
-
-    first: float  # after the first epoch that was measured
-    last: float
-    epoch: int  # of the last measurement
-    limit: float | None  # at the learning rate of that epoch
-    ratio: float | None  # last / limit
-    largest_ratio: float | None  # over all epochs that were measured
-    n: int
-
-
-def sharpness_curve(records: Sequence[RunRecord]) -> SharpnessCurve | None:
-    """The measurements of one recipe; None if there are none."""
-    asked = [record for record in plain(records) if record.run.recipe.get("sharpness_every")]
-    runs = [record for record in asked if all(name in record.history for name in SHARPNESS)]
-    measured = [_measured(record) for record in runs]
-    epochs = sorted({epoch for one in measured for epoch in one})
-    if not epochs:
-        return None
-    values = np.array([[one.get(epoch, np.nan) for epoch in epochs] for one in measured if one])
-    longest = max(runs, key=lambda record: record.summary.epochs)
-    return SharpnessCurve(np.array(epochs, float), values, _limits(longest, epochs))
-
-
-def sharpness(records: Sequence[RunRecord]) -> Sharpness | None:
-    """The first and the last measurement of one recipe, and how near the limit it came."""
-    curve = sharpness_curve(records)
-    if curve is None:
-        return None
-    mean, limit = np.nanmean(curve.values, axis=0), float(curve.limits[-1])
-    stable = bool(np.isfinite(limit))
-    return Sharpness(
-        first=float(mean[0]),
-        last=float(mean[-1]),
-        epoch=int(curve.epochs[-1]),
-        limit=limit if stable else None,
-        ratio=float(mean[-1]) / limit if stable else None,
-        largest_ratio=float((mean / curve.limits).max()) if stable else None,
-        n=int(np.isfinite(curve.values[:, -1]).sum()),
-    )
-
-
-def _measured(record: RunRecord) -> dict[int, float]:
-    """The values by epoch; in between, a history repeats the latest one."""
-    values, when = (record.history[name] for name in SHARPNESS)
-    return {
-        i: float(value) for i, (value, epoch) in enumerate(zip(values, when, strict=True), 1) if epoch == i
-    }
-
-
-def _limits(record: RunRecord, epochs: Sequence[int]) -> Array:
-    """The limit at the last learning rate of each epoch."""
-    recipe, rates = record.run.recipe, record.history["learning_rate"]
-    if not isinstance(recipe, Recipe):
-        return np.full(len(epochs), np.nan)
-    limits = (stability_limit(recipe, float(rates[epoch - 1])) for epoch in epochs)
-    return np.array([np.nan if limit is None else limit for limit in limits])
-
-
-def _sharpness_rows(groups: Groups, metric: str | None) -> list[Row]:
-    rows = ((key, sharpness(records)) for key, records in each_scale(groups))
-    return [key | values._asdict() for key, values in rows if values is not None]
 
 
 # -- untrained runs: diverged, or with a selected model no better than chance -----------------------------
@@ -371,21 +294,6 @@ MEASURES = {
             "standard_error": number("s.e.", "standard error of the gap", ".2f"),
             "n": number("runs", "number of runs that interpolated"),
             "n_never_interpolated": number("never", "runs that never interpolated"),
-        },
-    ),
-    "sharpness": Measure(
-        "Sharpness: the largest Hessian eigenvalue of the training objective, means over seeds",
-        _sharpness_rows,
-        {
-            "recipe": RECIPE,
-            "scale": SCALE,
-            "first": number("first", "after the first epoch", ".3g"),
-            "last": number("last", "at the last measurement", ".3g"),
-            "epoch": number("epoch", "of the last measurement", priority=5),
-            "limit": number("2/eta", "2 (1 + momentum) / eta: where gradient descent turns unstable", ".3g"),
-            "ratio": number("last / limit", "1: at the edge of stability", ".2f"),
-            "largest_ratio": number("largest", "ratio over all measurements", ".2f", priority=4),
-            "n": number("n", "number of runs"),
         },
     ),
     "failures": Measure(

@@ -22,7 +22,7 @@ from initmem.paper.parts import legend, plot_of_lines
 from initmem.paper.reference import find
 from initmem.paper.selection import Key, Line, Records, Selection, Studies, select
 from initmem.plots import captions, styles
-from initmem.plots.builders import BETA, beta_plot, clocks_plot, scale_plot, sharpness_plot
+from initmem.plots.builders import BETA, beta_plot, clocks_plot, scale_plot
 from initmem.plots.model import Panel, Plot, Series, Style
 from initmem.plots.series import SLOPE, beta_series
 from initmem.study import recipes_of
@@ -194,5 +194,4 @@ OF_ANY_RECIPE: dict[str, Callable[..., Plot]] = {
     SCALE: scale_plot,
     "beta": beta_plot,
     "clocks": clocks_plot,
-    "sharpness": sharpness_plot,
 }

@@ -18,22 +18,18 @@ from initmem.metric import metric_of
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot, Series, Style
 from initmem.plots.series import (
-    MEAN_OF_RUNS,
     MEDIAN,
     PROFILE,
     SLOPE,
     beta_series,
     interpolation_series,
     profile_series,
-    sharpness_series,
-    stability_series,
 )
 from initmem.plots.styles import GREEN, GREY, GUIDE, VERMILLION, nth
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 
 BETA = "|β| per unit of σ"
-SHARPNESS_TITLE = "largest Hessian eigenvalue"
 CLOCK_TITLES = {
     "sgd": "SGD clock, (1/b) Σ η²",
     "l2": "L2 clock, λ Σ η",
@@ -122,20 +118,6 @@ def beta_plot(
     panel = Panel(title, x_title, BETA, drawn, SLOPE, "runs per line")
     plot = _in_a_row(panel._replace(log_x=clock is not None, log_y=True))
     return plot._replace(missing=[f"{one.label}: {why}" for one in series if one not in drawn])
-
-
-def sharpness_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
-    """The sharpness against epoch, a line per recipe over all its runs, and where it meets 2/eta."""
-    series, guides = [], []
-    for i, (label, group) in enumerate(labelled(records, order).items()):
-        series.append(sharpness_series(group, label=label, style=nth(i)))
-        guides.append(stability_series(group))
-    if not any(one.x for one in series):
-        raise ConfigError("no sharpness was measured (sharpness_every = N in a recipe measures it)")
-    guides = list({tuple(guide.y): guide for guide in guides if guide.x}.values())  # recipes may share one
-    named = [guide._replace(label="" if i else guide.label) for i, guide in enumerate(guides)]
-    panel = Panel("Sharpness along training", "epoch", SHARPNESS_TITLE, series, MEAN_OF_RUNS, guides=named)
-    return _in_a_row(panel._replace(log_y=True))
 
 
 def memory_plot(rows: Sequence[Memory]) -> Plot:

@@ -11,18 +11,16 @@ from numpy.typing import NDArray
 
 from initmem.measures.beta import BetaCurve
 from initmem.measures.design import by_scale, profile
-from initmem.measures.scales import median_interpolation, sharpness_curve
+from initmem.measures.scales import median_interpolation
 from initmem.measures.statistics import mean_band, spread_of, student
 from initmem.metric import metric_of
 from initmem.plots.model import Series, Statistic, Style
-from initmem.plots.styles import GUIDE
 from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 Value = Callable[[RunRecord], float | None]
 PERCENTILES = "band from the 10th to the 90th percentile"
 MEAN = Statistic("mean over seeds", PERCENTILES)
-MEAN_OF_RUNS = Statistic("mean over scales and seeds", PERCENTILES)
 PROFILE = Statistic("mean over seeds", "95% simultaneous band (all scales at once)")
 MEDIAN = Statistic(
     "median, runs that never reach it counted as later than the last epoch", "band of 95% limits"
@@ -182,22 +180,3 @@ def spread_over(records: Sequence[RunRecord], scales: Sequence[float]) -> float 
         return None
     values = profile(there, "test_accuracy").values
     return float(spread_of(values.mean(axis=0))) if len(values) else None
-
-
-def sharpness_series(records: Sequence[RunRecord], *, label: str = "", style: Style = UNSTYLED) -> Series:
-    """The sharpness of all runs of a recipe at the epochs after which it was measured."""
-    curve = sharpness_curve(records)
-    if curve is None:
-        return Series(label, style, (), ())
-    values = curve.values
-    low, high = np.nanpercentile(values, [10, 90], axis=0).tolist()
-    means, counts = np.nanmean(values, axis=0).tolist(), np.isfinite(values).sum(0).tolist()
-    return Series(label, style, curve.epochs.tolist(), means, low, high, n=counts)
-
-
-def stability_series(records: Sequence[RunRecord]) -> Series:
-    """The sharpness up to which the gradient descent of a recipe is stable; empty for other optimizers."""
-    curve, label = sharpness_curve(records), "2/η, with momentum 2(1 + μ)/η"
-    if curve is None or not np.isfinite(curve.limits).all():
-        return Series(label, GUIDE, (), ())
-    return Series(label, GUIDE, curve.epochs.tolist(), curve.limits.tolist())

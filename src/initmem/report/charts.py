@@ -11,7 +11,7 @@ from initmem.clocks import CLOCK_NAMES
 from initmem.labels import labels
 from initmem.measures.memory import Memory
 from initmem.metric import metric_of, metric_title
-from initmem.plots.builders import BETA, CLOCK_TITLES, SHARPNESS_TITLE
+from initmem.plots.builders import BETA, CLOCK_TITLES
 from initmem.plots.captions import SIGMA, phrase
 from initmem.plots.html import thinned
 from initmem.plots.model import Panel, Plot, Series, Style, form_between
@@ -28,7 +28,6 @@ SELECTED = f"Of the model with the least validation loss, with a {SIMULTANEOUS}.
 NORM = f"Of all weights of the selected model, with a {SIMULTANEOUS}."
 FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
 REPAIR = "Validation accuracy of the selected model minus its value at interpolation, where it interpolated."
-SHARPNESS = "Largest Hessian eigenvalue of the training objective: mean over runs, 10th to 90th percentile."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe on one axis."
 
 
@@ -58,14 +57,12 @@ def curves(content: Content) -> dict[str, Plot]:
         for name in list(metrics)[:MOST_METRICS]
     }
     fitted = Panel("Interpolation epoch", SIGMA, "interpolation epoch", (), ceiling=last)
-    sharpness = Panel("Sharpness", "epoch", SHARPNESS_TITLE, (), log_y=True)
     settling = Panel("Memory by seeds", "seeds", f"memory{unit}", ())
     alone = [Facet(content.names[member[0]], [member]) for facet in facets for member in facet.members]
     plots |= {
         "norm": profile("Weight norm", "Frobenius norm", NORM, "norm_best"),
         "fitted": plot(fitted, FITTED, lambda item: item.interpolation),
         "repair": profile("Repair gap", "repair gap (pp)", REPAIR, "repair_gap"),
-        "sharpness": plot(sharpness, SHARPNESS, lambda item: item.sharpness),
         "settling": _plot(content, alone, settling, SETTLING, lambda item: item.settling),
     }
     return _with_values(plots)

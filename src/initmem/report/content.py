@@ -39,7 +39,7 @@ from initmem.metric import DERIVED, metric_of
 from initmem.paper.reference import Reference, references
 from initmem.plots.captions import common
 from initmem.plots.model import Series
-from initmem.plots.series import UNSTYLED, folded, interpolation_series, profile_series, sharpness_series
+from initmem.plots.series import UNSTYLED, folded, interpolation_series, profile_series
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.store.results import Survey
@@ -122,11 +122,6 @@ class RecipeStats:
         return interpolation_series(
             [record for record in self._trained if record.summary.train_accuracy_last is not None]
         )
-
-    @cached_property
-    def sharpness(self) -> Series:
-        """The sharpness against epoch."""
-        return sharpness_series(self._trained)
 
     @cached_property
     def columns(self) -> list[str]:

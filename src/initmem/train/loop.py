@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -91,11 +90,10 @@ def train_epoch(pack: Pack, pause: Callable[[], bool] = lambda: False) -> bool:
             pack.seconds += time.perf_counter() - started
             return False
 
-    sharpness = _sharpness(pack, epoch)  # where gradients are taken
     with evaluated_model(pack, epoch):
         measured = _measure(pack)
         pack.seconds += time.perf_counter() - started
-        improved = pack.append_rows(measured, rates, sharpness)
+        improved = pack.append_rows(measured, rates)
         pack.keep_best(improved)
     pack.begin_epoch(epoch)
     return True
@@ -222,14 +220,3 @@ def _measure(pack: Pack) -> dict[str, list[float]]:
         "norm": squares.sqrt(),
     }
     return {name: values.tolist() for name, values in measured.items()}
-
-
-def _sharpness(pack: Pack, epoch: int) -> list[float]:
-    """The sharpness of every replica; NaN: not measured after this epoch."""
-    every = pack.recipe.sharpness_every
-    if not every or (epoch > 1 and epoch % every):
-        return [math.nan] * pack.replicas
-    from initmem.train.sharpness import sharpness
-
-    values: list[float] = sharpness(pack.network, pack.train, pack.recipe.l2).tolist()
-    return values

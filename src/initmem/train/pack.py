@@ -20,7 +20,7 @@ from initmem import __version__
 from initmem.clocks import CLOCKS, RateSums, updates_per_epoch
 from initmem.data.dataset import Dataset, Examples, Sizes
 from initmem.recipe import PER_REPLICA
-from initmem.record import COLUMNS, SHARPNESS, Status
+from initmem.record import COLUMNS, Status
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train import compiled, native
@@ -91,7 +91,7 @@ class Pack:
         self.best = {name: value.clone() for name, value in self.network.state_dict().items()}
         self.norm_init = self.kernel_squares().sqrt().tolist()
 
-        names_of_rows = COLUMNS + (SHARPNESS if self.recipe.sharpness_every else ())
+        names_of_rows = COLUMNS
         self.history: list[Rows] = [{name: [] for name in names_of_rows} for _ in self.runs]
         self.status: list[Status | None] = [None] * self.replicas  # None: still training
         self.earlier: list[list[Session]] = [[] for _ in self.runs]  # sessions before this one
@@ -175,9 +175,7 @@ class Pack:
 
     # -- what training leaves behind ---------------------------------------------------------------------
 
-    def append_rows(
-        self, measured: dict[str, list[float]], rates: Array, sharpness: Sequence[float]
-    ) -> list[bool]:
+    def append_rows(self, measured: dict[str, list[float]], rates: Array) -> list[bool]:
         """Append a row to the history of every replica that is still training; which of them improved.
 
         A replica with a value that is not finite has diverged. One whose selecting loss has not improved for
@@ -203,8 +201,6 @@ class Pack:
                 row[f"clock_{name}"] = (clock[-1] if clock else 0.0) + ticks[name]
             row["learning_rate"] = float(rates[-1]) * ratio
             row["seconds"] = self.seconds / self.replicas
-            if recipe.sharpness_every:
-                row |= _sharpness_columns(rows, epoch, sharpness[r])
             for name, value in row.items():
                 rows[name].append(value)
             out_of_patience = (
@@ -304,13 +300,6 @@ class Pack:
     def _of_replica(self, tensor: Tensor, replica: int) -> Tensor:
         """One replica's part of a state; what has no axes is common to all replicas."""
         return by_replica(tensor, self.replicas)[replica] if tensor.ndim else tensor
-
-
-def _sharpness_columns(rows: Rows, epoch: int, value: float) -> dict[str, float]:
-    """The sharpness and its epoch; where it was not measured, those of the latest measurement."""
-    if math.isfinite(value):
-        return dict(zip(SHARPNESS, (value, float(epoch)), strict=True))
-    return {name: rows[name][-1] if rows[name] else 0.0 for name in SHARPNESS}
 
 
 def _layout(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]  # (channel, height, width)
 
-SHARPNESS_SUBSET = 512  # training examples whose loss the sharpness is measured of
-SHARPNESS_PASSES = 50  # forward and backward passes over them that a measurement costs, roughly
 
 LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1}
 
