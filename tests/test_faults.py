@@ -19,6 +19,7 @@ import torch
 
 from conftest import fake_record
 from initmem.data.dataset import Dataset
+from initmem.engines import local
 from initmem.engines.engine import Faulted, Settings, Trainer
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
@@ -315,6 +316,30 @@ def test_notes_of_faults_survive_a_cut_off_line() -> None:
     torn = to_line(first)[:-10] + to_line(second)
     assert list(from_lines(to_line(first) + torn)) == [first, second]
     assert list(from_lines(b'{"cause": "bad luck"}\n[]\n{"cause": "timeout", "pack": "many"}\n\xff\n')) == []
+
+
+def test_a_session_that_is_killed_crashes_no_run(store: Store, tiny: Recipe) -> None:
+    run, context = Run(tiny, 1.0, 0), multiprocessing.get_context("fork")
+
+    def work() -> None:
+        """What a worker of the local engine does; nobody reads its pipe any more when the epoch ends."""
+        ours, theirs = context.Pipe(duplex=False)
+
+        def train(runs, on_epoch):
+            ours.close()
+            on_epoch(run, {"epoch": 1})
+            return [fake_record(run, 0.5)]
+
+        settings = Settings(trainer=train)
+        local._main(theirs, context.Event(), os.getppid(), store.path, "killed", [[run]], settings)
+
+    process = context.Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+    assert store.records() == []
+    Worker(store, Settings()).work([[run]])
+    assert store.read(run.id).status == "completed"
 
 
 # -- the disk -----------------------------------------------------------------------------------------------
