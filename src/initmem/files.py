@@ -13,13 +13,17 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from initmem.errors import FullDisk, StoreError
 
+T = TypeVar("T")
+
+PASSING = (errno.ESTALE, errno.EIO)  # what a network file system may report once, and not again
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_SUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
 FILE_SYSTEMS = (
@@ -73,14 +77,66 @@ def temporary(path: Path) -> Path:
 
 def sweep(folder: Path) -> None:
     """Remove the temporary files that dead processes of this machine left behind."""
-    for path in folder.glob(".*.tmp"):
-        owner = TEMPORARY.fullmatch(path.name)
+    for name in names(folder):
+        owner = TEMPORARY.fullmatch(name)
         if owner and owner[1] == _machine_digest() and has_ended(int(owner[2]), owner[3]):
-            path.unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
 
 
 def _machine_digest() -> str:
     return hashlib.sha256(machine_id().encode()).hexdigest()[:8]
+
+
+def retried(read: Callable[[], T]) -> T:
+    """What a read returns. It is tried twice where the error may pass."""
+    try:
+        return read()
+    except OSError as error:
+        if error.errno not in PASSING:
+            raise
+    return read()
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file is a `StoreError` that names it; a missing one a `FileNotFoundError`."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(*error.args) from None
+    except StoreError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def names(folder: Path) -> list[str]:
+    """The names of what is in a folder, in order; none where there is no folder."""
+    try:
+        with readable(folder):
+            return sorted(retried(lambda: [path.name for path in folder.iterdir()]))
+    except FileNotFoundError:
+        return []
+
+
+def jsons(folder: Path) -> list[Path]:
+    """The JSON files in a folder, in the order of their names; not the hidden ones in the making."""
+    return [folder / name for name in names(folder) if name.endswith(".json") and name[0] != "."]
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of a store, unless it exists."""
+    retried(lambda: folder.mkdir(exist_ok=True))
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file or folder exists; that it cannot be found out is an error."""
+    try:
+        with readable(path):
+            retried(path.stat)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def read_bounded(path: Path, limit: int) -> bytes:

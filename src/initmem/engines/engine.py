@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from initmem.clocks import Schedule
 from initmem.errors import ConfigError, allowed
-from initmem.files import explained
+from initmem.files import explained, is_there
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord, Status
 from initmem.store.faults import Cause
@@ -240,7 +240,7 @@ class StopSign:
 
     def is_up(self) -> bool:
         """Whether the workers shall stop."""
-        return self.path.exists()
+        return is_there(self.path)
 
     def put_up(self) -> None:
         """Ask them to."""

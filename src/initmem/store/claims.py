@@ -22,7 +22,17 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from initmem.errors import StoreError
-from initmem.files import explained, has_ended, machine_id, temporary, this_process, write_atomic
+from initmem.files import (
+    explained,
+    has_ended,
+    is_there,
+    machine_id,
+    readable,
+    retried,
+    temporary,
+    this_process,
+    write_atomic,
+)
 from initmem.store.faults import FaultLog
 from initmem.store.paths import Paths
 from initmem.store.records import Records
@@ -103,7 +113,7 @@ class Claims:
                         return []
                     mine.append(run)
                     dead = dead or token
-            except OSError:
+            except (OSError, StoreError):
                 self.release(mine)
                 raise
         if any(self._faults.attempt(run.id) > 1 for run in mine):
@@ -151,7 +161,7 @@ class Claims:
 
     def ids(self) -> list[str]:
         """Ids of the runs that are claimed now."""
-        return sorted(path.parent.name for path in self.paths.runs.glob("*/claim.json"))
+        return [run_id for run_id in self.paths.run_ids() if is_there(self.paths.claim(run_id))]
 
     def _take_one(self, run: Run, content: bytes, dead: str) -> str | None:
         """Claim one run: None if another worker has it, else the token of its expired claim, or ""."""
@@ -207,9 +217,14 @@ def read_claim(path: Path) -> Lease | None:
     The heartbeat is read from the opened file: a network file system may answer a plain stat of the name
     from its cache.
     """
-    try:
+
+    def read() -> tuple[bytes, int]:
         with path.open("rb") as stream:
-            data, heartbeat = stream.read(), os.fstat(stream.fileno()).st_mtime_ns
+            return stream.read(), os.fstat(stream.fileno()).st_mtime_ns
+
+    try:
+        with readable(path):
+            data, heartbeat = retried(read)
     except FileNotFoundError:
         return None
     try:
