@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from initmem.errors import FullDisk, StoreError
 
@@ -47,17 +47,23 @@ def write_once(path: Path, data: bytes) -> None:
         written.unlink()
 
 
+def opened(path: Path, flags: int) -> BinaryIO:
+    """A file to write to, made if need be. A link is refused: in a folder of a group it may lead anywhere."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
+    return os.fdopen(descriptor, "wb")
+
+
 @contextmanager
 def _synced(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
     """A synced temporary file next to the path; the block gives it its name, then the folder is synced."""
     written = temporary(path)
     try:
-        with written.open("wb") as stream:
+        with opened(written, os.O_EXCL) as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        if mode is not None:
-            written.chmod(mode)
+            if mode is not None:
+                os.fchmod(stream.fileno(), mode)
         yield written
     except BaseException:
         written.unlink(missing_ok=True)
@@ -107,7 +113,7 @@ def readable(path: Path) -> Iterator[None]:
     except StoreError as error:
         raise type(error)(f"{path}: {error}") from None
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({reason(error)})") from None
+        raise StoreError(f"{path}: {reason(error)}") from None
 
 
 def names(folder: Path) -> list[str]:
@@ -125,8 +131,15 @@ def jsons(folder: Path) -> list[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of a store, unless it exists."""
+    """Make a folder of a store, unless it exists. What is done to its files is not done through a link."""
     retried(lambda: folder.mkdir(exist_ok=True))
+    refuse_link(folder)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise one line if a path is a symbolic link."""
+    if retried(path.is_symlink):
+        raise StoreError(f"{path}: a symbolic link (allowed: a file or folder of the store itself)")
 
 
 def is_there(path: Path) -> bool:
@@ -163,6 +176,8 @@ def explained(root: Path) -> Iterator[None]:
                 f"{root}: no room left ({error.strerror}); all that was committed is kept: "
                 "free some space, and the same command resumes"
             ) from error
+        if error.errno == errno.ELOOP and error.filename:
+            refuse_link(Path(error.filename))
         raise StoreError(f"{root}: cannot be written ({reason(error)})") from error
 
 

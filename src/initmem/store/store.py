@@ -18,6 +18,7 @@ from initmem.files import (
     make_folder,
     readable,
     reason,
+    refuse_link,
     retried,
     sweep,
     write_atomic,
@@ -55,6 +56,8 @@ class Store:
         self.path = Path(path).absolute()  # user code may change the working directory
         self.session = session or uuid.uuid4().hex  # shared by the processes of one call of an engine
         self.paths = Paths(self.path)
+        for folder in (self.paths.runs, self.paths.studies, self.paths.pending, self.paths.aside):
+            refuse_link(folder)
         _check_format(self.paths)
         self._records = Records(self.paths)
         self.live, self.checkpoints = LiveHistory(self.paths), Checkpoints(self.paths)
