@@ -42,6 +42,7 @@ COLUMNS = (
 SHARPNESS = ("sharpness", "sharpness_epoch")
 
 History: TypeAlias = "Mapping[str, NDArray[np.float64]]"
+LARGEST_VALUE = 1e100  # of what is recorded: squares and sums are finite as well
 LONGEST_CAUSE = 300  # characters of a cause
 
 

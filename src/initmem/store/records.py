@@ -27,6 +27,7 @@ from initmem.files import (
     jsons,
     names,
     readable,
+    reason,
     refuse_link,
     retried,
     sweep,
@@ -92,8 +93,8 @@ class Records:
                 if record.id != run_id:
                     raise StoreError(f"holds run {record.id}")
                 return record
-        except FileNotFoundError:
-            raise StoreError(f"{path}: no such record") from None
+        except FileNotFoundError as error:
+            raise StoreError(f"{path}: {reason(error)}") from None
 
     def scan(self, *, verify: bool = False) -> Scan:
         """All records. A file that has not changed since it was indexed is read only to `verify` it."""
@@ -147,8 +148,8 @@ class Records:
                 if encoded.sha256 != sha256:
                     raise StoreError("changed since the store was opened")
                 return parse_history(encoded)
-        except FileNotFoundError:
-            raise StoreError(f"{path}: gone since the store was opened") from None
+        except FileNotFoundError as error:
+            raise StoreError(f"{path}: {reason(error)}") from None
 
     def _read_index(self) -> dict[str, Entry]:
         try:
