@@ -550,7 +550,7 @@ def test_values_that_are_not_finite_are_a_diverged_record(store: Store, runs: li
     columns["norm"][2] = np.nan
     broken, fine = replace(broken, history=columns), fake_record(runs[3], 0.4)
     for record in (bad, odd, broken):
-        with pytest.raises(StoreError, match="cannot be recorded|no finite numbers"):
+        with pytest.raises(StoreError, match=r"cannot be recorded|no finite numbers"):
             store.commit([record])
     first, second, third = map(finite, (bad, odd, broken))
     assert finite(fine) is fine
