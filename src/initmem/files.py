@@ -138,8 +138,9 @@ def make_folder(folder: Path) -> None:
 
 def refuse_link(path: Path) -> None:
     """Raise one line if a path is a symbolic link."""
-    if retried(path.is_symlink):
-        raise StoreError(f"{path}: a symbolic link (allowed: a file or folder of the store itself)")
+    with readable(path):
+        if retried(path.is_symlink):
+            raise StoreError("a symbolic link (allowed: a file or folder of the store itself)")
 
 
 def is_there(path: Path) -> bool:
