@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, fields
 from pathlib import Path
 
@@ -90,9 +91,11 @@ def killed(lab: Lab) -> None:
     """A whole session with worker processes, which is killed as soon as they have begun."""
     pid = os.fork()
     if not pid:
-        engine = LocalEngine(workers=2, settings=Settings(trainer=lab.job.trainer, checkpoint_every=0.0))
-        run_study(lab.job.study, lab.here, engine, pack=1)
-        os._exit(DONE)
+        try:
+            engine = LocalEngine(workers=2, settings=Settings(trainer=lab.job.trainer))
+            run_study(lab.job.study, lab.here, engine, pack=1)
+        finally:
+            os._exit(DONE)
     while not any(lab.here.glob("runs/*/*")) and not os.waitid(
         os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
     ):
@@ -138,9 +141,9 @@ def main() -> None:
     problems = 0
     started = time.monotonic()
     numbers = range(given.first, given.first + given.stories)
-    # Pool workers are daemons, which may not have children of their own by multiprocessing; a fork may.
-    with multiprocessing.get_context("fork").Pool(given.workers, prepare) as pool:
-        for number, (counts, happened) in zip(numbers, pool.imap(tell, numbers), strict=True):
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(given.workers, context, prepare) as pool:
+        for number, (counts, happened) in zip(numbers, pool.map(tell, numbers), strict=True):
             for name, value in zip(names[:-1], astuple(counts), strict=False):
                 sums[name] += value
             if counts.problems:
