@@ -30,13 +30,15 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import torch
 
 from initmem.engines import worker as worker_module
-from initmem.engines.engine import Settings
+from initmem.engines.engine import Settings, Trainer
 from initmem.engines.worker import Worker
 from initmem.errors import FullDisk, InitmemError, StoreError
-from initmem.recipe import Recipe
+from initmem.recipe import PipelineRecipe, Recipe
+from initmem.record import RunRecord, summarize
 from initmem.store import claims as claims_module
 from initmem.store.store import Store
 from initmem.study import Run, Study
@@ -54,6 +56,7 @@ class Job:
 
     study: Study
     sizes: tuple[int, ...]
+    trainer: Trainer | None = None  # of user code
 
     def packs(self) -> list[list[Run]]:
         runs = iter(self.study.all_runs())
@@ -68,13 +71,34 @@ WIDE = Job(
 )
 
 
+def own_code(runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) -> list[RunRecord]:
+    """A pipeline of the user: what it finds depends on the run alone."""
+    records = []
+    for run in runs:
+        losses = [run.scale / epoch + run.seed for epoch in (1, 2, 3)]
+        for epoch, loss in enumerate(losses, 1):
+            on_epoch(run, {"epoch": float(epoch), "val_loss": loss})
+        history = {"val_loss": np.array(losses)}
+        records.append(RunRecord(run, "completed", summarize(history, norm_init=None), history))
+    return records
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What shall happen at the n-th change of the store; at 0, nothing."""
+    """What shall happen at the n-th change of the store, or at its n-th read; at 0, nothing."""
 
     at: int = 0
-    deed: str = "kill"  # or tear: write half, then die; or ENOSPC, EROFS: from then on
+    deed: str = "kill"  # tear: write half, then die; stop: until it is told to continue; or an error
     every: float = 0.0  # seconds between checkpoints
+    reads: bool = False
+    times: int = 1 << 30  # how often an error is raised
+
+
+OWN = Job(
+    Study("own", "", "full", "", (PipelineRecipe("own", (("epochs", 3),)),), (0.5, 1.0, 2.0), (0, 1)),
+    (1, 1, 1, 1, 1, 1),
+    own_code,
+)
 
 
 @dataclass
@@ -87,6 +111,8 @@ class Counts:
     lost: int = 0
     doubled: int = 0
     unequal: int = 0
+    crashed: int = 0  # and should not be
+    broken: int = 0  # sessions that ended in a traceback
     problems: list[str] = field(default_factory=list)
 
 
@@ -98,22 +124,38 @@ class Saboteur:
 
     def __init__(self, folder: Path, plan: Plan, log: Path | None) -> None:
         self.folder, self.plan, self.log = str(folder), plan, log
-        self.calls = 0
+        self.calls = self.reads = 0
         self.open = io.open
+        self.paths: dict[int, Any] = {}  # of open descriptors
 
     def install(self) -> None:
-        for name in ("fsync", "replace", "link", "unlink", "mkdir", "utime"):
+        for name in (
+            "fsync",
+            "replace",
+            "link",
+            "unlink",
+            "mkdir",
+        ):  # no heartbeats: time decides their number
             setattr(os, name, self._tapped(name, getattr(os, name)))
+        for name in ("stat", "listdir"):
+            setattr(os, name, self._read(getattr(os, name)))
         real_open = os.open
 
         def open_descriptor(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
-            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and self._is_inside(path):
+            changes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and self._is_inside(path)
+            if changes:
                 self.strike("open", path)
-            return real_open(path, flags, *args, **kwargs)
+            descriptor = real_open(path, flags, *args, **kwargs)
+            self.paths[descriptor] = path if changes else None
+            return descriptor
+
+        real_stream = self._read(self.open)
 
         def open_stream(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if isinstance(path, int) and self.paths.get(path):
+                return Tap(self.open(path, mode, *args, **kwargs), self, self.paths.pop(path))
             if not set(mode) & set("wax+") or not self._is_inside(path):
-                return self.open(path, mode, *args, **kwargs)
+                return real_stream(path, mode, *args, **kwargs)
             self.strike("open", path)
             return Tap(self.open(path, mode, *args, **kwargs), self, path)
 
@@ -127,6 +169,17 @@ class Saboteur:
 
         return tapped
 
+    def _read(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def read(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            if self.plan.reads and self._is_inside(path):
+                self.reads += 1
+                if self.plan.at <= self.reads < self.plan.at + self.plan.times:
+                    number = getattr(errno, self.plan.deed)
+                    raise OSError(number, os.strerror(number), str(path))
+            return real(path, *args, **kwargs)
+
+        return read
+
     def _is_inside(self, path: Any) -> bool:
         return not isinstance(path, int) and os.fspath(path).startswith(self.folder)
 
@@ -136,13 +189,17 @@ class Saboteur:
         if self.log is not None:
             with self.open(self.log, "a") as stream:
                 stream.write(json.dumps([self.calls, name, str(path)]) + "\n")
-        if not self.plan.at or self.calls < self.plan.at:
+        if self.plan.reads or not self.plan.at or self.calls < self.plan.at:
+            return False
+        if self.calls >= self.plan.at + self.plan.times:
             return False
         if self.plan.deed == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.plan.deed == "tear":
             return True
-        elif self.plan.deed == "EROFS" or name in GROWS:
+        elif self.plan.deed == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif self.plan.deed != "ENOSPC" or name in GROWS:
             number = getattr(errno, self.plan.deed)
             raise OSError(number, os.strerror(number))
         return False
@@ -176,7 +233,7 @@ def work(place: Path, job: Job, every: float) -> None:
     store = Store.create(place)
     store.recover()
     store.add_study(job.study)
-    Worker(store, Settings(checkpoint_every=every)).work(job.packs())
+    Worker(store, Settings(checkpoint_every=every, trainer=job.trainer)).work(job.packs())
 
 
 def fork(place: Path, job: Job, plan: Plan, log: Path | None = None) -> int:
@@ -191,8 +248,8 @@ def fork(place: Path, job: Job, plan: Plan, log: Path | None = None) -> int:
         work(place, job, plan.every)
         code = DONE
     except InitmemError as error:
-        expected = {"ENOSPC": FullDisk, "EROFS": StoreError}.get(plan.deed, ())
-        code = REFUSED if isinstance(error, expected) else BROKEN
+        expected = FullDisk if plan.deed == "ENOSPC" else StoreError
+        code = REFUSED if hasattr(errno, plan.deed) and isinstance(error, expected) else BROKEN
         if code == BROKEN:
             traceback.print_exc()
     except BaseException:
@@ -243,7 +300,10 @@ class Lab:
 
     def disturb(self, plan: Plan) -> int:
         """One session that ends badly, or too early for it."""
-        code = self.seen(self.start(plan), plan)
+        return self.settled(self.seen(self.start(plan), plan), plan)
+
+    def settled(self, code: int, plan: Plan) -> int:
+        """How a session with a plan ended: in one of the ways that are allowed."""
         self.expect(code in (DONE, REFUSED, -signal.SIGKILL), f"{plan}: child ended with {code}")
         self.counts.faults += code == REFUSED
         return code
@@ -252,6 +312,7 @@ class Lab:
         """Wait for a child; no record that was there may have changed, nor be unreadable."""
         code = ended(pid)
         self.counts.kills += code == -signal.SIGKILL
+        self.counts.broken += code == BROKEN
         for path in self.here.glob("runs/*/record.json"):
             data = path.read_bytes()
             self.counts.doubled += self.committed.setdefault(path.parent.name, data) != data
@@ -275,6 +336,7 @@ class Lab:
                 self.expect(False, f"{what}: run {run_id} is lost")
             elif not by_id[run_id].same_result(record):
                 self.counts.unequal += 1
+                self.counts.crashed += by_id[run_id].status == "crashed"
                 self.expect(False, f"{what}: run {run_id} differs ({by_id[run_id].status})")
         self.counts.doubled += len(found) - len(by_id) + len(by_id.keys() - self.expected.keys())
         left = [str(path.relative_to(self.here)) for path in residue(self.here)]

@@ -29,10 +29,10 @@ def records(tiny_study: Study) -> list[RunRecord]:
     rng = np.random.default_rng(0)
     one, two, three, *rest = tiny_study.all_runs()
     odd = fake_record(one, 0.1 + 0.2)
-    columns = {'beauty, of "mine"': np.array([-0.0, 5e-324, 1.7976931348623157e308, 1 / 3])}
+    columns = {'beauty, of "mine"': np.array([-0.0, 5e-324, 1e100, 1 / 3])}
     odd = replace(odd, finals={"score": 1 / 3})
     found = [
-        replace(odd, history=dict(odd.history) | columns, provenance={"z": 1, "a": [None, "\ud800é", 1e-7]}),
+        replace(odd, history=dict(odd.history) | columns, provenance={"z": 1, "a": [None, "é", 1e-7]}),
         crashed(two, "Traceback: boom", {"attempts": 3}),
         RunRecord(three, "diverged", Summary(epochs=0, tau_best=0), {"norm": np.array([])}),
     ]
@@ -164,9 +164,22 @@ def resealed(line: bytes, change: Callable[[dict], object]) -> bytes:
         (lambda c: c["run"].update(scale="large"), "record of no known run"),
         (lambda c: c["run"]["recipe"].update(width=-1), "width = -1"),
         (lambda c: c["summary"].update(epochs=10**15), "has shape"),
-        (lambda c: c["summary"].update(test_accuracy=10**400), "test_accuracy"),
+        (lambda c: c["summary"].update(test_accuracy=10**400), "number is infinity"),
         (lambda c: c["history"].update(norm=[None] * 4), "no finite numbers"),
         (lambda c: c["history"].update(norm="abcd"), "not a history"),
+        (lambda c: c["history"].update(norm=[1e308] * 4), "no finite numbers up to 1e"),
+        (lambda c: c["summary"].update(test_accuracy=1e308), "test_accuracy.* = 1e.308"),
+        (lambda c: c.update(finals={"score": -1e308}, history=c.pop("history")), "score.* = -1e.308"),
+        (lambda c: c.update(finals={"a\ud800": 1.0}, history=c.pop("history")), "not a record .*surrogate"),
+        (lambda c: c["run"]["recipe"].update(batch_size=2**64), "batch_size = "),
+        (lambda c: c["run"]["recipe"].update(epochs=2**63), "epochs = 9223372036854775808 "),
+        (lambda c: c["run"]["recipe"].update(train_size=2**60), "train_size = "),
+        (lambda c: c["run"].update(recipe={"pipeline": "a", "lr": "\udfff"}), "surrogate"),
+        (lambda c: c.update(provenance=["x"]), "Input should be a valid dictionary"),
+        (lambda c: c["provenance"].update(fingerprint={"a": 1}), "fingerprint.a = 1"),
+        (lambda c: c["provenance"].update(faults=3), "faults = 3"),
+        (lambda c: c["provenance"].update(seconds="long"), "seconds = 'long'"),
+        (lambda c: c["provenance"].update(scale_used="no"), "scale_used = 'no'"),
     ],
 )
 def test_what_fits_its_checksums_is_checked_all_the_same(
@@ -189,6 +202,8 @@ def test_what_is_no_archive_is_refused(path: Path, tiny_study: Study) -> None:
         lines = file.read("records.jsonl").splitlines(keepends=True)
     huge = tiny_study.to_json() | {"scales": [0.001 * n for n in range(1, 1001)], "seeds": [*range(100_000)]}
     digest = hashlib.sha256(json.dumps(huge, sort_keys=True).encode()).hexdigest()
+    odd = tiny_study.to_json() | {"title": "x\ud800"}
+    odd_digest = hashlib.sha256(json.dumps(odd, sort_keys=True).encode()).hexdigest()
     for changes, words in [
         ({"records": b"".join([*lines, lines[0]])}, "twice"),
         ({"records": b"".join([*lines, lines[0][:-9]])}, "checksum does not match"),
@@ -197,6 +212,7 @@ def test_what_is_no_archive_is_refused(path: Path, tiny_study: Study) -> None:
         ({"store": b"[" * 100_000}, "RecursionError"),
         ({"studies": b"{}"}, "checksum does not match"),
         ({"studies": json.dumps(huge | {"sha256": digest}).encode()}, "100,000,000 runs .allowed: up to"),
+        ({"studies": json.dumps(odd | {"sha256": odd_digest}).encode()}, "surrogate"),
     ]:
         before = path.read_bytes()
         crafted(path, **changes)

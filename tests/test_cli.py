@@ -473,3 +473,14 @@ def test_names_of_studies_make_no_paths() -> None:
     places = [place(name) for name in names]
     assert len(set(places)) == len(names)
     assert all(one.parent == Path("runs") and one.name[0] != "." and len(one.name) < 120 for one in places)
+
+
+def test_a_pipe_that_takes_ascii_alone_gets_the_whole_answer(tmp_path: Path, tiny_study: Study) -> None:
+    Store.create(tmp_path / "store").add_study(replace(tiny_study, name="café"))
+    done = subprocess.run(
+        [sys.executable, "-c", "from initmem.cli import main; main()", "status", tmp_path / "store"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii:strict"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"caf\\xe9" in done.stdout

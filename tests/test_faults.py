@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import io
 import multiprocessing
 import os
 import resource
@@ -19,6 +20,7 @@ import torch
 
 from conftest import fake_record
 from initmem.data.dataset import Dataset
+from initmem.engines import local
 from initmem.engines.engine import Faulted, Settings, Trainer
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
@@ -26,7 +28,7 @@ from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.store.faults import MOST_LOSSES, Fault, cause_of, from_lines, next_pack, to_line
 from initmem.store.store import Store
-from initmem.study import Run
+from initmem.study import Run, Study
 from initmem.train.loop import train_pack
 from trainers import train_bundled
 
@@ -317,6 +319,30 @@ def test_notes_of_faults_survive_a_cut_off_line() -> None:
     assert list(from_lines(b'{"cause": "bad luck"}\n[]\n{"cause": "timeout", "pack": "many"}\n\xff\n')) == []
 
 
+def test_a_session_that_is_killed_crashes_no_run(store: Store, tiny: Recipe) -> None:
+    run, context = Run(tiny, 1.0, 0), multiprocessing.get_context("fork")
+
+    def work() -> None:
+        """What a worker of the local engine does; nobody reads its pipe any more when the epoch ends."""
+        ours, theirs = context.Pipe(duplex=False)
+
+        def train(runs, on_epoch):
+            ours.close()
+            on_epoch(run, {"epoch": 1})
+            return [fake_record(run, 0.5)]
+
+        settings = Settings(trainer=train)
+        local._main(theirs, context.Event(), os.getppid(), store.path, "killed", [[run]], settings)
+
+    process = context.Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+    assert store.records() == []
+    Worker(store, Settings()).work([[run]])
+    assert store.read(run.id).status == "completed"
+
+
 # -- the disk -----------------------------------------------------------------------------------------------
 
 STUDY = """
@@ -333,6 +359,80 @@ epochs = 2
 def initmem(*args: object, before: Sequence[str] = (), **options) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-m", "initmem", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, **options)
+
+
+class BadReads:
+    """Fails reads of a store: so many of them, from the n-th on."""
+
+    def __init__(self, store: Path, patch: pytest.MonkeyPatch) -> None:
+        self.store, self.at, self.times, self.number = str(store), 0, 0, errno.EIO
+        self.reads = 0
+        for module, name in ((io, "open"), (os, "stat"), (os, "listdir")):
+            patch.setattr(module, name, self._failing(getattr(module, name)))
+
+    def plan(self, at: int, times: int, number: int) -> None:
+        self.reads, self.at, self.times, self.number = 0, at, times, number
+
+    def _failing(self, real):
+        def read(path, *args, **kwargs):
+            inside = isinstance(path, str | Path) and str(path).startswith(self.store)
+            if inside and not (args and isinstance(args[0], str) and set(args[0]) & set("wa")):
+                self.reads += 1
+                if self.at <= self.reads < self.at + self.times:
+                    raise OSError(self.number, os.strerror(self.number), str(path))
+            return real(path, *args, **kwargs)
+
+        return read
+
+
+def train_with_epochs(runs, on_epoch):
+    for run in runs:
+        on_epoch(run, {"epoch": 1})
+    return [fake_record(run, run.scale) for run in runs]
+
+
+@pytest.mark.parametrize("trainer", [None, train_with_epochs], ids=["bundled", "own code"])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_read_error_crashes_no_run_and_splits_no_pack(
+    tmp_path: Path, runs: list[Run], monkeypatch: pytest.MonkeyPatch, trainer: Trainer | None, number: int
+) -> None:
+    """Once, it is not even noticed; twice, it stops the session, and the next one does the rest.
+
+    Where the claim could not be given back, it expires.
+    """
+    monkeypatch.setattr("initmem.store.claims.EXPIRY", 0.1)
+    monkeypatch.setattr("initmem.engines.worker.PAUSE", 0.01)
+    study = Study("reads", "", "full", "", (runs[0].recipe,), (0.5, 1.0), (0, 1))
+
+    def session(path: Path) -> Store:
+        store = Store.create(path)
+        store.recover()
+        store.add_study(study)
+        Worker(store, Settings(trainer=trainer, checkpoint_every=0.0)).work([runs[:2], runs[2:]])
+        return store
+
+    expected = {record.id: record for record in session(tmp_path / "undisturbed").records()}
+    bad = BadReads(tmp_path / "store", monkeypatch)
+    session(tmp_path / "store 0")
+    reads = bad.reads
+    assert reads > 50
+    for at in range(1, reads + 1, 3 if number == errno.EIO else 7):
+        for times in (1, 2):
+            path = tmp_path / f"store {at} {times}"
+            bad.plan(at, times, number)
+            try:
+                session(path)
+            except StoreError as error:
+                assert times == 2
+                assert "\n" not in str(error)
+            bad.plan(0, 0, number)
+            session(path)
+            for record in Store(path).records():
+                assert record.same_result(expected[record.id])
+                assert record.provenance["pack"] == 2
+                assert record.provenance["faults"] in ({}, {"lost worker": 1})[:times]
+            assert len(Store(path).records()) == len(runs)
+            assert Store(path).in_flight() == []
 
 
 def small_files_only() -> None:

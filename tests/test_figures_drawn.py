@@ -13,7 +13,7 @@ from initmem.plots import captions
 from initmem.plots import matplotlib as renderer
 from initmem.plots.builders import scale_plot
 from initmem.plots.captions import caption
-from initmem.plots.model import Panel, Plot, Series
+from initmem.plots.model import Entry, Panel, Plot, Series
 from initmem.plots.styles import nth
 from planted import recipe, without
 
@@ -169,3 +169,14 @@ def test_panels_with_limits_of_their_own_name_their_axis() -> None:
     _, (above, below) = renderer.draw(Plot([[own[0]], [own[1]]]))
     assert (above.get_xlim(), below.get_xlim()) == ((1.0, 100.0), (1.0, 1000.0))
     assert above.get_xlabel() == below.get_xlabel() == "clock"
+
+
+@pytest.mark.parametrize("name", ["$", "a $ b_{ $", "10$^$"])
+def test_a_dollar_in_a_name_is_a_dollar(name: str, tmp_path: Path) -> None:
+    line = Series(name, nth(0), [1.0, 10.0, 100.0], [0.1, 0.2, 0.3])
+    panel = Panel(name, "scale", name, (line,), log_x=True)
+    figure, _ = renderer.draw(Plot([[panel]], [[Entry(name, nth(0))]]))
+    renderer.save(figure, tmp_path / "one.svg")
+    letters = (tmp_path / "one.svg").read_text()
+    assert name in letters
+    assert "mathdefault{10^{1}}" in letters  # a tick label is still a formula

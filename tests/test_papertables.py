@@ -14,7 +14,7 @@ from initmem.paper.parts import mean_of, paper_table
 from initmem.plots.tables import latex_escape, render
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
-from initmem.table import Column, Mean, Table, cell
+from initmem.table import Column, Mean, Table, cell, number, table_of
 from planted import accuracies, recipe
 
 ALL = planted.everything()
@@ -331,3 +331,10 @@ def test_mistakes_are_explained(odd: Table) -> None:
         papertables.make("8", RECORDS, ALL)
     with pytest.raises(StoreError, match="no finished run yet"):
         papertables.make("1", [], ALL)
+
+
+def test_no_cell_of_a_csv_file_is_a_formula() -> None:
+    rows = [{"name": "=1+1", "value": -1.5}, {"name": "@x", "value": 2.0}, {"name": "a-b", "value": 3.0}]
+    columns = {"name": Column("-name", "text"), "value": number("value", "", ".1f")}
+    lines = render(table_of("", rows, columns), "csv").splitlines()
+    assert lines == ["'-name,value", "'=1+1,-1.5", "'@x,2.0", "a-b,3.0"]

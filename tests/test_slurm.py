@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from clusters import STUDY_FILE, assert_same, environment, wait_for
 from faultlab import residue
+from initmem.engines import slurm as slurm_engine
+from initmem.errors import InitmemError
 from initmem.record import RunRecord
 from initmem.store.store import Store
 
@@ -47,8 +51,7 @@ def preempted(
 
 
 def assert_went_on(store: Path, wanted: dict[str, RunRecord]) -> None:
-    logs = "".join(path.read_text() for path in store.with_name("store.slurm").glob("*.err"))
-    logs += "".join(path.read_text() for path in store.with_name("store.slurm").glob("*.out"))
+    logs = "".join(path.read_text() for path in store.parent.glob("store.slurm-*/*_log.*"))
     assert "Requeued job" in logs
     assert_same(store, wanted)
     assert list(residue(store)) == []
@@ -93,3 +96,56 @@ def test_a_job_of_a_real_slurm_that_has_to_make_way_goes_on(
         wait_for(lambda: list(store.glob("runs/*/checkpoint-*")))
 
     assert_went_on(preempted(tmp_path, give_notice=give_notice, env=slurm), undisturbed)
+
+
+class Job:
+    """As much of a submitit job as the engine looks at, in a folder that others can write to."""
+
+    job_id = "7"
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = SimpleNamespace(folder=folder, result_pickle=folder / "7_0_result.pkl")
+
+    def results(self) -> list[object]:
+        return [pickle.loads(self.paths.result_pickle.read_bytes())]
+
+
+class Planted:
+    def __init__(self, sign: Path) -> None:
+        self.sign = sign
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.sign),))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
+def test_nothing_is_unpickled_where_others_can_write(tmp_path: Path, mode: int) -> None:
+    folder, sign = tmp_path / "store.slurm", tmp_path / "code ran"
+    folder.mkdir()
+    folder.chmod(mode)
+    (folder / "7_0_result.pkl").write_bytes(pickle.dumps(Planted(sign)))
+    with pytest.raises(InitmemError, match="no result was read"):
+        slurm_engine._mistake(Job(folder))
+    assert not sign.exists()
+
+
+def test_files_of_jobs_are_in_a_new_folder_of_the_user_alone(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    folders = [slurm_engine._new_folder(store) for _ in range(2)]
+    assert folders[0] != folders[1]
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+    assert {folder.parent for folder in folders} == {tmp_path}
+
+
+def test_a_held_job_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 7 PENDING JobHeldUser\necho 8 PENDING Resources\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    engine = slurm_engine.SlurmEngine(workers=1)
+    jobs = [Job(tmp_path)]
+    assert engine._alive(jobs, at_once=True) == jobs
+    assert engine._alive(jobs, at_once=True) == jobs
+    assert capsys.readouterr().err.splitlines() == [
+        "initmem: job 7 is held in the queue (PENDING JobHeldUser; it runs after: scontrol release 7)"
+    ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -247,7 +248,7 @@ def test_studies_are_kept_by_safe_names(store: Store, tiny_study: Study) -> None
 
 
 def test_studies_of_different_names_never_share_a_file(store: Store, tiny_study: Study) -> None:
-    names = ["a b", "a_b", "a.b", "a~b", "", "../../evil", "ä", "\ud800", "x" * 300, "x" * 301, "a\n"]
+    names = ["a b", "a_b", "a.b", "a~b", "", "../../evil", "ä", "x" * 300, "x" * 301, "a\n"]
     asked = [replace(tiny_study, name=name) for name in names]
     asked += [replace(tiny_study, name="a", preset=preset) for preset in ("b c", "b_c", "b.c", "..")]
     for study in asked:
@@ -257,6 +258,8 @@ def test_studies_of_different_names_never_share_a_file(store: Store, tiny_study:
     store.add_study(replace(asked[0], seeds=(7,)))
     assert len(store.studies()) == len(asked)
     assert [study.seeds for study in store.studies() if study.name == "a b"] == [(7,)]
+    with pytest.raises(StoreError, match=r"study '.ud800' cannot be stored"):
+        store.add_study(replace(tiny_study, name="\ud800"))
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
@@ -300,7 +303,7 @@ def resealed(record: RunRecord, change: Callable[[dict], object]) -> bytes:
         (lambda c: c["run"].update(seed=99), "under the id"),
         (lambda c: c["run"]["recipe"].update(color="red"), "unknown field color"),
         (lambda c: c["summary"].update(test_accuracy="high"), "test_accuracy.* = 'high'"),
-        (lambda c: c["summary"].update(test_accuracy=float("nan")), "NaN is not a number"),
+        (lambda c: c["summary"].update(test_accuracy=float("nan")), "not a record"),
         (lambda c: c["summary"].update(test_accuracy=True), "test_accuracy.* = True"),
         (lambda c: c["summary"].update(tau_best=5), "impossible epochs"),
         (lambda c: c["summary"].update(tau_interp=-1), "impossible epochs"),
@@ -311,7 +314,7 @@ def resealed(record: RunRecord, change: Callable[[dict], object]) -> bytes:
         (lambda c: c.update(finals={"score": "high"}), "score.* = 'high'"),
         (lambda c: c.update(finals={"score": None}), "score.* = None"),
         (lambda c: c.update(finals=[1.0]), "valid dictionary"),
-        (lambda c: c.update(provenance=3), "not a record"),
+        (lambda c: c.update(provenance=3), "valid dictionary"),
         (lambda c: c.update(error=3), "record with the error 3"),
         (lambda c: c.pop("run"), "not a record"),
         (lambda c: c.pop("history"), "not a record"),
@@ -547,7 +550,7 @@ def test_values_that_are_not_finite_are_a_diverged_record(store: Store, runs: li
     columns["norm"][2] = np.nan
     broken, fine = replace(broken, history=columns), fake_record(runs[3], 0.4)
     for record in (bad, odd, broken):
-        with pytest.raises(StoreError, match="cannot be recorded"):
+        with pytest.raises(StoreError, match=r"cannot be recorded|no finite numbers"):
             store.commit([record])
     first, second, third = map(finite, (bad, odd, broken))
     assert finite(fine) is fine
@@ -632,3 +635,64 @@ def test_a_skewed_clock_does_not_make_a_live_worker_look_dead(
     assert board.live_run(runs[0].id).heartbeat_age == 0.0
     now += 70.0
     assert board.live_run(runs[0].id).heartbeat_age > claims_module.EXPIRY
+
+
+# -- links in a store that several users share --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "faults.jsonl", "hang.txt"])
+def test_nothing_is_written_through_a_link(store: Store, runs: list[Run], tmp_path: Path, name: str) -> None:
+    mine = tmp_path / "profile"
+    mine.write_text("mine")
+    mine.chmod(0o600)
+    (store.paths.make_run(runs[0].id) / name).symlink_to(mine)
+    with contextlib.suppress(StoreError):
+        match name:
+            case "history.jsonl":
+                store.live.append(runs[0], {"epoch": 1.0}, fresh=True)
+            case "faults.jsonl":
+                store.faults.note(runs[:1], "exception")
+            case "hang.txt":
+                with store.faults.last_words(runs[:1]) as stream:
+                    stream.write(b"here")
+    assert (mine.read_text(), mine.stat().st_mode & 0o777) == ("mine", 0o600)
+
+
+def test_a_file_that_is_a_link_is_one_line(store: Store, runs: list[Run], tmp_path: Path) -> None:
+    link = store.paths.make_run(runs[0].id) / "history.jsonl"
+    link.symlink_to(tmp_path / "profile")
+    with pytest.raises(StoreError, match=rf"^{link}: a symbolic link \(allowed: [^\n]*\)$"):
+        store.live.append(runs[0], {"epoch": 1.0}, fresh=False)
+
+
+@pytest.mark.parametrize("name", ["runs", "studies", "pending", "aside"])
+def test_a_store_has_no_folder_that_is_a_link(tmp_path: Path, name: str) -> None:
+    Store.create(tmp_path / "store")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "settings.json").write_text("{}")
+    folder = tmp_path / "store" / name
+    if folder.exists():
+        folder.rmdir()
+    folder.symlink_to(mine)
+    for open_store in (Store, Store.create):
+        with pytest.raises(StoreError, match=f"^{folder}: a symbolic link"):
+            open_store(tmp_path / "store")
+    assert (mine / "settings.json").read_text() == "{}"
+
+
+def test_a_run_folder_that_is_a_link_is_refused(store: Store, runs: list[Run], tmp_path: Path) -> None:
+    store.commit([fake_record(runs[0], 0.5)])
+    folder, mine = store.paths.run(runs[0].id), tmp_path / "mine"
+    folder.rename(mine)
+    (mine / "thesis.txt").write_text("mine")
+    folder.symlink_to(mine)
+    with pytest.raises(StoreError, match=f"^{folder}: a symbolic link"):
+        store.recover()
+    assert (mine / "thesis.txt").exists()
+
+
+def test_a_traceback_with_odd_letters_can_be_read_again(store: Store, runs: list[Run]) -> None:
+    store.commit([crashed(runs[0], "cannot open caf\udce9", {})])
+    assert store.verify() == []
+    assert store.read(runs[0].id).error == "cannot open caf\\udce9"

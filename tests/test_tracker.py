@@ -412,3 +412,17 @@ def test_names_of_accuracies_and_losses(said: str, name: str) -> None:
 def test_two_names_of_one_metric_are_refused() -> None:
     with pytest.raises(ConfigError, match="metric test_acc: there is a test_accuracy already"):
         Tracker().end_epoch(test_accuracy=0.5, test_acc=0.5)
+
+
+def test_a_metric_whose_name_cannot_be_written_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"metric 'score\\ud800' .allowed: a name that can be written"):
+        Tracker().end_epoch(**{"score\ud800": 1.0})
+
+
+def test_a_metric_too_large_to_compute_with_is_infinite() -> None:
+    tracker = Tracker()
+    tracker.end_epoch(val_loss=1e99)
+    assert not tracker.diverged
+    tracker.end_epoch(val_loss=1e308)
+    assert tracker.diverged
+    assert tracker.history["val_loss"].tolist() == [1e99]

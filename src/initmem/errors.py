@@ -47,6 +47,11 @@ def allowed(values: Iterable[object], given: object = "") -> str:
     return (f"did you mean {near[0]}? " if near else "") + "allowed: " + ", ".join(names)
 
 
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: half of a surrogate pair cannot."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def count(n: int, noun: str) -> str:
     """As in "1 run" and "2 runs"."""
     return f"{n:,} {noun}" + ("" if n == 1 else "s")

@@ -13,13 +13,17 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from initmem.errors import FullDisk, StoreError
 
+T = TypeVar("T")
+
+PASSING = (errno.ESTALE, errno.EIO)  # what a network file system may report once, and not again
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_SUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
 FILE_SYSTEMS = (
@@ -43,17 +47,23 @@ def write_once(path: Path, data: bytes) -> None:
         written.unlink()
 
 
+def opened(path: Path, flags: int) -> BinaryIO:
+    """A file to write to, made if need be. A link is refused: in a folder of a group it may lead anywhere."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
+    return os.fdopen(descriptor, "wb")
+
+
 @contextmanager
 def _synced(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
     """A synced temporary file next to the path; the block gives it its name, then the folder is synced."""
     written = temporary(path)
     try:
-        with written.open("wb") as stream:
+        with opened(written, os.O_EXCL) as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        if mode is not None:
-            written.chmod(mode)
+            if mode is not None:
+                os.fchmod(stream.fileno(), mode)
         yield written
     except BaseException:
         written.unlink(missing_ok=True)
@@ -73,14 +83,74 @@ def temporary(path: Path) -> Path:
 
 def sweep(folder: Path) -> None:
     """Remove the temporary files that dead processes of this machine left behind."""
-    for path in folder.glob(".*.tmp"):
-        owner = TEMPORARY.fullmatch(path.name)
+    for name in names(folder):
+        owner = TEMPORARY.fullmatch(name)
         if owner and owner[1] == _machine_digest() and has_ended(int(owner[2]), owner[3]):
-            path.unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
 
 
 def _machine_digest() -> str:
     return hashlib.sha256(machine_id().encode()).hexdigest()[:8]
+
+
+def retried(read: Callable[[], T]) -> T:
+    """What a read returns. It is tried twice where the error may pass."""
+    try:
+        return read()
+    except OSError as error:
+        if error.errno not in PASSING:
+            raise
+    return read()
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file is a `StoreError` that names it; a missing one a `FileNotFoundError`."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(*error.args) from None
+    except StoreError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except OSError as error:
+        raise StoreError(f"{path}: {reason(error)}") from None
+
+
+def names(folder: Path) -> list[str]:
+    """The names of what is in a folder, in order; none where there is no folder."""
+    try:
+        with readable(folder):
+            return sorted(retried(lambda: [path.name for path in folder.iterdir()]))
+    except FileNotFoundError:
+        return []
+
+
+def jsons(folder: Path) -> list[Path]:
+    """The JSON files in a folder, in the order of their names; not the hidden ones in the making."""
+    return [folder / name for name in names(folder) if name.endswith(".json") and name[0] != "."]
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of a store, unless it exists. What is done to its files is not done through a link."""
+    retried(lambda: folder.mkdir(exist_ok=True))
+    refuse_link(folder)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise one line if a path is a symbolic link."""
+    with readable(path):
+        if retried(path.is_symlink):
+            raise StoreError("a symbolic link (allowed: a file or folder of the store itself)")
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file or folder exists; that it cannot be found out is an error."""
+    try:
+        with readable(path):
+            retried(path.stat)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
@@ -107,6 +177,8 @@ def explained(root: Path) -> Iterator[None]:
                 f"{root}: no room left ({error.strerror}); all that was committed is kept: "
                 "free some space, and the same command resumes"
             ) from error
+        if error.errno == errno.ELOOP and error.filename:
+            refuse_link(Path(error.filename))
         raise StoreError(f"{root}: cannot be written ({reason(error)})") from error
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -24,7 +23,7 @@ from pydantic import (
 )
 
 from initmem import catalog, register
-from initmem.errors import ConfigError, allowed, validated
+from initmem.errors import ConfigError, allowed, is_text, validated
 
 Norm = Literal["batch", "layer"]
 Distribution = Literal["normal", "uniform", "truncated", "orthogonal"]
@@ -36,6 +35,9 @@ PER_REPLICA = ("learning_rate", "l2", "weight_decay")  # what may differ inside 
 # How weights are drawn; `Init` takes these fields of user code as well.
 INITIALIZATION = ("bias_std", "distribution", "scaled", "layer_scales", "width_scaling")
 STORED = {"stored": True}  # the context in which a recipe is read from a store: plugins may not be there
+
+Count: TypeAlias = Annotated[int, Field(ge=1, le=10**7)]
+Size: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 
 Scalar: TypeAlias = str | bool | int | float
 Value: TypeAlias = "Scalar | tuple[Value, ...]"
@@ -50,13 +52,13 @@ class Recipe(BaseModel):
 
     dataset: str = "cifar10"  # of `initmem data list`, or a .npz file
     data_sha256: str | None = None  # digest of the user's file, filled in when a study is read
-    train_size: int | None = Field(None, ge=1)  # use only the first n training examples
-    val_size: int | None = Field(None, ge=1)  # validate on the first n of the split only
-    test_size: int | None = Field(None, ge=1)  # test on the first n of the split only
+    train_size: Size | None = None  # use only the first n training examples
+    val_size: Size | None = None  # validate on the first n of the split only
+    test_size: Size | None = None  # test on the first n of the split only
     test_unused: bool = False  # test also on the training examples that train_size leaves unused
     model: str = "resnet9"  # a network of `initmem models`
     options: tuple[tuple[str, Scalar], ...] = ()  # of the network, unlike their defaults; given like fields
-    width: int = Field(64, ge=1)  # channels of the first layer, or hidden units; default by model
+    width: Count = 64  # channels of the first layer, or hidden units; default by model
     norm: Norm = "batch"
     # Batch norm is evaluated with moving averages, as in Keras, or with statistics that are re-estimated from
     # training batches after every epoch.
@@ -65,7 +67,7 @@ class Recipe(BaseModel):
     learning_rate: float = Field(1e-3, gt=0)  # initial
     schedule: Literal["cosine", "constant"] = "cosine"
     lr_floor: float = Field(0.01, ge=0, le=1)  # final fraction of the cosine schedule
-    warmup: int = Field(0, ge=0)  # updates of linear warmup, whatever the schedule
+    warmup: int = Field(0, ge=0, le=10**9)  # updates of linear warmup, whatever the schedule
     momentum: float = Field(0.9, ge=0, lt=1)  # default 0.95 for muon
     beta1: float = Field(0.9, ge=0, lt=1)  # first-moment decay; in Schedule-Free the share of the average
     beta2: float = Field(0.999, ge=0, lt=1)  # second-moment decay
@@ -73,10 +75,10 @@ class Recipe(BaseModel):
     weight_decay: float = Field(0.0, ge=0)  # decoupled; 1e-4 for adamw and muon
     decay_on: Literal["all", "kernels", "no-norm"] = "all"  # no-norm: all but normalization layers
     l2: float = Field(0.0, ge=0)  # kernel penalty l2 * sum(W^2)
-    batch_size: int = Field(128, ge=1)
-    epochs: int = Field(300, ge=1)
+    batch_size: Count = 128
+    epochs: Count = 300
     augment: Literal["none", "flip-crop"] = "none"
-    patience: int | None = Field(None, ge=1)  # stop early after n epochs without a smaller validation loss
+    patience: Count | None = None  # stop early after n epochs without a smaller validation loss
     select_by: Literal["objective", "cross-entropy"] = "objective"  # the validation loss that selects
     train_eval: bool = False  # measure the train split after each epoch, as validation is, not while training
     bias_std: float = Field(0.2, ge=0)  # standard deviation of the initial biases
@@ -258,12 +260,14 @@ class PipelineRecipe:
         """Build a recipe; every bad value is reported at once."""
         given = {str(name): value for name, value in values.items() if value is not None}
         name = given.pop("pipeline", None)
-        if not isinstance(name, str) or not 0 < len(name) <= 100:
+        if not isinstance(name, str) or not 0 < len(name) <= 100 or not is_text(name):
             raise ConfigError(f"pipeline = {name!r} (allowed: a name of 1 to 100 characters)")
-        wrong = {key: value for key, value in given.items() if not _is_plain(value)}
+        wrong = {key: value for key, value in given.items() if not (is_text(key) and _is_plain(value))}
         if wrong:
             fields = "; ".join(f"{key} = {value!r}" for key, value in wrong.items())
-            raise ConfigError(f"{fields} (allowed: finite numbers, strings, booleans, and lists of them)")
+            raise ConfigError(
+                f"{fields} (allowed: finite numbers, integers below 2^63, strings, booleans, lists of them)"
+            )
         Recipe.parse({key: value for key, value in given.items() if key in SHARED})
         return cls(name, tuple((key, _frozen(given[key])) for key in sorted(given)))
 
@@ -321,12 +325,12 @@ def stored_recipe(values: Mapping[str, Any]) -> AnyRecipe:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is a string, a boolean, a finite number, or a list of these."""
+    """Whether a value is a text, a boolean, a number that JSON keeps, or a list of these."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
-    return isinstance(value, str) or (
-        isinstance(value, int | float) and abs(value) <= sys.float_info.max  # false for NaN
-    )
+    if isinstance(value, int):
+        return abs(value) < 1 << 63
+    return is_text(value) if isinstance(value, str) else isinstance(value, float) and math.isfinite(value)
 
 
 def _frozen(value: Any) -> Value:

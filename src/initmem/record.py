@@ -40,6 +40,7 @@ COLUMNS = (
 )
 
 History: TypeAlias = "Mapping[str, NDArray[np.float64]]"
+LARGEST_VALUE = 1e100  # of what is recorded: squares and sums are finite as well
 LONGEST_CAUSE = 300  # characters of a cause
 
 

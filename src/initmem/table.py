@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 Kind = Literal["text", "number", "picture"]
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes begins like this
 MISSING = "—"
 
 
@@ -162,6 +163,11 @@ def interval(low: float | None, high: float | None, form: str = ".1f") -> Cell:
 
 Key = str | tuple[str, str]  # two keys: the limits of an interval
 Columns = Mapping[Key, Column]  # by the keys of the rows
+
+
+def cell_text(value: object) -> object:
+    """A value of a CSV file. A text that a spreadsheet would compute gets an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def table_of(

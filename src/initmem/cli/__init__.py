@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
 # The commands in the order of `initmem --help`, with the module where each is.
@@ -32,6 +33,9 @@ def main() -> None:
     """Run the command line."""
     from initmem.cli.base import main as run_application
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a pipe may be ASCII, and a name hold any letter
+            stream.reconfigure(errors="backslashreplace")
     load(sys.argv[1:])
     run_application()
 

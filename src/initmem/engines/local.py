@@ -212,11 +212,18 @@ def _main(
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     make_ready()
 
+    def send(message: Event | InitmemError) -> None:
+        """Report to the parent. Without one, end here: in user code an exception would crash the run."""
+        try:
+            connection.send(message)
+        except OSError:
+            os._exit(1)
+
     try:
         store = Store(path, session=session)
-        Worker(store, settings, should_stop=stop.is_set, listen=connection.send).work(packs)
+        Worker(store, settings, should_stop=stop.is_set, listen=send).work(packs)
     except InitmemError as error:
-        connection.send(error)
+        send(error)
 
 
 def make_ready() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from initmem import __version__
 from initmem.engines.engine import Settings
-from initmem.errors import ConfigError, StoreError, first_of
+from initmem.errors import ConfigError, Damaged, first_of
 from initmem.files import processor_lines
 from initmem.recipe import AnyRecipe, content_id
 from initmem.record import RunRecord, crashed
@@ -79,7 +79,7 @@ def whole_pack(store: Store, pack: list[Run], claimed: list[Run]) -> list[Run]:
         in_this_pack = [
             store.has(run) and store.read(run.id).provenance.get("pack_id") == name for run in others
         ]
-    except StoreError:
+    except Damaged:
         return claimed
     return pack if others and all(in_this_pack) else claimed
 

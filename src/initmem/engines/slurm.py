@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+import stat
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +30,7 @@ from initmem.engines.engine import (
 )
 from initmem.engines.local import LocalEngine
 from initmem.errors import ConfigError, InitmemError
+from initmem.files import explained
 from initmem.store.store import Store
 from initmem.study import Run
 
@@ -98,6 +103,7 @@ class SlurmEngine:
             raise ConfigError(f"engine option cpus_per_task or gpus_per_node = {each!r} (allowed: from 1)")
         self._workers_of_job = each
         self._looked_at = 0.0
+        self._held: set[str] = set()  # jobs that the user was told of
 
     @property
     def workers(self) -> int:
@@ -108,12 +114,13 @@ class SlurmEngine:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
         watch = StoreWatch(store, [run for pack in packs for run in pack], listen)
         jobs: list[Any] = []
+        folder = _new_folder(store) if watch.left else None
         with StopSign(store) as sign:
             try:
                 while watch.left:
                     if not jobs:
                         left_before = len(watch.left)
-                        jobs = self._submit(store, packs)
+                        jobs = self._submit(store, packs, folder)
                     time.sleep(PAUSE)
                     watch.look()
                     listen(Tick())
@@ -125,7 +132,7 @@ class SlurmEngine:
                     if not jobs:
                         watch.look(at_once=True)
                         if len(watch.left) == left_before:
-                            raise InitmemError(f"all jobs ended and no run was done: see {_folder(store)}")
+                            raise InitmemError(f"all jobs ended and no run was done: see {folder}")
             except KeyboardInterrupt:
                 listen(Stopping())
                 return False
@@ -133,14 +140,14 @@ class SlurmEngine:
                 self._stop(jobs, sign)  # at the end, jobs in the queue have nothing left to do
         return True
 
-    def _submit(self, store: Store, packs: Sequence[list[Run]]) -> list[Any]:
+    def _submit(self, store: Store, packs: Sequence[list[Run]], folder: Path | None) -> list[Any]:
         submitit = _submitit()
         left = [pack for pack in packs if not all(store.has(run) for run in pack)]
         count = min(self.jobs, -(-len(left) // self._workers_of_job))
         job = ArrayJob(store.path.resolve(), store.session, left, self.settings, self._workers_of_job)
         try:
             executor = submitit.AutoExecutor(
-                _folder(store), self.cluster, slurm_max_num_timeout=REQUEUES, local_max_num_timeout=REQUEUES
+                folder, self.cluster, slurm_max_num_timeout=REQUEUES, local_max_num_timeout=REQUEUES
             )
             executor.update_parameters(**self.options)
             with executor.batch():
@@ -159,8 +166,17 @@ class SlurmEngine:
         if left and (at_once or time.monotonic() - self._looked_at > QUEUE_PAUSE):
             self._looked_at = time.monotonic()
             queue = _queue(left)
+            self._report_held(queue)
             return [job for job in left if job.job_id in queue]
         return left
+
+    def _report_held(self, queue: Mapping[str, str]) -> None:
+        """Say once of each job that it waits for somebody to release it."""
+        for job_id, state in queue.items():
+            if "Held" in state and job_id not in self._held:
+                self._held.add(job_id)
+                hint = f"it runs after: scontrol release {job_id}"
+                print(f"initmem: job {job_id} is held in the queue ({state}; {hint})", file=sys.stderr)
 
     def _stop(self, jobs: list[Any], sign: StopSign) -> None:
         """Take jobs out of the queue and let those that run finish their batch; Ctrl-C ends them at once."""
@@ -170,7 +186,7 @@ class SlurmEngine:
         sign.put_up()
         states = _queue(jobs) if self.cluster == "slurm" else {}
         for job in jobs:
-            if states.get(job.job_id) == "PENDING":
+            if states.get(job.job_id, "").startswith("PENDING"):
                 job.cancel()
         try:
             while jobs := self._alive(jobs, at_once=True):
@@ -184,6 +200,9 @@ def _mistake(job: Any) -> InitmemError | None:
     """The mistake that a job returned. One that ended in any other way returned nothing: see its files."""
     if not job.paths.result_pickle.exists():
         return None
+    status = job.paths.folder.lstat()  # what is unpickled there runs as this user
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise InitmemError(f"{job.paths.folder}: others can write there, so no result was read")
     utils = importlib.import_module("submitit.core.utils")
     try:
         returned = job.results()[0]
@@ -192,15 +211,16 @@ def _mistake(job: Any) -> InitmemError | None:
     return returned if isinstance(returned, InitmemError) else None
 
 
-def _folder(store: Store) -> Path:
-    """Where submitit keeps the files of the jobs and their output: beside the store, not in it."""
+def _new_folder(store: Store) -> Path:
+    """Where submitit keeps pickled jobs and their output: next to the store, for this user alone."""
     path = store.path.resolve()
-    return path.with_name(f"{path.name}.slurm")
+    with explained(path.parent):
+        return Path(tempfile.mkdtemp(prefix=f"{path.name}.slurm-", dir=path.parent))
 
 
 def _queue(jobs: Sequence[Any]) -> dict[str, str]:
-    """The states of those jobs that Slurm still has in its queue."""
-    command = ["squeue", "--noheader", "--array", "--format=%i %T"]
+    """The states of those jobs that Slurm still has in its queue, each with its reason."""
+    command = ["squeue", "--noheader", "--array", "--format=%i %T %r"]
     listing = subprocess.run(command, capture_output=True, text=True)
     if listing.returncode != 0:  # the controller may be away for a moment: assume that all is well
         return {job.job_id: "UNKNOWN" for job in jobs}

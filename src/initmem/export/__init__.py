@@ -21,6 +21,7 @@ from initmem.recipe import Recipe
 from initmem.record import RunRecord, Summary
 from initmem.store.results import Results
 from initmem.study import recipes_of
+from initmem.table import cell_text
 
 # The packages that write the formats of `initmem.export.trackers`, each an extra of its own.
 PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow-skinny", "wandb": "wandb"}
@@ -162,7 +163,8 @@ def write_tables(runs: Sequence[NamedRun], output: str, format: str) -> int:
     for name, table in (("runs", run_table(runs)), ("history", history_table(runs))):
         buffer = BytesIO()
         if format == "csv":
-            table.write_csv(buffer)
+            texts = pl.col(pl.String).map_elements(cell_text, return_dtype=pl.String)
+            table.with_columns(texts).rename(lambda name: str(cell_text(name))).write_csv(buffer)
         else:
             table.write_parquet(buffer)
         write_atomic(folder / f"{name}.{format}", buffer.getvalue())

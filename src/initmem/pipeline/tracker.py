@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from initmem.clocks import CLOCKS
-from initmem.errors import ConfigError, allowed
+from initmem.errors import ConfigError, allowed, is_text
 from initmem.metric import metric_name, metric_of
 from initmem.pipeline.init import Init, variables
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
-from initmem.record import SUMMARY_FIELDS, TESTED
+from initmem.record import LARGEST_VALUE, SUMMARY_FIELDS, TESTED
 from initmem.train.variables import Kernels, Variable
 
 Row = dict[str, float]
@@ -226,6 +226,8 @@ def checked_metrics(given: Mapping[Any, Any]) -> Row:
     row: Row = {}
     for key, raw in given.items():
         name, value = metric_name(str(key)), _number(str(key), raw)
+        if not is_text(name):
+            raise ConfigError(f"metric {name!r} (allowed: a name that can be written as UTF-8)")
         if name in RESERVED:
             raise ConfigError(f"metric {key}: initmem records that itself (choose another name)")
         if name in row:
@@ -246,7 +248,9 @@ def _column(name: str, rows: Sequence[Row]) -> list[float | None]:
 
 
 def _number(name: str, value: Any) -> float:
+    """A metric as a number; infinite where it is too large to compute with."""
     try:
-        return float(value.detach() if isinstance(value, Tensor) else value)
+        number = float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         raise ConfigError(f"metric {name} = {value!r} (allowed: a number)") from None
+    return math.copysign(math.inf, number) if abs(number) > LARGEST_VALUE else number

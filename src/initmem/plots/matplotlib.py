@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 
 from initmem.errors import ConfigError, StoreError
 from initmem.files import write_atomic
@@ -73,7 +74,17 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
             _draw_key(figure.add_subplot(cell), maps, drawn[0][0].images[0])
         if absent:
             no_runs(figure.add_subplot(places[-1]), f"{'; '.join(absent)}: no runs")
+    _show_dollars(figure)
     return figure, [axes for axes, _ in drawn]
+
+
+def _show_dollars(figure: Figure) -> None:
+    """Names of users are no formulas, whatever dollar signs they have; tick labels are."""
+    axes = [axis for one in figure.findobj(Axes) for axis in (one.xaxis, one.yaxis)]
+    ticks = {id(text) for axis in axes for text in axis.findobj(Text) if text is not axis.label}
+    for text in figure.findobj(Text):
+        if id(text) not in ticks:
+            text.set_parse_math(False)
 
 
 def draw_into(axes: Axes, plot: Plot) -> None:

@@ -18,7 +18,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from initmem.errors import ConfigError, allowed
-from initmem.table import Cell, Column, Mean, Table
+from initmem.table import Cell, Column, Mean, Table, cell_text
 
 GAP = 2  # between two columns: the divider of the box and a space
 LONGEST_WORD = 30  # longer words (paths, hashes) are broken
@@ -288,7 +288,7 @@ def comma(table: Table) -> str:
             columns += [[head, *part] for head, part in zip(heads, zip(*split, strict=True), strict=True)]
         else:
             columns.append([str(column), *values])
-    writer.writerows(zip(*columns, strict=True))
+    writer.writerows(map(cell_text, row) for row in zip(*columns, strict=True))
     return stream.getvalue()
 
 

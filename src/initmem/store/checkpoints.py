@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from initmem.errors import StoreError
-from initmem.files import explained, reason, write_atomic
+from initmem.files import explained, reason, retried, write_atomic
 from initmem.store.paths import Paths
 from initmem.study import Run
 
@@ -61,7 +61,7 @@ class Checkpoints:
             self._drop(runs, keep=None)
 
     def _read(self, run: Run, update: int) -> tuple[dict[str, Tensor], Any]:
-        run_id, at, tensors, meta = decode(self.paths.checkpoint(run.id, update).read_bytes())
+        run_id, at, tensors, meta = decode(retried(self.paths.checkpoint(run.id, update).read_bytes))
         if (run_id, at) != (run.id, update):
             raise StoreError(f"checkpoint of run {run_id} at update {at}, under another name")
         return tensors, meta

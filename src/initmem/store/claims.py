@@ -22,7 +22,18 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from initmem.errors import StoreError
-from initmem.files import explained, has_ended, machine_id, temporary, this_process, write_atomic
+from initmem.files import (
+    explained,
+    has_ended,
+    is_there,
+    machine_id,
+    opened,
+    readable,
+    retried,
+    temporary,
+    this_process,
+    write_atomic,
+)
 from initmem.store.faults import FaultLog
 from initmem.store.paths import Paths
 from initmem.store.records import Records
@@ -103,7 +114,7 @@ class Claims:
                         return []
                     mine.append(run)
                     dead = dead or token
-            except OSError:
+            except (OSError, StoreError):
                 self.release(mine)
                 raise
         if any(self._faults.attempt(run.id) > 1 for run in mine):
@@ -151,14 +162,15 @@ class Claims:
 
     def ids(self) -> list[str]:
         """Ids of the runs that are claimed now."""
-        return sorted(path.parent.name for path in self.paths.runs.glob("*/claim.json"))
+        return [run_id for run_id in self.paths.run_ids() if is_there(self.paths.claim(run_id))]
 
     def _take_one(self, run: Run, content: bytes, dead: str) -> str | None:
         """Claim one run: None if another worker has it, else the token of its expired claim, or ""."""
         self.paths.make_run(run.id)
         path = self.paths.claim(run.id)
         written = temporary(path)
-        written.write_bytes(content)
+        with opened(written, os.O_EXCL) as stream:
+            stream.write(content)
         try:
             os.link(written, path)  # exclusive, and whole at once: nobody ever reads half a claim
         except FileExistsError:
@@ -191,7 +203,7 @@ class Claims:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        with self.paths.lock.open("ab") as stream:
+        with opened(self.paths.lock, os.O_APPEND) as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
@@ -207,9 +219,14 @@ def read_claim(path: Path) -> Lease | None:
     The heartbeat is read from the opened file: a network file system may answer a plain stat of the name
     from its cache.
     """
-    try:
+
+    def read() -> tuple[bytes, int]:
         with path.open("rb") as stream:
-            data, heartbeat = stream.read(), os.fstat(stream.fileno()).st_mtime_ns
+            return stream.read(), os.fstat(stream.fileno()).st_mtime_ns
+
+    try:
+        with readable(path):
+            data, heartbeat = retried(read)
     except FileNotFoundError:
         return None
     try:
@@ -239,7 +256,7 @@ class LiveHistory:
         with explained(self.paths.root):
             if fresh:
                 self.paths.make_run(run.id)
-            with self.paths.history(run.id).open("wb" if fresh else "ab") as stream:
+            with opened(self.paths.history(run.id), os.O_TRUNC if fresh else os.O_APPEND) as stream:
                 stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def rows(self, run_id: str) -> list[dict[str, float]]:

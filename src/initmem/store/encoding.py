@@ -17,9 +17,10 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from initmem.errors import ConfigError, Damaged, StoreError
-from initmem.record import SCHEMA, STATUSES, History, RunRecord, StoredHistory, Summary
+from initmem.record import LARGEST_VALUE, SCHEMA, STATUSES, History, RunRecord, StoredHistory, Summary
 from initmem.study import Run, Study
 
 FIELDS = frozenset({"schema", "id", "run", "status", "summary", "provenance", "error", "finals"})
@@ -47,13 +48,14 @@ def encode(record: RunRecord) -> bytes:
         "status": record.status,
         "summary": asdict(record.summary),
         "provenance": dict(record.provenance),
-        "error": record.error,
+        "error": record.error and record.error.encode(errors="backslashreplace").decode(),
     }
     if record.finals:
         head["finals"] = dict(record.finals)
     history = {name: column.tolist() for name, column in record.history.items()}
     try:
         payload = json.dumps(head | {"history": history}, separators=(",", ":"), allow_nan=False).encode()
+        orjson.loads(payload)  # as it will be read
     except (ValueError, TypeError) as error:
         raise StoreError(f"run {record.id} cannot be recorded ({error})") from None
     return _START % hashlib.sha256(payload).hexdigest().encode() + payload + b"}\n"
@@ -82,14 +84,10 @@ def split(data: bytes) -> Encoded:
     # The last occurrence: quotes inside a text are escaped, and in a history no value is an object.
     end = payload.rfind(_HISTORY + b"{")
     try:
-        head = json.loads(payload[: max(end, 0)] + b"}", parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
+        head = orjson.loads(payload[: max(end, 0)] + b"}")  # no NaN, and no half of a surrogate pair
+    except ValueError as error:
         raise StoreError(f"not a record ({error})") from None
     return Encoded(digest, head, payload[end + len(_HISTORY) : -1])
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
 
 
 def join(head: Mapping[str, Any], load: Callable[[], History]) -> RunRecord:
@@ -108,7 +106,7 @@ def join(head: Mapping[str, Any], load: Callable[[], History]) -> RunRecord:
             status=head["status"],
             summary=_summary(head["summary"]),
             history=StoredHistory(load),
-            provenance=dict(head["provenance"]),
+            provenance=_PROVENANCE.validate_python(head["provenance"]),
             error=head["error"],
             finals=_FINALS.validate_python(head.get("finals", {})),
         )
@@ -125,7 +123,25 @@ def join(head: Mapping[str, Any], load: Callable[[], History]) -> RunRecord:
     return record
 
 
-Number: TypeAlias = Annotated[int, Field(ge=-(2**53), le=2**53)] | float
+class Provenance(TypedDict, total=False):
+    """The parts of a provenance that are read; any other is shown as it is."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)  # type: ignore[misc]
+
+    fingerprint: dict[str, str]
+    pack: int
+    pack_id: str
+    attempts: int
+    faults: dict[str, int]
+    seconds: float
+    device: str
+    untouched: list[str]
+    scale_used: bool
+
+
+_PROVENANCE = TypeAdapter(Provenance)
+Value: TypeAlias = Annotated[float, Field(ge=-LARGEST_VALUE, le=LARGEST_VALUE)]
+Number: TypeAlias = Annotated[int, Field(ge=-(2**53), le=2**53)] | Value
 _SUMMARY = TypeAdapter(dict[str, Number | None], config=STRICT)
 _FINALS = TypeAdapter(dict[str, Number], config=STRICT)
 
@@ -149,22 +165,29 @@ def parse_history(encoded: Encoded) -> History:
     except (ValueError, TypeError, AttributeError) as error:
         raise StoreError(f"not a history ({error})") from None
     check_history(history, encoded.head["summary"]["epochs"])
-    if not all(np.isfinite(column).all() for column in history.values()):  # a null is read as NaN
-        raise StoreError("history with values that are no finite numbers")
     return history
 
 
 def check_history(history: History, epochs: int) -> None:
-    """Every column has one value per epoch."""
+    """Every column has one finite value per epoch."""
     for name, column in history.items():
         if column.shape != (epochs,):
             raise StoreError(f"column {name!r} has shape {column.shape} (allowed: {(epochs,)})")
+        if not (abs(column) <= LARGEST_VALUE).all():  # a null is read as NaN
+            raise StoreError(
+                f"column {name!r} with values that are no finite numbers up to {LARGEST_VALUE:g}"
+            )
 
 
 def encode_study(study: Study) -> bytes:
     """Serialize a study, with a checksum."""
     content = study.to_json()
-    return json.dumps({"sha256": _digest(content)} | content, indent=1).encode() + b"\n"
+    data = json.dumps({"sha256": _digest(content)} | content, indent=1).encode() + b"\n"
+    try:
+        orjson.loads(data)  # as it will be read
+    except ValueError as error:
+        raise StoreError(f"study {study.name!r} cannot be stored ({error})") from None
+    return data
 
 
 def decode_study(data: bytes) -> Study:
@@ -177,8 +200,9 @@ def decode_study(data: bytes) -> Study:
     if not intact:
         raise Damaged("checksum does not match")
     try:
+        orjson.loads(data)  # it refuses half of a surrogate pair
         return Study.from_json(content)
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:
         raise StoreError(str(error)) from None
 
 

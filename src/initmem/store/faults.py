@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from initmem.errors import FullDisk, StoreError
-from initmem.files import explained, reason
+from initmem.files import explained, opened, readable, retried
 from initmem.store.paths import Paths
 from initmem.study import Run
 
@@ -55,11 +55,10 @@ class FaultLog:
         """What went wrong with a run so far."""
         path = self.paths.faults(run_id)
         try:
-            return list(from_lines(path.read_bytes()))
+            with readable(path):
+                return list(from_lines(retried(path.read_bytes)))
         except FileNotFoundError:
             return []
-        except OSError as error:
-            raise StoreError(f"{path}: {reason(error)}") from None
 
     def attempt(self, run_id: str) -> int:
         """How many workers have started a run, the present one included."""
@@ -73,8 +72,8 @@ class FaultLog:
     def note_loss(self, run: Run, session: str, pack: int) -> None:
         """Write down how the previous worker was lost; the watchdog of a time limit leaves a traceback."""
         hang, traceback = self.paths.hang(run.id), ""
-        with contextlib.suppress(FileNotFoundError):
-            traceback = hang.read_text(errors="replace")
+        with contextlib.suppress(FileNotFoundError), readable(hang):
+            traceback = retried(hang.read_bytes).decode(errors="replace")
         self._note(run, "timeout" if traceback else "lost worker", session, pack, traceback)
         hang.unlink(missing_ok=True)
 
@@ -92,10 +91,10 @@ class FaultLog:
             files = [self.paths.make_run(run.id) and self.paths.hang(run.id) for run in runs]
             for file in files:
                 file.unlink(missing_ok=True)
-            files[0].touch()
+            stream = opened(files[0], os.O_EXCL)
             for file in files[1:]:
                 os.link(files[0], file)
-        with files[0].open("ab") as stream:
+        with stream:
             try:
                 yield stream
             finally:
@@ -106,7 +105,7 @@ class FaultLog:
         with explained(self.paths.root):
             self.paths.make_run(run.id)
             fault = Fault(cause, session, pack, max(self.paths.checkpoints(run.id), default=0), detail)
-            with self.paths.faults(run.id).open("ab") as stream:
+            with opened(self.paths.faults(run.id), os.O_APPEND) as stream:
                 stream.write(to_line(fault))
 
 

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from initmem.errors import StoreError
+from initmem.files import make_folder, names
 
 PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
 LONGEST_NAME = 60
@@ -70,6 +71,10 @@ class Paths:
             raise StoreError(f"run id {run_id!r} (allowed: 16 hexadecimal digits)")
         return self.runs / run_id
 
+    def run_ids(self) -> list[str]:
+        """The ids of all runs that have a folder, in order."""
+        return list(filter(RUN_ID.fullmatch, names(self.runs)))
+
     def record(self, run_id: str) -> Path:
         """The record of a run."""
         return self.run(run_id) / "record.json"
@@ -96,18 +101,18 @@ class Paths:
 
     def checkpoints(self, run_id: str) -> set[int]:
         """The updates after which a run has a checkpoint."""
-        names = (path.name for path in self.run(run_id).glob("checkpoint-*.safetensors"))
-        return {int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))}
+        files = names(self.run(run_id))
+        return {int(match[1]) for name in files if (match := _CHECKPOINT.fullmatch(name))}
 
     def make_run(self, run_id: str) -> Path:
         """The folder of a run, made if need be."""
         folder = self.run(run_id)
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         return folder
 
     def move_aside(self, path: Path, name: str) -> Path:
         """Move a file out of the way, under a unique name; where it is now."""
-        self.aside.mkdir(exist_ok=True)
+        make_folder(self.aside)
         target = self.aside / f"{name}-{uuid.uuid4().hex[:8]}.json"
         with suppress(FileNotFoundError):  # another process may have done it
             path.replace(target)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +21,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from initmem.errors import Damaged, StoreError
-from initmem.files import explained, reason, sweep, write_atomic, write_once
+from initmem.files import (
+    explained,
+    is_there,
+    jsons,
+    names,
+    readable,
+    reason,
+    refuse_link,
+    retried,
+    sweep,
+    write_atomic,
+    write_once,
+)
 from initmem.record import History, RunRecord
 from initmem.store.encoding import decode, encode, join, parse_history, split
-from initmem.store.paths import RUN_ID, Paths
+from initmem.store.paths import Paths
 from initmem.study import Run
 
 VERSION = 2  # of the index
@@ -69,27 +82,19 @@ class Records:
 
     def has(self, run: Run) -> bool:
         """Whether a run is done."""
-        path = self.paths.record(run.id)
-        try:
-            path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError as error:
-            raise StoreError(f"{path}: {reason(error)}") from None
-        return True
+        return is_there(self.paths.record(run.id))
 
     def read(self, run_id: str) -> RunRecord:
         """One record; a damaged one is an error."""
         path = self.paths.record(run_id)
         try:
-            record = decode(path.read_bytes())
-        except StoreError as error:
-            raise type(error)(f"{path}: {error}") from None
-        except OSError as error:
+            with readable(path):
+                record = decode(retried(path.read_bytes))
+                if record.id != run_id:
+                    raise StoreError(f"holds run {record.id}")
+                return record
+        except FileNotFoundError as error:
             raise StoreError(f"{path}: {reason(error)}") from None
-        if record.id != run_id:
-            raise StoreError(f"{path}: holds run {record.id}")
-        return record
 
     def scan(self, *, verify: bool = False) -> Scan:
         """All records. A file that has not changed since it was indexed is read only to `verify` it."""
@@ -97,39 +102,38 @@ class Records:
             self._entries = self._read_index()
         indexed = {} if verify else self._entries
         scan = Scan()
-        for run_id in self._run_ids():
-            path = self.paths.record(run_id)
+        for run_id in self.paths.run_ids():
             try:
-                status = path.stat()  # before the file is read: a change in between is seen next time
+                status = self._status(
+                    run_id
+                )  # before the file is read: a change in between is seen next time
                 stamp, entry = (status.st_size, status.st_mtime_ns), indexed.get(run_id)
                 if entry is None or entry.stamp != stamp:
                     entry = self._read_entry(run_id, stamp)
                 scan.entries[run_id] = entry
-            except (FileNotFoundError, NotADirectoryError):
+            except FileNotFoundError:
                 continue  # not done yet, or moved aside by another process a moment ago
             except Damaged as error:
-                scan.damaged[run_id] = f"{path}: {error}"
-            except (StoreError, OSError) as error:
-                scan.unreadable[run_id] = f"{path}: {reason(error)}"
+                scan.damaged[run_id] = str(error)
+            except StoreError as error:
+                scan.unreadable[run_id] = str(error)
         changed, self._entries = scan.entries != indexed, scan.entries
         if changed:
             self._write_index(scan.entries)
         return scan
 
-    def _run_ids(self) -> list[str]:
-        try:
-            names = [folder.name for folder in self.paths.runs.iterdir()]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StoreError(f"{self.paths.runs}: cannot be read ({reason(error)})") from None
-        return sorted(filter(RUN_ID.fullmatch, names))
+    def _status(self, run_id: str) -> os.stat_result:
+        path = self.paths.record(run_id)
+        with readable(path):
+            return retried(path.stat)
 
     def _read_entry(self, run_id: str, stamp: Stamp) -> Entry:
-        sha256, head, _ = split(self.paths.record(run_id).read_bytes())
-        entry = self._entry(run_id, stamp, sha256, head)
-        if entry.record.id != run_id:
-            raise StoreError(f"holds run {entry.record.id}")
+        path = self.paths.record(run_id)
+        with readable(path):
+            sha256, head, _ = split(retried(path.read_bytes))
+            entry = self._entry(run_id, stamp, sha256, head)
+            if entry.record.id != run_id:
+                raise StoreError(f"holds run {entry.record.id}")
         return entry
 
     def _entry(self, run_id: str, stamp: Stamp, sha256: str, head: Mapping[str, Any]) -> Entry:
@@ -139,11 +143,12 @@ class Records:
         """The history of the very record that was indexed."""
         path = self.paths.record(run_id)
         try:
-            encoded = split(path.read_bytes())
-            if encoded.sha256 != sha256:
-                raise StoreError("changed since the store was opened")
-            return parse_history(encoded)
-        except (StoreError, OSError) as error:
+            with readable(path):
+                encoded = split(retried(path.read_bytes))
+                if encoded.sha256 != sha256:
+                    raise StoreError("changed since the store was opened")
+                return parse_history(encoded)
+        except FileNotFoundError as error:
             raise StoreError(f"{path}: {reason(error)}") from None
 
     def _read_index(self) -> dict[str, Entry]:
@@ -190,10 +195,10 @@ class Records:
         """
         moved = []
         with explained(self.paths.root):
-            for pending in self.paths.pending.glob("*.json"):
+            for pending in jsons(self.paths.pending):
                 damage = ""
                 try:
-                    lines = pending.read_bytes().splitlines(keepends=True)
+                    lines = retried(pending.read_bytes).splitlines(keepends=True)
                 except FileNotFoundError:
                     continue  # its own worker finished it
                 for line in lines:
@@ -234,7 +239,7 @@ class Records:
 
     def _is_damaged(self, run_id: str) -> bool:
         try:
-            split(self.paths.record(run_id).read_bytes())
+            split(retried(self.paths.record(run_id).read_bytes))
         except Damaged:
             return True
         except (StoreError, FileNotFoundError):
@@ -244,14 +249,16 @@ class Records:
     def clear_all(self) -> None:
         """Remove what crashed processes left next to records."""
         with explained(self.paths.root):
-            for path in self.paths.runs.glob("[0-9a-f]" * 16 + "/record.json"):
-                _clear(path.parent)
+            for run_id in self.paths.run_ids():
+                if is_there(self.paths.record(run_id)):
+                    _clear(self.paths.run(run_id))
 
 
 def _clear(folder: Path) -> None:
     """Remove whatever is next to a record, except what a living process is about to rename."""
-    for path in folder.iterdir():
-        if path.name != "record.json" and path.suffix != ".tmp" and not path.is_dir():
+    refuse_link(folder)
+    for path in map(folder.joinpath, names(folder)):
+        if path.name != "record.json" and path.suffix != ".tmp" and not retried(path.is_dir):
             path.unlink(missing_ok=True)
     sweep(folder)
 

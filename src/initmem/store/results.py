@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from initmem.errors import StoreError, allowed
-from initmem.files import explained, reason, write_atomic
+from initmem.files import explained, readable, reason, retried, write_atomic
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord, crash_causes
 from initmem.store.claims import LiveRun
@@ -201,7 +201,9 @@ COUNTED = ("completed", "diverged", "crashed", "training", "missing")
 
 def open_results(path: str | Path) -> Results:
     """Open a store, or an archive of one."""
-    return Archive(path) if Path(path).is_file() else Store(path)
+    with readable(Path(path)):
+        is_file = retried(Path(path).is_file)
+    return Archive(path) if is_file else Store(path)
 
 
 class Collection(NamedTuple):

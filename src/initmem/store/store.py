@@ -10,7 +10,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from initmem.errors import Damaged, InitmemError, StoreError
-from initmem.files import check_file_system, explained, reason, sweep, write_atomic
+from initmem.files import (
+    check_file_system,
+    explained,
+    is_there,
+    jsons,
+    make_folder,
+    readable,
+    reason,
+    refuse_link,
+    retried,
+    sweep,
+    write_atomic,
+)
 from initmem.record import RunRecord
 from initmem.store.checkpoints import Checkpoints
 from initmem.store.claims import EXPIRY, Claim, Claims, HeartbeatAges, LiveHistory, LiveRun, read_claim
@@ -44,6 +56,8 @@ class Store:
         self.path = Path(path).absolute()  # user code may change the working directory
         self.session = session or uuid.uuid4().hex  # shared by the processes of one call of an engine
         self.paths = Paths(self.path)
+        for folder in (self.paths.runs, self.paths.studies, self.paths.pending, self.paths.aside):
+            refuse_link(folder)
         _check_format(self.paths)
         self._records = Records(self.paths)
         self.live, self.checkpoints = LiveHistory(self.paths), Checkpoints(self.paths)
@@ -55,14 +69,16 @@ class Store:
     def create(cls, path: str | Path, *, session: str | None = None) -> Store:
         """Open the store at a path, making it where there is none; check that it can be written."""
         root = Path(path).absolute()
-        if root.is_file():
-            raise StoreError(f"{path}: a file, and no store (initmem restore makes a store of an archive)")
         paths = Paths(root)
         with explained(root):
-            root.mkdir(parents=True, exist_ok=True)
+            if retried(root.is_file):
+                raise StoreError(
+                    f"{path}: a file, and no store (initmem restore makes a store of an archive)"
+                )
+            retried(lambda: root.mkdir(parents=True, exist_ok=True))
             for folder in (paths.runs, paths.studies, paths.pending):
-                folder.mkdir(exist_ok=True)
-            if not paths.format.exists():
+                make_folder(folder)
+            if not is_there(paths.format):
                 write_atomic(paths.format, json.dumps({"format": FORMAT}).encode() + b"\n")
             check_file_system(root)
         return cls(root, session=session)
@@ -71,15 +87,12 @@ class Store:
 
     def studies(self) -> list[Study]:
         """The studies that were requested, in the order of their file names."""
-        return [_read_study(path) for path in self._study_files()]
+        return [_read_study(path) for path in jsons(self.paths.studies)]
 
     def add_study(self, study: Study) -> None:
         """Note a request, in place of the study of the same name and preset."""
         with explained(self.path):
             write_atomic(self.paths.study(study.name, study.preset), encode_study(study))
-
-    def _study_files(self) -> list[Path]:
-        return sorted(self.paths.studies.glob("*.json"))
 
     # -- records ------------------------------------------------------------------------------------------
 
@@ -123,7 +136,7 @@ class Store:
         """
         moved = self._records.move_damaged_aside()
         with explained(self.path):
-            for path in self._study_files():
+            for path in jsons(self.paths.studies):
                 try:
                     _read_study(path)
                 except Damaged as error:
@@ -157,7 +170,7 @@ class Store:
         heartbeat, unless the worker was on this machine and has ended.
         """
         lease = None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(StoreError):
             lease = read_claim(self.paths.claim(run_id))
         claim = lease.claim if lease else None
         if claim is not None and claim.process_has_ended():
@@ -175,10 +188,11 @@ class Store:
 
 def _check_format(paths: Paths) -> None:
     try:
-        version = json.loads(paths.format.read_bytes())["format"]
+        with readable(paths.format):
+            version = json.loads(retried(paths.format.read_bytes))["format"]
     except FileNotFoundError:
         raise StoreError(f"{paths.root}: no store here (initmem run makes one)") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise StoreError(
             f"{paths.root}: not a readable store (store.json: {error}); if it is one, delete store.json, "
             "and initmem run writes it again"
@@ -189,7 +203,7 @@ def _check_format(paths: Paths) -> None:
 
 def _read_study(path: Path) -> Study:
     try:
-        return decode_study(path.read_bytes())
+        return decode_study(retried(path.read_bytes))
     except Damaged as error:
         raise Damaged(f"{path}: damaged study ({error})") from None
     except (OSError, InitmemError) as error:
