@@ -88,7 +88,7 @@ def fitted(tracker: Tracker, tmp_path, *, loaders=None, **options):
     from initmem.pipeline.lightning import LightningTracker
 
     data = DataLoader(TensorDataset(X, Y), batch_size=BATCH)
-    module = Init(1.5, 2).apply(lightning_module())
+    module = Init(1.5, 2).apply(lightning_module(), draw="fan-in")
     trainer = pl.Trainer(callbacks=[LightningTracker(tracker)], default_root_dir=tmp_path, **QUIET | options)
     trainer.fit(module, *(loaders or (data, data)))
     return trainer, module, data
@@ -110,7 +110,9 @@ def test_lightning(tmp_path) -> None:
     assert history["val_loss"][-1] == pytest.approx(float(nn.functional.cross_entropy(out, Y)), rel=1e-5)
     trainer.test(module, data, verbose=False)
     assert tracker.finals["test_accuracy"] == pytest.approx(history["val_accuracy"][-1])
-    assert tracker.norm_init == pytest.approx(_norm(Init(1.5, 2).apply(lightning_module()).net))
+    assert tracker.norm_init == pytest.approx(
+        _norm(Init(1.5, 2).apply(lightning_module(), draw="fan-in").net)
+    )
 
 
 def _norm(net: nn.Module) -> float:
@@ -208,7 +210,7 @@ def test_the_layers_of_transformers_are_known() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=30, n_positions=8, n_embd=16, n_layer=1, n_head=2))
-    table = Init(1.0, 0).describe(model)
+    table = Init(1.0, 0).describe(model, draw="fan-in")
     rows = {row["parameter"]: row for row in table.rows()}
     assert rows["transformer.wte.weight"]["note"] == "tied to lm_head.weight"
     assert rows["transformer.wte.weight"]["fan_in"] == 16
@@ -274,7 +276,7 @@ def test_keras_with_accumulation_decay_and_a_plateau() -> None:
 
 
 def test_keras_models_are_drawn_like_torch_ones() -> None:
-    model = Init(1.5, 2).apply(keras_model())
+    model = Init(1.5, 2).apply(keras_model(), draw="fan-in")
     again = Init(1.5, 2)
     for layer, (rows, columns) in zip(model.layers, [(6, 8), (8, 2)], strict=True):
         np.testing.assert_allclose(layer.kernel.numpy(), again.kernel(rows, columns, fan_in=rows), rtol=1e-6)
@@ -293,7 +295,7 @@ def test_the_layers_of_keras_are_known() -> None:
     x = layers.MultiHeadAttention(2, 5, name="attention")(x, x)
     x = layers.LSTM(7, name="lstm")(x)
     model = keras.Model(inputs, layers.Dense(2, name="head")(x))
-    rows = Init(0.5, 0).describe(model).rows()
+    rows = Init(0.5, 0).describe(model, draw="fan-in").rows()
     fan_ins = {row["parameter"]: row["fan_in"] for row in rows if row["role"] == "kernel"}
     assert fan_ins == {
         "conv.kernel": 2 * 9,
@@ -313,7 +315,7 @@ def test_the_layers_of_keras_are_known() -> None:
     assert {row["role"] for row in rows} == {"kernel", "bias", "norm"}
     before = model.get_layer("conv").kernel.numpy()
     bias = model.get_layer("conv").bias.numpy()
-    Init(2.0, 0, scaled="conv").apply(model, mode="rescale")
+    Init(2.0, 0, scaled="conv").apply(model)
     np.testing.assert_allclose(model.get_layer("conv").kernel.numpy(), 2 * before)
     np.testing.assert_allclose(model.get_layer("conv").bias.numpy(), bias)
 
@@ -332,7 +334,7 @@ def test_odd_keras_models_are_explained() -> None:
     model = keras.Sequential([keras.Input((6,)), Own(name="own"), keras.layers.Dense(2, name="dense")])
     with pytest.warns(UntouchedWarning, match=r"own\.mixing \(6, 4\)"):
         Init().apply(model)
-    rows = Init().describe(model, kernels="own.mixing").rows()
+    rows = Init().describe(model, draw="fan-in", kernels="own.mixing").rows()
     assert [(row["parameter"], row["fan_in"]) for row in rows if row["role"] == "kernel"] == [
         ("own.mixing", 6)
     ]

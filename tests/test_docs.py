@@ -71,9 +71,7 @@ def test_the_probes_do_what_their_page_says(tmp_path: Path, capsys) -> None:
     smaller = [2 * body, bias, 2 * output * 0.1 * output, bias]
     assert sizes == pytest.approx([*of_output, *of_biases, *smaller], rel=1e-3)
     exec(compile(advised, page.name, "exec"), {})
-    assert (
-        'mode="rescale" keeps the model\'s own sizes (std: 0.weight 1 against 0.0' in capsys.readouterr().out
-    )
+    assert "draw='own' keeps the model's own sizes (std: 0.weight 1 against 0.0" in capsys.readouterr().out
     (tmp_path / "study.toml").write_text(text)
     assert len(load_study(str(tmp_path / "study.toml")).all_runs()) == 3 * 3 * 3
 

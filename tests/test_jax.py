@@ -31,7 +31,10 @@ FLAX = {
 
 
 def roles(tree: object, **how: object) -> dict[str, tuple[str, float | None]]:
-    return {row["parameter"]: (row["role"], row["fan_in"]) for row in Init().describe(tree, **how).rows()}
+    return {
+        row["parameter"]: (row["role"], row["fan_in"])
+        for row in Init().describe(tree, draw="fan-in", **how).rows()
+    }
 
 
 def test_roles_and_fan_ins_of_plain_dicts_and_flax() -> None:
@@ -80,13 +83,13 @@ def test_roles_and_fan_ins_of_equinox() -> None:
     }
     assert roles(net, kernels=["own", equinox.nn.Linear])["own"] == ("kernel", 3.0)
     with pytest.warns(UntouchedWarning, match=r"left as they are: own \(3, 3\)"):
-        drawn = Init(2.0, 1).apply(net)
+        drawn = Init(2.0, 1).apply(net, draw="fan-in")
     assert isinstance(drawn, Net) and drawn.head(ONES(5)).shape == (2,)
     assert float(jnp.std(drawn.words.weight)) == pytest.approx(2.0, rel=0.3)
 
 
 def test_a_new_tree_is_drawn_and_the_old_one_is_left() -> None:
-    small, large = (Init(scale, 5).apply(PLAIN) for scale in (0.5, 2.0))
+    small, large = (Init(scale, 5).apply(PLAIN, draw="fan-in") for scale in (0.5, 2.0))
     assert (PLAIN["hidden"]["w"] == 1).all() and small["step"] == 3
     np.testing.assert_allclose(4 * small["hidden"]["w"], large["hidden"]["w"], rtol=1e-6)
     np.testing.assert_array_equal(small["hidden"]["b"], large["hidden"]["b"])
@@ -94,7 +97,7 @@ def test_a_new_tree_is_drawn_and_the_old_one_is_left() -> None:
     fresh = Init(0.5, 5)  # in the order of the tree: b before w
     fresh.bias(40)
     np.testing.assert_allclose(small["hidden"]["w"], fresh.kernel(3, 40, fan_in=3), rtol=1e-6)
-    scaled = Init(3.0).apply(PLAIN, mode="rescale")
+    scaled = Init(3.0).apply(PLAIN)
     assert (scaled["out"]["w"] == 3).all() and (scaled["out"]["b"] == 1).all()
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), {"w": ONES((2, 2))})
     assert Init().apply(half)["w"].dtype == jnp.bfloat16

@@ -239,7 +239,7 @@ def test_what_looks_wrong_is_said(tmp_path: Path) -> None:
         tracker.end_epoch(loss=1.0)
 
     notes = run(first, [1.0], [0], tmp_path, name="same").notes
-    assert notes == ["init.apply left as they are: gain (`kernels` says what to redraw)"]
+    assert notes == ["init.apply left as they are: gain (`kernels` says what to scale)"]
     notes = run(second, [1.0], [0, 1], tmp_path, name="same", keep_old=True).notes
     assert notes[1].startswith("1 of 2 runs were trained before this changed: trained by ")
     (note,) = run(second, [1.0], [0], tmp_path / "new").notes

@@ -248,7 +248,7 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
     about = [record.provenance for record in records if record.status != "crashed"]
     untouched = dict.fromkeys(name for one in about for name in one.get("untouched", ()))
     if untouched:
-        notes.append(f"init.apply left as they are: {', '.join(untouched)} (`kernels` says what to redraw)")
+        notes.append(f"init.apply left as they are: {', '.join(untouched)} (`kernels` says what to scale)")
     if about and not any(one.get("scale_used", True) for one in about):
         notes.append(
             "not applicable: the pipeline never used the scale (init.apply, init.kernel and init.scale do)"

@@ -1,7 +1,7 @@
 """`run`: ask of any training code whether it remembers its initialization.
 
     def train(init, tracker):                   # your own pipeline, any framework
-        model = init.apply(MyNet())             # redraws kernels and biases for this scale and seed
+        model = init.apply(MyNet())             # multiplies the weights of your model by the scale
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         tracker.attach(model, optimizer, batch_size=128)
         for epoch in range(30):

@@ -250,9 +250,9 @@ def _role(slot: TorchPlace, fan_in: float | None, *, has_kernel: bool, explicit:
     tensor = slot.tensors[0]
     if fan_in is not None:
         if not tensor.is_floating_point():
-            return "stuck", f"a kernel of {tensor.dtype}, which cannot be drawn"
+            return "stuck", f"a kernel of {tensor.dtype}, which has no scale"
         if not (tensor.requires_grad or explicit):
-            return "frozen", "left as it is: not trained (name it in `kernels` to redraw it)"
+            return "frozen", "left as it is: not trained (name it in `kernels` to scale it)"
         stuck = slot.why_stuck()
         return ("stuck", stuck) if stuck else ("kernel", "")
     if is_norm(slot.module):
@@ -263,7 +263,7 @@ def _role(slot: TorchPlace, fan_in: float | None, *, has_kernel: bool, explicit:
         return "stuck", "an old-style weight_norm or spectral_norm (allowed: torch.nn.utils.parametrizations)"
     if explicit:
         return "other", "left as it is: not chosen as a kernel"
-    return "other", f"left as it is: no rule for {kind}.{slot.attribute} (name it in `kernels` to redraw it)"
+    return "other", f"left as it is: no rule for {kind}.{slot.attribute} (name it in `kernels` to scale it)"
 
 
 def _fan_in(slot: TorchPlace, choose: Choice) -> float | None:
