@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 from initmem.data.dataset import Sizes
 from initmem.errors import ConfigError, ModelError
 from initmem.pipeline.init import Init, UntouchedWarning
-from initmem.recipe import Recipe
+from initmem.recipe import PipelineRecipe, Recipe
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import initialize
@@ -65,8 +65,8 @@ def test_bundled_networks_and_torch_ones_get_the_same_numbers() -> None:
 
     recipe = Recipe.parse({"model": "mlp", "width": 5, "bias_std": 0.3})
     bundled = build(recipe, Sizes(1, 1, 1, 3, 2, 2, 3))
-    initialize(bundled, [Run(recipe, 0.7, 11, perturbation=2.0)])
-    twin = Init.of(Run(recipe, 0.7, 11, perturbation=2.0)).apply(Twin(), draw="fan-in")
+    initialize(bundled, [Run(recipe, 0.7, 11)])
+    twin = Init.of(Run(recipe, 0.7, 11)).apply(Twin(), draw="fan-in")
     for layer, linear in zip(bundled.named_layers().values(), (twin.a, twin.b, twin.c), strict=True):
         assert torch.equal(layer.kernel, linear.weight)
         assert torch.equal(layer.bias, linear.bias)
@@ -262,6 +262,33 @@ def test_the_table_and_apply_agree_about_what_cannot_be_set() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     weighted = nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 5)), nn.Linear(5, 2))
     assert {row["role"] for row in Init().describe(weighted).rows()} == {"kernel", "bias"}
+
+
+class Dead(nn.Module):
+    """The first weights never matter, and one kernel is parametrised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 4)
+        self.head = parametrizations.weight_norm(nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("draw", ["own", "fan-in"])
+def test_a_perturbed_replicate_differs_in_the_largest_weight_of_every_kernel(draw: str) -> None:
+    recipe = PipelineRecipe.parse({"pipeline": "p"})
+    models = []
+    for perturbation in (1.0, 1.5):
+        torch.manual_seed(0)
+        models.append(Init.of(Run(recipe, 2.0, 0, (), perturbation)).apply(Dead(), draw=draw))
+    for name in ("words", "fc", "head"):
+        before, after = (getattr(model, name).weight.detach() for model in models)
+        expected = before.clone()
+        expected.view(-1)[before.abs().argmax()] *= 1.5
+        torch.testing.assert_close(after, expected)
+    assert torch.equal(models[0].fc.bias, models[1].fc.bias)
+    plain, perturbed = (Init.of(Run(recipe, 2.0, 0, (), p)).kernel(3, 3, fan_in=3) for p in (1.0, 1.5))
+    expected = np.where(np.abs(plain) == np.abs(plain).max(), 1.5 * plain, plain)
+    np.testing.assert_allclose(perturbed, expected, rtol=1e-12)
 
 
 # -- the model's own initialization ------------------------------------------------------------------------

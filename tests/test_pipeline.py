@@ -336,6 +336,66 @@ def test_perturbed_replicates_and_split_seeds(tmp_path: Path) -> None:
     assert result.memory().n_seeds == 2
 
 
+def two_streams(size: dict[str, float], init: initmem.Init, tracker: initmem.Tracker) -> None:
+    """An accuracy with noise of known size from the model's own weights, and from the order of training."""
+    model = init.apply(nn.Linear(8, 1, bias=False))
+    drawn = float(model.weight.detach().sum()) / init.scale
+    tracker.attach(model, batch_size=1)
+    order = float(torch.randn(())) + random.gauss() + np.random.standard_normal()  # noqa: NPY002
+    tracker.end_epoch(test_accuracy=0.5 + size["init"] * drawn + size["order"] * order)
+
+
+@pytest.mark.parametrize("noisy", ["init", "order"])
+def test_noise_counts_for_the_role_that_it_comes_from(noisy: str, tmp_path: Path) -> None:
+    """Each role is the other one's negative control: what it does not cause is not counted as its own."""
+    size = {"init": 0.0, "order": 0.0} | {noisy: 0.01}
+    run(functools.partial(two_streams, size), [0.5, 2.0], range(6), tmp_path, split=["init", "order"])
+    share = {row["role"]: row["share"] for row in initmem.measure(tmp_path, "seeds")}
+    quiet = "order" if noisy == "init" else "init"
+    assert share[noisy] == pytest.approx(1.0) and share[quiet] == pytest.approx(0.0)
+
+
+def test_the_two_streams_differ_where_their_seeds_are_equal(tmp_path: Path) -> None:
+    drawn: list[float] = []
+
+    def train(init, tracker):
+        drawn.append(float(torch.rand(())))
+        tracker.attach()
+        drawn.append(float(torch.rand(())))
+        tracker.attach()  # again: training has begun
+        drawn.append(float(torch.rand(())))
+        return {"loss": 1.0}
+
+    run(train, [1.0], [3], tmp_path)
+    torch.manual_seed(3)
+    alone = torch.rand(3).tolist()  # what a script draws that seeds itself
+    assert drawn[0] == pytest.approx(alone[0])
+    assert not {round(value, 6) for value in drawn[1:]} & {round(value, 6) for value in alone}
+    assert drawn[1] != drawn[2]
+
+
+def test_split_roles_without_attach_are_refused(tmp_path: Path) -> None:
+    def train(init, tracker):
+        return {"loss": float(torch.rand(()))}
+
+    result = run(train, [1.0], [0, 1], tmp_path, split=["order"], keep_going=True)
+    (trace,) = result.crashes.values()
+    assert trace.strip().endswith("split: training never began (allowed: tracker.attach before training)")
+
+
+def test_a_perturbation_that_nothing_sees_is_no_measurement(tmp_path: Path) -> None:
+    def blind(init, tracker):
+        init.apply(nn.Linear(2, 2))
+        return {"test_accuracy": 0.5}
+
+    run(blind, [0.5, 2.0], [0], tmp_path / "blind", chaos=True)
+    (row,) = initmem.measure(tmp_path / "blind", "chaos")
+    assert row["deviation"] is None and row["note"].startswith("not measured: the perturbation changed")
+    run(trained, [0.5, 2.0], [0], tmp_path / "real", chaos=True)
+    (row,) = initmem.measure(tmp_path / "real", "chaos", metric="val_loss")
+    assert row["deviation"] > 0 and row["n_pairs"] == 2 and row["note"] == ""
+
+
 def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = str(tmp_path / "store")
     run(functools.partial(planted, 0.05), SCALES, range(3), store)

@@ -140,7 +140,6 @@ class Init:
         self._drawing = run.recipe.initialization()
         self.tables: list[InitTable] = []  # of the models it was applied to
         self._rng = generator(run.seed_of("init"), "init")
-        self._first = True  # no kernel drawn yet
         self.used = False  # whether anybody asked for the scale
 
     @property
@@ -151,8 +150,8 @@ class Init:
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
-        return self.run.seed
+        """The seed of the initialization. Where roles are split, the data order may have another one."""
+        return self.run.seed_of("init")
 
     @property
     def id(self) -> str:
@@ -175,7 +174,8 @@ class Init:
         """A kernel as a NumPy array, for code without a framework: each call draws the next one."""
         if self._drawing.scaled != "kernels" or self._drawing.layer_scales:
             raise ConfigError("plain arrays have no names to choose from (allowed: scaled = 'kernels')")
-        return self._kernel(shape) * (self.scale / math.sqrt(fan_in))
+        drawn = self._kernel(shape)
+        return drawn * self._perturbation(drawn) * (self.scale / math.sqrt(fan_in))
 
     def bias(self, *shape: int) -> Array:
         """A bias as a NumPy array: deviation `recipe.bias_std`, whatever the scale."""
@@ -255,6 +255,9 @@ class Init:
             rules.rescale(table.variables, table.sizes)
         else:
             rules.redraw(table.variables, table.sizes, self._kernel, self._rng.standard_normal)
+        for v in table.variables:
+            if v.role == "kernel" and self.run.perturbation != 1.0:
+                v.place.rescale(self._perturbation(v.place.value().detach().double().cpu().numpy()))
         self.tables.append(table)
         others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
         if others and kernels is None:  # who chose the kernels knows what is left
@@ -268,11 +271,13 @@ class Init:
 
     def _kernel(self, shape: Sequence[int]) -> Array:
         """The random numbers of one kernel: the same at every scale."""
-        drawn = rules.draw(self._rng, shape, self._drawing.distribution)
-        if self._first:  # a perturbed replicate differs in one single weight
-            drawn.flat[0] *= self.run.perturbation
-            self._first = False
-        return drawn
+        return rules.draw(self._rng, shape, self._drawing.distribution)
+
+    def _perturbation(self, kernel: Array) -> Array:
+        """Factors that perturb the largest weight of a kernel, which no dead input can hide."""
+        factors = np.ones(kernel.shape)
+        factors.flat[np.abs(kernel).argmax()] = self.run.perturbation
+        return factors
 
     def kernels(self) -> Iterator[Variable]:
         """The kernels of all models it was applied to."""

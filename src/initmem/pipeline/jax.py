@@ -138,16 +138,18 @@ class PytreePlace(Place):
         return torch.from_numpy(np.array(self.leaves.value(self.index), dtype=np.float32))
 
     def set(self, values: NDArray[np.float64]) -> None:
-        """Redraw it."""
+        """Redraw it; an array of NumPy stays one."""
         import jax.numpy as jnp
 
         now = self.leaves.values[self.index]
-        self.leaves.values[self.index] = jnp.asarray(values.reshape(now.shape), dtype=now.dtype)
+        drawn = values.reshape(now.shape).astype(now.dtype)
+        self.leaves.values[self.index] = drawn if isinstance(now, np.ndarray) else jnp.asarray(drawn)
 
-    def rescale(self, factor: float) -> None:
+    def rescale(self, factor: float | NDArray[np.float64]) -> None:
         """Multiply it."""
         now = self.leaves.values[self.index]
-        self.leaves.values[self.index] = (now * factor).astype(now.dtype)
+        by = factor if isinstance(factor, float) else factor.astype(now.dtype)
+        self.leaves.values[self.index] = (now * by).astype(now.dtype)
 
     def follow(self, model: Any) -> None:
         """Look at a newer tree from now on."""

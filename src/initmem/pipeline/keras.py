@@ -95,9 +95,9 @@ class KerasPlace(Place):
         """Redraw it."""
         self.variable.assign(values)
 
-    def rescale(self, factor: float) -> None:
+    def rescale(self, factor: float | NDArray[np.float64]) -> None:
         """Multiply it."""
-        self.variable.assign(self.variable * factor)
+        self.variable.assign(self.variable * keras.ops.cast(factor, self.variable.dtype))
 
     def follow(self, model: Any) -> None:
         """Nothing to do: parameters change in place."""

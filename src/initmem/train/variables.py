@@ -49,8 +49,8 @@ class Place(ABC):
         """Give it these values, in its own precision and on its own device."""
 
     @abstractmethod
-    def rescale(self, factor: float) -> None:
-        """Multiply it."""
+    def rescale(self, factor: float | NDArray[np.float64]) -> None:
+        """Multiply it by a number, or by an array of its shape."""
 
     @abstractmethod
     def follow(self, model: Any) -> None:
@@ -161,9 +161,11 @@ class TorchPlace(Place):
             wanted[padding] = 0.0
         self._assign(wanted)
 
-    def rescale(self, factor: float) -> None:
+    def rescale(self, factor: float | NDArray[np.float64]) -> None:
         """Multiply it."""
-        self._assign(self.value() * factor)
+        now = self.value()
+        by = factor if isinstance(factor, float) else torch.from_numpy(factor).to(now.dtype).to(now.device)
+        self._assign(now * by)
 
     def follow(self, model: Any) -> None:
         """Nothing to do: parameters change in place."""
