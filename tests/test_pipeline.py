@@ -396,6 +396,57 @@ def test_a_perturbation_that_nothing_sees_is_no_measurement(tmp_path: Path) -> N
     assert row["deviation"] > 0 and row["n_pairs"] == 2 and row["note"] == ""
 
 
+class Strange(nn.Module):
+    """A layer that is scaled, a norm, a kernel of zeros, and a parameter that no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm, self.head = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2, bias=False)
+        self.gain = nn.Parameter(torch.ones(4))
+        nn.init.zeros_(self.head.weight)
+
+
+def odd(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    init.apply(Strange())
+    return {"test_accuracy": 0.5 + noise(init)}
+
+
+ODD = (
+    "scaled 1 of 6 parameters; all zero: head.weight; left alone: fc.bias, norm.weight, norm.bias; "
+    "not recognized: gain"
+)
+
+
+def test_what_was_done_to_a_model_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = initmem.run(odd, [0.5, 2.0], [0, 1], tmp_path, engine="inline")
+    assert capsys.readouterr().err.count(ODD) == 1
+    (table,) = result.records[-1].provenance["init"]
+    rows = {row[0]: row for row in table["rows"]}
+    own, used = rows["fc.weight"][-2:]
+    assert rows["fc.weight"][:4] == ["fc.weight", [4, 4], "kernel", "scaled"]
+    assert used == pytest.approx(2 * own, rel=1e-4) and 0.1 < own < 0.5
+    assert rows["gain"][2:] == ["other", "not recognized", 0.0, 0.0]
+    page = result.report().read_text()
+    section = page[page.index("What initmem did to your model") :]
+    assert ODD in section and "fc.weight" in section and "scale 0.5" in section
+    shown = result._repr_html_()
+    assert "What initmem did to your model" in shown and "head.weight" in shown
+    record = result.records[0]
+    assert decode(encode(record)).provenance["init"] == record.provenance["init"]
+
+
+def test_a_record_of_a_large_model_stays_small(tmp_path: Path) -> None:
+    def large(init, tracker):
+        init.apply(nn.Sequential(*(nn.Linear(1, 1) for _ in range(150))))
+        return {"loss": 1.0}
+
+    result = run(large, [2.0], [0], tmp_path)
+    (table,) = result.records[0].provenance["init"]
+    assert len(table["rows"]) == 200 and table["counts"] == {"scaled": 150, "left alone": 150}
+    shown = result._repr_html_()
+    assert "and 145 more" in shown and "and 100 more parameters" in shown
+
+
 def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = str(tmp_path / "store")
     run(functools.partial(planted, 0.05), SCALES, range(3), store)

@@ -12,10 +12,13 @@ one seed the random numbers are then the same at every scale and on every device
 from __future__ import annotations
 
 import math
+import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
@@ -23,6 +26,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from initmem.errors import ConfigError, ModelError, allowed, first_of
+from initmem.measures.applied import MOST_MODELS, MOST_ROWS, Applied, Treated
 from initmem.plots import tables
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator
@@ -39,6 +43,7 @@ DRAWN_ONLY = (
     "distribution",
     "width_scaling",
 )  # these need weights that are drawn
+INIT_FILE = "INITMEM_INIT_FILE"  # where a program of `initmem run --command` leaves what it did to its models
 ALL_ZERO = "all zero: no scale"
 ALIKE = 2.5  # times: usual initializations differ by less from N(0, 1 / fan_in)
 Model = TypeVar("Model")
@@ -58,6 +63,8 @@ class InitTable:
     own: Mapping[str, float | None]  # standard deviations of the model as it came
     scaled: frozenset[str]  # names of what the scale multiplies
     draw: Draw
+    scale: float
+    explicit: bool  # whether the user named the kernels
 
     def rows(self) -> list[dict[str, Any]]:
         """One row of plain values per parameter."""
@@ -71,8 +78,7 @@ class InitTable:
     def _sizes(self, variable: Variable) -> dict[str, float | None]:
         name, size = variable.name, self.sizes.get(variable.name)
         if self.draw == "own":
-            own = self.own[name]
-            return {"factor": size, "std": own if size is None or own is None else size * own}
+            return {"factor": size, "std": self._std(variable)}
         return {"fan_in": variable.fan_in, "std": size, "std_at_scale_1": self.at_scale_1.get(name)}
 
     @property
@@ -91,6 +97,35 @@ class InitTable:
     def names(self, role: str) -> list[str]:
         """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
         return [v.name for v in self.variables if v.role == role]
+
+    def applied(self) -> Applied:
+        """What was done to each parameter, as a record holds it."""
+        outcomes = [self._outcome(v) for v in self.variables]
+        rows = [
+            Treated(
+                v.name, tuple(v.shape), v.role, outcome, _rounded(self.own[v.name]), _rounded(self._std(v))
+            )
+            for v, outcome in zip(self.variables[:MOST_ROWS], outcomes, strict=False)
+        ]
+        return Applied(scale=self.scale, draw=self.draw, counts=Counter(outcomes), rows=rows)
+
+    def _outcome(self, variable: Variable) -> str:
+        if variable.note == ALL_ZERO:
+            return "all zero"
+        if variable.name in self.scaled:
+            return "scaled"
+        if variable.role == "other" and not self.explicit:
+            return "not recognized"
+        return (
+            "drawn at a fixed size" if self.draw == "fan-in" and variable.name in self.sizes else "left alone"
+        )
+
+    def _std(self, variable: Variable) -> float | None:
+        """The standard deviation that is used."""
+        size, own = self.sizes.get(variable.name), self.own[variable.name]
+        if size is None or own is None:
+            return own
+        return size * own if self.draw == "own" else size
 
     def table(self) -> Table:
         """The rows as a table, with the advice as its note."""
@@ -207,7 +242,9 @@ class Init:
         if draw == "own":
             parameters = [_noted_if_zero(v) if v.name in scaled else v for v in parameters]
         own = {v.name: _own_deviation(v) for v in parameters}
-        return InitTable(tuple(parameters), now, first, own, frozenset(scaled), draw)
+        return InitTable(
+            tuple(parameters), now, first, own, frozenset(scaled), draw, self.run.scale, kernels is not None
+        )
 
     def _rules(self, draw: Draw, bias_std: float | None) -> Recipe:
         """The fields of initialization; those that need drawn weights are refused without them."""
@@ -259,6 +296,9 @@ class Init:
             if v.role == "kernel" and self.run.perturbation != 1.0:
                 v.place.rescale(self._perturbation(v.place.value().detach().double().cpu().numpy()))
         self.tables.append(table)
+        if (path := os.environ.get(INIT_FILE)) is not None:
+            with Path(path).open("a") as stream:
+                stream.write(table.applied().model_dump_json() + "\n")
         others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
         if others and kernels is None:  # who chose the kernels knows what is left
             text = f"Init.apply left as they are: {', '.join(others)} (`kernels` says what to scale)"
@@ -279,10 +319,19 @@ class Init:
         factors.flat[np.abs(kernel).argmax()] = self.run.perturbation
         return factors
 
+    def applied(self) -> list[dict[str, Any]]:
+        """What was done to each kind of model, for the provenance of a record."""
+        models = [table.applied().model_dump(mode="json") for table in self.tables[:MOST_MODELS]]
+        return [model for i, model in enumerate(models) if model not in models[:i]]
+
     def kernels(self) -> Iterator[Variable]:
         """The kernels of all models it was applied to."""
         for table in self.tables:
             yield from (v for v in table.variables if v.role == "kernel")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
 
 
 def _noted_if_zero(variable: Variable) -> Variable:

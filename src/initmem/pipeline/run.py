@@ -42,6 +42,7 @@ from initmem.engines.engine import Engine, Settings, Trainer, engine_named
 from initmem.engines.local import InlineEngine
 from initmem.engines.progress import watching
 from initmem.errors import ConfigError
+from initmem.measures.applied import applied_lines
 from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.result import Result
@@ -130,7 +131,7 @@ def run(
     if outcome.interrupted:
         raise KeyboardInterrupt
     result = Result(Store(outcome.store), study, fingerprint=version)
-    for note in result.notes if progress else ():
+    for note in [*applied_lines(result.records), *result.notes] if progress else ():
         print(f"initmem: {note}", file=sys.stderr)
     return result
 
@@ -200,7 +201,7 @@ class PipelineTrainer:
             run,
             tracker,
             time.perf_counter() - started,
-            untouched=[name for table in init.tables for name in table.names("other")],
+            init=init.applied(),
             scale_used=init.used,
         )
 
