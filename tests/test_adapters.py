@@ -320,6 +320,34 @@ def test_the_layers_of_keras_are_known() -> None:
     np.testing.assert_allclose(model.get_layer("conv").bias.numpy(), bias)
 
 
+class NormalizedDense(keras.layers.Dense):
+    """A dense layer, whatever its name."""
+
+
+class OwnNorm(keras.layers.Layer):
+    def build(self, shape) -> None:
+        self.gain = self.add_weight(shape=(shape[-1],), name="gain", initializer="ones")
+
+    def call(self, x):
+        return x * self.gain
+
+
+def test_norm_layers_of_keras_are_what_they_are() -> None:
+    layers = [
+        NormalizedDense(3, name="dense"),
+        OwnNorm(name="own"),
+        keras.layers.LayerNormalization(name="norm"),
+    ]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    assert {row["parameter"]: row["role"] for row in Init().describe(model).rows()} == {
+        "dense.kernel": "kernel",
+        "dense.bias": "bias",
+        "own.gain": "norm",
+        "norm.gamma": "norm",
+        "norm.beta": "norm",
+    }
+
+
 def test_odd_keras_models_are_explained() -> None:
     with pytest.raises(ModelError, match="has no variables yet"):
         Init().apply(keras.Sequential([keras.layers.Dense(3)]))
@@ -334,7 +362,9 @@ def test_odd_keras_models_are_explained() -> None:
     model = keras.Sequential([keras.Input((6,)), Own(name="own"), keras.layers.Dense(2, name="dense")])
     with pytest.warns(UntouchedWarning, match=r"own\.mixing \(6, 4\)"):
         Init().apply(model)
-    rows = Init().describe(model, draw="fan-in", kernels="own.mixing").rows()
+    with pytest.raises(ModelError, match=r"own\.mixing: its fan-in is not known"):
+        Init().describe(model, draw="fan-in", kernels="own.mixing")
+    rows = Init().describe(model, draw="fan-in", kernels={"own.mixing": 6}).rows()
     assert [(row["parameter"], row["fan_in"]) for row in rows if row["role"] == "kernel"] == [
         ("own.mixing", 6)
     ]

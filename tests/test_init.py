@@ -167,15 +167,88 @@ def test_what_is_left_alone_is_said() -> None:
     [
         (nn.Linear, {"fc.weight": 9.0, "fixed.weight": 4.0}),
         ("fc.*t", {"fc.weight": 9.0}),
-        (["position", nn.Linear], {"position": 9.0, "fc.weight": 9.0, "fixed.weight": 4.0}),
+        ({"posit*": 36, "fc.w*": 2.5}, {"position": 36.0, "fc.weight": 2.5}),
         (lambda name, value, module: 5 if value.ndim == 2 and "fixed" not in name else None,
          {"position": 5.0, "fc.weight": 5.0}),
-        (lambda name, value, module: name == "position", {"position": 9.0}),
+        (lambda name, value, module: name == "fc.weight", {"fc.weight": 9.0}),
     ],
 )  # fmt: skip
 def test_which_parameters_are_kernels_can_be_told(kernels: object, expected: dict[str, float]) -> None:
     rows = Init(3.0).describe(Mixed(), draw="fan-in", kernels=kernels).rows()
     assert {row["parameter"]: row["fan_in"] for row in rows if row["role"] == "kernel"} == expected
+
+
+@pytest.mark.parametrize(
+    "kernels", ["posit*", ["position", nn.Linear], Mixed, lambda name, value, module: name == "position"]
+)
+def test_no_fan_in_is_guessed(kernels: object) -> None:
+    """A shape of (4, 9) may be (out, in) or (in, out): only who wrote the layer knows."""
+    with pytest.raises(
+        ModelError, match=r"position: its fan-in is not known \(allowed: kernels=\{'position': "
+    ):
+        applied(Mixed(), kernels=kernels)
+    model = Mixed()
+    Init(2.0).apply(model, kernels=kernels)  # a multiple needs none
+    assert (model.position == 14).all()
+
+
+@pytest.mark.parametrize("fan_in", [0, -1, math.nan, "9"])
+def test_an_impossible_fan_in_is_refused(fan_in: object) -> None:
+    with pytest.raises(
+        ModelError, match=r"kernels: 'position' has a fan-in of .* \(allowed: numbers above 0"
+    ):
+        applied(Mixed(), kernels={"position": fan_in})
+
+
+class NormalizedLinear(nn.Linear):
+    """A linear layer, whatever its name."""
+
+
+class NormalizedMixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 3))
+
+
+class MixingNorm(NormalizedMixing):
+    """Not a norm layer either: it has a matrix."""
+
+
+class RMSNorm(nn.Module):
+    """One of user code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3))
+
+
+class OwnBatch(nn.BatchNorm2d):
+    """One of torch under another name."""
+
+
+def test_norm_layers_are_what_they_are_not_what_they_are_called() -> None:
+    model = nn.ModuleDict(
+        {
+            "linear": NormalizedLinear(3, 3),
+            "mixing": NormalizedMixing(),
+            "matrix": MixingNorm(),
+            "rms": RMSNorm(),
+            "batch": OwnBatch(3),
+            "group": nn.GroupNorm(1, 3),
+        }
+    )
+    roles = {row["parameter"]: row["role"] for row in Init().describe(model).rows()}
+    assert roles == {
+        "linear.weight": "kernel",
+        "linear.bias": "bias",
+        "mixing.weight": "other",
+        "matrix.weight": "other",
+        "rms.gain": "norm",
+        "batch.weight": "norm",
+        "batch.bias": "norm",
+        "group.weight": "norm",
+        "group.bias": "norm",
+    }
 
 
 @pytest.mark.parametrize(

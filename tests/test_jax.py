@@ -81,11 +81,70 @@ def test_roles_and_fan_ins_of_equinox() -> None:
         "head.bias": ("bias", None),
         "own": ("other", None),
     }
-    assert roles(net, kernels=["own", equinox.nn.Linear])["own"] == ("kernel", 3.0)
+    assert roles(net, kernels={"own": 3})["own"] == ("kernel", 3.0)
+    with pytest.raises(ModelError, match="own: its fan-in is not known"):
+        roles(net, kernels=["own", equinox.nn.Linear])
     with pytest.warns(UntouchedWarning, match=r"left as they are: own \(3, 3\)"):
         drawn = Init(2.0, 1).apply(net, draw="fan-in")
     assert isinstance(drawn, Net) and drawn.head(ONES(5)).shape == (2,)
     assert float(jnp.std(drawn.words.weight)) == pytest.approx(2.0, rel=0.3)
+
+
+class NormalizedLinear(equinox.nn.Linear):
+    """A linear layer, whatever its name."""
+
+
+class OwnNorm(equinox.Module):
+    gain: jax.Array
+
+
+def test_norm_layers_are_what_they_are_not_what_they_are_called() -> None:
+    tree = [NormalizedLinear(3, 2, key=jax.random.key(0)), OwnNorm(ONES(3)), equinox.nn.RMSNorm(3)]
+    assert {name: role for name, (role, _) in roles(tree).items()} == {
+        "0.weight": "kernel",
+        "0.bias": "bias",
+        "1.gain": "norm",
+        "2.weight": "norm",
+        "2.bias": "norm",
+    }
+
+
+def test_lists_of_weights_and_biases_as_in_stax() -> None:
+    from jax.example_libraries import stax
+
+    layers = (stax.Conv(5, (3, 3)), stax.Relu, stax.Flatten, stax.Dense(1), stax.Relu, stax.Dense(4))
+    _, params = stax.serial(*layers)[0](jax.random.key(0), (-1, 6, 6, 2))
+    assert roles(params) == {
+        "0.0": ("kernel", 18.0),
+        "0.1": ("bias", None),  # of shape (1, 1, 1, 5)
+        "3.0": ("kernel", 80.0),
+        "3.1": ("bias", None),
+        "5.0": ("kernel", 1.0),  # of shape (1, 4)
+        "5.1": ("bias", None),
+    }
+    assert roles([ONES((3, 4)), ONES(4), ONES((4, 1))]) == {
+        "0": ("kernel", 3.0),
+        "1": ("bias", None),
+        "2": ("kernel", 4.0),
+    }
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("draw", ["own", "fan-in"])
+def test_arrays_of_numpy_keep_their_precision_without_a_warning(draw: str) -> None:
+    rng = np.random.default_rng(0)
+    params = [
+        (rng.normal(size=(3, 4)), np.zeros(4)),
+        (jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), ONES(2)),
+    ]
+    tracker = Tracker()
+    (first, _), (second, _) = scaled = Init(2.0, 1).apply(params, draw=draw)
+    tracker.attach(scaled, batch_size=1)
+    tracker.step(0.1, model=scaled)
+    tracker.end_epoch(loss=1.0)
+    assert isinstance(first, np.ndarray) and first.dtype == np.float64 and second.dtype == jnp.float32
+    if draw == "own":
+        np.testing.assert_array_equal(first, 2 * params[0][0])
 
 
 def test_a_new_tree_is_drawn_and_the_old_one_is_left() -> None:

@@ -33,7 +33,7 @@ from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.table import Table, table_of
 from initmem.train import init as rules
-from initmem.train.variables import Kernels, Place, Variable, choice, torch_variables
+from initmem.train.variables import Kernels, Place, Variable, choice, kept_fan_in, torch_variables
 from initmem.train.variables import Role as ParameterRole
 
 Array = NDArray[np.float64]
@@ -274,6 +274,7 @@ class Init:
                 `fan-in` draws kernels ~ N(0, scale^2 / fan_in) and biases ~ N(0, bias_std^2).
             kernels: which parameters are kernels, where the usual rule does not know them: module types,
                 patterns of parameter names, or a function (name, parameter, module) -> fan-in, True or False.
+                `draw="fan-in"` needs the fan-in of kernels in layers that are not known: `{"W_*": 784}`.
             bias_std: deviation of drawn biases; the recipe's (0.2) unless given.
 
         Norm layers and frozen parameters are left as they are. Parameters without a rule are left too, and a
@@ -408,7 +409,7 @@ def classified(
     usual_fan_in: Callable[[str, Any, Any], float | None],
 ) -> list[Variable]:
     """Each parameter once, with its role, the last kernel marked as that of the output."""
-    choose = choice(kernels, usual_fan_in, fan_in_of_all_but_last)
+    choose = choice(kernels, usual_fan_in)
     fan_ins = [choose(p.name, p.value, p.layer) for p in parameters]
     with_kernel = {id(p.layer) for p, fan_in in zip(parameters, fan_ins, strict=True) if fan_in is not None}
     by_id: dict[int, Variable] = {}
@@ -417,7 +418,7 @@ def classified(
         is_bias = p.is_bias and id(p.layer) in with_kernel
         role, note = _role_of(p, fan_in, is_bias=is_bias, explicit=kernels is not None)
         key = id(p.place.parameters[0])
-        kept = fan_in if role == "kernel" else None
+        kept = kept_fan_in(role, fan_in)
         by_id.setdefault(key, Variable(p.name, tuple(p.value.shape), role, kept, note, p.place))
         output = key if role == "kernel" else output
     choose.check(variable.name for variable in by_id.values())

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from initmem.data.dataset import Sizes
-from initmem.errors import ConfigError, allowed
+from initmem.errors import ConfigError, ModelError, allowed
 from initmem.recipe import Distribution, Recipe, selectors
 from initmem.seeds import generator
 from initmem.study import Run
@@ -105,7 +105,12 @@ def deviations(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> d
         if variable.role == "bias":
             sizes[variable.name] *= recipe.bias_std
         if variable.role == "kernel":
-            root = math.sqrt(variable.fan_in or 1.0)
+            if variable.fan_in is None:
+                raise ModelError(
+                    f"{variable.name}: its fan-in is not known (allowed: "
+                    f"kernels={{{variable.name!r}: FAN_IN}}, or a function that returns it)"
+                )
+            root = math.sqrt(variable.fan_in)
             sizes[variable.name] /= root
             if variable.is_output and recipe.width_scaling == "mup":
                 sizes[variable.name] /= root  # the initial output then vanishes as the width grows
