@@ -18,6 +18,8 @@ from initmem.errors import ConfigError, ModelError
 from initmem.metric import metric_names
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.tracker import Tracker
+from initmem.recipe import PipelineRecipe
+from initmem.study import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other
 
@@ -283,6 +285,31 @@ def test_keras_models_are_drawn_like_torch_ones() -> None:
         np.testing.assert_allclose(layer.bias.numpy(), again.bias(columns), rtol=1e-6)
 
 
+def test_at_scale_1_a_keras_model_is_the_unwrapped_one_to_the_bit() -> None:
+    def loss(init: Init | None) -> float:
+        keras.utils.set_random_seed(3)
+        model = keras_model()
+        model = model if init is None else init.apply(model)
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return float(model.evaluate(X.numpy(), Y.numpy(), batch_size=BATCH, verbose=0))
+
+    assert loss(Init(1.0, 3)) == loss(None) != loss(Init(2.0, 3))
+
+
+@pytest.mark.parametrize("draw", ["own", "fan-in"])
+def test_a_perturbed_keras_model_differs_in_its_largest_weights(draw: str) -> None:
+    kernels = []
+    for perturbation in (1.0, 1.5):
+        keras.utils.set_random_seed(3)
+        run = Run(PipelineRecipe.parse({"pipeline": "p"}), 2.0, 0, (), perturbation)
+        kernels.append(
+            [layer.kernel.numpy() for layer in Init.of(run).apply(keras_model(), draw=draw).layers]
+        )
+    for plain, perturbed in zip(*kernels, strict=True):
+        expected = np.where(np.abs(plain) == np.abs(plain).max(), 1.5 * plain, plain)
+        np.testing.assert_allclose(perturbed, expected, rtol=1e-6)
+
+
 def test_the_layers_of_keras_are_known() -> None:
     layers = keras.layers
     inputs = keras.Input((8, 8, 4))
@@ -320,19 +347,17 @@ def test_the_layers_of_keras_are_known() -> None:
     np.testing.assert_allclose(model.get_layer("conv").bias.numpy(), bias)
 
 
-class NormalizedDense(keras.layers.Dense):
-    """A dense layer, whatever its name."""
-
-
-class OwnNorm(keras.layers.Layer):
-    def build(self, shape) -> None:
-        self.gain = self.add_weight(shape=(shape[-1],), name="gain", initializer="ones")
-
-    def call(self, x):
-        return x * self.gain
-
-
 def test_norm_layers_of_keras_are_what_they_are() -> None:
+    class NormalizedDense(keras.layers.Dense):
+        """A dense layer, whatever its name."""
+
+    class OwnNorm(keras.layers.Layer):
+        def build(self, shape) -> None:
+            self.gain = self.add_weight(shape=(shape[-1],), name="gain", initializer="ones")
+
+        def call(self, x):
+            return x * self.gain
+
     layers = [
         NormalizedDense(3, name="dense"),
         OwnNorm(name="own"),

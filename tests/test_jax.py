@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import runpy
 from pathlib import Path
 
 import equinox
@@ -17,6 +18,8 @@ from initmem.errors import ConfigError, ModelError
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.jax import learning_rate
 from initmem.pipeline.tracker import Tracker
+from initmem.recipe import PipelineRecipe
+from initmem.study import Run
 
 ONES = functools.partial(jnp.ones, dtype=jnp.float32)
 PLAIN = {"hidden": {"w": ONES((3, 40)), "b": ONES(40)}, "out": {"w": ONES((40, 2)), "b": ONES(2)}, "step": 3}
@@ -107,6 +110,27 @@ def test_norm_layers_are_what_they_are_not_what_they_are_called() -> None:
         "2.weight": "norm",
         "2.bias": "norm",
     }
+
+
+def test_at_scale_1_the_model_of_the_example_is_the_unwrapped_one_to_the_bit() -> None:
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "jax_optax.py"))
+
+    def loss(init: Init | None) -> float:
+        first, last = jax.random.split(jax.random.key(3))
+        params = {"hidden": example["layer"](first, 64, 64), "out": example["layer"](last, 64, 10)}
+        params = params if init is None else init.apply(params)
+        return float(example["loss_of"](params, *example["TRAIN"])[0])
+
+    assert loss(Init(1.0, 3)) == loss(None) != loss(Init(2.0, 3))
+
+
+@pytest.mark.parametrize("draw", ["own", "fan-in"])
+def test_a_perturbed_tree_differs_in_its_largest_weights(draw: str) -> None:
+    tree = {"w": jax.random.normal(jax.random.key(0), (3, 4)), "b": ONES(4)}
+    runs = [Run(PipelineRecipe.parse({"pipeline": "p"}), 2.0, 0, (), factor) for factor in (1.0, 1.5)]
+    plain, perturbed = (np.asarray(Init.of(run).apply(tree, draw=draw)["w"]) for run in runs)
+    expected = np.where(np.abs(plain) == np.abs(plain).max(), 1.5 * plain, plain)
+    np.testing.assert_allclose(perturbed, expected, rtol=1e-6)
 
 
 def test_lists_of_weights_and_biases_as_in_stax() -> None:

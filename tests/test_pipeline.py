@@ -396,6 +396,31 @@ def test_a_perturbation_that_nothing_sees_is_no_measurement(tmp_path: Path) -> N
     assert row["deviation"] > 0 and row["n_pairs"] == 2 and row["note"] == ""
 
 
+def first_losses(loss_of, tmp_path: Path) -> list[float]:
+    """The loss of a model before any update, at scales 1 and 2 and seed 3."""
+
+    def train(init, tracker):
+        return {"first_loss": loss_of(init)}
+
+    records = run(train, [1.0, 2.0], [3], tmp_path).records
+    return [record.metric("first_loss") for record in sorted(records, key=lambda r: r.run.scale)]
+
+
+def test_at_scale_1_a_torch_model_is_the_unwrapped_one_to_the_bit(tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 64).reshape(2, 4, 8)
+
+    def loss_of(init: initmem.Init | None) -> float:
+        block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        model = nn.Sequential(block, nn.Flatten(), nn.Linear(32, 1))
+        model = model if init is None else init.apply(model)
+        return model(x).square().mean().item()
+
+    same, other = first_losses(loss_of, tmp_path)
+    torch.manual_seed(3)
+    alone = loss_of(None)
+    assert same == alone != other
+
+
 class Strange(nn.Module):
     """A layer that is scaled, a norm, a kernel of zeros, and a parameter that no rule knows."""
 
