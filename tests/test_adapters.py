@@ -17,6 +17,7 @@ from conftest import Deferred
 from initmem.errors import ConfigError, ModelError
 from initmem.metric import metric_names
 from initmem.pipeline.init import Init, UntouchedWarning
+from initmem.pipeline.run import PipelineTrainer
 from initmem.pipeline.tracker import Tracker
 from initmem.recipe import PipelineRecipe
 from initmem.study import Run
@@ -220,6 +221,40 @@ def test_the_layers_of_transformers_are_known() -> None:
     assert not table.names("other")
     assert set(table.names("norm")) == {name for name in rows if ".ln_" in name}
     assert Init(1.0, 0).describe(bert()).names("other") == []
+
+
+@pytest.mark.parametrize("role", ["init", "order"])
+def test_the_order_of_lightning_follows_the_order_seed_from_the_first_epoch(role: str, tmp_path) -> None:
+    import lightning.pytorch as pl
+
+    from initmem.pipeline.lightning import LightningTracker
+
+    orders: list[list[int]] = []
+
+    def train(init, tracker):
+        class Module(pl.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.fc = nn.Linear(1, 1)
+
+            def training_step(self, batch, index):
+                orders[-1] += batch[0].flatten().int().tolist()
+                return self.fc(batch[0]).square().mean()
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.01)
+
+        orders.append([])
+        data = DataLoader(TensorDataset(torch.arange(32.0)[:, None]), batch_size=8, shuffle=True)
+        callbacks = [LightningTracker(tracker)]
+        trainer = pl.Trainer(callbacks=callbacks, default_root_dir=tmp_path, **QUIET | {"max_epochs": 1})
+        trainer.fit(init.apply(Module()), data)
+        return {"loss": 1.0}
+
+    recipe = PipelineRecipe.parse({"pipeline": "p"})
+    PipelineTrainer(train)([Run(recipe, 1.0, 0, ((role, seed),)) for seed in (0, 1)], lambda run, row: None)
+    assert sorted(orders[0]) == list(range(32))
+    assert (orders[0] != orders[1]) == (role == "order")
 
 
 # -- Keras ----------------------------------------------------------------------------------------------
