@@ -116,7 +116,7 @@ def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys
         else:
             said += [_typed(shlex.split(line), capsys) for line in text.splitlines()]
     first, compared, measured, fit, grid, scales, program, sklearn = said[0], *said[-7:]
-    assert re.search(r"^0\.weight +64 x 64 +kernel +64 ", first, flags=re.M)
+    assert re.search(r"^0\.weight +64 x 64 +kernel +1 ", first, flags=re.M)
     assert re.search(r"^mine lr=0\.01: test_accuracy .* \(5 scales x 2 seeds\)$", first, flags=re.M)
     assert compared.count("(5 scales x 2 seeds)") == 2
     of_mine = [record for record in Store("runs").records() if record.run.recipe.get("pipeline") == "mine"]

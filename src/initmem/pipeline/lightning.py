@@ -33,11 +33,6 @@ class LightningTracker(Callback):
         self._trainer: Trainer | None = None
         self._validated = self._pending = False
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin to train: the order of the first epoch is drawn before `on_train_start`."""
-        if stage == "fit":
-            self.tracker.start()
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Watch the module and its optimizers."""
         self._trainer = trainer

@@ -96,15 +96,8 @@ class Tracker:
         if self.norm_init is None:
             self.norm_init = self._updates.norm()
         self._clock = time.perf_counter()
-        self.start()
-
-    def start(self) -> None:
-        """Construction ends, training begins: from now on the global generators follow the order seed.
-
-        `attach` does it. Call it earlier where something that trains draws random numbers before that.
-        """
         if not self.started and self._on_start is not None:
-            self._on_start()
+            self._on_start()  # construction ends here: what follows draws from the order stream
         self.started = True
 
     def step(self, learning_rate: Any, *, momentum: float = 0.0, model: Any = None) -> None:
