@@ -1,8 +1,8 @@
 """A character-level GPT on the language reference that ships with Python.
 
-The model has its own initialization (small embeddings, and even smaller residual projections), so the scale
-multiplies that initialization: `mode="rescale"`. The metric is a loss, in nats per character; how large a
-difference matters is for you to decide, so a tolerance is given.
+The model has its own initialization (small embeddings, and even smaller residual projections), and the
+scale multiplies that. The metric is a loss, in nats per character; how large a difference matters is for you
+to decide, so a tolerance is given.
 
     python examples/char_gpt.py [--quick]
 """
@@ -55,7 +55,7 @@ def held_out(model, text):
 
 
 def train(init, tracker):
-    model = init.apply(GPT(), mode="rescale")
+    model = init.apply(GPT())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     tracker.attach(model, optimizer, BATCH)
     for _ in range(init.recipe["epochs"]):

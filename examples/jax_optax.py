@@ -36,8 +36,8 @@ def loss_of(params, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(out, y).mean(), (out.argmax(1) == y).mean()
 
 
-def layer(inputs, outputs):
-    return {"w": jnp.zeros((inputs, outputs)), "b": jnp.zeros(outputs)}
+def layer(key, inputs, outputs):
+    return {"w": jax.nn.initializers.lecun_normal()(key, (inputs, outputs)), "b": jnp.zeros(outputs)}
 
 
 def train(init, tracker):
@@ -45,7 +45,8 @@ def train(init, tracker):
     updates = epochs * (len(TRAIN[0]) // BATCH)
     schedule = optax.cosine_decay_schedule(init.recipe["learning_rate"], updates)
     optimizer = optax.inject_hyperparams(OPTIMIZERS[init.recipe["optimizer"]])(learning_rate=schedule)
-    params = init.apply({"hidden": layer(64, 64), "out": layer(64, 10)})  # a new pytree
+    first, last = jax.random.split(jax.random.key(init.seed))
+    params = init.apply({"hidden": layer(first, 64, 64), "out": layer(last, 64, 10)})  # a new pytree
     state = optimizer.init(params)
     tracker.attach(params, batch_size=BATCH)
 

@@ -55,6 +55,7 @@ def train(init, tracker):
             folder, num_train_epochs=init.recipe["epochs"], learning_rate=2e-3,
             per_device_train_batch_size=32, eval_strategy="epoch", save_strategy="no",
             logging_strategy="epoch", report_to="none", disable_tqdm=True, use_cpu=True, seed=init.seed,
+            data_seed=init.run.seed_of("order"),
         )  # fmt: skip
         trainer = Trainer(
             init.apply(BertForSequenceClassification(config)),

@@ -89,7 +89,7 @@ class GPT(nn.Module):
 
 
 model = GPT()
-initmem.Init(scale, seed).apply(model, mode="rescale")
+initmem.Init(scale, seed).apply(model)
 decayed = [p for p in model.parameters() if p.dim() >= 2]
 others = [p for p in model.parameters() if p.dim() < 2]
 groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -17,7 +17,10 @@ from conftest import Deferred
 from initmem.errors import ConfigError, ModelError
 from initmem.metric import metric_names
 from initmem.pipeline.init import Init, UntouchedWarning
+from initmem.pipeline.run import PipelineTrainer
 from initmem.pipeline.tracker import Tracker
+from initmem.recipe import PipelineRecipe
+from initmem.study import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other
 
@@ -88,7 +91,7 @@ def fitted(tracker: Tracker, tmp_path, *, loaders=None, **options):
     from initmem.pipeline.lightning import LightningTracker
 
     data = DataLoader(TensorDataset(X, Y), batch_size=BATCH)
-    module = Init(1.5, 2).apply(lightning_module())
+    module = Init(1.5, 2).apply(lightning_module(), draw="fan-in")
     trainer = pl.Trainer(callbacks=[LightningTracker(tracker)], default_root_dir=tmp_path, **QUIET | options)
     trainer.fit(module, *(loaders or (data, data)))
     return trainer, module, data
@@ -110,7 +113,9 @@ def test_lightning(tmp_path) -> None:
     assert history["val_loss"][-1] == pytest.approx(float(nn.functional.cross_entropy(out, Y)), rel=1e-5)
     trainer.test(module, data, verbose=False)
     assert tracker.finals["test_accuracy"] == pytest.approx(history["val_accuracy"][-1])
-    assert tracker.norm_init == pytest.approx(_norm(Init(1.5, 2).apply(lightning_module()).net))
+    assert tracker.norm_init == pytest.approx(
+        _norm(Init(1.5, 2).apply(lightning_module(), draw="fan-in").net)
+    )
 
 
 def _norm(net: nn.Module) -> float:
@@ -208,7 +213,7 @@ def test_the_layers_of_transformers_are_known() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=30, n_positions=8, n_embd=16, n_layer=1, n_head=2))
-    table = Init(1.0, 0).describe(model)
+    table = Init(1.0, 0).describe(model, draw="fan-in")
     rows = {row["parameter"]: row for row in table.rows()}
     assert rows["transformer.wte.weight"]["note"] == "tied to lm_head.weight"
     assert rows["transformer.wte.weight"]["fan_in"] == 16
@@ -216,6 +221,40 @@ def test_the_layers_of_transformers_are_known() -> None:
     assert not table.names("other")
     assert set(table.names("norm")) == {name for name in rows if ".ln_" in name}
     assert Init(1.0, 0).describe(bert()).names("other") == []
+
+
+@pytest.mark.parametrize("role", ["init", "order"])
+def test_the_order_of_lightning_follows_the_order_seed_from_the_first_epoch(role: str, tmp_path) -> None:
+    import lightning.pytorch as pl
+
+    from initmem.pipeline.lightning import LightningTracker
+
+    orders: list[list[int]] = []
+
+    def train(init, tracker):
+        class Module(pl.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.fc = nn.Linear(1, 1)
+
+            def training_step(self, batch, index):
+                orders[-1] += batch[0].flatten().int().tolist()
+                return self.fc(batch[0]).square().mean()
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.01)
+
+        orders.append([])
+        data = DataLoader(TensorDataset(torch.arange(32.0)[:, None]), batch_size=8, shuffle=True)
+        callbacks = [LightningTracker(tracker)]
+        trainer = pl.Trainer(callbacks=callbacks, default_root_dir=tmp_path, **QUIET | {"max_epochs": 1})
+        trainer.fit(init.apply(Module()), data)
+        return {"loss": 1.0}
+
+    recipe = PipelineRecipe.parse({"pipeline": "p"})
+    PipelineTrainer(train)([Run(recipe, 1.0, 0, ((role, seed),)) for seed in (0, 1)], lambda run, row: None)
+    assert sorted(orders[0]) == list(range(32))
+    assert (orders[0] != orders[1]) == (role == "order")
 
 
 # -- Keras ----------------------------------------------------------------------------------------------
@@ -274,11 +313,36 @@ def test_keras_with_accumulation_decay_and_a_plateau() -> None:
 
 
 def test_keras_models_are_drawn_like_torch_ones() -> None:
-    model = Init(1.5, 2).apply(keras_model())
+    model = Init(1.5, 2).apply(keras_model(), draw="fan-in")
     again = Init(1.5, 2)
     for layer, (rows, columns) in zip(model.layers, [(6, 8), (8, 2)], strict=True):
         np.testing.assert_allclose(layer.kernel.numpy(), again.kernel(rows, columns, fan_in=rows), rtol=1e-6)
         np.testing.assert_allclose(layer.bias.numpy(), again.bias(columns), rtol=1e-6)
+
+
+def test_at_scale_1_a_keras_model_is_the_unwrapped_one_to_the_bit() -> None:
+    def loss(init: Init | None) -> float:
+        keras.utils.set_random_seed(3)
+        model = keras_model()
+        model = model if init is None else init.apply(model)
+        model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return float(model.evaluate(X.numpy(), Y.numpy(), batch_size=BATCH, verbose=0))
+
+    assert loss(Init(1.0, 3)) == loss(None) != loss(Init(2.0, 3))
+
+
+@pytest.mark.parametrize("draw", ["own", "fan-in"])
+def test_a_perturbed_keras_model_differs_in_its_largest_weights(draw: str) -> None:
+    kernels = []
+    for perturbation in (1.0, 1.5):
+        keras.utils.set_random_seed(3)
+        run = Run(PipelineRecipe.parse({"pipeline": "p"}), 2.0, 0, (), perturbation)
+        kernels.append(
+            [layer.kernel.numpy() for layer in Init.of(run).apply(keras_model(), draw=draw).layers]
+        )
+    for plain, perturbed in zip(*kernels, strict=True):
+        expected = np.where(np.abs(plain) == np.abs(plain).max(), 1.5 * plain, plain)
+        np.testing.assert_allclose(perturbed, expected, rtol=1e-6)
 
 
 def test_the_layers_of_keras_are_known() -> None:
@@ -293,7 +357,7 @@ def test_the_layers_of_keras_are_known() -> None:
     x = layers.MultiHeadAttention(2, 5, name="attention")(x, x)
     x = layers.LSTM(7, name="lstm")(x)
     model = keras.Model(inputs, layers.Dense(2, name="head")(x))
-    rows = Init(0.5, 0).describe(model).rows()
+    rows = Init(0.5, 0).describe(model, draw="fan-in").rows()
     fan_ins = {row["parameter"]: row["fan_in"] for row in rows if row["role"] == "kernel"}
     assert fan_ins == {
         "conv.kernel": 2 * 9,
@@ -313,9 +377,35 @@ def test_the_layers_of_keras_are_known() -> None:
     assert {row["role"] for row in rows} == {"kernel", "bias", "norm"}
     before = model.get_layer("conv").kernel.numpy()
     bias = model.get_layer("conv").bias.numpy()
-    Init(2.0, 0, scaled="conv").apply(model, mode="rescale")
+    Init(2.0, 0, scaled="conv").apply(model)
     np.testing.assert_allclose(model.get_layer("conv").kernel.numpy(), 2 * before)
     np.testing.assert_allclose(model.get_layer("conv").bias.numpy(), bias)
+
+
+def test_norm_layers_of_keras_are_what_they_are() -> None:
+    class NormalizedDense(keras.layers.Dense):
+        """A dense layer, whatever its name."""
+
+    class OwnNorm(keras.layers.Layer):
+        def build(self, shape) -> None:
+            self.gain = self.add_weight(shape=(shape[-1],), name="gain", initializer="ones")
+
+        def call(self, x):
+            return x * self.gain
+
+    layers = [
+        NormalizedDense(3, name="dense"),
+        OwnNorm(name="own"),
+        keras.layers.LayerNormalization(name="norm"),
+    ]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    assert {row["parameter"]: row["role"] for row in Init().describe(model).rows()} == {
+        "dense.kernel": "kernel",
+        "dense.bias": "bias",
+        "own.gain": "norm",
+        "norm.gamma": "norm",
+        "norm.beta": "norm",
+    }
 
 
 def test_odd_keras_models_are_explained() -> None:
@@ -332,7 +422,9 @@ def test_odd_keras_models_are_explained() -> None:
     model = keras.Sequential([keras.Input((6,)), Own(name="own"), keras.layers.Dense(2, name="dense")])
     with pytest.warns(UntouchedWarning, match=r"own\.mixing \(6, 4\)"):
         Init().apply(model)
-    rows = Init().describe(model, kernels="own.mixing").rows()
+    with pytest.raises(ModelError, match=r"own\.mixing: its fan-in is not known"):
+        Init().describe(model, draw="fan-in", kernels="own.mixing")
+    rows = Init().describe(model, draw="fan-in", kernels={"own.mixing": 6}).rows()
     assert [(row["parameter"], row["fan_in"]) for row in rows if row["role"] == "kernel"] == [
         ("own.mixing", 6)
     ]

@@ -84,7 +84,9 @@ def counted_in_user_code(store: Path, make: Callable[..., Optimizer], l2: float)
     """`clock_l2` of a training loop of the user's own under torch's scheduler: the cosine of the recipes."""
 
     def train(init: initmem.Init, tracker: initmem.Tracker) -> None:
-        model = init.apply(nn.Sequential(nn.Linear(6, 5, bias=False), nn.Linear(5, 3, bias=False)))
+        model = init.apply(
+            nn.Sequential(nn.Linear(6, 5, bias=False), nn.Linear(5, 3, bias=False)), draw="fan-in"
+        )
         optimizer = make(model.parameters())
         k = PER_EPOCH * ROUNDS
         cosine = LambdaLR(optimizer, lambda i: 0.01 + 0.99 * (1 + math.cos(math.pi * i / k)) / 2)

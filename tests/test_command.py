@@ -23,6 +23,7 @@ from torch import nn
 import initmem
 from initmem.cli import app
 from initmem.errors import ConfigError
+from initmem.measures.applied import applied_lines
 from initmem.pipeline.command import CommandTrainer, ProgramError, Reader, name_of, parse, study_of
 from initmem.recipe import PipelineRecipe
 from initmem.store.store import Store
@@ -91,6 +92,26 @@ def test_the_tracker_writes_what_is_read(tmp_path: Path) -> None:
     assert reader.tracker.history["clock_sgd"].tolist() == [0.25**2 / 4, 0.25**2 / 2]
     assert reader.tracker.finals == {"test_accuracy": 0.75}
     assert reader.tracker.norm_init == tracker.norm_init > tracker.history["norm"][0] > 0
+
+
+def test_what_a_program_did_to_its_model_is_recorded(tmp_path: Path) -> None:
+    """The warning of `Init.apply` goes to the output of a program, which nobody reads."""
+    body = """
+import initmem, torch
+from torch import nn
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.mix, self.gate = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+initmem.Init(scale, seed).apply(Own())
+initmem.Init(scale, seed).apply(Own())
+say(val_loss=1.0)
+"""
+    record = trained(program(tmp_path, body))
+    assert applied_lines([record]) == [
+        "scaled 1 of 4 parameters; left alone: fc.bias; not recognized: mix, gate"
+    ]
 
 
 def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path: Path) -> None:

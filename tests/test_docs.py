@@ -71,9 +71,7 @@ def test_the_probes_do_what_their_page_says(tmp_path: Path, capsys) -> None:
     smaller = [2 * body, bias, 2 * output * 0.1 * output, bias]
     assert sizes == pytest.approx([*of_output, *of_biases, *smaller], rel=1e-3)
     exec(compile(advised, page.name, "exec"), {})
-    assert (
-        'mode="rescale" keeps the model\'s own sizes (std: 0.weight 1 against 0.0' in capsys.readouterr().out
-    )
+    assert "draw='own' keeps the model's own sizes (std: 0.weight 1 against 0.0" in capsys.readouterr().out
     (tmp_path / "study.toml").write_text(text)
     assert len(load_study(str(tmp_path / "study.toml")).all_runs()) == 3 * 3 * 3
 
@@ -118,7 +116,7 @@ def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys
         else:
             said += [_typed(shlex.split(line), capsys) for line in text.splitlines()]
     first, compared, measured, fit, grid, scales, program, sklearn = said[0], *said[-7:]
-    assert re.search(r"^0\.weight +64 x 64 +kernel +64 ", first, flags=re.M)
+    assert re.search(r"^0\.weight +64 x 64 +kernel +1 ", first, flags=re.M)
     assert re.search(r"^mine lr=0\.01: test_accuracy .* \(5 scales x 2 seeds\)$", first, flags=re.M)
     assert compared.count("(5 scales x 2 seeds)") == 2
     of_mine = [record for record in Store("runs").records() if record.run.recipe.get("pipeline") == "mine"]

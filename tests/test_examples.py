@@ -39,7 +39,7 @@ EXAMPLES = {
     "lightning_module": "train_loss",
     "numpy_loop": "val_loss",
     "table_mlp": "val_loss",
-    "transformers_trainer": "val_loss",
+    "transformers_trainer": "train_loss",
 }
 
 

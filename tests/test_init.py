@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 from initmem.data.dataset import Sizes
 from initmem.errors import ConfigError, ModelError
 from initmem.pipeline.init import Init, UntouchedWarning
-from initmem.recipe import Recipe
+from initmem.recipe import PipelineRecipe, Recipe
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import initialize
@@ -21,7 +21,7 @@ from initmem.train.networks import build
 
 
 def applied(model: nn.Module, scale: float = 1.0, seed: int = 0, **how: object) -> nn.Module:
-    return Init(scale, seed).apply(model, **how)
+    return Init(scale, seed).apply(model, **{"draw": "fan-in"} | how)
 
 
 # Fan-ins counted by hand: how many inputs are summed into one output.
@@ -65,8 +65,8 @@ def test_bundled_networks_and_torch_ones_get_the_same_numbers() -> None:
 
     recipe = Recipe.parse({"model": "mlp", "width": 5, "bias_std": 0.3})
     bundled = build(recipe, Sizes(1, 1, 1, 3, 2, 2, 3))
-    initialize(bundled, [Run(recipe, 0.7, 11, perturbation=2.0)])
-    twin = Init.of(Run(recipe, 0.7, 11, perturbation=2.0)).apply(Twin())
+    initialize(bundled, [Run(recipe, 0.7, 11)])
+    twin = Init.of(Run(recipe, 0.7, 11)).apply(Twin(), draw="fan-in")
     for layer, linear in zip(bundled.named_layers().values(), (twin.a, twin.b, twin.c), strict=True):
         assert torch.equal(layer.kernel, linear.weight)
         assert torch.equal(layer.bias, linear.bias)
@@ -97,7 +97,7 @@ def test_the_device_changes_nothing(device: str) -> None:
 def test_rescaling_keeps_the_shape_of_the_models_own_scheme() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), parametrizations.weight_norm(nn.Linear(4, 2)))
     before = [model[0].weight.detach().clone(), model[0].bias.detach().clone(), model[2].weight.detach()]
-    applied(model, 2.5, mode="rescale")
+    applied(model, 2.5, draw="own")
     torch.testing.assert_close(model[0].weight.detach(), 2.5 * before[0])
     assert torch.equal(model[0].bias, before[1])
     assert torch.equal(model[1].weight, torch.ones(4))
@@ -167,15 +167,88 @@ def test_what_is_left_alone_is_said() -> None:
     [
         (nn.Linear, {"fc.weight": 9.0, "fixed.weight": 4.0}),
         ("fc.*t", {"fc.weight": 9.0}),
-        (["position", nn.Linear], {"position": 9.0, "fc.weight": 9.0, "fixed.weight": 4.0}),
+        ({"posit*": 36, "fc.w*": 2.5}, {"position": 36.0, "fc.weight": 2.5}),
         (lambda name, value, module: 5 if value.ndim == 2 and "fixed" not in name else None,
          {"position": 5.0, "fc.weight": 5.0}),
-        (lambda name, value, module: name == "position", {"position": 9.0}),
+        (lambda name, value, module: name == "fc.weight", {"fc.weight": 9.0}),
     ],
 )  # fmt: skip
 def test_which_parameters_are_kernels_can_be_told(kernels: object, expected: dict[str, float]) -> None:
-    rows = Init(3.0).describe(Mixed(), kernels=kernels).rows()
+    rows = Init(3.0).describe(Mixed(), draw="fan-in", kernels=kernels).rows()
     assert {row["parameter"]: row["fan_in"] for row in rows if row["role"] == "kernel"} == expected
+
+
+@pytest.mark.parametrize(
+    "kernels", ["posit*", ["position", nn.Linear], Mixed, lambda name, value, module: name == "position"]
+)
+def test_no_fan_in_is_guessed(kernels: object) -> None:
+    """A shape of (4, 9) may be (out, in) or (in, out): only who wrote the layer knows."""
+    with pytest.raises(
+        ModelError, match=r"position: its fan-in is not known \(allowed: kernels=\{'position': "
+    ):
+        applied(Mixed(), kernels=kernels)
+    model = Mixed()
+    Init(2.0).apply(model, kernels=kernels)  # a multiple needs none
+    assert (model.position == 14).all()
+
+
+@pytest.mark.parametrize("fan_in", [0, -1, math.nan, "9"])
+def test_an_impossible_fan_in_is_refused(fan_in: object) -> None:
+    with pytest.raises(
+        ModelError, match=r"kernels: 'position' has a fan-in of .* \(allowed: numbers above 0"
+    ):
+        applied(Mixed(), kernels={"position": fan_in})
+
+
+class NormalizedLinear(nn.Linear):
+    """A linear layer, whatever its name."""
+
+
+class NormalizedMixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 3))
+
+
+class MixingNorm(NormalizedMixing):
+    """Not a norm layer either: it has a matrix."""
+
+
+class RMSNorm(nn.Module):
+    """One of user code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3))
+
+
+class OwnBatch(nn.BatchNorm2d):
+    """One of torch under another name."""
+
+
+def test_norm_layers_are_what_they_are_not_what_they_are_called() -> None:
+    model = nn.ModuleDict(
+        {
+            "linear": NormalizedLinear(3, 3),
+            "mixing": NormalizedMixing(),
+            "matrix": MixingNorm(),
+            "rms": RMSNorm(),
+            "batch": OwnBatch(3),
+            "group": nn.GroupNorm(1, 3),
+        }
+    )
+    roles = {row["parameter"]: row["role"] for row in Init().describe(model).rows()}
+    assert roles == {
+        "linear.weight": "kernel",
+        "linear.bias": "bias",
+        "mixing.weight": "other",
+        "matrix.weight": "other",
+        "rms.gain": "norm",
+        "batch.weight": "norm",
+        "batch.bias": "norm",
+        "group.weight": "norm",
+        "group.bias": "norm",
+    }
 
 
 @pytest.mark.parametrize(
@@ -213,8 +286,8 @@ def test_an_old_weight_norm_is_named() -> None:
 
 
 def test_mistakes_are_explained() -> None:
-    with pytest.raises(ConfigError, match=r"mode = 'shrink' \(allowed: redraw, rescale"):
-        applied(nn.Linear(2, 2), mode="shrink")
+    with pytest.raises(ConfigError, match=r"draw = 'shrink' \(allowed: own, fan-in"):
+        applied(nn.Linear(2, 2), draw="shrink")
     with pytest.raises(ModelError, match=r"no parameter is named 'head\.\*' .allowed: weight, bias"):
         applied(nn.Linear(2, 2), kernels="head.*")
 
@@ -240,15 +313,15 @@ def test_the_table_shows_the_models_own_sizes_and_when_to_keep_them() -> None:
     model = SmallGPT()
     with torch.no_grad():
         model.words.weight.copy_(torch.linspace(-1, 1, 800).reshape(50, 16).sign() * 0.02)
-    table = Init(2.0).describe(model)
+    table = Init(2.0).describe(model, draw="fan-in")
     row = {row["parameter"]: row for row in table.rows()}["words.weight"]
     assert (row["std"], row["std_at_scale_1"]) == (2.0, 1.0)
     assert row["model_std"] == pytest.approx(float(model.words.weight.detach().std(correction=0)))
-    assert table.advice == 'mode="rescale" keeps the model\'s own sizes (std: words.weight 1 against 0.02)'
+    assert table.advice == "draw='own' keeps the model's own sizes (std: words.weight 1 against 0.02)"
     assert str(table).endswith(f"{table.advice}.")
-    assert Init(2.0).describe(model, mode="rescale").advice == ""
+    assert Init(2.0).describe(model).advice == ""
     usual = nn.Sequential(nn.Linear(9, 9), nn.Conv2d(3, 8, 3), nn.Embedding(99, 9))
-    assert Init(2.0).describe(usual).advice == ""
+    assert Init(2.0).describe(usual, draw="fan-in").advice == ""
 
 
 def test_the_table_and_apply_agree_about_what_cannot_be_set() -> None:
@@ -262,6 +335,79 @@ def test_the_table_and_apply_agree_about_what_cannot_be_set() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     weighted = nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 5)), nn.Linear(5, 2))
     assert {row["role"] for row in Init().describe(weighted).rows()} == {"kernel", "bias"}
+
+
+class Dead(nn.Module):
+    """The first weights never matter, and one kernel is parametrised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 4)
+        self.head = parametrizations.weight_norm(nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("draw", ["own", "fan-in"])
+def test_a_perturbed_replicate_differs_in_the_largest_weight_of_every_kernel(draw: str) -> None:
+    recipe = PipelineRecipe.parse({"pipeline": "p"})
+    models = []
+    for perturbation in (1.0, 1.5):
+        torch.manual_seed(0)
+        models.append(Init.of(Run(recipe, 2.0, 0, (), perturbation)).apply(Dead(), draw=draw))
+    for name in ("words", "fc", "head"):
+        before, after = (getattr(model, name).weight.detach() for model in models)
+        expected = before.clone()
+        expected.view(-1)[before.abs().argmax()] *= 1.5
+        torch.testing.assert_close(after, expected)
+    assert torch.equal(models[0].fc.bias, models[1].fc.bias)
+    plain, perturbed = (Init.of(Run(recipe, 2.0, 0, (), p)).kernel(3, 3, fan_in=3) for p in (1.0, 1.5))
+    expected = np.where(np.abs(plain) == np.abs(plain).max(), 1.5 * plain, plain)
+    np.testing.assert_allclose(perturbed, expected, rtol=1e-12)
+
+
+# -- the model's own initialization ------------------------------------------------------------------------
+
+
+def test_the_scale_multiplies_the_models_own_weights_and_scale_1_leaves_every_bit() -> None:
+    head = parametrizations.weight_norm(nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(9, 8), nn.LayerNorm(8), nn.Embedding(5, 8), head)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert Init(1.0, 3).apply(model) is model
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    weight = head.weight.detach().clone()
+    Init(0.5, 3).apply(model)
+    torch.testing.assert_close(head.weight.detach(), 0.5 * weight)
+    for name, value in model.state_dict().items():
+        if "parametrizations" not in name:
+            assert torch.equal(value, before[name] * (0.5 if name in ("0.weight", "2.weight") else 1.0))
+
+
+def test_zero_kernels_stay_zero_and_are_named() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    nn.init.zeros_(model[1].weight)
+    rows = {row["parameter"]: row["note"] for row in Init(2.0).describe(model).rows()}
+    assert rows["1.weight"] == "all zero: no scale" and rows["0.weight"] == ""
+    assert not Init(2.0).apply(model)[1].weight.any()
+    with pytest.raises(ModelError, match=r"multiplies nothing but zeros: 1\.weight \(allowed: draw='fan-in'"):
+        Init(2.0, scaled="output").apply(model)
+    with pytest.raises(ModelError, match="multiplies nothing but zeros: weight "):
+        Init(2.0).apply(nn.utils.skip_init(nn.Linear, 2, 2).requires_grad_().apply(_zero))
+
+
+def _zero(module: nn.Module) -> None:
+    nn.init.zeros_(module.weight)
+
+
+@pytest.mark.parametrize("field", [{"bias_std": 0.2}, {"distribution": "normal"}, {"width_scaling": "mup"}])
+def test_fields_for_drawn_weights_are_refused_without_them(field: dict[str, object]) -> None:
+    (name,) = field
+    with pytest.raises(ConfigError, match=rf"{name} = .*keeps its own .*allowed with .*draw='fan-in'"):
+        Init(2.0, **field).apply(nn.Linear(2, 2))
+    Init(2.0, **field).apply(nn.Linear(2, 2), draw="fan-in")
+
+
+def test_a_bias_deviation_is_refused_for_the_models_own_weights() -> None:
+    with pytest.raises(ConfigError, match=r"bias_std = 0\.0: the model keeps its own initialization"):
+        Init(2.0).apply(nn.Linear(2, 2), bias_std=0.0)
 
 
 def test_a_setting_that_init_does_not_know_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import runpy
 from pathlib import Path
 
 import equinox
@@ -17,6 +18,8 @@ from initmem.errors import ConfigError, ModelError
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.jax import learning_rate
 from initmem.pipeline.tracker import Tracker
+from initmem.recipe import PipelineRecipe
+from initmem.study import Run
 
 ONES = functools.partial(jnp.ones, dtype=jnp.float32)
 PLAIN = {"hidden": {"w": ONES((3, 40)), "b": ONES(40)}, "out": {"w": ONES((40, 2)), "b": ONES(2)}, "step": 3}
@@ -31,7 +34,10 @@ FLAX = {
 
 
 def roles(tree: object, **how: object) -> dict[str, tuple[str, float | None]]:
-    return {row["parameter"]: (row["role"], row["fan_in"]) for row in Init().describe(tree, **how).rows()}
+    return {
+        row["parameter"]: (row["role"], row["fan_in"])
+        for row in Init().describe(tree, draw="fan-in", **how).rows()
+    }
 
 
 def test_roles_and_fan_ins_of_plain_dicts_and_flax() -> None:
@@ -78,15 +84,95 @@ def test_roles_and_fan_ins_of_equinox() -> None:
         "head.bias": ("bias", None),
         "own": ("other", None),
     }
-    assert roles(net, kernels=["own", equinox.nn.Linear])["own"] == ("kernel", 3.0)
+    assert roles(net, kernels={"own": 3})["own"] == ("kernel", 3.0)
+    with pytest.raises(ModelError, match="own: its fan-in is not known"):
+        roles(net, kernels=["own", equinox.nn.Linear])
     with pytest.warns(UntouchedWarning, match=r"left as they are: own \(3, 3\)"):
-        drawn = Init(2.0, 1).apply(net)
+        drawn = Init(2.0, 1).apply(net, draw="fan-in")
     assert isinstance(drawn, Net) and drawn.head(ONES(5)).shape == (2,)
     assert float(jnp.std(drawn.words.weight)) == pytest.approx(2.0, rel=0.3)
 
 
+class NormalizedLinear(equinox.nn.Linear):
+    """A linear layer, whatever its name."""
+
+
+class OwnNorm(equinox.Module):
+    gain: jax.Array
+
+
+def test_norm_layers_are_what_they_are_not_what_they_are_called() -> None:
+    tree = [NormalizedLinear(3, 2, key=jax.random.key(0)), OwnNorm(ONES(3)), equinox.nn.RMSNorm(3)]
+    assert {name: role for name, (role, _) in roles(tree).items()} == {
+        "0.weight": "kernel",
+        "0.bias": "bias",
+        "1.gain": "norm",
+        "2.weight": "norm",
+        "2.bias": "norm",
+    }
+
+
+def test_at_scale_1_the_model_of_the_example_is_the_unwrapped_one_to_the_bit() -> None:
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "jax_optax.py"))
+
+    def loss(init: Init | None) -> float:
+        first, last = jax.random.split(jax.random.key(3))
+        params = {"hidden": example["layer"](first, 64, 64), "out": example["layer"](last, 64, 10)}
+        params = params if init is None else init.apply(params)
+        return float(example["loss_of"](params, *example["TRAIN"])[0])
+
+    assert loss(Init(1.0, 3)) == loss(None) != loss(Init(2.0, 3))
+
+
+@pytest.mark.parametrize("draw", ["own", "fan-in"])
+def test_a_perturbed_tree_differs_in_its_largest_weights(draw: str) -> None:
+    tree = {"w": jax.random.normal(jax.random.key(0), (3, 4)), "b": ONES(4)}
+    runs = [Run(PipelineRecipe.parse({"pipeline": "p"}), 2.0, 0, (), factor) for factor in (1.0, 1.5)]
+    plain, perturbed = (np.asarray(Init.of(run).apply(tree, draw=draw)["w"]) for run in runs)
+    expected = np.where(np.abs(plain) == np.abs(plain).max(), 1.5 * plain, plain)
+    np.testing.assert_allclose(perturbed, expected, rtol=1e-6)
+
+
+def test_lists_of_weights_and_biases_as_in_stax() -> None:
+    from jax.example_libraries import stax
+
+    layers = (stax.Conv(5, (3, 3)), stax.Relu, stax.Flatten, stax.Dense(1), stax.Relu, stax.Dense(4))
+    _, params = stax.serial(*layers)[0](jax.random.key(0), (-1, 6, 6, 2))
+    assert roles(params) == {
+        "0.0": ("kernel", 18.0),
+        "0.1": ("bias", None),  # of shape (1, 1, 1, 5)
+        "3.0": ("kernel", 80.0),
+        "3.1": ("bias", None),
+        "5.0": ("kernel", 1.0),  # of shape (1, 4)
+        "5.1": ("bias", None),
+    }
+    assert roles([ONES((3, 4)), ONES(4), ONES((4, 1))]) == {
+        "0": ("kernel", 3.0),
+        "1": ("bias", None),
+        "2": ("kernel", 4.0),
+    }
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("draw", ["own", "fan-in"])
+def test_arrays_of_numpy_keep_their_precision_without_a_warning(draw: str) -> None:
+    rng = np.random.default_rng(0)
+    params = [
+        (rng.normal(size=(3, 4)), np.zeros(4)),
+        (jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), ONES(2)),
+    ]
+    tracker = Tracker()
+    (first, _), (second, _) = scaled = Init(2.0, 1).apply(params, draw=draw)
+    tracker.attach(scaled, batch_size=1)
+    tracker.step(0.1, model=scaled)
+    tracker.end_epoch(loss=1.0)
+    assert isinstance(first, np.ndarray) and first.dtype == np.float64 and second.dtype == jnp.float32
+    if draw == "own":
+        np.testing.assert_array_equal(first, 2 * params[0][0])
+
+
 def test_a_new_tree_is_drawn_and_the_old_one_is_left() -> None:
-    small, large = (Init(scale, 5).apply(PLAIN) for scale in (0.5, 2.0))
+    small, large = (Init(scale, 5).apply(PLAIN, draw="fan-in") for scale in (0.5, 2.0))
     assert (PLAIN["hidden"]["w"] == 1).all() and small["step"] == 3
     np.testing.assert_allclose(4 * small["hidden"]["w"], large["hidden"]["w"], rtol=1e-6)
     np.testing.assert_array_equal(small["hidden"]["b"], large["hidden"]["b"])
@@ -94,7 +180,7 @@ def test_a_new_tree_is_drawn_and_the_old_one_is_left() -> None:
     fresh = Init(0.5, 5)  # in the order of the tree: b before w
     fresh.bias(40)
     np.testing.assert_allclose(small["hidden"]["w"], fresh.kernel(3, 40, fan_in=3), rtol=1e-6)
-    scaled = Init(3.0).apply(PLAIN, mode="rescale")
+    scaled = Init(3.0).apply(PLAIN)
     assert (scaled["out"]["w"] == 3).all() and (scaled["out"]["b"] == 1).all()
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), {"w": ONES((2, 2))})
     assert Init().apply(half)["w"].dtype == jnp.bfloat16

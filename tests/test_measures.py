@@ -116,7 +116,12 @@ def test_the_chaos_is_what_perturbed_replicates_differ_by() -> None:
     assert found.deviation == pytest.approx(2 / np.sqrt(2), rel=0.15)
     assert found.n_pairs == 200
     assert found.noise_range == pytest.approx(2.326 * found.deviation / np.sqrt(40), rel=0.05)
-    assert chaos(perturbed_replicates(study, drift=0.0)).deviation == 0
+    none = chaos(perturbed_replicates(study, drift=0.0))
+    assert (none.deviation, none.noise_range, none.n_pairs) == (None, None, 0)
+    assert none.note == "not measured: the perturbation changed nothing in 200 of 200 pairs"
+    some = perturbed_replicates(study, drift=0.0)[:-100] + perturbed_replicates(study, drift=0.02)[-100:]
+    assert chaos(some).n_pairs == 100 and chaos(some).note.endswith("in 100 of 200 pairs")
+    assert chaos(some).deviation == pytest.approx(2 / np.sqrt(2), rel=0.2)
     assert chaos([r for r in perturbed_replicates(study, 0.1) if r.run.perturbation == 1]) is None
 
 

@@ -113,7 +113,7 @@ def test_a_module_is_initialized_as_init_does(fields) -> None:
     runs = [Run(recipe, scale, seed) for scale, seed in ((0.5, 0), (2.0, 3))]
     pack = initialized(runs, shape, device=torch.device("cpu"), dtype=torch.float32)
     for replica, run in enumerate(runs):
-        model = Init.of(run).apply(build_module(recipe, shape))
+        model = Init.of(run).apply(build_module(recipe, shape), draw="fan-in")
         for name, value in model.named_parameters():
             mine = by_replica(pack.get_parameter(f"net.{name}"), 2)[replica]
             assert torch.equal(mine.view_as(value), value), name

@@ -239,7 +239,7 @@ def test_what_looks_wrong_is_said(tmp_path: Path) -> None:
         tracker.end_epoch(loss=1.0)
 
     notes = run(first, [1.0], [0], tmp_path, name="same").notes
-    assert notes == ["init.apply left as they are: gain (`kernels` says what to redraw)"]
+    assert notes == ["init.apply left as they are: gain (`kernels` says what to scale)"]
     notes = run(second, [1.0], [0, 1], tmp_path, name="same", keep_old=True).notes
     assert notes[1].startswith("1 of 2 runs were trained before this changed: trained by ")
     (note,) = run(second, [1.0], [0], tmp_path / "new").notes
@@ -334,6 +334,142 @@ def test_perturbed_replicates_and_split_seeds(tmp_path: Path) -> None:
     reordered = next(run for run in losses if dict(run.pins).get("order") == 1)
     assert losses[reordered] != losses[Run(result.recipe, 1.0, 0)]  # the same start, another order
     assert result.memory().n_seeds == 2
+
+
+def two_streams(size: dict[str, float], init: initmem.Init, tracker: initmem.Tracker) -> None:
+    """An accuracy with noise of known size from the model's own weights, and from the order of training."""
+    model = init.apply(nn.Linear(8, 1, bias=False))
+    drawn = float(model.weight.detach().sum()) / init.scale
+    tracker.attach(model, batch_size=1)
+    order = float(torch.randn(())) + random.gauss() + np.random.standard_normal()  # noqa: NPY002
+    tracker.end_epoch(test_accuracy=0.5 + size["init"] * drawn + size["order"] * order)
+
+
+@pytest.mark.parametrize("noisy", ["init", "order"])
+def test_noise_counts_for_the_role_that_it_comes_from(noisy: str, tmp_path: Path) -> None:
+    """Each role is the other one's negative control: what it does not cause is not counted as its own."""
+    size = {"init": 0.0, "order": 0.0} | {noisy: 0.01}
+    run(functools.partial(two_streams, size), [0.5, 2.0], range(6), tmp_path, split=["init", "order"])
+    share = {row["role"]: row["share"] for row in initmem.measure(tmp_path, "seeds")}
+    quiet = "order" if noisy == "init" else "init"
+    assert share[noisy] == pytest.approx(1.0) and share[quiet] == pytest.approx(0.0)
+
+
+def test_the_two_streams_differ_where_their_seeds_are_equal(tmp_path: Path) -> None:
+    drawn: list[float] = []
+
+    def train(init, tracker):
+        drawn.append(float(torch.rand(())))
+        tracker.attach()
+        drawn.append(float(torch.rand(())))
+        tracker.attach()  # again: training has begun
+        drawn.append(float(torch.rand(())))
+        return {"loss": 1.0}
+
+    run(train, [1.0], [3], tmp_path)
+    torch.manual_seed(3)
+    alone = torch.rand(3).tolist()  # what a script draws that seeds itself
+    assert drawn[0] == pytest.approx(alone[0])
+    assert not {round(value, 6) for value in drawn[1:]} & {round(value, 6) for value in alone}
+    assert drawn[1] != drawn[2]
+
+
+def test_split_roles_without_attach_are_refused(tmp_path: Path) -> None:
+    def train(init, tracker):
+        return {"loss": float(torch.rand(()))}
+
+    result = run(train, [1.0], [0, 1], tmp_path, split=["order"], keep_going=True)
+    (trace,) = result.crashes.values()
+    assert trace.strip().endswith("split: training never began (allowed: tracker.attach before training)")
+
+
+def test_a_perturbation_that_nothing_sees_is_no_measurement(tmp_path: Path) -> None:
+    def blind(init, tracker):
+        init.apply(nn.Linear(2, 2))
+        return {"test_accuracy": 0.5}
+
+    run(blind, [0.5, 2.0], [0], tmp_path / "blind", chaos=True)
+    (row,) = initmem.measure(tmp_path / "blind", "chaos")
+    assert row["deviation"] is None and row["note"].startswith("not measured: the perturbation changed")
+    run(trained, [0.5, 2.0], [0], tmp_path / "real", chaos=True)
+    (row,) = initmem.measure(tmp_path / "real", "chaos", metric="val_loss")
+    assert row["deviation"] > 0 and row["n_pairs"] == 2 and row["note"] == ""
+
+
+def first_losses(loss_of, tmp_path: Path) -> list[float]:
+    """The loss of a model before any update, at scales 1 and 2 and seed 3."""
+
+    def train(init, tracker):
+        return {"first_loss": loss_of(init)}
+
+    records = run(train, [1.0, 2.0], [3], tmp_path).records
+    return [record.metric("first_loss") for record in sorted(records, key=lambda r: r.run.scale)]
+
+
+def test_at_scale_1_a_torch_model_is_the_unwrapped_one_to_the_bit(tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 64).reshape(2, 4, 8)
+
+    def loss_of(init: initmem.Init | None) -> float:
+        block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        model = nn.Sequential(block, nn.Flatten(), nn.Linear(32, 1))
+        model = model if init is None else init.apply(model)
+        return model(x).square().mean().item()
+
+    same, other = first_losses(loss_of, tmp_path)
+    torch.manual_seed(3)
+    alone = loss_of(None)
+    assert same == alone != other
+
+
+class Strange(nn.Module):
+    """A layer that is scaled, a norm, a kernel of zeros, and a parameter that no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm, self.head = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2, bias=False)
+        self.gain = nn.Parameter(torch.ones(4))
+        nn.init.zeros_(self.head.weight)
+
+
+def odd(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, float]:
+    init.apply(Strange())
+    return {"test_accuracy": 0.5 + noise(init)}
+
+
+ODD = (
+    "scaled 1 of 6 parameters; all zero: head.weight; left alone: fc.bias, norm.weight, norm.bias; "
+    "not recognized: gain"
+)
+
+
+def test_what_was_done_to_a_model_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = initmem.run(odd, [0.5, 2.0], [0, 1], tmp_path, engine="inline")
+    assert capsys.readouterr().err.count(ODD) == 1
+    (table,) = result.records[-1].provenance["init"]
+    rows = {row[0]: row for row in table["rows"]}
+    own, used = rows["fc.weight"][-2:]
+    assert rows["fc.weight"][:4] == ["fc.weight", [4, 4], "kernel", "scaled"]
+    assert used == pytest.approx(2 * own, rel=1e-4) and 0.1 < own < 0.5
+    assert rows["gain"][2:] == ["other", "not recognized", 0.0, 0.0]
+    page = result.report().read_text()
+    section = page[page.index("What initmem did to your model") :]
+    assert ODD in section and "fc.weight" in section and "scale 0.5" in section
+    shown = result._repr_html_()
+    assert "What initmem did to your model" in shown and "head.weight" in shown
+    record = result.records[0]
+    assert decode(encode(record)).provenance["init"] == record.provenance["init"]
+
+
+def test_a_record_of_a_large_model_stays_small(tmp_path: Path) -> None:
+    def large(init, tracker):
+        init.apply(nn.Sequential(*(nn.Linear(1, 1) for _ in range(150))))
+        return {"loss": 1.0}
+
+    result = run(large, [2.0], [0], tmp_path)
+    (table,) = result.records[0].provenance["init"]
+    assert len(table["rows"]) == 200 and table["counts"] == {"scaled": 150, "left alone": 150}
+    shown = result._repr_html_()
+    assert "and 145 more" in shown and "and 100 more parameters" in shown
 
 
 def test_the_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

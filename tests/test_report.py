@@ -124,7 +124,7 @@ def test_every_part_has_its_place_for_every_kind_of_study() -> None:
         planted.study("one scale", planted.grid(optimizer=["muon"]), scales=[1.0]),
     ]
     parts = sections(content_of(studies, planted.records(*studies)))
-    assert list(parts) == list(SECTIONS)
+    assert list(parts) == [name for name in SECTIONS if name != "init"]  # which is of user code
     for part in parts.values():
         assert "NaN" not in part.html
         assert "Infinity" not in part.html

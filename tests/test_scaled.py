@@ -130,7 +130,7 @@ def test_a_torch_network_is_probed_alike() -> None:
 
     fields = {"distribution": "uniform", "scaled": "hidden2,output", "layer_scales": "hidden1=2"}
     fields |= {"width_scaling": "mup", "bias_std": 0.3}
-    twin = Init(1.7, 5, **fields).apply(Twin().double())
+    twin = Init(1.7, 5, **fields).apply(Twin().double(), draw="fan-in")
     for name, value in variables(1.7, 5, **fields).items():
         path, _, kind = name.rpartition(".")
         layer = getattr(twin, path)
@@ -146,7 +146,7 @@ def test_a_tied_output_is_found_under_each_of_its_names() -> None:
             self.head.weight = self.embedding.weight
 
     for scaled in ("output", "head", "embedding.weight"):
-        rows = Init(3.0, scaled=scaled).describe(Tied()).rows()
+        rows = Init(3.0, scaled=scaled).describe(Tied(), draw="fan-in").rows()
         assert {row["parameter"]: row["std"] for row in rows if row["role"] == "kernel"} == {
             "embedding.weight": 3 / 4,
             "hidden.weight": 1 / 4,
@@ -156,7 +156,7 @@ def test_a_tied_output_is_found_under_each_of_its_names() -> None:
 def test_rescaling_follows_the_probe() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    Init(4.0, scaled="output, 0.bias", layer_scales="0=2").apply(model, mode="rescale")
+    Init(4.0, scaled="output, 0.bias", layer_scales="0=2").apply(model)
     factors = {"0.weight": 2.0, "0.bias": 4.0, "1.weight": 4.0, "1.bias": 1.0}
     for name, value in model.state_dict().items():
         assert torch.equal(value, factors[name] * before[name])

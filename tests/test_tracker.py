@@ -23,7 +23,9 @@ K = EPOCHS * PER_EPOCH
 
 
 def network() -> nn.Sequential:
-    return Init(1.0, 0).apply(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)))
+    return Init(1.0, 0).apply(
+        nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), draw="fan-in"
+    )
 
 
 def backward(model: nn.Module) -> None:

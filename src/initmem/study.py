@@ -20,14 +20,15 @@ LARGEST_STUDY = 1_000_000  # runs
 ID_SCHEMA = 1  # part of every run id: raising it makes all old records strangers
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # the default for user code
 SEEDS = range(5)
-PERTURBATION = 1.001  # the factor on a single weight of a perturbed replicate
+PERTURBATION = 1.001  # the factor on perturbed weights
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One training run: a recipe, an initialization scale and a seed.
 
-    `pins` fixes the seeds of single roles; `perturbation` multiplies one single weight of the initialization.
+    `pins` fixes the seeds of single roles; `perturbation` multiplies one weight of the initialization
+    (bundled networks), or the largest one of every kernel (user code).
     """
 
     recipe: AnyRecipe

@@ -169,6 +169,7 @@ def print_outcome(
 ) -> None:
     """Print how the study stands, and the memory of each of its recipes."""
     from initmem.engines.provenance import stale_note
+    from initmem.measures.applied import applied_lines
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
     from initmem.measures.verdict import verdict_table
@@ -192,7 +193,7 @@ def print_outcome(
         print_json("run", memory_rows(memories, records), **about, crashes=causes)
         return
     say(f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}")
-    for line in crash_lines(records):
+    for line in [*applied_lines(records), *crash_lines(records)]:
         say(line)
     if memories:
         show(verdict_table(memories, until=until))

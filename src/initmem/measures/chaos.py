@@ -1,4 +1,4 @@
-"""Two kinds of noise: sensitivity to one perturbed weight, and the variance due to each seed role."""
+"""Two kinds of noise: sensitivity to perturbed weights, and the variance due to each seed role."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from initmem.table import RECIPE, Column, number
 
 
 class Chaos(NamedTuple):
-    """How far runs drift apart when one weight is perturbed; in the metric's display unit."""
+    """How far runs drift apart when weights are perturbed; in the metric's display unit."""
 
     metric: str
-    deviation: float  # standard deviation of a run that chaos alone explains
-    largest: float  # largest difference between a run and its perturbed replicate
-    noise_range: float  # expected range over scales from chaos alone, at this number of scales and seeds
+    deviation: float | None  # standard deviation of a run that chaos alone explains; None: not measured
+    largest: float | None  # largest difference between a run and its perturbed replicate
+    noise_range: float | None  # expected range over scales from chaos alone, with as many scales and seeds
     n_pairs: int
+    note: str = ""  # pairs that are left out, or why chaos is not measured
 
 
 class RoleVariance(NamedTuple):
@@ -40,17 +41,21 @@ class RoleVariance(NamedTuple):
 
 def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Chaos | None:
     """Compare every perturbed replicate with its run; None where there are none."""
-    values = {record.run: record.metric(metric) for record in records}
+    by_run = {record.run: record for record in records}
     pairs = [
-        (value, values.get(replace(run, perturbation=1.0)))
-        for run, value in values.items()
-        if run.perturbation != 1.0
+        (record, parent, a, b)
+        for run, record in by_run.items()
+        if run.perturbation != 1.0 and (parent := by_run.get(replace(run, perturbation=1.0)))
+        if (a := record.metric(metric)) is not None and (b := parent.metric(metric)) is not None
     ]
-    differences = metric_of(metric).factor * np.array(
-        [a - b for a, b in pairs if a is not None and b is not None]
-    )
-    if not len(differences):
+    if not pairs:
         return None
+    seen = [a - b for record, parent, a, b in pairs if not _same_course(record, parent)]
+    unseen = len(pairs) - len(seen)
+    note = f"the perturbation changed nothing in {unseen} of {len(pairs)} pairs" if unseen else ""
+    if not seen:
+        return Chaos(metric, None, None, None, 0, f"not measured: {note}")
+    differences = metric_of(metric).factor * np.array(seen)
     deviation = float(np.sqrt((differences**2).mean() / 2))  # a difference has twice a run's variance
     main = plain(records)
     scales = len({record.run.scale for record in main})
@@ -61,7 +66,14 @@ def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Chaos 
         largest=float(np.abs(differences).max()),
         noise_range=expected_range(scales) * deviation / math.sqrt(seeds),
         n_pairs=len(differences),
+        note=note,
     )
+
+
+def _same_course(record: RunRecord, parent: RunRecord) -> bool:
+    """Whether a perturbed replicate equals its parent bit by bit, but for the norm at the start."""
+    summary = replace(record.summary, norm_init=parent.summary.norm_init)
+    return replace(record, run=parent.run, summary=summary).same_result(parent)
 
 
 def seed_variance(records: Sequence[RunRecord], metric: str = "test_accuracy") -> list[RoleVariance]:
@@ -131,7 +143,7 @@ def _seed_rows(groups: Groups, metric: str | None) -> list[Row]:
 
 MEASURES = {
     "chaos": Measure(
-        "Chaos: how far a run moves when one weight is perturbed",
+        "Chaos: how far a run moves when weights are perturbed",
         _chaos_rows,
         {
             "recipe": RECIPE,
@@ -140,6 +152,7 @@ MEASURES = {
             "largest": number("largest", "largest difference within a pair", ".2f~"),
             "noise_range": number("noise range", "memory expected from chaos alone", ".2f~"),
             "n_pairs": number("pairs", "number of runs with a perturbed replicate"),
+            "note": Column("note", "text", "pairs that are left out"),
         },
     ),
     "seeds": Measure(

@@ -33,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from initmem.errors import ConfigError, allowed
+from initmem.measures.applied import MOST_MODELS
+from initmem.pipeline.init import INIT_FILE
 from initmem.pipeline.run import OnEpoch, own_record
 from initmem.pipeline.source import Fingerprint, file_fingerprint, note_all
 from initmem.pipeline.tracker import Row, Tracker
@@ -100,15 +102,18 @@ class CommandTrainer:
             history, stderr = Path(folder) / "history.jsonl", Path(folder) / "stderr"
             arguments = self.arguments(run, history)
             reader = Reader(history, lambda row: on_epoch(run, row))
+            models = Path(folder) / "init.jsonl"
             with stderr.open("wb") as errors:
-                code = _run(arguments, errors, reader.read)
+                code = _run(arguments, errors, reader.read, {INIT_FILE: str(models)})
             if code != 0:
                 tail = stderr.read_bytes()[-TAIL:].decode(errors="replace").strip() or "nothing on stderr"
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
+            written = models.read_text().splitlines() if models.exists() else []
         seconds = time.perf_counter() - started
         # The command has {scale} in it, or it would have been refused.
-        about = {"command": shlex.join(self.parts), "torch": "not known", "scale_used": True}
+        about: dict[str, Any] = {"command": shlex.join(self.parts), "torch": "not known", "scale_used": True}
+        about["init"] = [json.loads(line) for line in list(dict.fromkeys(written))[:MOST_MODELS]]
         return own_record(run, reader.tracker, seconds, **about)
 
     def arguments(self, run: Run, history: Path) -> list[str]:
@@ -167,13 +172,16 @@ class Reader:
             raise ProgramError(f"line {self._line} of the history: {error}") from None
 
 
-def _run(arguments: Sequence[str], errors: Any, poll: Callable[[], None]) -> int:
+def _run(
+    arguments: Sequence[str], errors: Any, poll: Callable[[], None], environment: Mapping[str, str]
+) -> int:
     """Run a program to its end; if anything is raised meanwhile, end it."""
     with subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
+        env={**os.environ, **environment},
         start_new_session=True,
         preexec_fn=_die_with_worker if _prctl else None,
     ) as program:

@@ -1,21 +1,24 @@
 """`Init`: the initialization of one run, for any model.
 
     init = initmem.Init(scale=0.5, seed=0)     # inside `initmem.run` you are given one
-    model = init.apply(MyNet())                # redraws kernels and biases in place, returns the model
-    print(init.describe(model))                # what is drawn how, and what is left alone
+    model = init.apply(MyNet())                # multiplies its kernels in place, returns the model
+    print(init.describe(model))                # what is scaled, and what is left alone
 
-Kernels ~ N(0, scale^2 / fan_in), biases ~ N(0, bias_std^2) whatever the scale. For one seed the random
-numbers are the same at every scale and on every device; only their size changes. In `mode="rescale"` the
-kernels that the model has already are multiplied by the scale instead, and biases stay as they are.
+The model keeps its own initialization: the scale multiplies its kernels, and scale 1 is the model as it came.
+With `draw="fan-in"`, kernels ~ N(0, scale^2 / fan_in) and biases ~ N(0, bias_std^2) are drawn instead. For
+one seed the random numbers are then the same at every scale and on every device; only their size changes.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
@@ -23,17 +26,25 @@ from numpy.typing import NDArray
 from torch import nn
 
 from initmem.errors import ConfigError, ModelError, allowed, first_of
+from initmem.measures.applied import MOST_MODELS, MOST_ROWS, Applied, Treated
 from initmem.plots import tables
-from initmem.recipe import INITIALIZATION, PipelineRecipe
+from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.table import Table, table_of
-from initmem.train.init import deviations, draw, factors, fill
-from initmem.train.variables import Kernels, Place, Variable, choice, torch_variables
+from initmem.train import init as rules
+from initmem.train.variables import Kernels, Place, Variable, choice, kept_fan_in, torch_variables
 from initmem.train.variables import Role as ParameterRole
 
 Array = NDArray[np.float64]
-Mode = Literal["redraw", "rescale"]
+Draw = Literal["own", "fan-in"]
+DRAWN_ONLY = (
+    "bias_std",
+    "distribution",
+    "width_scaling",
+)  # these need weights that are drawn
+INIT_FILE = "INITMEM_INIT_FILE"  # where a program of `initmem run --command` leaves what it did to its models
+ALL_ZERO = "all zero: no scale"
 ALIKE = 2.5  # times: usual initializations differ by less from N(0, 1 / fan_in)
 Model = TypeVar("Model")
 
@@ -47,32 +58,33 @@ class InitTable:
     """What `Init.apply` does to every parameter of a model. Print it."""
 
     variables: tuple[Variable, ...]
-    sizes: Mapping[str, float]  # by name: the standard deviation of what is drawn; in `rescale` the factor
+    sizes: Mapping[str, float]  # by name: the factor of the model's own values, or the deviation drawn
     at_scale_1: Mapping[str, float]  # the same at scale 1
     own: Mapping[str, float | None]  # standard deviations of the model as it came
-    mode: Mode
+    scaled: frozenset[str]  # names of what the scale multiplies
+    draw: Draw
+    scale: float
+    explicit: bool  # whether the user named the kernels
 
     def rows(self) -> list[dict[str, Any]]:
         """One row of plain values per parameter."""
-        size = "std" if self.mode == "redraw" else "factor"
         return [
-            {
-                "parameter": v.name,
-                "shape": tuple(v.shape),
-                "role": v.role,
-                "fan_in": v.fan_in,
-                size: self.sizes.get(v.name),
-                **({"std_at_scale_1": self.at_scale_1.get(v.name)} if self.mode == "redraw" else {}),
-                "model_std": self.own[v.name],
-                "note": v.note,
-            }
+            {"parameter": v.name, "shape": tuple(v.shape), "role": v.role}
+            | self._sizes(v)
+            | {"model_std": self.own[v.name], "note": v.note}
             for v in self.variables
         ]
+
+    def _sizes(self, variable: Variable) -> dict[str, float | None]:
+        name, size = variable.name, self.sizes.get(variable.name)
+        if self.draw == "own":
+            return {"factor": size, "std": self._std(variable)}
+        return {"fan_in": variable.fan_in, "std": size, "std_at_scale_1": self.at_scale_1.get(name)}
 
     @property
     def advice(self) -> str:
         """Which kernels would be drawn at quite another size than the model's own; empty if none."""
-        if self.mode == "rescale":
+        if self.draw == "own":
             return ""
         both = [(name, self.at_scale_1.get(name), self.own[name]) for name in self.names("kernel")]
         far = [
@@ -80,11 +92,40 @@ class InitTable:
             for name, first, own in both
             if first and own and not 1 / ALIKE < first / own < ALIKE
         ]
-        return f'mode="rescale" keeps the model\'s own sizes (std: {first_of(far, 3, ", ")})' if far else ""
+        return f"draw='own' keeps the model's own sizes (std: {first_of(far, 3, ', ')})" if far else ""
 
     def names(self, role: str) -> list[str]:
         """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
         return [v.name for v in self.variables if v.role == role]
+
+    def applied(self) -> Applied:
+        """What was done to each parameter, as a record holds it."""
+        outcomes = [self._outcome(v) for v in self.variables]
+        rows = [
+            Treated(
+                v.name, tuple(v.shape), v.role, outcome, _rounded(self.own[v.name]), _rounded(self._std(v))
+            )
+            for v, outcome in zip(self.variables[:MOST_ROWS], outcomes, strict=False)
+        ]
+        return Applied(scale=self.scale, draw=self.draw, counts=Counter(outcomes), rows=rows)
+
+    def _outcome(self, variable: Variable) -> str:
+        if variable.note == ALL_ZERO:
+            return "all zero"
+        if variable.name in self.scaled:
+            return "scaled"
+        if variable.role == "other" and not self.explicit:
+            return "not recognized"
+        return (
+            "drawn at a fixed size" if self.draw == "fan-in" and variable.name in self.sizes else "left alone"
+        )
+
+    def _std(self, variable: Variable) -> float | None:
+        """The standard deviation that is used."""
+        size, own = self.sizes.get(variable.name), self.own[variable.name]
+        if size is None or own is None:
+            return own
+        return size * own if self.draw == "own" else size
 
     def table(self) -> Table:
         """The rows as a table, with the advice as its note."""
@@ -112,8 +153,8 @@ class Init:
     `initmem.run` was told about the pipeline. Fields of a recipe ask for something else than one scale of
     all kernels, as in `Init(0.5, 0, distribution="orthogonal", scaled="head*", layer_scales="output=0.1")`:
     `scaled` says what the scale multiplies (`kernels`, `biases`, `output` or patterns of names), factors of
-    `layer_scales` stay fixed, and `width_scaling="mup"` draws the output kernel smaller by the root of its
-    fan-in.
+    `layer_scales` stay fixed. `distribution`, `bias_std` and `width_scaling="mup"` (the output kernel smaller
+    by the root of its fan-in) are for weights that are drawn.
     """
 
     def __init__(self, scale: float = 1.0, seed: int = 0, **recipe: Any) -> None:
@@ -134,7 +175,6 @@ class Init:
         self._drawing = run.recipe.initialization()
         self.tables: list[InitTable] = []  # of the models it was applied to
         self._rng = generator(run.seed_of("init"), "init")
-        self._first = True  # no kernel drawn yet
         self.used = False  # whether anybody asked for the scale
 
     @property
@@ -145,8 +185,8 @@ class Init:
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
-        return self.run.seed
+        """The seed of the initialization. Where roles are split, the data order may have another one."""
+        return self.run.seed_of("init")
 
     @property
     def id(self) -> str:
@@ -169,7 +209,8 @@ class Init:
         """A kernel as a NumPy array, for code without a framework: each call draws the next one."""
         if self._drawing.scaled != "kernels" or self._drawing.layer_scales:
             raise ConfigError("plain arrays have no names to choose from (allowed: scaled = 'kernels')")
-        return self._kernel(shape) * (self.scale / math.sqrt(fan_in))
+        drawn = self._kernel(shape)
+        return drawn * self._perturbation(drawn) * (self.scale / math.sqrt(fan_in))
 
     def bias(self, *shape: int) -> Array:
         """A bias as a NumPy array: deviation `recipe.bias_std`, whatever the scale."""
@@ -179,58 +220,89 @@ class Init:
         self,
         model: Any,
         *,
-        mode: Mode = "redraw",
+        draw: Draw = "own",
         kernels: Kernels = None,
         bias_std: float | None = None,
     ) -> InitTable:
         """What `apply` with the same arguments would do to every parameter; the model is not changed."""
-        if mode not in get_args(Mode):
-            raise ConfigError(f"mode = {mode!r} ({allowed(get_args(Mode))})")
+        recipe = self._rules(draw, bias_std)
         parameters = variables(model, kernels)
         if not any(v.role in ("kernel", "stuck") for v in parameters):
             names = ", ".join(v.name for v in parameters) or "it has none"
             raise ModelError(
                 f"{type(model).__name__}: no kernel among its parameters ({names}; `kernels` says which)"
             )
-        recipe = self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
         now: dict[str, float] = {}
         first: dict[str, float] = {}
+        scaled: set[str] = set()
         if any(v.role == "kernel" for v in parameters):
-            size = deviations if mode == "redraw" else factors
+            size = rules.factors if draw == "own" else rules.deviations
             now, first = (size(recipe, scale, parameters) for scale in (self.run.scale, 1.0))
+            scaled = rules.scaled_names(recipe, parameters)
+        if draw == "own":
+            parameters = [_noted_if_zero(v) if v.name in scaled else v for v in parameters]
         own = {v.name: _own_deviation(v) for v in parameters}
-        return InitTable(tuple(parameters), now, first, own, mode)
+        return InitTable(
+            tuple(parameters), now, first, own, frozenset(scaled), draw, self.run.scale, kernels is not None
+        )
+
+    def _rules(self, draw: Draw, bias_std: float | None) -> Recipe:
+        """The fields of initialization; those that need drawn weights are refused without them."""
+        if draw not in get_args(Draw):
+            raise ConfigError(f"draw = {draw!r} ({allowed(get_args(Draw))})")
+        given = self.run.recipe.changes() | ({} if bias_std is None else {"bias_std": bias_std})
+        for name in DRAWN_ONLY if draw == "own" else ():
+            if name in given:
+                raise ConfigError(
+                    f"{name} = {given[name]!r}: the model keeps its own initialization "
+                    "(allowed with init.apply(model, draw='fan-in'))"
+                )
+        return self._drawing if bias_std is None else self._drawing.replace(bias_std=bias_std)
 
     def apply(
         self,
         model: Model,
         *,
-        mode: Mode = "redraw",
+        draw: Draw = "own",
         kernels: Kernels = None,
         bias_std: float | None = None,
     ) -> Model:
         """Initialize a model for this scale and seed, and return it: in place, but for a pytree of JAX.
 
         Args:
-            mode: `redraw` draws new kernels and biases; `rescale` multiplies the model's own kernels.
+            draw: `own` keeps the model's own initialization and multiplies its kernels by the scale;
+                `fan-in` draws kernels ~ N(0, scale^2 / fan_in) and biases ~ N(0, bias_std^2).
             kernels: which parameters are kernels, where the usual rule does not know them: module types,
                 patterns of parameter names, or a function (name, parameter, module) -> fan-in, True or False.
-            bias_std: deviation of the biases; the recipe's (0.2) unless given.
+                `draw="fan-in"` needs the fan-in of kernels in layers that are not known: `{"W_*": 784}`.
+            bias_std: deviation of drawn biases; the recipe's (0.2) unless given.
 
         Norm layers and frozen parameters are left as they are. Parameters without a rule are left too, and a
         warning names them; a kernel that cannot be set is an error.
         """
-        table = self.describe(model, mode=mode, kernels=kernels, bias_std=bias_std)
+        table = self.describe(model, draw=draw, kernels=kernels, bias_std=bias_std)
         stuck = [f"{v.name}: {v.note}" for v in table.variables if v.role == "stuck"]
         if stuck:
             raise ModelError("cannot initialize " + "; ".join(stuck))
+        scaled = [v for v in table.variables if v.name in table.scaled]
+        if all(v.note == ALL_ZERO for v in scaled):
+            names = first_of([v.name for v in scaled], 3, ", ")
+            raise ModelError(f"the scale multiplies nothing but zeros: {names} (allowed: draw='fan-in')")
         self.used = True
-        sizes = [table.sizes.get(v.name) for v in table.variables]
-        fill(table.variables, sizes, mode, self._kernel, self._rng.standard_normal)
+        if draw == "own":
+            rules.rescale(table.variables, table.sizes)
+        else:
+            rules.redraw(table.variables, table.sizes, self._kernel, self._rng.standard_normal)
+        for v in table.variables:
+            if v.role == "kernel" and self.run.perturbation != 1.0:
+                v.place.rescale(self._perturbation(v.place.value().detach().double().cpu().numpy()))
         self.tables.append(table)
+        if (path := os.environ.get(INIT_FILE)) is not None:
+            with Path(path).open("a") as stream:
+                stream.write(table.applied().model_dump_json() + "\n")
         others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
         if others and kernels is None:  # who chose the kernels knows what is left
-            text = f"Init.apply left as they are: {', '.join(others)} (`kernels` says what to redraw)"
+            text = f"Init.apply left as they are: {', '.join(others)} (`kernels` says what to scale)"
             warnings.warn(text, UntouchedWarning, stacklevel=2)
         if is_pytree(model):
             from initmem.pipeline.jax import rebuilt
@@ -240,16 +312,32 @@ class Init:
 
     def _kernel(self, shape: Sequence[int]) -> Array:
         """The random numbers of one kernel: the same at every scale."""
-        drawn = draw(self._rng, shape, self._drawing.distribution)
-        if self._first:  # a perturbed replicate differs in one single weight
-            drawn.flat[0] *= self.run.perturbation
-            self._first = False
-        return drawn
+        return rules.draw(self._rng, shape, self._drawing.distribution)
+
+    def _perturbation(self, kernel: Array) -> Array:
+        """Factors that perturb the largest weight of a kernel, which no dead input can hide."""
+        factors = np.ones(kernel.shape)
+        factors.flat[np.abs(kernel).argmax()] = self.run.perturbation
+        return factors
+
+    def applied(self) -> list[dict[str, Any]]:
+        """What was done to each kind of model, for the provenance of a record."""
+        models = [table.applied().model_dump(mode="json") for table in self.tables[:MOST_MODELS]]
+        return [model for i, model in enumerate(models) if model not in models[:i]]
 
     def kernels(self) -> Iterator[Variable]:
         """The kernels of all models it was applied to."""
         for table in self.tables:
             yield from (v for v in table.variables if v.role == "kernel")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
+
+
+def _noted_if_zero(variable: Variable) -> Variable:
+    """A variable, with a note if no factor can change it."""
+    return variable if bool(variable.place.value().any()) else replace(variable, note=ALL_ZERO)
 
 
 def _own_deviation(variable: Variable) -> float | None:
@@ -321,7 +409,7 @@ def classified(
     usual_fan_in: Callable[[str, Any, Any], float | None],
 ) -> list[Variable]:
     """Each parameter once, with its role, the last kernel marked as that of the output."""
-    choose = choice(kernels, usual_fan_in, fan_in_of_all_but_last)
+    choose = choice(kernels, usual_fan_in)
     fan_ins = [choose(p.name, p.value, p.layer) for p in parameters]
     with_kernel = {id(p.layer) for p, fan_in in zip(parameters, fan_ins, strict=True) if fan_in is not None}
     by_id: dict[int, Variable] = {}
@@ -330,7 +418,7 @@ def classified(
         is_bias = p.is_bias and id(p.layer) in with_kernel
         role, note = _role_of(p, fan_in, is_bias=is_bias, explicit=kernels is not None)
         key = id(p.place.parameters[0])
-        kept = fan_in if role == "kernel" else None
+        kept = kept_fan_in(role, fan_in)
         by_id.setdefault(key, Variable(p.name, tuple(p.value.shape), role, kept, note, p.place))
         output = key if role == "kernel" else output
     choose.check(variable.name for variable in by_id.values())
@@ -349,11 +437,11 @@ def _role_of(
     if fan_in is not None and (explicit or not parameter.is_frozen):
         return "kernel", ""
     if fan_in is not None:
-        return "frozen", "left as it is: not trained (name it in `kernels` to redraw it)"
+        return "frozen", "left as it is: not trained (name it in `kernels` to scale it)"
     if parameter.is_norm:
         return "norm", "left as it is"
     if is_bias:
         return ("frozen", "left as it is: not trained") if parameter.is_frozen else ("bias", "")
     if explicit:
         return "other", "left as it is: not chosen as a kernel"
-    return "other", f"left as it is: no rule for {parameter.label} (name it in `kernels` to redraw it)"
+    return "other", f"left as it is: no rule for {parameter.label} (name it in `kernels` to scale it)"

@@ -1,4 +1,4 @@
-"""For training loops in JAX with optax, and models that are pytrees (flax, equinox, plain dicts).
+"""For training loops in JAX with optax, and models that are pytrees: flax, equinox, dicts, lists of (w, b).
 
     def train(init, tracker):
         params = init.apply(make_params())               # a new pytree, for this scale and seed
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from initmem.errors import ConfigError, ModelError
 from initmem.pipeline.init import Parameter, classified, fan_in_of_all_but_last
-from initmem.train.variables import Kernels, Place, Variable
+from initmem.train.variables import Kernels, Place, Variable, looks_like_norm
 
 KERNELS = ("kernel", "w", "W", "weight", "weights")  # of flax and of plain dicts: (in, ..., out)
 BIASES = ("bias", "b", "biases")
@@ -76,8 +76,8 @@ def _parameter(tree: Any, leaves: Leaves, index: int) -> Parameter:
         leaves.values[index],
         layer=parent,
         label=name,
-        is_norm="norm" in type(parent).__name__.lower() or key == "scale" or has_scale,
-        is_bias=key in BIASES or "bias" in key,
+        is_norm=_is_norm(parent) or key == "scale" or has_scale,
+        is_bias=key in BIASES or "bias" in key or _is_listed_bias(parent, key, leaves.values[index]),
         is_frozen=False,
         place=PytreePlace(leaves, index),
     )
@@ -138,16 +138,18 @@ class PytreePlace(Place):
         return torch.from_numpy(np.array(self.leaves.value(self.index), dtype=np.float32))
 
     def set(self, values: NDArray[np.float64]) -> None:
-        """Redraw it."""
+        """Redraw it; an array of NumPy stays one."""
         import jax.numpy as jnp
 
         now = self.leaves.values[self.index]
-        self.leaves.values[self.index] = jnp.asarray(values.reshape(now.shape), dtype=now.dtype)
+        drawn = values.reshape(now.shape).astype(now.dtype)
+        self.leaves.values[self.index] = drawn if isinstance(now, np.ndarray) else jnp.asarray(drawn)
 
-    def rescale(self, factor: float) -> None:
+    def rescale(self, factor: float | NDArray[np.float64]) -> None:
         """Multiply it."""
         now = self.leaves.values[self.index]
-        self.leaves.values[self.index] = (now * factor).astype(now.dtype)
+        by = factor if isinstance(factor, float) else factor.astype(now.dtype)
+        self.leaves.values[self.index] = (now * by).astype(now.dtype)
 
     def follow(self, model: Any) -> None:
         """Look at a newer tree from now on."""
@@ -157,10 +159,10 @@ class PytreePlace(Place):
 def _usual_fan_in(name: str, value: Any, parent: Any) -> float | None:
     """How many inputs feed one output through a kernel; None: this is no kernel of a known layer."""
     *path, key = name.split(".")
-    shape, kind = tuple(value.shape), type(parent)
-    if "norm" in kind.__name__.lower():
+    shape = tuple(value.shape)
+    if _is_norm(parent):
         return None
-    if kind.__module__.startswith("equinox"):  # (out, in, ...)
+    if (kind := _equinox_layer(parent)) is not None:  # (out, in, ...)
         if "Embedding" in kind.__name__:
             return 1.0 if key == "weight" else None
         return float(math.prod(shape[1:])) if key.startswith("weight") and len(shape) > 1 else None
@@ -168,11 +170,33 @@ def _usual_fan_in(name: str, value: Any, parent: Any) -> float | None:
         return None  # a class of user code: only the user knows its axes
     if key == "embedding":
         return 1.0  # one row is looked up, not a sum over rows
-    if key not in KERNELS or len(shape) < 2:
+    listed = key.isdigit() and not _is_listed_bias(parent, key, value)  # as in stax: (kernel, bias)
+    if len(shape) < 2 or not (listed or key in KERNELS):
         return None
     if len(shape) == 3 and path and path[-1] in PROJECTIONS:
         return float(shape[0])
     return fan_in_of_all_but_last(value)
+
+
+def _is_listed_bias(parent: Any, key: str, value: Any) -> bool:
+    """Whether an array that follows a kernel in a list is its bias: of one axis, but for axes of length 1."""
+    if not isinstance(parent, list | tuple) or not key.isdigit():
+        return False
+    return len(value.shape) < 2 or (key != "0" and len(value.shape) > 2 and math.prod(value.shape[:-1]) == 1)
+
+
+def _equinox_layer(parent: Any) -> type | None:
+    """The layer of equinox that something is, or inherits from."""
+    return next((kind for kind in type(parent).__mro__ if kind.__module__.startswith("equinox.nn")), None)
+
+
+def _is_norm(parent: Any) -> bool:
+    if isinstance(parent, Mapping | list | tuple):
+        return False
+    if (kind := _equinox_layer(parent)) is not None:
+        return kind.__name__.endswith("Norm")
+    shapes = [tuple(leaf.shape) for leaf in sys.modules["jax"].tree.leaves(parent) if _is_parameter(leaf)]
+    return looks_like_norm(type(parent), shapes)
 
 
 def _is_parameter(leaf: Any) -> bool:

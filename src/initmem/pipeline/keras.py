@@ -29,10 +29,16 @@ from initmem.errors import ModelError
 from initmem.metric import metric_names
 from initmem.pipeline.init import Parameter, classified, fan_in_of_all_but_last
 from initmem.pipeline.tracker import Tracker
-from initmem.train.variables import Kernels, Place, Variable
+from initmem.train.variables import Kernels, Place, Variable, looks_like_norm
 
 DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose)
+
+NORMS = (
+    keras.layers.BatchNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+)
 
 
 class KerasTracker(keras.callbacks.Callback):  # type: ignore[misc]
@@ -95,9 +101,9 @@ class KerasPlace(Place):
         """Redraw it."""
         self.variable.assign(values)
 
-    def rescale(self, factor: float) -> None:
+    def rescale(self, factor: float | NDArray[np.float64]) -> None:
         """Multiply it."""
-        self.variable.assign(self.variable * factor)
+        self.variable.assign(self.variable * keras.ops.cast(factor, self.variable.dtype))
 
     def follow(self, model: Any) -> None:
         """Nothing to do: parameters change in place."""
@@ -115,7 +121,8 @@ def keras_variables(model: Any, kernels: Kernels = None) -> list[Variable]:
             variable,
             layer=layer,
             label=f"{type(layer).__name__}.{variable.name}",
-            is_norm="norm" in type(layer).__name__.lower(),
+            is_norm=isinstance(layer, NORMS)
+            or looks_like_norm(type(layer), [tuple(v.shape) for v in layer._trainable_variables]),
             is_bias="bias" in variable.name,
             is_frozen=not (variable.trainable and layer.trainable),
             place=KerasPlace(variable),

@@ -13,7 +13,8 @@ import numpy as np
 
 from initmem.clocks import CLOCKS
 from initmem.engines.provenance import stale_note
-from initmem.errors import ConfigError, StoreError, allowed
+from initmem.errors import ConfigError, StoreError, allowed, first_of
+from initmem.measures.applied import TITLE, applied, applied_tables
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.design import curve_metric, default_metric, metric_reason, own_metrics
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
@@ -223,13 +224,16 @@ class Result:
         return f"Result({self.study.name!r}, {len(self.records)} runs in {str(self.store.path)!r})"
 
     def _repr_html_(self) -> str:
+        from initmem.plots import tables
         from initmem.report.page import verdict_html
 
         memories = self.memories()
         if not memories:
             return f"<pre>{html.escape(str(self))}</pre>"
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        return verdict_html(memories, self.records) + (f"<ul>{notes}</ul>" if notes else "")
+        treated = "".join(map(tables.html, applied_tables(self.records)))
+        shown = f"<details><summary>{TITLE}</summary>{treated}</details>" if treated else ""
+        return verdict_html(memories, self.records) + (f"<ul>{notes}</ul>" if notes else "") + shown
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> polars.DataFrame:
@@ -246,9 +250,11 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
             f"{diverged} of {len(records)} runs diverged; each counts with the epoch selected before that"
         )
     about = [record.provenance for record in records if record.status != "crashed"]
-    untouched = dict.fromkeys(name for one in about for name in one.get("untouched", ()))
-    if untouched:
-        notes.append(f"init.apply left as they are: {', '.join(untouched)} (`kernels` says what to redraw)")
+    models = [model for record in records for model in applied(record)]
+    strange = dict.fromkeys(t.name for m in models for t in m.rows if t.outcome == "not recognized")
+    if strange:
+        names = first_of(list(strange), 5, ", ")
+        notes.append(f"init.apply left as they are: {names} (`kernels` says what to scale)")
     if about and not any(one.get("scale_used", True) for one in about):
         notes.append(
             "not applicable: the pipeline never used the scale (init.apply, init.kernel and init.scale do)"

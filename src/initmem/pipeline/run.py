@@ -1,7 +1,7 @@
 """`run`: ask of any training code whether it remembers its initialization.
 
     def train(init, tracker):                   # your own pipeline, any framework
-        model = init.apply(MyNet())             # redraws kernels and biases for this scale and seed
+        model = init.apply(MyNet())             # multiplies the weights of your model by the scale
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         tracker.attach(model, optimizer, batch_size=128)
         for epoch in range(30):
@@ -30,6 +30,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,12 +42,13 @@ from initmem.engines.engine import Engine, Settings, Trainer, engine_named
 from initmem.engines.local import InlineEngine
 from initmem.engines.progress import watching
 from initmem.errors import ConfigError
+from initmem.measures.applied import applied_lines
 from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.result import Result
 from initmem.pipeline.tracker import Row, Tracker
 from initmem.record import TESTED, RunRecord, summarize
-from initmem.seeds import Role
+from initmem.seeds import Role, generator
 from initmem.session import run_study
 from initmem.store.paths import default_store
 from initmem.store.store import Store
@@ -56,6 +58,7 @@ from initmem.study_file import own_study
 EngineName = Literal["local", "inline", "ray", "slurm"]
 Train = Callable[[Init, Tracker], object]
 OnEpoch = Callable[[Run, Row], None]
+GLOBAL = 1 << 41  # index of the stream that seeds the global generators: no epoch has it
 
 
 def run(
@@ -83,7 +86,7 @@ def run(
         train: called as `train(init, tracker)`. It ends its epochs with `tracker.end_epoch(...)`, may return
             a mapping of final metrics (`{"test_accuracy": 0.93}`: those of the predictor it returns), or
             both. Before each call the global generators of Python, NumPy and torch are seeded with the run's
-            seed.
+            init seed, and at `tracker.attach` with its order seed.
         scales: the initialization scales; 0.1, 0.5, 1, 1.8 and 2.5 unless given.
         seeds: five unless given: 0 to 4.
         store: directory of the records; `runs/NAME` unless given.
@@ -97,8 +100,10 @@ def run(
             0.99]}`. They are part of the id and the label of a run; `init.recipe["dropout"]` hands them to
             `train`.
         grid: settings that vary: `{"lr": [0.01, 0.1], "dropout": [0.0, 0.1]}` makes four recipes.
-        chaos: give every run a replicate with one perturbed weight, for `initmem measure --what chaos`.
-        split: roles (`init`, `order`) whose seed is also varied alone, for `initmem measure --what seeds`.
+        chaos: give every run a replicate with the largest weight of every kernel perturbed, for `initmem
+            measure --what chaos`.
+        split: roles (`init`, `order`) whose seed is also varied alone, for `initmem measure --what seeds`;
+            `train` has to call `tracker.attach` before training.
         keep_old: keep runs that were trained before the code changed. Otherwise they are refused, with a
             message that says what changed. Crashed runs of other code are always tried again.
         keep_going: do not stop when the first runs all fail with the same error.
@@ -126,7 +131,7 @@ def run(
     if outcome.interrupted:
         raise KeyboardInterrupt
     result = Result(Store(outcome.store), study, fingerprint=version)
-    for note in result.notes if progress else ():
+    for note in [*applied_lines(result.records), *result.notes] if progress else ():
         print(f"initmem: {note}", file=sys.stderr)
     return result
 
@@ -182,18 +187,21 @@ class PipelineTrainer:
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
         started = time.perf_counter()
         init = Init.of(run)
-        tracker = Tracker(init, on_epoch=lambda row: on_epoch(run, row))
-        with seeded(run.seed_of("order")), warnings.catch_warnings():
+        order = int(generator(run.seed_of("order"), "order", GLOBAL).integers(1 << 62))
+        tracker = Tracker(init, on_epoch=lambda row: on_epoch(run, row), on_start=partial(seed_all, order))
+        with seeded(run.seed_of("init")), warnings.catch_warnings():
             warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
             returned = self.train(init, tracker)
         tracker.detach()
+        if run.pins and not tracker.started:
+            raise ConfigError("split: training never began (allowed: tracker.attach before training)")
         if isinstance(returned, Mapping):
             tracker.finish(**returned)
         return own_record(
             run,
             tracker,
             time.perf_counter() - started,
-            untouched=[name for table in init.tables for name in table.names("other")],
+            init=init.applied(),
             scale_used=init.used,
         )
 
@@ -239,13 +247,18 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
     )
 
 
+def seed_all(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(np.random.SeedSequence(seed).generate_state(8))  # noqa: NPY002
+    torch.manual_seed(seed)  # of every device
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global generators of Python, NumPy and torch, and restore them afterwards."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    random.seed(seed)
-    np.random.seed(np.random.SeedSequence(seed).generate_state(8))  # noqa: NPY002
-    torch.manual_seed(seed)  # of every device
+    seed_all(seed)
     try:
         yield
     finally:

@@ -50,11 +50,18 @@ class Tracker:
     """
 
     def __init__(
-        self, init: Init | None = None, *, out: str | Path | None = None, on_epoch: OnEpoch | None = None
+        self,
+        init: Init | None = None,
+        *,
+        out: str | Path | None = None,
+        on_epoch: OnEpoch | None = None,
+        on_start: Callable[[], None] | None = None,
     ) -> None:
         self.finals: Row = {}  # metrics of the predictor that is returned
         self.diverged = False  # a metric was not finite: the history ends before that epoch
         self.norm_init: float | None = None
+        self.started = False
+        self._on_start = on_start
         self._init, self._on_epoch, self._out = init, on_epoch, Path(out) if out else None
         self._rows: list[Row] = []
         self._given: set[str] = set()  # names of the metrics
@@ -89,6 +96,9 @@ class Tracker:
         if self.norm_init is None:
             self.norm_init = self._updates.norm()
         self._clock = time.perf_counter()
+        if not self.started and self._on_start is not None:
+            self._on_start()  # construction ends here: what follows draws from the order stream
+        self.started = True
 
     def step(self, learning_rate: Any, *, momentum: float = 0.0, model: Any = None) -> None:
         """Count an update by hand, where there is no torch optimizer to watch.

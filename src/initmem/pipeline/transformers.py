@@ -6,7 +6,8 @@
     def train(init, tracker):
         model = init.apply(AutoModelForSequenceClassification.from_config(config))
         arguments = TrainingArguments(
-            "out", eval_strategy="epoch", logging_strategy="epoch", num_train_epochs=3, report_to="none"
+            "out", eval_strategy="epoch", logging_strategy="epoch", num_train_epochs=3, report_to="none",
+            seed=init.seed, data_seed=init.run.seed_of("order"),
         )
         trainer = Trainer(model, arguments, ..., callbacks=[TransformersTracker(tracker)])
         trainer.train()
@@ -15,7 +16,8 @@
 Every evaluation while training ends an epoch of the tracker; `eval_accuracy` counts as `val_accuracy`. The
 training loss joins it as `train_loss` if it is logged as often: `logging_strategy="epoch"`. What is evaluated
 or predicted with the prefix `test` after training is that of the returned model. Without evaluation, an epoch
-ends with every logged training loss.
+ends with every logged training loss. The Trainer seeds itself: without its two seeds, all runs have the same
+order of the data.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import shlex
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -19,6 +20,7 @@ from markupsafe import Markup
 from initmem import __version__
 from initmem.errors import StoreError, count
 from initmem.files import write_atomic
+from initmem.measures.applied import TITLE, applied_tables
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.fit import cold_notes
 from initmem.measures.memory import Memory
@@ -104,6 +106,11 @@ def _paper(content: Content) -> dict[str, Any] | None:
     return {"published": rows} if rows else None
 
 
+def _init(content: Content) -> dict[str, Any] | None:
+    shown = [replace(t, id=f"init-{i}") for i, t in enumerate(applied_tables(content.survey.records))]
+    return {"tables": shown, "title": TITLE} if shown else None
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
     "verdicts": ("Verdicts", tables.verdicts),
     "curves": ("Curves", lambda content: _chart_set(charts.curves(content))),
@@ -112,6 +119,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
     "slopes": ("Forgetting", _slopes),
     "clocks": ("Clocks", clocks),
     "paper": ("Paper", _paper),
+    "init": ("Model", _init),
     "runs": ("Runs", tables.audit),
 }
 

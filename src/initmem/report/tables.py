@@ -321,7 +321,7 @@ def describe(content: Content, run: Run) -> str:
 def kind_of(run: Run) -> str:
     """What sets a run apart from the main design."""
     pins = ", ".join(f"{role} seed {seed}" for role, seed in run.pins)
-    perturbed = f"one weight times {run.perturbation:g}" if run.perturbation != 1.0 else ""
+    perturbed = f"perturbed by {run.perturbation:g}" if run.perturbation != 1.0 else ""
     return ", ".join(filter(None, [perturbed, pins]))
 
 

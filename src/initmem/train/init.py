@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from initmem.data.dataset import Sizes
-from initmem.errors import ConfigError, allowed
+from initmem.errors import ConfigError, ModelError, allowed
 from initmem.recipe import Distribution, Recipe, selectors
 from initmem.seeds import generator
 from initmem.study import Run
@@ -70,34 +69,33 @@ def replica_variables(network: Grouped, replica: int = 0) -> list[Variable]:
 def initialize_replica(variables: Sequence[Variable], run: Run) -> None:
     """Initialize one network for the scale and seed of a run."""
     recipe, rng = run.recipe.network, generator(run.seed_of("init"), "init")
-    size_of = deviations if recipe.init_mode == "redraw" else factors
-    by_name = size_of(recipe, run.scale, variables)
-    sizes = [by_name.get(variable.name) for variable in variables]
-    draw_kernel = partial(draw, rng, distribution=recipe.distribution)
-    fill(variables, sizes, recipe.init_mode, draw_kernel, rng.standard_normal)
+    if recipe.init_mode == "rescale":
+        rescale(variables, factors(recipe, run.scale, variables))
+    else:
+        draw_kernel = partial(draw, rng, distribution=recipe.distribution)
+        redraw(variables, deviations(recipe, run.scale, variables), draw_kernel, rng.standard_normal)
     first = next(variable for variable in variables if variable.role == "kernel")
     first.place.parameters[0].view(-1)[0] *= run.perturbation
 
 
-def fill(
+def redraw(
     variables: Sequence[Variable],
-    sizes: Sequence[float | None],
-    mode: Literal["redraw", "rescale"],
+    deviations: Mapping[str, float],
     draw_kernel: Callable[[tuple[int, ...]], Array],
     draw_bias: Callable[[tuple[int, ...]], Array],
 ) -> None:
-    """Set every variable that has a size: to random numbers of that deviation, or to a multiple of itself.
-
-    The random numbers of a seed are the same at every scale.
-    """
-    for variable, size in zip(variables, sizes, strict=True):
-        if size is None:
-            continue
-        if mode == "rescale":
-            variable.place.rescale(size)
-        else:
+    """Draw every variable that has a deviation; the random numbers of a seed are the same at every scale."""
+    for variable in variables:
+        if variable.name in deviations:
             drawn = (draw_kernel if variable.role == "kernel" else draw_bias)(variable.shape)
-            variable.place.set(drawn * size)
+            variable.place.set(drawn * deviations[variable.name])
+
+
+def rescale(variables: Sequence[Variable], factors: Mapping[str, float]) -> None:
+    """Multiply every variable by its factor; a factor of 1 leaves all bits as they are."""
+    for variable in variables:
+        if factors.get(variable.name, 1.0) != 1.0:
+            variable.place.rescale(factors[variable.name])
 
 
 def deviations(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> dict[str, float]:
@@ -107,7 +105,12 @@ def deviations(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> d
         if variable.role == "bias":
             sizes[variable.name] *= recipe.bias_std
         if variable.role == "kernel":
-            root = math.sqrt(variable.fan_in or 1.0)
+            if variable.fan_in is None:
+                raise ModelError(
+                    f"{variable.name}: its fan-in is not known (allowed: "
+                    f"kernels={{{variable.name!r}: FAN_IN}}, or a function that returns it)"
+                )
+            root = math.sqrt(variable.fan_in)
             sizes[variable.name] /= root
             if variable.is_output and recipe.width_scaling == "mup":
                 sizes[variable.name] /= root  # the initial output then vanishes as the width grows
@@ -116,13 +119,22 @@ def deviations(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> d
 
 def factors(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> dict[str, float]:
     """The factor of every kernel and bias: the scale if the recipe scales it, times its `layer_scales`."""
-    drawn = [variable for variable in variables if variable.role in ("kernel", "bias")]
-    scaled = _chosen(recipe.scaled, "scaled", drawn)
+    drawn = _kernels_and_biases(variables)
+    scaled = scaled_names(recipe, variables)
     factors = {variable.name: scale if variable.name in scaled else 1.0 for variable in drawn}
     for selector, fixed in recipe.fixed_scales.items():
         for name in _chosen(selector, "layer_scales", drawn):
             factors[name] *= fixed
     return factors
+
+
+def scaled_names(recipe: Recipe, variables: Sequence[Variable]) -> set[str]:
+    """The names of what the scale multiplies."""
+    return _chosen(recipe.scaled, "scaled", _kernels_and_biases(variables))
+
+
+def _kernels_and_biases(variables: Sequence[Variable]) -> list[Variable]:
+    return [variable for variable in variables if variable.role in ("kernel", "bias")]
 
 
 def _chosen(text: str, field: str, variables: Sequence[Variable]) -> set[str]:

@@ -28,7 +28,7 @@ from initmem.record import COLUMNS
 from initmem.register import in_a_line
 from initmem.seeds import generator
 from initmem.study import Run
-from initmem.train.init import factors, initialize_replica
+from initmem.train.init import deviations, factors, initialize_replica
 from initmem.train.loop import train_epoch
 from initmem.train.networks import BUILDERS, MODULES, Network, build, count
 from initmem.train.pack import Pack
@@ -198,7 +198,8 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     """Pass two examples through a new module, look at what comes out, and return its parameters."""
     module = build_module(recipe, sizes)
     variables = _variables(module, recipe)
-    factors(recipe, 1.0, variables)  # whether the layers that the recipe names are there
+    size_of = deviations if recipe.init_mode == "redraw" else factors
+    size_of(recipe, 1.0, variables)  # whether the layers that the recipe names are there, with their fan-ins
     told = _told(recipe, sizes)
     try:
         with torch.no_grad(), torch.random.fork_rng([]):

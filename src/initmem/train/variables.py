@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import fnmatch
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -29,7 +30,8 @@ Role = Literal["kernel", "bias", "norm", "frozen", "other", "stuck"]
 
 # A function of (name, parameter, its module): the fan-in of a kernel, True for the usual fan-in, or False.
 Chooser = Callable[[str, Any, Any], float | bool | None]  # True: a kernel whose fan-in follows from its layer
-Kernels = Chooser | type | str | Iterable[type | str] | None
+Kernels = Chooser | type | str | Iterable[type | str] | Mapping[str, float] | None  # fan-ins by pattern
+UNKNOWN = math.nan  # the fan-in of a kernel in a layer that only its user knows
 
 
 class Place(ABC):
@@ -49,8 +51,8 @@ class Place(ABC):
         """Give it these values, in its own precision and on its own device."""
 
     @abstractmethod
-    def rescale(self, factor: float) -> None:
-        """Multiply it."""
+    def rescale(self, factor: float | NDArray[np.float64]) -> None:
+        """Multiply it by a number, or by an array of its shape."""
 
     @abstractmethod
     def follow(self, model: Any) -> None:
@@ -77,18 +79,17 @@ class Choice:
 
     choose: Chooser
     usual: Chooser  # the fan-in in the layers that a framework has
-    plain: Callable[[Any], float]  # the fan-in of a kernel that only its user knows
     patterns: tuple[str, ...]
 
     def __call__(self, name: str, value: Any, layer: Any) -> float | None:
-        """The fan-in of a kernel; None: it is none."""
+        """The fan-in of a kernel, perhaps unknown; None: it is none."""
         chosen = self.choose(name, value, layer)
         if chosen is None or chosen is False:
             return None
         if chosen is not True:
             return float(chosen)
         usual = self.usual(name, value, layer)
-        return self.plain(value) if usual is None else float(usual)
+        return UNKNOWN if usual is None else float(usual)
 
     def check(self, names: Iterable[str]) -> None:
         """Refuse patterns that match nothing."""
@@ -98,12 +99,14 @@ class Choice:
                 raise ModelError(f"kernels: no parameter is named {pattern!r} ({allowed(every)})")
 
 
-def choice(kernels: Kernels, usual: Chooser, plain: Callable[[Any], float]) -> Choice:
+def choice(kernels: Kernels, usual: Chooser) -> Choice:
     """Read the argument `kernels` of a user."""
     if kernels is None:
-        return Choice(usual, usual, plain, ())
+        return Choice(usual, usual, ())
+    if isinstance(kernels, Mapping):
+        return _with_fan_ins(kernels, usual)
     if callable(kernels) and not isinstance(kernels, type):
-        return Choice(kernels, usual, plain, ())
+        return Choice(kernels, usual, ())
     items = [kernels] if isinstance(kernels, str | type) else list(kernels)
     types = tuple(item for item in items if isinstance(item, type))
     patterns = tuple(item for item in items if isinstance(item, str))
@@ -116,7 +119,23 @@ def choice(kernels: Kernels, usual: Chooser, plain: Callable[[Any], float]) -> C
         unknown = len(value.shape) >= 2 and "bias" not in name.rpartition(".")[2]
         return usual(name, value, layer) is not None or unknown
 
-    return Choice(choose, usual, plain, patterns)
+    return Choice(choose, usual, patterns)
+
+
+def _with_fan_ins(by_pattern: Mapping[str, Any], usual: Chooser) -> Choice:
+    for pattern, fan_in in by_pattern.items():
+        if not isinstance(fan_in, int | float) or not 0 < fan_in < math.inf:
+            raise ModelError(f"kernels: {pattern!r} has a fan-in of {fan_in!r} (allowed: numbers above 0)")
+
+    def choose(name: str, value: Any, layer: Any) -> float | None:
+        return next((n for pattern, n in by_pattern.items() if fnmatch.fnmatchcase(name, pattern)), None)
+
+    return Choice(choose, usual, tuple(by_pattern))
+
+
+def kept_fan_in(role: Role, fan_in: float | None) -> float | None:
+    """The fan-in of a variable: None where it is no kernel, or where nobody knows."""
+    return None if role != "kernel" or fan_in is None or math.isnan(fan_in) else fan_in
 
 
 # -- the parameters of a torch model ---------------------------------------------------------------------
@@ -161,9 +180,11 @@ class TorchPlace(Place):
             wanted[padding] = 0.0
         self._assign(wanted)
 
-    def rescale(self, factor: float) -> None:
+    def rescale(self, factor: float | NDArray[np.float64]) -> None:
         """Multiply it."""
-        self._assign(self.value() * factor)
+        now = self.value()
+        by = factor if isinstance(factor, float) else torch.from_numpy(factor).to(now.dtype).to(now.device)
+        self._assign(now * by)
 
     def follow(self, model: Any) -> None:
         """Nothing to do: parameters change in place."""
@@ -199,7 +220,7 @@ class TorchPlace(Place):
 
 def torch_variables(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
     """Every parameter of a torch model once."""
-    choose = choice(kernels, _usual_fan_in, _plain)
+    choose = choice(kernels, _usual_fan_in)
     by_id: dict[int, Variable] = {}
     last = None
     for module, slots in _slots(model):
@@ -240,8 +261,7 @@ def _roles(
         fan_in = fan_ins[slot.attribute]
         role, note = _role(slot, fan_in, has_kernel=has_kernel, explicit=explicit)
         shape = tuple(slot.value().shape)
-        kept = fan_in if role == "kernel" else None
-        variables.append(Variable(slot.name, shape, role, kept, note, slot))
+        variables.append(Variable(slot.name, shape, role, kept_fan_in(role, fan_in), note, slot))
     return variables
 
 
@@ -250,9 +270,9 @@ def _role(slot: TorchPlace, fan_in: float | None, *, has_kernel: bool, explicit:
     tensor = slot.tensors[0]
     if fan_in is not None:
         if not tensor.is_floating_point():
-            return "stuck", f"a kernel of {tensor.dtype}, which cannot be drawn"
+            return "stuck", f"a kernel of {tensor.dtype}, which has no scale"
         if not (tensor.requires_grad or explicit):
-            return "frozen", "left as it is: not trained (name it in `kernels` to redraw it)"
+            return "frozen", "left as it is: not trained (name it in `kernels` to scale it)"
         stuck = slot.why_stuck()
         return ("stuck", stuck) if stuck else ("kernel", "")
     if is_norm(slot.module):
@@ -263,7 +283,7 @@ def _role(slot: TorchPlace, fan_in: float | None, *, has_kernel: bool, explicit:
         return "stuck", "an old-style weight_norm or spectral_norm (allowed: torch.nn.utils.parametrizations)"
     if explicit:
         return "other", "left as it is: not chosen as a kernel"
-    return "other", f"left as it is: no rule for {kind}.{slot.attribute} (name it in `kernels` to redraw it)"
+    return "other", f"left as it is: no rule for {kind}.{slot.attribute} (name it in `kernels` to scale it)"
 
 
 def _fan_in(slot: TorchPlace, choose: Choice) -> float | None:
@@ -287,7 +307,7 @@ def _tied(first: Variable, again: Variable) -> Variable:
         return both
     if first.role != "kernel":
         return replace(both, role="kernel", note=f"tied to {again.name}", fan_in=again.fan_in)
-    return replace(both, fan_in=max(first.fan_in or 0.0, again.fan_in or 0.0))
+    return replace(both, fan_in=max(first.fan_in or 0.0, again.fan_in or 0.0) or None)
 
 
 # -- the layers that torch has --------------------------------------------------------------------------
@@ -327,11 +347,16 @@ def _is_transformers_conv1d(module: nn.Module) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
 
 
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
 def is_norm(module: nn.Module) -> bool:
-    """By name, since many models bring a normalization layer of their own."""
-    return "norm" in type(module).__name__.lower()
+    """Whether a module is a norm layer: one of torch, or one that a model brings itself."""
+    own = [tuple(parameter.shape) for parameter in module.parameters(recurse=False)]
+    return isinstance(module, _NORMS) or looks_like_norm(type(module), own)
 
 
-def _plain(value: Tensor) -> float:
-    """The fan-in of a kernel that only its user knows: (out, in, ...)."""
-    return float(math.prod(value.shape[1:]))
+def looks_like_norm(kind: type, shapes: Iterable[tuple[int, ...]]) -> bool:
+    """Whether a class of user code is a norm layer: by its name, and parameters that only scale or shift."""
+    vectors = all(len(shape) <= 1 for shape in shapes)
+    return vectors and re.search(r"Norm(alization)?(\d+[dD])?$", kind.__name__) is not None
