@@ -46,7 +46,14 @@ def load(recipe: AnyRecipe) -> Dataset:
 def sizes(recipe: AnyRecipe) -> Sizes:
     """The sizes of a recipe's dataset; only the user's own data have to be read for them."""
     recipe = recipe.network
-    return _limited(_sizes(recipe.dataset, recipe.data_sha256), recipe)
+    full = _named_sizes(recipe.dataset) or _named(recipe.dataset, recipe.data_sha256).sizes
+    return _limited(full, recipe)
+
+
+def sizes_by_name(recipe: Recipe) -> Sizes | None:
+    """The same, where the name of the dataset tells them: nothing is read."""
+    full = _named_sizes(recipe.dataset)
+    return full and _limited(full, recipe)
 
 
 def check(recipe: AnyRecipe) -> None:
@@ -76,7 +83,8 @@ def _named(name: str, sha256: str | None) -> Dataset:
     return cache.load_images(name) if name in DATASETS else _registered(name)
 
 
-def _sizes(name: str, sha256: str | None) -> Sizes:
+def _named_sizes(name: str) -> Sizes | None:
+    """None: the user's own data would have to be read."""
     match name.split(":")[0]:
         case "synthetic":
             n, channels, height, width = synthetic_shape(name)
@@ -84,11 +92,9 @@ def _sizes(name: str, sha256: str | None) -> Sizes:
         case "modular-addition":
             return _modular_sizes(name)
         case "text":
-            return _text_sizes(name) or _named(name, sha256).sizes
-    if name not in DATASETS:
-        return _named(name, sha256).sizes
-    row = DATASETS[name]
-    return Sizes(*row.splits, *row.shape, row.classes)
+            return _text_sizes(name)
+    row = DATASETS.get(name)
+    return Sizes(*row.splits, *row.shape, row.classes) if row else None
 
 
 def _limited(full: Sizes, recipe: Recipe) -> Sizes:

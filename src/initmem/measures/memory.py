@@ -15,7 +15,7 @@ from initmem.labels import informative
 from initmem.labels import label as short_name
 from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, profile
 from initmem.measures.fit import Matched, Mode, fit, fit_notes
-from initmem.measures.scales import failures
+from initmem.measures.scales import Failures, clear_gain, failures
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, spread
 from initmem.measures.verdict import SIZES, TOLERANCE_PP, Memories, Memory, Verdict, notes_of
 from initmem.metric import metric_name, metric_of
@@ -57,7 +57,7 @@ def measured(
     *,
     with_fit: bool = True,
 ) -> Memory:
-    """The same before `judged` gives it a verdict; without fit no history is read."""
+    """The same before `judged` gives it a verdict; without fit, few histories are read."""
     arranged, analysis = profile(records, metric), analysis or Analysis()
     recipe, shown = arranged.recipe, metric_of(metric)
     n_seeds, n_scales = arranged.values.shape
@@ -93,6 +93,7 @@ def measured(
         failure_p=failed.p,
         failure_limit=failed.largest_difference,
         equal_failure_rates=failed.equal(failure_tolerance),
+        unclear_scales=_unclear(records, metric, failed, limit),
         dropped_seeds=arranged.dropped,
         values=arranged.values,
         scales=arranged.scales,
@@ -101,6 +102,20 @@ def measured(
     if with_fit and n_seeds and applicable:
         notes += fit_notes(row.fit, equal=row.equal_fit)
     return replace(row, notes=tuple(notes))
+
+
+def _unclear(
+    records: Sequence[RunRecord], metric: str, failed: Failures, tolerance: float | None
+) -> tuple[float, ...]:
+    """The scales at which nothing shows that anything was learned: their runs may all be at chance.
+
+    Only `forgets` depends on it, which requires a tolerance.
+    """
+    has_accuracy = any(r.metric("test_accuracy") or r.metric("val_accuracy_best") for r in records)
+    if tolerance is None or not metric_of(metric).held_out or (failed.chance is not None and has_accuracy):
+        return ()
+    least = min(tolerance, TOLERANCE_PP) if metric_of(metric).unit == "pp" else tolerance
+    return tuple(scale for scale, clear in clear_gain(records, metric, least).items() if not clear)
 
 
 def scale_used(records: Sequence[RunRecord]) -> bool:
@@ -165,7 +180,8 @@ def _claim(row: Memory) -> tuple[Verdict, float | None]:
     """The verdict of a memory if it is significant, and its p-value; None: nothing is tested."""
     if row.p is None or row.verdict in ("untrained", "not applicable"):
         return row.verdict, None
-    if row.p_equivalence is not None and row.equal_failure_rates and row.within_tolerance:
+    learned_alike = row.equal_failure_rates and not row.unclear_scales
+    if learned_alike and row.p_equivalence is not None and row.within_tolerance:
         return "forgets", 2 * row.p_equivalence
     return "remembers", row.p
 

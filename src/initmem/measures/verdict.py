@@ -69,6 +69,7 @@ class Memory:
     failure_p: float | None = None  # of rates of untrained runs that are equal at all scales
     failure_limit: float | None = None  # no two scales' rates of untrained runs differ by more, at 97.5%
     equal_failure_rates: bool = True  # as far as one can tell: `forgets` requires it
+    unclear_scales: tuple[float, ...] = ()  # where nothing shows that anything was learned: no `forgets`
     dropped_seeds: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     scales: tuple[float, ...] = ()
@@ -89,8 +90,8 @@ class Memory:
     @property
     def seeds_needed(self) -> int | None:
         """How many seeds in all would settle an inconclusive verdict; None: it is settled, or over 300."""
-        only_rates_differ = self.within_tolerance and not self.equal_failure_rates
-        if self.verdict != "inconclusive" or only_rates_differ:
+        settled = self.within_tolerance and not (self.equal_failure_rates and not self.unclear_scales)
+        if self.verdict != "inconclusive" or settled:
             return None
         return seeds_needed(self.values, self.tolerance, alpha=self.next_alpha)
 
@@ -173,7 +174,7 @@ def meaning(row: Memory) -> str:
     if row.verdict == "not applicable":
         return "The pipeline never used the initialization scale, so there is nothing to measure."
     if row.verdict == "untrained":
-        return "All runs are at chance, so there is nothing to remember."
+        return "No run is better than chance or than its first epoch, so there is nothing to remember."
     if row.memory is None:
         return f"No seed has a {row.metric} at every scale yet."
     if row.noise_range is None:
@@ -217,10 +218,16 @@ def _finding(row: Memory) -> str:
     if row.within_tolerance and not row.equal_failure_rates:
         rates = f"rates of untrained runs that differ by {100 * (row.failure_limit or 0):.0f}%"
         return f"{within}, but {rates} between scales are not excluded"
+    if row.within_tolerance and row.unclear_scales:
+        return f"{within}, but nothing shows that anything was learned at {_scales(row.unclear_scales)}"
     return (
         f"The mean {row.metric} has a range of {shown} over the initialization scales {noise}: neither "
         "memory nor its absence is established"
     )
+
+
+def _scales(scales: Sequence[float]) -> str:
+    return f"scale{'s' * (len(scales) > 1)} {', '.join(f'{scale:g}' for scale in scales)}"
 
 
 def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, failures: Failures) -> list[str]:
@@ -247,6 +254,12 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
         )
     if failures.untrained:
         notes.append(str(failures))
+    if row.unclear_scales and row.verdict != "untrained":
+        notes.append(
+            f"chance is not known, and at {_scales(row.unclear_scales)} the metric did not improve on its "
+            "first epoch by more than the tolerance: `forgets` is not possible "
+            '(declare recipe={"classes": 10})'
+        )
     return [*notes, *_early_notes(records), *_code_notes(records)]
 
 

@@ -228,13 +228,12 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
     best = summary.tau_best or 0
     selected = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
     tested: dict[str, Any] = {name: selected.get(name) for name in TESTED}
-    dropped = {"dropped": tracker.dropped} if tracker.dropped else {}
     return RunRecord(
         run,
         "diverged" if tracker.diverged else "completed",
         replace(summary, **tested),
         history,
-        {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | dropped | about,
+        {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | tracker.about() | about,
         finals={name: value for name, value in finals.items() if name not in TESTED},
     )
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed
 from initmem.metric import metric_name, metric_of
+from initmem.pipeline.first_batches import FirstBatches
 from initmem.pipeline.init import Init, variables
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.record import SUMMARY_FIELDS, TESTED
@@ -59,6 +60,7 @@ class Tracker:
         self._rows: list[Row] = []
         self._given: set[str] = set()  # names of the metrics
         self._updates = UpdateClocks()
+        self._batches = FirstBatches()
         self._clock = time.perf_counter()
 
     def attach(
@@ -86,6 +88,7 @@ class Tracker:
         watched = [] if model is None else self._kernels_of(model, kernels)
         batch = batch_size * accumulation
         self._updates.watch(watched, optimizer, batch=batch, penalty=l2, every=norm_every)
+        self._batches.watch(model)
         if self.norm_init is None:
             self.norm_init = self._updates.norm()
         self._clock = time.perf_counter()
@@ -132,8 +135,13 @@ class Tracker:
         self.diverged = self.diverged or not all(map(math.isfinite, given.values()))
 
     def detach(self) -> None:
-        """Take the hooks off the optimizers."""
+        """Take the hooks off the model and the optimizers."""
         self._updates.detach()
+        self._batches.remove()
+
+    def about(self) -> dict[str, Any]:
+        """What joins the provenance of the run: what was seen of its data, and columns that were left out."""
+        return self._batches.about() | ({"dropped": self.dropped} if self.dropped else {})
 
     @property
     def updates(self) -> int:

@@ -49,7 +49,7 @@ VERDICTS: dict[Verdict, Wording] = {
     "inconclusive": Wording(
         "is inconclusive", "are inconclusive", "too few or too noisy runs to reach a verdict"
     ),
-    "untrained": Wording("is untrained", "are untrained", "all runs are at chance"),
+    "untrained": Wording("is untrained", "are untrained", "no run is better than chance"),
     "not applicable": Wording(
         f"is not applicable ({NEVER_USED})", f"are not applicable ({NEVER_USED})", NEVER_USED
     ),
