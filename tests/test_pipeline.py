@@ -621,7 +621,7 @@ def test_no_command_speaks_of_a_scale_that_was_never_used(tmp_path: Path, capsys
         content = json.loads(capsys.readouterr().out)
         assert (content["rows"], content["summary"]) == ([], {"not_applicable": ["ignores"]})
     page = result.report().read_text()
-    assert "The recipe is not applicable (the pipeline never used the scale)." in page
+    assert "The recipe is not applicable (the scale had no effect on the weights)." in page
 
 
 # -- failures -------------------------------------------------------------------------------------------

@@ -123,3 +123,26 @@ def test_bundled_runs_of_unknown_chance_do_not_forget_without_progress(tmp_path:
     assert memory(short).verdict == "inconclusive"
     known = [replace(record, provenance={"classes": 3, "n_test": 12}) for record in short]
     assert memory(known).verdict == "forgets"
+
+
+def test_weights_that_are_drawn_again_after_the_scale_was_applied(tmp_path: Path, command) -> None:
+    def train(redraw: bool, init, tracker):
+        model = init.apply(nn.Linear(4, 3))
+        if redraw:
+            model.reset_parameters()
+        tracker.attach(model, optim.SGD(model.parameters(), 0.1), batch_size=4)
+        ends(tracker, 0.5 + noise(init), 0.9 + noise(init, 1))
+
+    def output_scaled(init, tracker):  # the scale is in the function, not in the weights
+        model = nn.Linear(4, 3)
+        model.factor = init.scale
+        tracker.attach(model, optim.SGD(model.parameters(), 0.1), batch_size=4)
+        ends(tracker, 0.5 + noise(init), 0.9 + noise(init, 1))
+
+    redrawn = run(functools.partial(train, True), store=tmp_path / "redrawn", name="redrawn")
+    assert str(redrawn.memory()) == "not applicable: the scale had no effect on the weights"
+    assert "the same norm at all scales" in redrawn.memory().meaning
+    _, printed, _ = command("measure", tmp_path / "redrawn", "--what", "beta")
+    assert "redrawn: not applicable: the scale had no effect on the weights" in printed
+    kept = run(functools.partial(train, False), store=tmp_path / "kept", name="kept")
+    assert (kept.verdict, run(output_scaled, store=tmp_path / "own").verdict) == ("forgets", "forgets")

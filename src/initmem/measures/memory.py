@@ -13,18 +13,36 @@ from dataclasses import replace
 
 from initmem.labels import informative
 from initmem.labels import label as short_name
-from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, profile
+from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, plain, profile
 from initmem.measures.fit import Matched, Mode, fit, fit_notes
 from initmem.measures.scales import Failures, clear_gain, failures
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, spread
-from initmem.measures.verdict import SIZES, TOLERANCE_PP, Memories, Memory, Verdict, notes_of
+from initmem.measures.verdict import (
+    NEVER_USED,
+    NO_EFFECT,
+    SIZES,
+    TOLERANCE_PP,
+    Memories,
+    Memory,
+    Verdict,
+    notes_of,
+)
 from initmem.metric import metric_name, metric_of
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Source, collected
 from initmem.study import recipes_of
 
-__all__ = ["Memories", "Memory", "Verdict", "judged", "measured", "memory", "memory_table", "scale_used"]
+__all__ = [
+    "Memories",
+    "Memory",
+    "Verdict",
+    "judged",
+    "measured",
+    "memory",
+    "memory_table",
+    "why_inapplicable",
+]
 
 # -- measuring --------------------------------------------------------------------------------------------
 
@@ -61,9 +79,9 @@ def measured(
     arranged, analysis = profile(records, metric), analysis or Analysis()
     recipe, shown = arranged.recipe, metric_of(metric)
     n_seeds, n_scales = arranged.values.shape
-    applicable, failed = scale_used(records), failures(records)
+    reason, failed = why_inapplicable(records), failures(records)
     ranges = Spread[float | None](*[None] * 6)
-    if n_seeds > 0 and applicable:
+    if n_seeds > 0 and not reason:
         ranges = spread(arranged.values, alpha=analysis.alpha, bound=shown.widest)
     limit = TOLERANCE_PP if tolerance is None and shown.unit == "pp" else tolerance
     tested = limit is not None and ranges.p is not None
@@ -80,7 +98,8 @@ def measured(
         noise_range=ranges.noise_range,
         p=ranges.p,
         debiased=ranges.debiased,
-        verdict=verdict if applicable else "not applicable",
+        verdict="not applicable" if reason else verdict,
+        inapplicable=reason,
         unit=shown.unit,
         recipe_id=recipe.id,
         fit=fit(records, metric) if with_fit else None,
@@ -99,7 +118,7 @@ def measured(
         scales=arranged.scales,
     )
     notes = notes_of(row, records, analysis, failed)
-    if with_fit and n_seeds and applicable:
+    if with_fit and n_seeds and not reason:
         notes += fit_notes(row.fit, equal=row.equal_fit)
     return replace(row, notes=tuple(notes))
 
@@ -118,10 +137,28 @@ def _unclear(
     return tuple(scale for scale, clear in clear_gain(records, metric, least).items() if not clear)
 
 
-def scale_used(records: Sequence[RunRecord]) -> bool:
-    """Whether the training code asked for the scale; user code may not, and then there is no memory."""
+def why_inapplicable(records: Sequence[RunRecord]) -> str:
+    """Why there is no memory of the scale to measure in user code; empty: there is.
+
+    The code never asked for the scale, or weights that `init.apply` had drawn have the same norm at all
+    scales when training begins.
+    """
     trained = [record for record in records if record.status != "crashed"]
-    return not trained or any(record.provenance.get("scale_used", True) for record in trained)
+    if trained and not any(record.provenance.get("scale_used", True) for record in trained):
+        return NEVER_USED
+    norms: dict[int, list[float | None]] = {}
+    for record in plain(trained):
+        applied = record.provenance.get("applied", False)
+        norms.setdefault(record.run.seed, []).append(record.summary.norm_init if applied else None)
+    pairs = [(min(row), max(row)) for values in norms.values() if (row := _all(values)) and len(row) > 1]
+    same = pairs and len(pairs) == len(norms) and all(high - low <= 1e-6 * high for low, high in pairs)
+    return NO_EFFECT if same else ""
+
+
+def _all(values: Sequence[float | None]) -> list[float]:
+    """The values, if none is missing."""
+    present = [value for value in values if value is not None]
+    return present if len(present) == len(values) else []
 
 
 def memory_table(

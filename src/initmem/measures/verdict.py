@@ -51,6 +51,7 @@ class Memory:
     verdict: Verdict
     unit: str
     recipe_id: str
+    inapplicable: str = ""  # why the verdict is `not applicable`
     mode: Mode | None = None  # of a memory: whether the scales differ at equal fit; None: does not apply
     fit: Fit | None = None  # None: the metric is not one of new data, or no train metric was recorded
     size: str | None = None  # of a memory that is significant: the classes that its interval reaches
@@ -158,6 +159,12 @@ class Memories(list[Memory]):
 # -- in words --------------------------------------------------------------------------------------------
 
 NEVER_USED = "the pipeline never used the scale"
+NO_EFFECT = "the scale had no effect on the weights"
+INAPPLICABLE = {
+    NEVER_USED: "The pipeline never used the initialization scale, so there is nothing to measure.",
+    NO_EFFECT: "The weights have the same norm at all scales when training begins: they were drawn again after "
+    "init.apply, so there is nothing to measure.",
+}
 FEW_SEEDS = 3  # up to so many miss most memories
 ABOUT_INTERVAL = "The interval accounts for the choice of seeds, not for the choice of test examples"
 MODES = {
@@ -172,7 +179,7 @@ EQUAL_FIT = "All scales are fitted equally well ({fit}): the scales generalize d
 def meaning(row: Memory) -> str:
     """The verdict in words."""
     if row.verdict == "not applicable":
-        return "The pipeline never used the initialization scale, so there is nothing to measure."
+        return INAPPLICABLE[row.inapplicable]
     if row.verdict == "untrained":
         return "No run is better than chance or than its first epoch, so there is nothing to remember."
     if row.memory is None:
@@ -185,7 +192,7 @@ def meaning(row: Memory) -> str:
 def in_one_line(row: Memory) -> str:
     """The memory with its interval, its verdict and the fit."""
     if row.verdict == "not applicable":
-        return f"{row.verdict}: {NEVER_USED}"
+        return f"{row.verdict}: {row.inapplicable}"
     if row.memory is None:
         return f"not measured, {row.verdict}"
     text = row.shown(row.memory)
@@ -367,7 +374,7 @@ def shared_notes(rows: Sequence[Memory], until: float | None = None) -> list[str
 def memory_remark(row: Memory, until: float | None = None) -> str:
     """Seeds still needed, or how wide the interval is against what was asked for."""
     if row.verdict == "not applicable":
-        return NEVER_USED
+        return row.inapplicable
     if until is not None and row.low is not None and row.high is not None:
         width = row.high - row.low
         return f"interval {width:.1f} wide" + ("" if width <= until else f" (asked: {until:g})")

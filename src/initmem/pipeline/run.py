@@ -195,6 +195,7 @@ class PipelineTrainer:
             time.perf_counter() - started,
             untouched=[name for table in init.tables for name in table.names("other")],
             scale_used=init.used,
+            applied=bool(init.tables),
         )
 
 
