@@ -14,7 +14,7 @@ from dataclasses import replace
 from initmem.labels import informative
 from initmem.labels import label as short_name
 from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, plain, profile
-from initmem.measures.fit import Matched, Mode, fit, fit_notes
+from initmem.measures.fit import Fit, Matched, Mode, fit, fit_notes
 from initmem.measures.scales import Failures, clear_gain, failures
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, spread
 from initmem.measures.verdict import (
@@ -25,6 +25,7 @@ from initmem.measures.verdict import (
     Memories,
     Memory,
     Verdict,
+    fit_tolerance,
     notes_of,
 )
 from initmem.metric import metric_name, metric_of
@@ -41,7 +42,6 @@ __all__ = [
     "measured",
     "memory",
     "memory_table",
-    "why_inapplicable",
 ]
 
 # -- measuring --------------------------------------------------------------------------------------------
@@ -250,7 +250,26 @@ def _with_mode(row: Memory) -> Memory:
         if mode == "generalization" and not row.equal_fit and isinstance(row.fit.matched, Matched):
             low, high = row.fit.matched.low, row.fit.matched.high
             notes += (f"the scales are not fitted equally well ({row.fit}): the size is that at equal fit",)
+        elif mode != "generalization" and (fitted := _fitted_scales(row, row.fit)):
+            ranges = spread(row.values[:, [row.scales.index(scale) for scale in fitted]], alpha=row.alpha)
+            notes += (_over_fitted_scales(row, fitted, ranges),)
+            if mode == "fit unknown":
+                low, high = ranges.low, ranges.high
     return replace(row, mode=mode, size=size_range(low, high, row.tolerance), notes=notes)
+
+
+def _fitted_scales(row: Memory, fit: Fit) -> list[float]:
+    """The scales that are fitted as well as the best one, where these are several, but not all."""
+    limit, lower = fit_tolerance(row), metric_of(fit.metric).better == "lower"
+    behind = [value - min(fit.train) if lower else max(fit.train) - value for value in fit.train]
+    scales = [scale for scale, gap in zip(fit.scales, behind, strict=True) if limit and gap <= limit]
+    return scales if 1 < len(scales) < len(fit.scales) and set(scales) <= set(row.scales) else []
+
+
+def _over_fitted_scales(row: Memory, scales: Sequence[float], ranges: Spread[float | None]) -> str:
+    limits = "" if ranges.low is None else f" [{ranges.low:.3g}, {ranges.high:.3g}]"
+    listed = ", ".join(f"{scale:g}" for scale in scales)
+    return f"over the scales that are fitted equally well ({listed}): {row.shown(ranges.spread)}{limits}"
 
 
 def size_range(low: float | None, high: float | None, tolerance: float | None) -> str | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import count
-from initmem.measures.design import Analysis
+from initmem.measures.design import Analysis, plain
 from initmem.measures.fit import Fit, Mode
 from initmem.measures.scales import EQUAL_RATES, Failures
 from initmem.measures.statistics import ALPHA, seeds_needed
@@ -99,10 +99,7 @@ class Memory:
     @property
     def equal_fit(self) -> bool:
         """Whether the scales are fitted equally well: train accuracies within 2 points, or the tolerance."""
-        if self.fit is None:
-            return False
-        usual = TOLERANCE_PP if self.fit.unit == "pp" else None
-        return self.fit.is_equal(self.tolerance if self.fit.unit == self.unit else usual)
+        return self.fit is not None and self.fit.is_equal(fit_tolerance(self))
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -147,6 +144,13 @@ class Memory:
         return Memories([self])._repr_html_()
 
 
+def fit_tolerance(row: Memory) -> float | None:
+    """How far train metrics may differ and count as equal; None: no difference may."""
+    if row.fit is None or row.fit.unit == row.unit:
+        return row.tolerance
+    return TOLERANCE_PP if row.fit.unit == "pp" else None
+
+
 class Memories(list[Memory]):
     """Memories of several recipes; a notebook shows them as a table."""
 
@@ -162,9 +166,10 @@ NEVER_USED = "the pipeline never used the scale"
 NO_EFFECT = "the scale had no effect on the weights"
 INAPPLICABLE = {
     NEVER_USED: "The pipeline never used the initialization scale, so there is nothing to measure.",
-    NO_EFFECT: "The weights have the same norm at all scales when training begins: they were drawn again after "
-    "init.apply, so there is nothing to measure.",
+    NO_EFFECT: "The weights have the same norm at all scales when training begins: they were drawn again "
+    "after init.apply, so there is nothing to measure.",
 }
+NEARLY_ALL = 0.9
 FEW_SEEDS = 3  # up to so many miss most memories
 ABOUT_INTERVAL = "The interval accounts for the choice of seeds, not for the choice of test examples"
 MODES = {
@@ -267,7 +272,24 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
             "first epoch by more than the tolerance: `forgets` is not possible "
             '(declare recipe={"classes": 10})'
         )
-    return [*notes, *_early_notes(records), *_code_notes(records)]
+    return [*notes, *_early_notes(records), *_length_notes(records), *_code_notes(records)]
+
+
+def _length_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether runs of user code still improve in the last epoch, and whether their lengths differ."""
+    runs = [r for r in plain(records) if r.status == "completed" and r.run.recipe.is_pipeline]
+    lasts = [r for r in runs if r.summary.tau_best == r.summary.epochs > 2 and not r.summary.tau_interp]
+    selects = any(name in r.history for r in runs[:1] for name in ("val_loss", "val_accuracy"))
+    notes = []
+    if selects and len(lasts) >= NEARLY_ALL * len(runs):
+        notes.append(
+            f"still improving: the last epoch is selected in {len(lasts)} of {len(runs)} runs (train longer)"
+        )
+    updates = [r.provenance.get("updates") or 0 for r in runs]
+    unit, lengths = ("updates", updates) if all(updates) else ("epochs", [r.summary.epochs for r in runs])
+    if runs and min(lengths) < max(lengths):
+        notes.append(f"runs of {min(lengths)} to {max(lengths)} {unit} are compared")
+    return notes
 
 
 def _early_notes(records: Sequence[RunRecord]) -> list[str]:

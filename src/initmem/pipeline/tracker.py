@@ -141,7 +141,8 @@ class Tracker:
 
     def about(self) -> dict[str, Any]:
         """What joins the provenance of the run: what was seen of its data, and columns that were left out."""
-        return self._batches.about() | ({"dropped": self.dropped} if self.dropped else {})
+        about = {"updates": self.updates, "dropped": self.dropped}
+        return self._batches.about() | {name: value for name, value in about.items() if value}
 
     @property
     def updates(self) -> int:
