@@ -137,10 +137,10 @@ class Result:
         return name
 
     def clocks(self) -> dict[str, float]:
-        """The clocks at the end of training, means over runs; one that was not measured is not there."""
-        ends = {name: [r.history[f"clock_{name}"][-1] for r in self.records if f"clock_{name}" in r.history]
-                 for name in CLOCKS}  # fmt: skip
-        return {name: float(np.mean(values)) for name, values in ends.items() if values}
+        """The clocks at the selected epoch, means over runs; one that was not measured is not there."""
+        values = {name: [record.metric(f"clock_{name}") for record in self.records] for name in CLOCKS}
+        measured = {name: [x for x in column if x is not None] for name, column in values.items()}
+        return {name: float(np.mean(column)) for name, column in measured.items() if column}
 
     @cached_property
     def frame(self) -> polars.DataFrame:
@@ -259,4 +259,5 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
             f"left out, because not every epoch has them: {', '.join(dropped)} "
             "(attach the tracker before the first epoch ends)"
         )
-    return notes
+    missing = dict.fromkeys(reason for one in about for reason in one.get("clocks_missing", ()))
+    return notes + [f"clocks not measured: {reason}" for reason in missing]

@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ Row = dict[str, float]
 OnEpoch = Callable[[Row], None]
 
 OWN = {"learning_rate", "seconds", "epoch", *(f"clock_{name}" for name in CLOCKS)}  # added to the metrics
+OF_UPDATES = ("clock_", "learning_rate")
 RESERVED = OWN | (set(SUMMARY_FIELDS) - set(TESTED))
 
 
@@ -67,9 +68,10 @@ class Tracker:
         self,
         model: Any = None,
         optimizer: Optimizers | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         *,
         accumulation: int = 1,
+        reduction: Literal["mean", "sum"] = "mean",
         l2: float = 0.0,
         kernels: Kernels = None,
         norm_every: int = NORM_EVERY,
@@ -77,17 +79,25 @@ class Tracker:
         """Watch a model and its optimizer (or optimizers). Call it before the first update.
 
         batch_size: examples per forward and backward pass; with `accumulation` passes per update, the
-            clocks divide by their product. Over several devices: examples of all of them together.
+            clocks divide by their product. Over several devices: examples of all of them together. Without
+            it the clocks that divide by it are not measured.
+        reduction: of your loss over the examples of an update. Gradients of a sum are larger than those of a
+            mean by the number of examples, so that the steps of SGD count with that multiple of their rate.
         l2: a penalty l2 * sum(W^2) that your loss contains. Weight decay of the optimizer is seen by itself:
             a decay of d shrinks weights as a penalty of d / 2 does.
         kernels: as in `Init.apply`; unless given, those that `init.apply` found in this model.
         norm_every: updates between two samples of the kernel norm, which the angular clock needs.
         """
-        if batch_size < 1 or accumulation < 1:
+        if reduction not in ("mean", "sum"):
+            raise ConfigError(f"reduction = {reduction!r} (allowed: mean, sum)")
+        if reduction == "sum" and batch_size is None:
+            raise ConfigError('reduction = "sum" without batch_size (allowed: with one)')
+        if (batch_size is not None and batch_size < 1) or accumulation < 1:
             raise ConfigError(f"batch_size = {batch_size}, accumulation = {accumulation} (allowed: from 1)")
         watched = [] if model is None else self._kernels_of(model, kernels)
-        batch = batch_size * accumulation
-        self._updates.watch(watched, optimizer, batch=batch, penalty=l2, every=norm_every)
+        batch = None if batch_size is None else batch_size * accumulation
+        multiple = batch or 1 if reduction == "sum" else 1
+        self._updates.watch(watched, optimizer, batch=batch, penalty=l2, every=norm_every, multiple=multiple)
         self._batches.watch(model)
         if self.norm_init is None:
             self.norm_init = self._updates.norm()
@@ -141,7 +151,8 @@ class Tracker:
 
     def about(self) -> dict[str, Any]:
         """What joins the provenance of the run: what was seen of its data, and columns that were left out."""
-        about = {"updates": self.updates, "dropped": self.dropped}
+        missing = self._updates.missing(self.norm_init)
+        about = {"updates": self.updates, "dropped": self.dropped, "clocks_missing": missing}
         return self._batches.about() | {name: value for name, value in about.items() if value}
 
     @property
@@ -162,7 +173,9 @@ class Tracker:
         return [name for name in self._names() if name not in whole]
 
     def _names(self) -> list[str]:
-        return list(dict.fromkeys(name for row in self._rows for name in row))
+        """Columns; clocks that stayed at zero, while steps were made that nobody counted, are none."""
+        left_out = OF_UPDATES if self._updates.missed_steps(self.norm_init) else ()
+        return [n for n in dict.fromkeys(n for row in self._rows for n in row) if not n.startswith(left_out)]
 
     def clocks(self) -> dict[str, float]:
         """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
