@@ -240,10 +240,13 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> polars.DataFrame:
 
 def _notes(records: Sequence[RunRecord]) -> list[str]:
     notes = [f"{line} (tracebacks: result.crashes)" for line in crash_lines(records)]
-    diverged = sum(record.status == "diverged" for record in records)
+    diverged = [record for record in records if record.status == "diverged"]
     if diverged:
+        what = dict.fromkeys(str(one.provenance.get("diverged", "")).partition(" ")[0] for one in diverged)
+        names = " or ".join(filter(None, what)) or "a metric"
         notes.append(
-            f"{diverged} of {len(records)} runs diverged; each counts with the epoch selected before that"
+            f"{len(diverged)} of {len(records)} runs diverged ({names} is not finite); "
+            "each counts with the epoch selected before that"
         )
     about = [record.provenance for record in records if record.status != "crashed"]
     untouched = dict.fromkeys(name for one in about for name in one.get("untouched", ()))

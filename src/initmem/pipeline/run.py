@@ -227,7 +227,8 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
     start = tracker.norm_init if math.isfinite(tracker.norm_init or 0.0) else None
     summary = summarize(history, norm_init=start)
     best = summary.tau_best or 0
-    selected = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
+    at_best = {name: float(history[name][best - 1]) for name in TESTED if name in history}
+    selected = {name: value for name, value in at_best.items() if math.isfinite(value)} | finals
     tested: dict[str, Any] = {name: selected.get(name) for name in TESTED}
     return RunRecord(
         run,

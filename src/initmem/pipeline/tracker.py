@@ -55,7 +55,7 @@ class Tracker:
         self, init: Init | None = None, *, out: str | Path | None = None, on_epoch: OnEpoch | None = None
     ) -> None:
         self.finals: Row = {}  # metrics of the predictor that is returned
-        self.diverged = False  # a metric was not finite: the history ends before that epoch
+        self.diverged_by = ""  # what was not finite, and when: the history ends before that epoch
         self.norm_init: float | None = None
         self._init, self._on_epoch, self._out = init, on_epoch, Path(out) if out else None
         self._rows: list[Row] = []
@@ -120,8 +120,10 @@ class Tracker:
     def end_epoch(self, **metrics: Any) -> None:
         """End an epoch with its metrics: numbers of any name, the same names in every epoch.
 
-        A metric that is not finite marks the run as diverged: its history ends before this epoch, and
-        `tracker.diverged` tells you that there is no point in continuing.
+        A run has diverged if its validation loss is not finite after an update (without one: the metrics that
+        stand in for it), or the norm of its weights. Its history ends before this epoch, and
+        `tracker.diverged` tells you that there is no point in continuing. Any other metric that is not finite
+        is missing in this epoch.
         """
         row = checked_metrics(metrics)
         self._check(row)
@@ -142,7 +144,7 @@ class Tracker:
         given = checked_metrics(metrics)
         self._write({"final": given})
         self.finals |= {name: value for name, value in given.items() if math.isfinite(value)}
-        self.diverged = self.diverged or not all(map(math.isfinite, given.values()))
+        self._judge(given, "at the end")
 
     def detach(self) -> None:
         """Take the hooks off the model and the optimizers."""
@@ -152,8 +154,14 @@ class Tracker:
     def about(self) -> dict[str, Any]:
         """What joins the provenance of the run: what was seen of its data, and columns that were left out."""
         missing = self._updates.missing(self.norm_init)
-        about = {"updates": self.updates, "dropped": self.dropped, "clocks_missing": missing}
+        about: dict[str, Any] = {"updates": self.updates, "dropped": self.dropped, "clocks_missing": missing}
+        about["diverged"] = self.diverged_by
         return self._batches.about() | {name: value for name, value in about.items() if value}
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss that selects, or the weights, stopped being finite."""
+        return bool(self.diverged_by)
 
     @property
     def updates(self) -> int:
@@ -193,7 +201,7 @@ class Tracker:
             "rows": [dict(row) for row in self._rows],
             "metrics": sorted(self._given),
             "norm_init": self.norm_init,
-            "diverged": self.diverged,
+            "diverged": self.diverged_by,
             "finals": dict(self.finals),
         }
 
@@ -201,7 +209,7 @@ class Tracker:
         """Continue where `state_dict` was taken; before or after `attach`."""
         self._updates.load_state_dict(state)
         self._rows, self._given = [dict(row) for row in state["rows"]], set(state["metrics"])
-        self.norm_init, self.diverged = state["norm_init"], bool(state["diverged"])
+        self.norm_init, self.diverged_by = state["norm_init"], str(state["diverged"])
         self.finals = dict(state["finals"])
 
     def _append(self, row: Row) -> None:
@@ -210,12 +218,22 @@ class Tracker:
         if self.diverged:
             return
         self._write(row | ({} if self.norm_init is None else {"norm_init": self.norm_init}))
-        if not all(map(math.isfinite, row.values())):
-            self.diverged = True
+        # An untrained model may have an infinite loss.
+        untrained = self._updates.not_yet(self.norm_init)
+        judged = {name: value for name, value in row.items() if name == "norm" or not untrained}
+        if self._judge(judged, f"in epoch {len(self._rows) + 1}"):
             return
-        self._rows.append(row)
+        finite = {name: value for name, value in row.items() if math.isfinite(value)}
+        self._rows.append(dict.fromkeys(row, math.nan) | finite)
         if self._on_epoch is not None:
-            self._on_epoch({"epoch": float(len(self._rows))} | row)
+            self._on_epoch({"epoch": float(len(self._rows))} | finite)
+
+    def _judge(self, row: Row, when: str) -> bool:
+        """Whether the run has diverged by now."""
+        wrong = [name for name in judged_by(row) if not math.isfinite(row[name])]
+        if wrong and not self.diverged:
+            self.diverged_by = f"{wrong[0]} is not finite {when}"
+        return self.diverged
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._out is not None:
@@ -241,6 +259,15 @@ class Tracker:
             raise ConfigError(
                 f"epoch {epoch}: metric {changed} is not in every epoch ({allowed(self._given)})"
             )
+
+
+def judged_by(row: Row) -> list[str]:
+    """What has to be finite: the norm, and the validation loss or else the metrics that stand in for it."""
+    norm = [name for name in row if name == "norm"]
+    for names in (("val_loss",), ("val_accuracy", "train_loss"), TESTED):
+        if present := [name for name in names if name in row]:
+            return [*present, *norm]
+    return list(row)
 
 
 def checked_metrics(given: Mapping[Any, Any]) -> Row:

@@ -124,6 +124,10 @@ class UpdateClocks:
             ticks = {name: value for name, value in ticks.items() if name not in absent}
         return ticks | ({"angular": self._angular} if self.kernels else {})
 
+    def not_yet(self, norm_init: float | None) -> bool:
+        """Whether the optimizers that are watched have made no update so far."""
+        return bool(self._watched) and not (self.updates or self.waiting or self.missed_steps(norm_init))
+
     def missed_steps(self, norm_init: float | None) -> bool:
         """Whether weights changed, though no update was counted."""
         if self.updates or self.waiting or not self._watched or norm_init is None:

@@ -52,6 +52,8 @@ def encode(record: RunRecord) -> bytes:
     if record.finals:
         head["finals"] = dict(record.finals)
     history = {name: column.tolist() for name, column in record.history.items()}
+    if record.run.recipe.is_pipeline:  # a metric of user code may be missing in some epochs
+        history = {name: plain_values(column) for name, column in history.items()}
     try:
         payload = json.dumps(head | {"history": history}, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, TypeError) as error:
@@ -149,7 +151,9 @@ def parse_history(encoded: Encoded) -> History:
     except (ValueError, TypeError, AttributeError) as error:
         raise StoreError(f"not a history ({error})") from None
     check_history(history, encoded.head["summary"]["epochs"])
-    if not all(np.isfinite(column).all() for column in history.values()):  # a null is read as NaN
+    gaps = "pipeline" in encoded.head["run"]["recipe"]  # those of user code; a null is read as NaN
+    finite = (np.isfinite(column) | (gaps & np.isnan(column)) for column in history.values())
+    if not all(column.all() for column in finite):
         raise StoreError("history with values that are no finite numbers")
     return history
 
