@@ -272,7 +272,23 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
             "first epoch by more than the tolerance: `forgets` is not possible "
             '(declare recipe={"classes": 10})'
         )
-    return [*notes, *_early_notes(records), *_length_notes(records), *_code_notes(records)]
+    for more in (_early_notes, _length_notes, _order_notes, _code_notes):
+        notes += more(records)
+    return notes
+
+
+def _order_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether the first training batches of user code were the same for all seeds."""
+    orders = {r.run.seed: r.provenance.get("order") for r in plain(records) if r.status != "crashed"}
+    batches = [tuple(order) for order in orders.values() if isinstance(order, list) and len(order) > 1]
+    if len(orders) < 2 or len(batches) < len(orders) or len(set(batches)) > 1:
+        return []
+    if len(set(batches[0])) == 1:
+        return ["every update used the same batch: the order of the data adds no noise over seeds"]
+    return [
+        "every seed saw the data in the same order: noise is understated "
+        "(set the seed of the loader or Trainer from init.seed)"
+    ]
 
 
 def _length_notes(records: Sequence[RunRecord]) -> list[str]:

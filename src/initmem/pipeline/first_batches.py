@@ -37,15 +37,16 @@ class FirstBatches:
         """Passes without gradients, or in evaluation mode, are not training."""
         if torch.compiler.is_compiling() or not (model.training and torch.is_grad_enabled()):
             return
-        self.add([args, kwargs])
+        try:
+            self._add([args, kwargs])
+        except (RuntimeError, TypeError, ValueError):  # tensors without values, as under vmap
+            self.order = []
+            self.remove()
         self.classes = _classes(output)
         if len(self.order) >= WATCHED:
             self.remove()
 
-    def add(self, inputs: Any) -> None:
-        """Note a batch."""
-        if len(self.order) >= WATCHED:
-            return
+    def _add(self, inputs: Any) -> None:
         digest = hashlib.blake2b(digest_size=8)
         for tensor in _tensors(inputs):
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
