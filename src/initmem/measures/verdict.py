@@ -272,7 +272,7 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
             "first epoch by more than the tolerance: `forgets` is not possible "
             '(declare recipe={"classes": 10})'
         )
-    for more in (_early_notes, _length_notes, _order_notes, _code_notes):
+    for more in (_early_notes, _length_notes, _order_notes, _code_notes, _machine_notes):
         notes += more(records)
     return notes
 
@@ -333,6 +333,19 @@ def _code_notes(records: Sequence[RunRecord]) -> list[str]:
         return []
     runs = " and ".join(str(n) for _, n in counts.most_common())
     return [f"trained by {len(counts)} versions of the code ({runs} runs): the fingerprints differ"]
+
+
+def _machine_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether the runs were trained with different layers, or on different devices."""
+    about = [record.provenance for record in records if record.status != "crashed"]
+    layers = Counter("in C" if one["native"] else "of PyTorch" for one in about if "native" in one)
+    devices = Counter(str(one["device"]).partition(":")[0] for one in about if "device" in one)
+    notes = []
+    for words, counts in (("with layers", layers), ("on", devices)):
+        if len(counts) > 1:
+            each = " and ".join(f"{name} ({count(n, 'run')})" for name, n in counts.most_common())
+            notes.append(f"trained {words} {each}")
+    return notes
 
 
 # -- the table ---------------------------------------------------------------------------------------------
