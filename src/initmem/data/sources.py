@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ NPZ_KEYS = "x and y, or x_train, y_train, x_test and y_test"
 NPZ_NAMES = (("x_train", "y_train", "x_test", "y_test"), ("x", "y"))
 LARGEST_FILE = 1 << 35  # bytes
 MOST_CLASSES = 100_000
+PIXEL = 100.0  # inputs of at least this are no fractions
 MODULUS, FRACTION = 97, 0.5
 LARGEST_MODULUS = 1000
 LENGTH = 64  # characters of an example
@@ -191,7 +193,8 @@ def _from_arrays(name: str, arrays: Arrays) -> Dataset:
         n_val = split_three(len(whole))[1]
     if len(whole) < 20:
         raise DataError(f"{name}: {len(whole)} examples (allowed: at least 20)")
-    whole, test = _scaled(whole, whole), test and _scaled(test, whole)
+    whole, *rest = _in_one_unit(name, [whole] if test is None else [whole, test])
+    whole, test = _scaled(whole, whole), _scaled(rest[0], whole) if rest else None
     labels = np.concatenate([whole.y, test.y]) if test is not None else whole.y
     if labels.min() < 0:
         raise DataError(f"{name}: label {labels.min()} (allowed: whole numbers from 0)")
@@ -221,6 +224,32 @@ def _examples(name: str, arrays: Arrays, suffix: str) -> Examples:
     if x.dtype == np.float32 and not np.isfinite(x).all():
         raise DataError(f"{name}: some inputs are not finite")
     return Examples(x, y.astype(np.int64))
+
+
+def _in_one_unit(name: str, parts: list[Examples]) -> list[Examples]:
+    """The training and test part in the same unit, decided by the types and ranges of both together.
+
+    Bytes stay bytes where both parts are and one has values above 1. Otherwise masks of 0 and 1 stay as they
+    are, and where one part is bytes, values above 1 are bytes.
+    """
+    are_bytes = [part.x.dtype == np.uint8 for part in parts]
+    limits = [(float(part.x.min()), float(part.x.max())) for part in parts]
+    lowest, highest = min(low for low, _ in limits), max(high for _, high in limits)
+    if all(are_bytes) and highest > 1:
+        return parts
+    mixed = any(are_bytes) and not all(are_bytes) and highest > 1
+    one_has_fractions = lowest >= 0 and highest >= PIXEL and min(high for _, high in limits) <= 1
+    if (mixed and not 0 <= lowest <= highest <= 255) or (one_has_fractions and not mixed):
+        ranges = " and ".join(f"{low:g} to {high:g}" for low, high in limits)
+        raise DataError(f"{name}: x_train and x_test range from {ranges} (needed: the same unit)")
+    if mixed:
+        warnings.warn(
+            f"{name}: one of x_train and x_test is bytes: values above 1 are divided by 255", stacklevel=2
+        )
+    factors = [255 if mixed and high > 1 else 1 for _, high in limits]
+    return [
+        Examples(p.x.astype(np.float32) / np.float32(k), p.y) for p, k in zip(parts, factors, strict=True)
+    ]
 
 
 def _scaled(examples: Examples, reference: Examples) -> Examples:
