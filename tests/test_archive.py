@@ -325,3 +325,17 @@ def test_a_damaged_record_is_left_out_and_said(store: Store, tmp_path: Path, com
     assert code == 1
     assert f"damaged, left out: {victim}" in out
     assert len(Archive(tmp_path / "a.initmem").records()) == 5
+
+
+def test_results_that_contradict_each_other_are_refused(tmp_path: Path, tiny_study: Study, command) -> None:
+    first, second, copy = (tmp_path / name for name in ("first.initmem", "second.initmem", "copy.initmem"))
+    records = [fake_record(run, 0.8) for run in tiny_study.all_runs()]
+    write_archive(first, [tiny_study], records)
+    write_archive(copy, [tiny_study], records)
+    write_archive(second, [tiny_study], [fake_record(records[0].run, 0.7), *records[1:]])
+    for pair in ([first, second], [second, first]):
+        code, _, complaint = command("measure", *pair)
+        words = " ".join(complaint.split())
+        assert code != 0 and f"run {records[0].id} has different results in" in words
+        assert "first.initmem" in words and "second.initmem" in words
+    assert command("measure", first, copy)[0] == 0

@@ -8,7 +8,7 @@ import pytest
 
 from initmem import study_file
 from initmem.data.cache import cache_dir
-from initmem.data.dataset import hold_out
+from initmem.data.dataset import Dataset, Examples, hold_out
 from initmem.data.sources import load, sizes
 from initmem.errors import DataError
 from initmem.recipe import Recipe
@@ -169,3 +169,44 @@ def test_no_home_directory_is_one_line(monkeypatch) -> None:
         cache_dir()
     monkeypatch.setenv("INITMEM_DATA", "/data")
     assert cache_dir() == Path("/data")
+
+
+def own_arrays(path: Path, **inputs: np.ndarray) -> Dataset:
+    labels = {name.replace("x", "y", 1): np.arange(len(x)) % 3 for name, x in inputs.items()}
+    np.savez(path, **inputs, **labels)
+    return load(Recipe(dataset=str(path)))
+
+
+def unit(examples: Examples) -> np.ndarray:
+    """Inputs as a batch has them."""
+    return examples.x / 255 if examples.x.dtype == np.uint8 else examples.x
+
+
+@pytest.mark.parametrize("fraction", ["x_train", "x_test"])
+def test_bytes_and_fractions_in_one_file_get_one_range(tmp_path: Path, fraction: str) -> None:
+    raw = np.random.default_rng(0).integers(0, 256, (30, 4, 4), dtype=np.uint8)
+    raw[:, 0, 0] = 255
+    parts = {"x_train": raw, "x_test": raw} | {fraction: (raw / 255).astype(np.float32)}
+    with pytest.warns(UserWarning, match=r"own.npz: one of .* is bytes: values above 1 are divided by 255"):
+        data = own_arrays(tmp_path / "own.npz", **parts)
+    for examples in (data.train, data.val, data.test):
+        assert unit(examples).max() == pytest.approx(1.0) and unit(examples).mean() == pytest.approx(
+            0.5, abs=0.1
+        )
+
+
+def test_masks_of_bytes_are_not_divided(tmp_path: Path) -> None:
+    masks = np.random.default_rng(0).integers(0, 2, (30, 4, 4), dtype=np.uint8)
+    data = own_arrays(tmp_path / "own.npz", x=masks)
+    assert unit(data.train).max() == 1.0
+    dark = np.random.default_rng(0).integers(0, 256, (30, 4, 4), dtype=np.uint8)
+    kept = own_arrays(tmp_path / "two.npz", x_train=dark, x_test=masks)  # bytes, as their training part tells
+    assert kept.train.x.dtype == kept.test.x.dtype == np.uint8
+
+
+def test_parts_whose_ranges_have_nothing_in_common_are_refused(tmp_path: Path) -> None:
+    fractions = np.random.default_rng(0).random((30, 4, 4))
+    with pytest.raises(
+        DataError, match=r"x_train and x_test range from .* to 0\.\d+ and .* to 2\d\d.* the same unit"
+    ):
+        own_arrays(tmp_path / "own.npz", x_train=fractions, x_test=255 * fractions)

@@ -485,3 +485,15 @@ def test_labels_stay_the_same_as_a_store_fills_up() -> None:
     half, whole = (memory_table(some, recipes=recipes) for some in (records[:4], records))
     assert [row.recipe for row in half] == ["adam w4"]
     assert [row.recipe for row in whole] == ["adam w4", "adam w8"]
+
+
+def test_runs_of_one_recipe_with_different_layers_or_devices_are_named() -> None:
+    rows = records(np.full((3, 3), 80.0) + np.arange(9).reshape(3, 3))
+    alike = [replace(r, provenance={"native": True, "device": "cpu"}) for r in rows]
+    mixed = [replace(alike[0], provenance={"native": False, "device": "cuda:0"}), *alike[1:]]
+    notes = [note for note in memory(mixed).notes if note.startswith("trained")]
+    assert notes == [
+        "trained with layers in C (8 runs) and of PyTorch (1 run)",
+        "trained on cpu (8 runs) and cuda (1 run)",
+    ]
+    assert not [note for each in (rows, alike) for note in memory(each).notes if note.startswith("trained")]

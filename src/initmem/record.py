@@ -120,7 +120,8 @@ class RunRecord:
         if name in self.finals:
             return self.finals[name]
         best = self.summary.tau_best
-        return float(self.history[name][best - 1]) if best and name in self.history else None
+        value = self.history[name][best - 1] if best and name in self.history else math.nan
+        return float(value) if math.isfinite(value) else None
 
     def same_result(self, other: RunRecord) -> bool:
         """Whether two records hold the same outcome, whatever the machine and the time it took."""
@@ -131,7 +132,7 @@ class RunRecord:
             and self.finals == other.finals
             and self.history.keys() == other.history.keys()
             and all(
-                column.tolist() == other.history[name].tolist()
+                repr(column.tolist()) == repr(other.history[name].tolist())  # gaps are NaN
                 for name, column in self.history.items()
                 if name != "seconds"
             )
@@ -162,16 +163,17 @@ def summarize(
     if epochs == 0:
         return Summary(0, 0, norm_init=norm_init, norm_best=norm_init, norm_last=norm_init, **tested)
     if loss := next((name for name in ("val_loss", selects) if name in history), None):
-        best = int(history[loss].argmin())
+        best = _first_best(-history[loss])
     else:  # without a validation loss by accuracy, or else the last epoch
-        best = int(history["val_accuracy"].argmax()) if "val_accuracy" in history else epochs - 1
+        best = _first_best(history["val_accuracy"]) if "val_accuracy" in history else epochs - 1
     interp = None
     if "train_accuracy" in history:
         (reached,) = (history["train_accuracy"] >= INTERPOLATION).nonzero()
         interp = int(reached[0]) if len(reached) else None
 
     def at(name: str, epoch: int | None) -> float | None:
-        return None if epoch is None or name not in history else float(history[name][epoch])
+        value = math.nan if epoch is None or name not in history else float(history[name][epoch])
+        return None if math.isnan(value) else value
 
     val_best, val_interp = at("val_accuracy", best), at("val_accuracy", interp)
     return Summary(
@@ -188,6 +190,12 @@ def summarize(
         norm_last=at("norm", -1),
         **tested,
     )
+
+
+def _first_best(values: NDArray[np.float64]) -> int:
+    """The index of the largest value; what is missing is not the best."""
+    best = max((value for value in values.tolist() if not math.isnan(value)), default=None)
+    return 0 if best is None else values.tolist().index(best)
 
 
 def finite(record: RunRecord) -> RunRecord:

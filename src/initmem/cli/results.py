@@ -118,7 +118,7 @@ def measure(
     from initmem.measures.measure import MEASURES, at_scales, measure_table, not_applicable, remarks
     from initmem.measures.measure import measure as rows_of
     from initmem.measures.memory import memory_table
-    from initmem.measures.verdict import NEVER_USED, verdict_table
+    from initmem.measures.verdict import verdict_table
 
     data = at_scales(stores, numbers(scales))
     options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
@@ -132,11 +132,11 @@ def measure(
     rows = rows_of(data, what, metric=metric, **options)
     unused, left_out = not_applicable(what, data), remarks(what, data)
     if as_json:
-        about = {"not_applicable": unused, "remarks": left_out}
+        about = {"not_applicable": list(unused), "remarks": left_out}
         print_json(f"measure.{what}", rows, **{name: lines for name, lines in about.items() if lines})
         return
-    for label in unused:
-        say(f"{label}: not applicable: {NEVER_USED}")
+    for label, why in unused.items():
+        say(f"{label}: not applicable: {why}")
     if rows:
         show(measure_table(what, rows))
     else:

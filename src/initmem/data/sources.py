@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ NPZ_KEYS = "x and y, or x_train, y_train, x_test and y_test"
 NPZ_NAMES = (("x_train", "y_train", "x_test", "y_test"), ("x", "y"))
 LARGEST_FILE = 1 << 35  # bytes
 MOST_CLASSES = 100_000
+PIXEL = 100.0  # inputs of at least this are no fractions
 MODULUS, FRACTION = 97, 0.5
 LARGEST_MODULUS = 1000
 LENGTH = 64  # characters of an example
@@ -46,7 +48,14 @@ def load(recipe: AnyRecipe) -> Dataset:
 def sizes(recipe: AnyRecipe) -> Sizes:
     """The sizes of a recipe's dataset; only the user's own data have to be read for them."""
     recipe = recipe.network
-    return _limited(_sizes(recipe.dataset, recipe.data_sha256), recipe)
+    full = _named_sizes(recipe.dataset) or _named(recipe.dataset, recipe.data_sha256).sizes
+    return _limited(full, recipe)
+
+
+def sizes_by_name(recipe: Recipe) -> Sizes | None:
+    """The same, where the name of the dataset tells them: nothing is read."""
+    full = _named_sizes(recipe.dataset)
+    return full and _limited(full, recipe)
 
 
 def check(recipe: AnyRecipe) -> None:
@@ -76,7 +85,8 @@ def _named(name: str, sha256: str | None) -> Dataset:
     return cache.load_images(name) if name in DATASETS else _registered(name)
 
 
-def _sizes(name: str, sha256: str | None) -> Sizes:
+def _named_sizes(name: str) -> Sizes | None:
+    """None: the user's own data would have to be read."""
     match name.split(":")[0]:
         case "synthetic":
             n, channels, height, width = synthetic_shape(name)
@@ -84,11 +94,9 @@ def _sizes(name: str, sha256: str | None) -> Sizes:
         case "modular-addition":
             return _modular_sizes(name)
         case "text":
-            return _text_sizes(name) or _named(name, sha256).sizes
-    if name not in DATASETS:
-        return _named(name, sha256).sizes
-    row = DATASETS[name]
-    return Sizes(*row.splits, *row.shape, row.classes)
+            return _text_sizes(name)
+    row = DATASETS.get(name)
+    return Sizes(*row.splits, *row.shape, row.classes) if row else None
 
 
 def _limited(full: Sizes, recipe: Recipe) -> Sizes:
@@ -185,7 +193,8 @@ def _from_arrays(name: str, arrays: Arrays) -> Dataset:
         n_val = split_three(len(whole))[1]
     if len(whole) < 20:
         raise DataError(f"{name}: {len(whole)} examples (allowed: at least 20)")
-    whole, test = _scaled(whole, whole), test and _scaled(test, whole)
+    whole, *rest = _in_one_unit(name, [whole] if test is None else [whole, test])
+    whole, test = _scaled(whole, whole), _scaled(rest[0], whole) if rest else None
     labels = np.concatenate([whole.y, test.y]) if test is not None else whole.y
     if labels.min() < 0:
         raise DataError(f"{name}: label {labels.min()} (allowed: whole numbers from 0)")
@@ -215,6 +224,32 @@ def _examples(name: str, arrays: Arrays, suffix: str) -> Examples:
     if x.dtype == np.float32 and not np.isfinite(x).all():
         raise DataError(f"{name}: some inputs are not finite")
     return Examples(x, y.astype(np.int64))
+
+
+def _in_one_unit(name: str, parts: list[Examples]) -> list[Examples]:
+    """The training and test part in the same unit, decided by the types and ranges of both together.
+
+    Bytes stay bytes where both parts are and one has values above 1. Otherwise masks of 0 and 1 stay as they
+    are, and where one part is bytes, values above 1 are bytes.
+    """
+    are_bytes = [part.x.dtype == np.uint8 for part in parts]
+    limits = [(float(part.x.min()), float(part.x.max())) for part in parts]
+    lowest, highest = min(low for low, _ in limits), max(high for _, high in limits)
+    if all(are_bytes) and highest > 1:
+        return parts
+    mixed = any(are_bytes) and not all(are_bytes) and highest > 1
+    one_has_fractions = lowest >= 0 and highest >= PIXEL and min(high for _, high in limits) <= 1
+    if (mixed and not 0 <= lowest <= highest <= 255) or (one_has_fractions and not mixed):
+        ranges = " and ".join(f"{low:g} to {high:g}" for low, high in limits)
+        raise DataError(f"{name}: x_train and x_test range from {ranges} (needed: the same unit)")
+    if mixed:
+        warnings.warn(
+            f"{name}: one of x_train and x_test is bytes: values above 1 are divided by 255", stacklevel=2
+        )
+    factors = [255 if mixed and high > 1 else 1 for _, high in limits]
+    return [
+        Examples(p.x.astype(np.float32) / np.float32(k), p.y) for p, k in zip(parts, factors, strict=True)
+    ]
 
 
 def _scaled(examples: Examples, reference: Examples) -> Examples:

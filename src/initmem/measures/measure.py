@@ -10,7 +10,7 @@ from initmem.errors import ConfigError, allowed
 from initmem.measures import beta, chaos, collapse, difference, elasticity, scales
 from initmem.measures.design import Analysis, Groups, Measure, Row, analyses_of, default_metric, labelled
 from initmem.measures.fit import Matched, cold_notes
-from initmem.measures.memory import Memory, judged, measured, memory_table, scale_used
+from initmem.measures.memory import Memory, judged, measured, memory_table, why_inapplicable
 from initmem.metric import metric_name, metric_of
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
@@ -165,11 +165,12 @@ def _groups(data: Collection) -> dict[str, list[RunRecord]]:
     return labelled(data.records, recipes_of(data.studies))
 
 
-def not_applicable(what: str, data: Collection) -> list[str]:
-    """The recipes that never used the scale, where a measure asks for its effect."""
+def not_applicable(what: str, data: Collection) -> dict[str, str]:
+    """The recipes in which the scale had no effect, and why, where a measure asks for its effect."""
     if what == "memory" or not MEASURES[what].of_scale:
-        return []
-    return [label for label, group in _groups(data).items() if not scale_used(group)]
+        return {}
+    reasons = {label: why_inapplicable(group) for label, group in _groups(data).items()}
+    return {label: reason for label, reason in reasons.items() if reason}
 
 
 def remarks(what: str, data: Collection) -> list[str]:

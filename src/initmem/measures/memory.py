@@ -13,18 +13,36 @@ from dataclasses import replace
 
 from initmem.labels import informative
 from initmem.labels import label as short_name
-from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, profile
-from initmem.measures.fit import Matched, Mode, fit, fit_notes
-from initmem.measures.scales import failures
+from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, plain, profile
+from initmem.measures.fit import Fit, Matched, Mode, fit, fit_notes
+from initmem.measures.scales import Failures, clear_gain, failures
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, spread
-from initmem.measures.verdict import SIZES, TOLERANCE_PP, Memories, Memory, Verdict, notes_of
+from initmem.measures.verdict import (
+    NEVER_USED,
+    NO_EFFECT,
+    SIZES,
+    TOLERANCE_PP,
+    Memories,
+    Memory,
+    Verdict,
+    fit_tolerance,
+    notes_of,
+)
 from initmem.metric import metric_name, metric_of
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Source, collected
 from initmem.study import recipes_of
 
-__all__ = ["Memories", "Memory", "Verdict", "judged", "measured", "memory", "memory_table", "scale_used"]
+__all__ = [
+    "Memories",
+    "Memory",
+    "Verdict",
+    "judged",
+    "measured",
+    "memory",
+    "memory_table",
+]
 
 # -- measuring --------------------------------------------------------------------------------------------
 
@@ -57,13 +75,13 @@ def measured(
     *,
     with_fit: bool = True,
 ) -> Memory:
-    """The same before `judged` gives it a verdict; without fit no history is read."""
+    """The same before `judged` gives it a verdict; without fit, few histories are read."""
     arranged, analysis = profile(records, metric), analysis or Analysis()
     recipe, shown = arranged.recipe, metric_of(metric)
     n_seeds, n_scales = arranged.values.shape
-    applicable, failed = scale_used(records), failures(records)
+    reason, failed = why_inapplicable(records), failures(records)
     ranges = Spread[float | None](*[None] * 6)
-    if n_seeds > 0 and applicable:
+    if n_seeds > 0 and not reason:
         ranges = spread(arranged.values, alpha=analysis.alpha, bound=shown.widest)
     limit = TOLERANCE_PP if tolerance is None and shown.unit == "pp" else tolerance
     tested = limit is not None and ranges.p is not None
@@ -80,7 +98,8 @@ def measured(
         noise_range=ranges.noise_range,
         p=ranges.p,
         debiased=ranges.debiased,
-        verdict=verdict if applicable else "not applicable",
+        verdict="not applicable" if reason else verdict,
+        inapplicable=reason,
         unit=shown.unit,
         recipe_id=recipe.id,
         fit=fit(records, metric) if with_fit else None,
@@ -93,20 +112,53 @@ def measured(
         failure_p=failed.p,
         failure_limit=failed.largest_difference,
         equal_failure_rates=failed.equal(failure_tolerance),
+        unclear_scales=_unclear(records, metric, failed, limit),
         dropped_seeds=arranged.dropped,
         values=arranged.values,
         scales=arranged.scales,
     )
     notes = notes_of(row, records, analysis, failed)
-    if with_fit and n_seeds and applicable:
+    if with_fit and n_seeds and not reason:
         notes += fit_notes(row.fit, equal=row.equal_fit)
     return replace(row, notes=tuple(notes))
 
 
-def scale_used(records: Sequence[RunRecord]) -> bool:
-    """Whether the training code asked for the scale; user code may not, and then there is no memory."""
+def _unclear(
+    records: Sequence[RunRecord], metric: str, failed: Failures, tolerance: float | None
+) -> tuple[float, ...]:
+    """The scales at which nothing shows that anything was learned: their runs may all be at chance.
+
+    Only `forgets` depends on it, which requires a tolerance.
+    """
+    has_accuracy = any(r.metric("test_accuracy") or r.metric("val_accuracy_best") for r in records)
+    if tolerance is None or not metric_of(metric).held_out or (failed.chance is not None and has_accuracy):
+        return ()
+    least = min(tolerance, TOLERANCE_PP) if metric_of(metric).unit == "pp" else tolerance
+    return tuple(scale for scale, clear in clear_gain(records, metric, least).items() if not clear)
+
+
+def why_inapplicable(records: Sequence[RunRecord]) -> str:
+    """Why there is no memory of the scale to measure in user code; empty: there is.
+
+    The code never asked for the scale, or weights that `init.apply` had drawn have the same norm at all
+    scales when training begins.
+    """
     trained = [record for record in records if record.status != "crashed"]
-    return not trained or any(record.provenance.get("scale_used", True) for record in trained)
+    if trained and not any(record.provenance.get("scale_used", True) for record in trained):
+        return NEVER_USED
+    norms: dict[int, list[float | None]] = {}
+    for record in plain(trained):
+        applied = record.provenance.get("applied", False)
+        norms.setdefault(record.run.seed, []).append(record.summary.norm_init if applied else None)
+    pairs = [(min(row), max(row)) for values in norms.values() if (row := _all(values)) and len(row) > 1]
+    same = pairs and len(pairs) == len(norms) and all(high - low <= 1e-6 * high for low, high in pairs)
+    return NO_EFFECT if same else ""
+
+
+def _all(values: Sequence[float | None]) -> list[float]:
+    """The values, if none is missing."""
+    present = [value for value in values if value is not None]
+    return present if len(present) == len(values) else []
 
 
 def memory_table(
@@ -165,7 +217,8 @@ def _claim(row: Memory) -> tuple[Verdict, float | None]:
     """The verdict of a memory if it is significant, and its p-value; None: nothing is tested."""
     if row.p is None or row.verdict in ("untrained", "not applicable"):
         return row.verdict, None
-    if row.p_equivalence is not None and row.equal_failure_rates and row.within_tolerance:
+    learned_alike = row.equal_failure_rates and not row.unclear_scales
+    if learned_alike and row.p_equivalence is not None and row.within_tolerance:
         return "forgets", 2 * row.p_equivalence
     return "remembers", row.p
 
@@ -197,7 +250,26 @@ def _with_mode(row: Memory) -> Memory:
         if mode == "generalization" and not row.equal_fit and isinstance(row.fit.matched, Matched):
             low, high = row.fit.matched.low, row.fit.matched.high
             notes += (f"the scales are not fitted equally well ({row.fit}): the size is that at equal fit",)
+        elif mode != "generalization" and (fitted := _fitted_scales(row, row.fit)):
+            ranges = spread(row.values[:, [row.scales.index(scale) for scale in fitted]], alpha=row.alpha)
+            notes += (_over_fitted_scales(row, fitted, ranges),)
+            if mode == "fit unknown":
+                low, high = ranges.low, ranges.high
     return replace(row, mode=mode, size=size_range(low, high, row.tolerance), notes=notes)
+
+
+def _fitted_scales(row: Memory, fit: Fit) -> list[float]:
+    """The scales that are fitted as well as the best one, where these are several, but not all."""
+    limit, lower = fit_tolerance(row), metric_of(fit.metric).better == "lower"
+    behind = [value - min(fit.train) if lower else max(fit.train) - value for value in fit.train]
+    scales = [scale for scale, gap in zip(fit.scales, behind, strict=True) if limit and gap <= limit]
+    return scales if 1 < len(scales) < len(fit.scales) and set(scales) <= set(row.scales) else []
+
+
+def _over_fitted_scales(row: Memory, scales: Sequence[float], ranges: Spread[float | None]) -> str:
+    limits = "" if ranges.low is None else f" [{ranges.low:.3g}, {ranges.high:.3g}]"
+    listed = ", ".join(f"{scale:g}" for scale in scales)
+    return f"over the scales that are fitted equally well ({listed}): {row.shown(ranges.spread)}{limits}"
 
 
 def size_range(low: float | None, high: float | None, tolerance: float | None) -> str | None:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.data.sources import sizes
-from initmem.errors import InitmemError
+from initmem.data.sources import sizes_by_name
+from initmem.errors import ConfigError, DataError
 from initmem.measures.design import SCALE, Groups, Measure, Row, by_scale, default_metric, plain
 from initmem.measures.statistics import ALPHA
-from initmem.metric import metric_of
-from initmem.recipe import AnyRecipe, PipelineRecipe
+from initmem.metric import DERIVED, METRICS, metric_of
+from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, number
 
@@ -24,6 +24,7 @@ Array = NDArray[np.float64]
 
 NEAR_CHANCE = 0.05  # of the way from chance to a perfect score
 MEMORIZED = 0.9  # accuracy on training examples from which on they count as fitted
+LOSSES = ("loss", "cross_entropy", "objective")
 EQUAL_RATES = 0.1  # rates that differ by no more than this count as equal
 
 
@@ -156,7 +157,7 @@ class Failures(NamedTuple):
     n: int
     p: float | None  # of equal rates; None: no run is untrained, or all are
     largest_difference: float  # between two scales: an upper limit at 97.5%
-    chance: float | None  # accuracies up to this one count as chance; None: not known, diverged runs only
+    chance: float | None  # accuracies up to this one count as chance; None: not known
     memorized: int = 0  # of the untrained: fitted their training examples, but are at chance on others
 
     def equal(self, tolerance: float | None = None) -> bool:
@@ -170,7 +171,8 @@ class Failures(NamedTuple):
 
     def __str__(self) -> str:
         are = "is" if self.untrained == 1 else "are"
-        counts = f"{self.untrained} of {self.n} runs {are} untrained (at chance or diverged)"
+        why = "at chance or diverged" if self.chance else "no better than in the first epoch, or diverged"
+        counts = f"{self.untrained} of {self.n} runs {are} untrained ({why})"
         if self.memorized:
             counts += f"; {self.memorized} of them memorized the training examples"
         if self.p is None:
@@ -183,7 +185,7 @@ class Failures(NamedTuple):
 def failures(records: Sequence[RunRecord]) -> Failures:
     """Count the untrained runs of one recipe by scale; crashed runs do not count."""
     trained = [record for record in plain(records) if record.status != "crashed"]
-    limit = chance_limit(records[0].run.recipe)
+    limit = next((limit for limit in map(chance_limit, trained) if limit is not None), None)
     lost = [r for r in trained if r.status == "diverged" or is_at_chance(r, limit)]
     totals = Counter(record.run.scale for record in trained)
     counts = Counter(record.run.scale for record in lost)
@@ -204,27 +206,88 @@ def failures(records: Sequence[RunRecord]) -> Failures:
 
 
 def is_at_chance(record: RunRecord, limit: float | None) -> bool:
-    """Whether the accuracy of a run is at chance, or it diverged before any model was selected."""
+    """Whether the accuracy of a run is at chance, or it diverged before any model was selected.
+
+    Where chance is not known, a selected epoch that is no better than the first one counts as chance.
+    """
     accuracy = record.summary.test_accuracy
     if accuracy is None:
         accuracy = record.summary.val_accuracy_best
-    if accuracy is None:
-        return record.status == "diverged"
-    return limit is not None and accuracy <= limit
+    if limit is not None and accuracy is not None:
+        return accuracy <= limit or _is_constant(record)
+    if accuracy is None and record.status == "diverged":
+        return True
+    gains = [gain(record, name) for name in _judged_columns(record)]
+    return bool(gains) and max(gains) <= 0
 
 
-def chance_limit(recipe: AnyRecipe) -> float | None:
-    """The largest accuracy that counts as chance. User code declares its number of `classes`."""
-    try:
-        data = None if isinstance(recipe, PipelineRecipe) else sizes(recipe)
-    except InitmemError:  # the data may not be here
-        data = None
-    classes = recipe.get("classes") if data is None else data.classes
+def chance_limit(record: RunRecord) -> float | None:
+    """The largest accuracy that counts as chance; None: not known. No dataset is opened.
+
+    The number of classes was recorded with the run, user code declared it, or the name of the dataset tells.
+    """
+    recipe, about = record.run.recipe, record.provenance
+    classes, n_test = about.get("classes"), about.get("n_test")
+    if isinstance(recipe, Recipe) and classes is None:
+        try:
+            data = sizes_by_name(recipe)
+        except (ConfigError, DataError):
+            data = None
+        classes, n_test = (data.classes, data.n_test) if data else (None, None)
+    elif not isinstance(recipe, Recipe):
+        classes = recipe.get("classes") or classes
     if not isinstance(classes, int) or classes < 2:
         return None
     chance = 1 / classes
-    noise = 2 * math.sqrt(chance * (1 - chance) / data.n_test) if data else 0.0
+    noise = 2 * math.sqrt(chance * (1 - chance) / n_test) if n_test else 0.0
     return chance + max(NEAR_CHANCE * (1 - chance), noise)
+
+
+def gain(record: RunRecord, column: str) -> float:
+    """How much better than the first epoch a metric is: at the selected epoch, or at best while training.
+
+    Of metrics that user code defines, only the size of the change is known.
+    """
+    values, shown = record.history[column], metric_of(column)
+    sign = 1.0 if shown.better == "higher" else -1.0
+    changes = sign * (values - values[0])
+    if column.startswith("train_"):
+        return shown.factor * float(np.nanmax(changes))
+    change = shown.factor * float(changes[(record.summary.tau_best or 1) - 1])
+    return change if column in METRICS else abs(change)
+
+
+def clear_gain(records: Sequence[RunRecord], metric: str, tolerance: float) -> dict[float, bool]:
+    """Whether the mean of a metric improved on its first epoch by more than the tolerance, by scale."""
+    kind = metric.removeprefix("test_").removeprefix("val_").removesuffix("_best")
+    names = dict.fromkeys([metric, *(f"{part}_{kind}" for part in ("test", "val", "train"))])
+
+    def largest(at: Sequence[RunRecord]) -> float:
+        shared = [name for name in names if all(name in record.history for record in at)]
+        return max((float(np.mean([gain(record, name) for record in at])) for name in shared), default=0.0)
+
+    groups = by_scale([r for r in plain(records) if r.status != "crashed" and r.summary.epochs])
+    return {scale: largest(at) > tolerance for scale, at in groups.items()}
+
+
+def _judged_columns(record: RunRecord) -> list[str]:
+    """What tells whether a run learned anything: accuracies, else losses, else any metric of user code.
+
+    None where there is a single epoch, or where the first epoch is perfect.
+    """
+    if record.summary.epochs < 2:
+        return []
+    names = [name for name in record.history if not name.startswith(DERIVED)]
+    accuracies = [name for name in names if metric_of(name).is_percentage]
+    if any(record.history[name][0] >= 1 for name in accuracies):
+        return []
+    return accuracies or [name for name in names if name.endswith(LOSSES)] or names
+
+
+def _is_constant(record: RunRecord) -> bool:
+    """Whether no metric of a run of user code ever changed."""
+    columns = [] if isinstance(record.run.recipe, Recipe) else _judged_columns(record)
+    return bool(columns) and all(np.ptp(record.history[name]) == 0 for name in columns)
 
 
 def rate_limits(untrained: int, n: int) -> tuple[float, float]:

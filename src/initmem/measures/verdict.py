@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import count
-from initmem.measures.design import Analysis
+from initmem.measures.design import Analysis, plain
 from initmem.measures.fit import Fit, Mode
 from initmem.measures.scales import EQUAL_RATES, Failures
 from initmem.measures.statistics import ALPHA, seeds_needed
@@ -51,6 +51,7 @@ class Memory:
     verdict: Verdict
     unit: str
     recipe_id: str
+    inapplicable: str = ""  # why the verdict is `not applicable`
     mode: Mode | None = None  # of a memory: whether the scales differ at equal fit; None: does not apply
     fit: Fit | None = None  # None: the metric is not one of new data, or no train metric was recorded
     size: str | None = None  # of a memory that is significant: the classes that its interval reaches
@@ -69,6 +70,7 @@ class Memory:
     failure_p: float | None = None  # of rates of untrained runs that are equal at all scales
     failure_limit: float | None = None  # no two scales' rates of untrained runs differ by more, at 97.5%
     equal_failure_rates: bool = True  # as far as one can tell: `forgets` requires it
+    unclear_scales: tuple[float, ...] = ()  # where nothing shows that anything was learned: no `forgets`
     dropped_seeds: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     scales: tuple[float, ...] = ()
@@ -89,18 +91,15 @@ class Memory:
     @property
     def seeds_needed(self) -> int | None:
         """How many seeds in all would settle an inconclusive verdict; None: it is settled, or over 300."""
-        only_rates_differ = self.within_tolerance and not self.equal_failure_rates
-        if self.verdict != "inconclusive" or only_rates_differ:
+        settled = self.within_tolerance and not (self.equal_failure_rates and not self.unclear_scales)
+        if self.verdict != "inconclusive" or settled:
             return None
         return seeds_needed(self.values, self.tolerance, alpha=self.next_alpha)
 
     @property
     def equal_fit(self) -> bool:
         """Whether the scales are fitted equally well: train accuracies within 2 points, or the tolerance."""
-        if self.fit is None:
-            return False
-        usual = TOLERANCE_PP if self.fit.unit == "pp" else None
-        return self.fit.is_equal(self.tolerance if self.fit.unit == self.unit else usual)
+        return self.fit is not None and self.fit.is_equal(fit_tolerance(self))
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -145,6 +144,13 @@ class Memory:
         return Memories([self])._repr_html_()
 
 
+def fit_tolerance(row: Memory) -> float | None:
+    """How far train metrics may differ and count as equal; None: no difference may."""
+    if row.fit is None or row.fit.unit == row.unit:
+        return row.tolerance
+    return TOLERANCE_PP if row.fit.unit == "pp" else None
+
+
 class Memories(list[Memory]):
     """Memories of several recipes; a notebook shows them as a table."""
 
@@ -157,6 +163,13 @@ class Memories(list[Memory]):
 # -- in words --------------------------------------------------------------------------------------------
 
 NEVER_USED = "the pipeline never used the scale"
+NO_EFFECT = "the scale had no effect on the weights"
+INAPPLICABLE = {
+    NEVER_USED: "The pipeline never used the initialization scale, so there is nothing to measure.",
+    NO_EFFECT: "The weights have the same norm at all scales when training begins: they were drawn again "
+    "after init.apply, so there is nothing to measure.",
+}
+NEARLY_ALL = 0.9
 FEW_SEEDS = 3  # up to so many miss most memories
 ABOUT_INTERVAL = "The interval accounts for the choice of seeds, not for the choice of test examples"
 MODES = {
@@ -171,9 +184,9 @@ EQUAL_FIT = "All scales are fitted equally well ({fit}): the scales generalize d
 def meaning(row: Memory) -> str:
     """The verdict in words."""
     if row.verdict == "not applicable":
-        return "The pipeline never used the initialization scale, so there is nothing to measure."
+        return INAPPLICABLE[row.inapplicable]
     if row.verdict == "untrained":
-        return "All runs are at chance, so there is nothing to remember."
+        return "No run is better than chance or than its first epoch, so there is nothing to remember."
     if row.memory is None:
         return f"No seed has a {row.metric} at every scale yet."
     if row.noise_range is None:
@@ -184,7 +197,7 @@ def meaning(row: Memory) -> str:
 def in_one_line(row: Memory) -> str:
     """The memory with its interval, its verdict and the fit."""
     if row.verdict == "not applicable":
-        return f"{row.verdict}: {NEVER_USED}"
+        return f"{row.verdict}: {row.inapplicable}"
     if row.memory is None:
         return f"not measured, {row.verdict}"
     text = row.shown(row.memory)
@@ -217,10 +230,16 @@ def _finding(row: Memory) -> str:
     if row.within_tolerance and not row.equal_failure_rates:
         rates = f"rates of untrained runs that differ by {100 * (row.failure_limit or 0):.0f}%"
         return f"{within}, but {rates} between scales are not excluded"
+    if row.within_tolerance and row.unclear_scales:
+        return f"{within}, but nothing shows that anything was learned at {_scales(row.unclear_scales)}"
     return (
         f"The mean {row.metric} has a range of {shown} over the initialization scales {noise}: neither "
         "memory nor its absence is established"
     )
+
+
+def _scales(scales: Sequence[float]) -> str:
+    return f"scale{'s' * (len(scales) > 1)} {', '.join(f'{scale:g}' for scale in scales)}"
 
 
 def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, failures: Failures) -> list[str]:
@@ -247,7 +266,46 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
         )
     if failures.untrained:
         notes.append(str(failures))
-    return [*notes, *_early_notes(records), *_code_notes(records)]
+    if row.unclear_scales and row.verdict != "untrained":
+        notes.append(
+            f"chance is not known, and at {_scales(row.unclear_scales)} the metric did not improve on its "
+            "first epoch by more than the tolerance: `forgets` is not possible "
+            '(declare recipe={"classes": 10})'
+        )
+    for more in (_early_notes, _length_notes, _order_notes, _code_notes, _machine_notes):
+        notes += more(records)
+    return notes
+
+
+def _order_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether the first training batches of user code were the same for all seeds."""
+    orders = {r.run.seed: r.provenance.get("order") for r in plain(records) if r.status != "crashed"}
+    batches = [tuple(order) for order in orders.values() if isinstance(order, list) and len(order) > 1]
+    if len(orders) < 2 or len(batches) < len(orders) or len(set(batches)) > 1:
+        return []
+    if len(set(batches[0])) == 1:
+        return ["every update used the same batch: the order of the data adds no noise over seeds"]
+    return [
+        "every seed saw the data in the same order: noise is understated "
+        "(set the seed of the loader or Trainer from init.seed)"
+    ]
+
+
+def _length_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether runs of user code still improve in the last epoch, and whether their lengths differ."""
+    runs = [r for r in plain(records) if r.status == "completed" and r.run.recipe.is_pipeline]
+    lasts = [r for r in runs if r.summary.tau_best == r.summary.epochs > 2 and not r.summary.tau_interp]
+    selects = any(name in r.history for r in runs[:1] for name in ("val_loss", "val_accuracy"))
+    notes = []
+    if selects and len(lasts) >= NEARLY_ALL * len(runs):
+        notes.append(
+            f"still improving: the last epoch is selected in {len(lasts)} of {len(runs)} runs (train longer)"
+        )
+    updates = [r.provenance.get("updates") or 0 for r in runs]
+    unit, lengths = ("updates", updates) if all(updates) else ("epochs", [r.summary.epochs for r in runs])
+    if runs and min(lengths) < max(lengths):
+        notes.append(f"runs of {min(lengths)} to {max(lengths)} {unit} are compared")
+    return notes
 
 
 def _early_notes(records: Sequence[RunRecord]) -> list[str]:
@@ -275,6 +333,19 @@ def _code_notes(records: Sequence[RunRecord]) -> list[str]:
         return []
     runs = " and ".join(str(n) for _, n in counts.most_common())
     return [f"trained by {len(counts)} versions of the code ({runs} runs): the fingerprints differ"]
+
+
+def _machine_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether the runs were trained with different layers, or on different devices."""
+    about = [record.provenance for record in records if record.status != "crashed"]
+    layers = Counter("in C" if one["native"] else "of PyTorch" for one in about if "native" in one)
+    devices = Counter(str(one["device"]).partition(":")[0] for one in about if "device" in one)
+    notes = []
+    for words, counts in (("with layers", layers), ("on", devices)):
+        if len(counts) > 1:
+            each = " and ".join(f"{name} ({count(n, 'run')})" for name, n in counts.most_common())
+            notes.append(f"trained {words} {each}")
+    return notes
 
 
 # -- the table ---------------------------------------------------------------------------------------------
@@ -354,7 +425,7 @@ def shared_notes(rows: Sequence[Memory], until: float | None = None) -> list[str
 def memory_remark(row: Memory, until: float | None = None) -> str:
     """Seeds still needed, or how wide the interval is against what was asked for."""
     if row.verdict == "not applicable":
-        return NEVER_USED
+        return row.inapplicable
     if until is not None and row.low is not None and row.high is not None:
         width = row.high - row.low
         return f"interval {width:.1f} wide" + ("" if width <= until else f" (asked: {until:g})")

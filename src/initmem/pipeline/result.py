@@ -138,10 +138,10 @@ class Result:
         return name
 
     def clocks(self) -> dict[str, float]:
-        """The clocks at the end of training, means over runs; one that was not measured is not there."""
-        ends = {name: [r.history[f"clock_{name}"][-1] for r in self.records if f"clock_{name}" in r.history]
-                 for name in CLOCKS}  # fmt: skip
-        return {name: float(np.mean(values)) for name, values in ends.items() if values}
+        """The clocks at the selected epoch, means over runs; one that was not measured is not there."""
+        values = {name: [record.metric(f"clock_{name}") for record in self.records] for name in CLOCKS}
+        measured = {name: [x for x in column if x is not None] for name, column in values.items()}
+        return {name: float(np.mean(column)) for name, column in measured.items() if column}
 
     @cached_property
     def frame(self) -> polars.DataFrame:
@@ -244,10 +244,13 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> polars.DataFrame:
 
 def _notes(records: Sequence[RunRecord]) -> list[str]:
     notes = [f"{line} (tracebacks: result.crashes)" for line in crash_lines(records)]
-    diverged = sum(record.status == "diverged" for record in records)
+    diverged = [record for record in records if record.status == "diverged"]
     if diverged:
+        what = dict.fromkeys(str(one.provenance.get("diverged", "")).partition(" ")[0] for one in diverged)
+        names = " or ".join(filter(None, what)) or "a metric"
         notes.append(
-            f"{diverged} of {len(records)} runs diverged; each counts with the epoch selected before that"
+            f"{len(diverged)} of {len(records)} runs diverged ({names} is not finite); "
+            "each counts with the epoch selected before that"
         )
     about = [record.provenance for record in records if record.status != "crashed"]
     models = [model for record in records for model in applied(record)]
@@ -265,4 +268,5 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
             f"left out, because not every epoch has them: {', '.join(dropped)} "
             "(attach the tracker before the first epoch ends)"
         )
-    return notes
+    missing = dict.fromkeys(reason for one in about for reason in one.get("clocks_missing", ()))
+    return notes + [f"clocks not measured: {reason}" for reason in missing]

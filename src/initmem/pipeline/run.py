@@ -203,6 +203,7 @@ class PipelineTrainer:
             time.perf_counter() - started,
             init=init.applied(),
             scale_used=init.used,
+            applied=bool(init.tables),
         )
 
 
@@ -234,15 +235,15 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
     start = tracker.norm_init if math.isfinite(tracker.norm_init or 0.0) else None
     summary = summarize(history, norm_init=start)
     best = summary.tau_best or 0
-    selected = {name: float(history[name][best - 1]) for name in TESTED if name in history} | finals
+    at_best = {name: float(history[name][best - 1]) for name in TESTED if name in history}
+    selected = {name: value for name, value in at_best.items() if math.isfinite(value)} | finals
     tested: dict[str, Any] = {name: selected.get(name) for name in TESTED}
-    dropped = {"dropped": tracker.dropped} if tracker.dropped else {}
     return RunRecord(
         run,
         "diverged" if tracker.diverged else "completed",
         replace(summary, **tested),
         history,
-        {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | dropped | about,
+        {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | tracker.about() | about,
         finals={name: value for name, value in finals.items() if name not in TESTED},
     )
 

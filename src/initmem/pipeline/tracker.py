@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from torch import Tensor
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed, is_text
 from initmem.metric import metric_name, metric_of
+from initmem.pipeline.first_batches import FirstBatches
 from initmem.pipeline.init import Init, variables
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.record import LARGEST_VALUE, SUMMARY_FIELDS, TESTED
@@ -39,6 +40,7 @@ Row = dict[str, float]
 OnEpoch = Callable[[Row], None]
 
 OWN = {"learning_rate", "seconds", "epoch", *(f"clock_{name}" for name in CLOCKS)}  # added to the metrics
+OF_UPDATES = ("clock_", "learning_rate")
 RESERVED = OWN | (set(SUMMARY_FIELDS) - set(TESTED))
 
 
@@ -58,7 +60,7 @@ class Tracker:
         on_start: Callable[[], None] | None = None,
     ) -> None:
         self.finals: Row = {}  # metrics of the predictor that is returned
-        self.diverged = False  # a metric was not finite: the history ends before that epoch
+        self.diverged_by = ""  # what was not finite, and when: the history ends before that epoch
         self.norm_init: float | None = None
         self.started = False
         self._on_start = on_start
@@ -66,15 +68,17 @@ class Tracker:
         self._rows: list[Row] = []
         self._given: set[str] = set()  # names of the metrics
         self._updates = UpdateClocks()
+        self._batches = FirstBatches()
         self._clock = time.perf_counter()
 
     def attach(
         self,
         model: Any = None,
         optimizer: Optimizers | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         *,
         accumulation: int = 1,
+        reduction: Literal["mean", "sum"] = "mean",
         l2: float = 0.0,
         kernels: Kernels = None,
         norm_every: int = NORM_EVERY,
@@ -82,17 +86,26 @@ class Tracker:
         """Watch a model and its optimizer (or optimizers). Call it before the first update.
 
         batch_size: examples per forward and backward pass; with `accumulation` passes per update, the
-            clocks divide by their product. Over several devices: examples of all of them together.
+            clocks divide by their product. Over several devices: examples of all of them together. Without
+            it the clocks that divide by it are not measured.
+        reduction: of your loss over the examples of an update. Gradients of a sum are larger than those of a
+            mean by the number of examples, so that the steps of SGD count with that multiple of their rate.
         l2: a penalty l2 * sum(W^2) that your loss contains. Weight decay of the optimizer is seen by itself:
             a decay of d shrinks weights as a penalty of d / 2 does.
         kernels: as in `Init.apply`; unless given, those that `init.apply` found in this model.
         norm_every: updates between two samples of the kernel norm, which the angular clock needs.
         """
-        if batch_size < 1 or accumulation < 1:
+        if reduction not in ("mean", "sum"):
+            raise ConfigError(f"reduction = {reduction!r} (allowed: mean, sum)")
+        if reduction == "sum" and batch_size is None:
+            raise ConfigError('reduction = "sum" without batch_size (allowed: with one)')
+        if (batch_size is not None and batch_size < 1) or accumulation < 1:
             raise ConfigError(f"batch_size = {batch_size}, accumulation = {accumulation} (allowed: from 1)")
         watched = [] if model is None else self._kernels_of(model, kernels)
-        batch = batch_size * accumulation
-        self._updates.watch(watched, optimizer, batch=batch, penalty=l2, every=norm_every)
+        batch = None if batch_size is None else batch_size * accumulation
+        multiple = batch or 1 if reduction == "sum" else 1
+        self._updates.watch(watched, optimizer, batch=batch, penalty=l2, every=norm_every, multiple=multiple)
+        self._batches.watch(model)
         if self.norm_init is None:
             self.norm_init = self._updates.norm()
         self._clock = time.perf_counter()
@@ -117,8 +130,10 @@ class Tracker:
     def end_epoch(self, **metrics: Any) -> None:
         """End an epoch with its metrics: numbers of any name, the same names in every epoch.
 
-        A metric that is not finite marks the run as diverged: its history ends before this epoch, and
-        `tracker.diverged` tells you that there is no point in continuing.
+        A run has diverged if its validation loss is not finite after an update (without one: the metrics that
+        stand in for it), or the norm of its weights. Its history ends before this epoch, and
+        `tracker.diverged` tells you that there is no point in continuing. Any other metric that is not finite
+        is missing in this epoch.
         """
         row = checked_metrics(metrics)
         self._check(row)
@@ -139,11 +154,24 @@ class Tracker:
         given = checked_metrics(metrics)
         self._write({"final": given})
         self.finals |= {name: value for name, value in given.items() if math.isfinite(value)}
-        self.diverged = self.diverged or not all(map(math.isfinite, given.values()))
+        self._judge(given, "at the end")
 
     def detach(self) -> None:
-        """Take the hooks off the optimizers."""
+        """Take the hooks off the model and the optimizers."""
         self._updates.detach()
+        self._batches.remove()
+
+    def about(self) -> dict[str, Any]:
+        """What joins the provenance of the run: what was seen of its data, and columns that were left out."""
+        missing = self._updates.missing(self.norm_init)
+        about: dict[str, Any] = {"updates": self.updates, "dropped": self.dropped, "clocks_missing": missing}
+        about["diverged"] = self.diverged_by
+        return self._batches.about() | {name: value for name, value in about.items() if value}
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss that selects, or the weights, stopped being finite."""
+        return bool(self.diverged_by)
 
     @property
     def updates(self) -> int:
@@ -163,7 +191,9 @@ class Tracker:
         return [name for name in self._names() if name not in whole]
 
     def _names(self) -> list[str]:
-        return list(dict.fromkeys(name for row in self._rows for name in row))
+        """Columns; clocks that stayed at zero, while steps were made that nobody counted, are none."""
+        left_out = OF_UPDATES if self._updates.missed_steps(self.norm_init) else ()
+        return [n for n in dict.fromkeys(n for row in self._rows for n in row) if not n.startswith(left_out)]
 
     def clocks(self) -> dict[str, float]:
         """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
@@ -181,7 +211,7 @@ class Tracker:
             "rows": [dict(row) for row in self._rows],
             "metrics": sorted(self._given),
             "norm_init": self.norm_init,
-            "diverged": self.diverged,
+            "diverged": self.diverged_by,
             "finals": dict(self.finals),
         }
 
@@ -189,7 +219,7 @@ class Tracker:
         """Continue where `state_dict` was taken; before or after `attach`."""
         self._updates.load_state_dict(state)
         self._rows, self._given = [dict(row) for row in state["rows"]], set(state["metrics"])
-        self.norm_init, self.diverged = state["norm_init"], bool(state["diverged"])
+        self.norm_init, self.diverged_by = state["norm_init"], str(state["diverged"])
         self.finals = dict(state["finals"])
 
     def _append(self, row: Row) -> None:
@@ -198,12 +228,22 @@ class Tracker:
         if self.diverged:
             return
         self._write(row | ({} if self.norm_init is None else {"norm_init": self.norm_init}))
-        if not all(map(math.isfinite, row.values())):
-            self.diverged = True
+        # An untrained model may have an infinite loss.
+        untrained = self._updates.not_yet(self.norm_init)
+        judged = {name: value for name, value in row.items() if name == "norm" or not untrained}
+        if self._judge(judged, f"in epoch {len(self._rows) + 1}"):
             return
-        self._rows.append(row)
+        finite = {name: value for name, value in row.items() if math.isfinite(value)}
+        self._rows.append(dict.fromkeys(row, math.nan) | finite)
         if self._on_epoch is not None:
-            self._on_epoch({"epoch": float(len(self._rows))} | row)
+            self._on_epoch({"epoch": float(len(self._rows))} | finite)
+
+    def _judge(self, row: Row, when: str) -> bool:
+        """Whether the run has diverged by now."""
+        wrong = [name for name in judged_by(row) if not math.isfinite(row[name])]
+        if wrong and not self.diverged:
+            self.diverged_by = f"{wrong[0]} is not finite {when}"
+        return self.diverged
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._out is not None:
@@ -229,6 +269,15 @@ class Tracker:
             raise ConfigError(
                 f"epoch {epoch}: metric {changed} is not in every epoch ({allowed(self._given)})"
             )
+
+
+def judged_by(row: Row) -> list[str]:
+    """What has to be finite: the norm, and the validation loss or else the metrics that stand in for it."""
+    norm = [name for name in row if name == "norm"]
+    for names in (("val_loss",), ("val_accuracy", "train_loss"), TESTED):
+        if present := [name for name in names if name in row]:
+            return [*present, *norm]
+    return list(row)
 
 
 def checked_metrics(given: Mapping[Any, Any]) -> Row:

@@ -17,6 +17,7 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 # Updates between two samples of the kernel norm: well below 1% of a step, even where steps are short.
 NORM_EVERY = 64
+DIVIDED = ("sgd", "momentum")  # clocks that divide by the batch size
 SUMS = ("rate", "eta", "eta2", "corrected", "decay")
 
 
@@ -60,7 +61,9 @@ class UpdateClocks:
         self.groups: list[_Group] = []
         self.penalty = 0.0
         self.waiting: list[_Step] = []
+        self.multiple = 1  # of the rate of SGD: examples of an update whose loss is a sum over them
         self._batch: int | None = None  # None: not given
+        self._watched: list[str] | None = None  # types of the optimizers; None: nothing is attached
         self._every = NORM_EVERY
         self._hooks: list[Any] = []
         self._angular = 0.0  # the angular clock up to the last sample of the norm
@@ -74,18 +77,21 @@ class UpdateClocks:
         kernels: Sequence[Variable],
         optimizers: Optimizers | None,
         *,
-        batch: int,
+        batch: int | None,
         penalty: float,
         every: int,
+        multiple: int = 1,
     ) -> None:
         """Count the updates of these optimizers from now on; `batch` examples stand behind each."""
         self.detach()
+        several = _optimizers(optimizers)
+        self.multiple, self._watched = multiple, [type(one).__name__ for one in several]
         self.kernels, self._batch, self.penalty, self._every = list(kernels), batch, penalty, max(1, every)
         self._inverse = _inverse(self._norm_squared())
         for group in self.groups:
             group.size = 0
         first = 0
-        for one in _optimizers(optimizers):
+        for one in several:
             self._hooks.append(one.register_step_post_hook(_Hook(self, first, one)))
             self.weigh([group["params"] for group in one.param_groups], first)
             first += len(one.param_groups)
@@ -113,9 +119,36 @@ class UpdateClocks:
         for group in self.groups:
             for name, value in group.clocks(self._batch or 1).items():
                 ticks[name] = ticks.get(name, 0.0) + group.share * value
-        if self._batch is None:
-            ticks = {name: value for name, value in ticks.items() if name == "adaptive"}
+        if self._batch is None:  # the L2 clock needs the penalty, which attach is told
+            absent = (*DIVIDED, *(["l2"] if self._watched is None else []))
+            ticks = {name: value for name, value in ticks.items() if name not in absent}
         return ticks | ({"angular": self._angular} if self.kernels else {})
+
+    def not_yet(self, norm_init: float | None) -> bool:
+        """Whether the optimizers that are watched have made no update so far."""
+        return bool(self._watched) and not (self.updates or self.waiting or self.missed_steps(norm_init))
+
+    def missed_steps(self, norm_init: float | None) -> bool:
+        """Whether weights changed, though no update was counted."""
+        if self.updates or self.waiting or not self._watched or norm_init is None:
+            return False
+        return self.norm() != norm_init
+
+    def missing(self, norm_init: float | None) -> list[str]:
+        """Which clocks were not measured, and why."""
+        if self._watched is None:
+            return []
+        if self.missed_steps(norm_init):
+            names = ", ".join(f"{name}.step" for name in self._watched)
+            return [
+                f"all clocks: weights changed, but {names} was never called (tracker.step counts updates)"
+            ]
+        if not self.groups:
+            return [
+                "all clocks: no optimizer was attached, and tracker.step was never called "
+                "(attach it when it is made)"
+            ]
+        return [] if self._batch else [f"{', '.join(DIVIDED)}: no batch_size was given to tracker.attach"]
 
     def columns(self) -> dict[str, float]:
         """What joins the metrics of an epoch: kernel norm, and means over the parameter groups."""
@@ -219,6 +252,8 @@ class _Hook:
         self.clocks, self.first = clocks, first
         # The momentum of Muon does not lengthen its steps.
         self.inert = "muon" in type(optimizer).__name__.lower()
+        # Other optimizers normalize their gradients: their steps do not depend on the size of the loss.
+        self.multiple = clocks.multiple if isinstance(optimizer, torch.optim.SGD) else 1
 
     def __call__(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         clocks, params = self.clocks, optimizer.param_groups
@@ -228,7 +263,8 @@ class _Hook:
         for index, group in enumerate(params, start=self.first):
             momentum = 0.0 if self.inert else group.get("momentum", 0.0)
             penalty = decay_rate(clocks.penalty, group.get("weight_decay", 0.0))
-            update.append((clocks.groups[index], float(group["lr"]), momentum, penalty))
+            rate = self.multiple * float(group["lr"])
+            update.append((clocks.groups[index], rate, momentum, penalty / self.multiple))
         leading = self.first == 0
         skipped = getattr(optimizer, "found_inf", None)  # fused steps in mixed precision: on the device
         if skipped is None:
@@ -241,8 +277,9 @@ def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
     several = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
     optimizers = []
     for one in several:
-        inner = getattr(one, "optimizer", None)  # wrappers of other libraries carry the real one
-        real = inner if isinstance(inner, torch.optim.Optimizer) else one
+        # Wrappers of other libraries, and implementations of SAM, contain the optimizer that makes the steps.
+        inner = (getattr(one, name, None) for name in ("optimizer", "base_optimizer"))
+        real = next((other for other in inner if isinstance(other, torch.optim.Optimizer)), one)
         if not isinstance(real, torch.optim.Optimizer):
             raise ConfigError(
                 f"optimizer: a {type(one).__name__} (allowed: torch.optim.Optimizer; else Tracker.step)"

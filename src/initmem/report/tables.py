@@ -14,7 +14,7 @@ from initmem.errors import count
 from initmem.measures.fit import Mode
 from initmem.measures.memory import Memory, Verdict
 from initmem.measures.scales import AtScale, scale_means
-from initmem.measures.verdict import NEVER_USED, columns_of, memory_cells
+from initmem.measures.verdict import NO_EFFECT, columns_of, memory_cells
 from initmem.metric import metric_of, metric_title
 from initmem.plots.builders import memory_interval
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, numbers, sparkline
@@ -49,9 +49,9 @@ VERDICTS: dict[Verdict, Wording] = {
     "inconclusive": Wording(
         "is inconclusive", "are inconclusive", "too few or too noisy runs to reach a verdict"
     ),
-    "untrained": Wording("is untrained", "are untrained", "all runs are at chance"),
+    "untrained": Wording("is untrained", "are untrained", "no run is better than chance"),
     "not applicable": Wording(
-        f"is not applicable ({NEVER_USED})", f"are not applicable ({NEVER_USED})", NEVER_USED
+        f"is not applicable ({NO_EFFECT})", f"are not applicable ({NO_EFFECT})", NO_EFFECT
     ),
 }
 MODES: dict[Mode, str] = {

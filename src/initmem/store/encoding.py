@@ -40,7 +40,7 @@ class Encoded(NamedTuple):
 
 def encode(record: RunRecord) -> bytes:
     """Serialize a record."""
-    check_history(record.history, record.summary.epochs)
+    check_history(record.history, record.summary.epochs, gaps=record.run.recipe.is_pipeline)
     head = {
         "schema": SCHEMA,
         "id": record.id,
@@ -53,6 +53,8 @@ def encode(record: RunRecord) -> bytes:
     if record.finals:
         head["finals"] = dict(record.finals)
     history = {name: column.tolist() for name, column in record.history.items()}
+    if record.run.recipe.is_pipeline:  # a metric of user code may be missing in some epochs
+        history = {name: plain_values(column) for name, column in history.items()}
     try:
         payload = json.dumps(head | {"history": history}, separators=(",", ":"), allow_nan=False).encode()
         orjson.loads(payload)  # as it will be read
@@ -164,16 +166,18 @@ def parse_history(encoded: Encoded) -> History:
         history = {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise StoreError(f"not a history ({error})") from None
-    check_history(history, encoded.head["summary"]["epochs"])
+    head = encoded.head
+    check_history(history, head["summary"]["epochs"], gaps="pipeline" in head["run"]["recipe"])
     return history
 
 
-def check_history(history: History, epochs: int) -> None:
-    """Every column has one finite value per epoch."""
+def check_history(history: History, epochs: int, *, gaps: bool) -> None:
+    """Every column has one finite value per epoch; `gaps`: a metric of user code may be missing in some."""
     for name, column in history.items():
         if column.shape != (epochs,):
             raise StoreError(f"column {name!r} has shape {column.shape} (allowed: {(epochs,)})")
-        if not (abs(column) <= LARGEST_VALUE).all():  # a null is read as NaN
+        allowed = abs(column) <= LARGEST_VALUE
+        if not (allowed | (gaps & np.isnan(column))).all():  # a null is read as NaN
             raise StoreError(
                 f"column {name!r} with values that are no finite numbers up to {LARGEST_VALUE:g}"
             )

@@ -221,16 +221,26 @@ def collected(source: Source) -> Collection:
     if isinstance(source, Collection):
         return source
     parts = [source] if isinstance(source, str | Path | Results) else source
-    records: dict[str, RunRecord] = {}
+    records: dict[str, tuple[RunRecord, str]] = {}  # with where each is from
     studies: list[Study] = []
     for part in parts:
         if isinstance(part, RunRecord):
-            records[part.id] = part
+            _join(records, [part], "the records given")
         else:
             results = open_results(part) if isinstance(part, str | Path) else part
-            records |= {record.id: record for record in results.records()}
+            _join(records, results.records(), str(results.path))
             studies += results.studies()
-    return Collection(list(records.values()), studies)
+    return Collection([record for record, _ in records.values()], studies)
+
+
+def _join(records: dict[str, tuple[RunRecord, str]], more: Iterable[RunRecord], origin: str) -> None:
+    """Add records; the same run with another result is an error."""
+    for record in more:
+        before, where = records.setdefault(record.id, (record, origin))
+        if before is not record and not before.same_result(record):
+            raise StoreError(
+                f"run {record.id} has different results in {where} and {origin} (allowed: one of them)"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,8 @@ def records(pack: Pack, seconds: float) -> list[RunRecord]:
         "device": str(pack.device),
         "native": native.ready(pack.device, pack.dtype),
         "layers": native.layers(pack.device, pack.dtype),
+        "classes": pack.classes,
+        "n_test": len(pack.test),
         "pack": pack.replicas,
         "seconds": round(seconds, 3),
     }
