@@ -207,7 +207,7 @@ say(test_accuracy=0.5 + 0.1 * scale + 0.001 * seed)
 
 
 def test_a_killed_session_takes_its_programs_with_it(tmp_path: Path) -> None:
-    body = "open(f'alive-{seed}', 'w').write(str(__import__('os').getpid()))\ntime.sleep(60)"
+    body = f"open('{tmp_path}/alive-0', 'w').write(str(__import__('os').getpid()))\ntime.sleep(60)"
     process = subprocess.Popen(
         [PYTHON, "-m", "initmem", *options(tmp_path, body), "--set", "seeds=[0]", "--workers", "1"],
         cwd=tmp_path,

@@ -46,9 +46,11 @@ def with_provenance(
     return replace(record, provenance=provenance)
 
 
-def crash_record(run: Run, error: str, store: Store, settings: Settings) -> RunRecord:
+def crash_record(
+    run: Run, error: str, store: Store, settings: Settings, about: Mapping[str, Any] | None = None
+) -> RunRecord:
     """The record of a run that raised, exited or was lost alone; its faults are noted in the store."""
-    return with_provenance(crashed(run, error, {}), store, settings, [run])
+    return with_provenance(crashed(run, error, about or {}), store, settings, [run])
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -137,6 +139,25 @@ def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fing
     if unknown and any(now.values()):
         return f"{unknown} of {len(done)} runs do not say what code trained them: the present code may differ"
     return ""
+
+
+def workdir_notes(records: Iterable[RunRecord]) -> list[str]:
+    """What the reader should know of the files of runs, in at most two lines."""
+    about = [record.provenance for record in records]
+    notes = []
+    if changed := _all_of(about, "shared_files_changed"):
+        named = first_of(changed, SHOWN)
+        notes.append(f"runs changed files that all runs share: {named}; a run may have read another's")
+    if removed := _all_of(about, "files_removed"):
+        named = first_of(removed, SHOWN)
+        notes.append(
+            f"removed with the runs' own working directories: {named} (workdir = 'shared' keeps such files)"
+        )
+    return notes
+
+
+def _all_of(about: Iterable[Mapping[str, Any]], key: str) -> list[str]:
+    return sorted({name for one in about for name in one.get(key, ())})
 
 
 def _fingerprint(record: RunRecord) -> Fingerprint:

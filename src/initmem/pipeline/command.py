@@ -36,6 +36,7 @@ from initmem.errors import ConfigError, allowed
 from initmem.pipeline.run import OnEpoch, own_record
 from initmem.pipeline.source import Fingerprint, file_fingerprint, note_all
 from initmem.pipeline.tracker import Row, Tracker
+from initmem.pipeline.workdir import changes_in, own_workdir, project_of
 from initmem.record import RunRecord
 from initmem.study import SCALES, SEEDS, Run, Study
 from initmem.study_file import load_study, override, own_study
@@ -89,6 +90,7 @@ class CommandTrainer:
     """Trains runs by starting a program."""
 
     parts: tuple[str, ...]
+    project: Path | None = None  # what working directories mirror; None: programs share the present one
 
     def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
         """Train runs, one after the other."""
@@ -96,20 +98,20 @@ class CommandTrainer:
 
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
         started = time.perf_counter()
-        with tempfile.TemporaryDirectory(prefix="initmem-") as folder:
+        with own_workdir(self.project, run.id) as workdir, tempfile.TemporaryDirectory() as folder:
             history, stderr = Path(folder) / "history.jsonl", Path(folder) / "stderr"
             arguments = self.arguments(run, history)
             reader = Reader(history, lambda row: on_epoch(run, row))
             with stderr.open("wb") as errors:
-                code = _run(arguments, errors, reader.read)
+                code = _run(arguments, errors, reader.read, cwd=workdir.path if workdir else None)
             if code != 0:
                 tail = stderr.read_bytes()[-TAIL:].decode(errors="replace").strip() or "nothing on stderr"
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
-        seconds = time.perf_counter() - started
-        # The command has {scale} in it, or it would have been refused.
-        about = {"command": shlex.join(self.parts), "torch": "not known", "scale_used": True}
-        return own_record(run, reader.tracker, seconds, **about)
+            seconds = time.perf_counter() - started
+            # The command has {scale} in it, or it would have been refused.
+            about = {"command": shlex.join(self.parts), "torch": "not known", "scale_used": True}
+            return own_record(run, reader.tracker, seconds, **about, **changes_in(workdir))
 
     def arguments(self, run: Run, history: Path) -> list[str]:
         """The command with its placeholders filled in, each argument for itself."""
@@ -167,10 +169,11 @@ class Reader:
             raise ProgramError(f"line {self._line} of the history: {error}") from None
 
 
-def _run(arguments: Sequence[str], errors: Any, poll: Callable[[], None]) -> int:
+def _run(arguments: Sequence[str], errors: Any, poll: Callable[[], None], cwd: Path | None = None) -> int:
     """Run a program to its end; if anything is raised meanwhile, end it."""
     with subprocess.Popen(
         arguments,
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
@@ -218,6 +221,7 @@ def study_of(
     preset: str | None,
     settings: Sequence[str],
     watched: Sequence[Path] = (),
+    workdir: str = "own",
 ) -> tuple[Study, dict[str, Fingerprint], CommandTrainer]:
     """The study that a command trains: one from a file, or five scales and five seeds.
 
@@ -236,7 +240,7 @@ def study_of(
     shared = set.intersection(*(set(recipe.settings()) for recipe in asked.recipes))
     parts = parse(command, n_seeds=len(asked.seeds), declared=sorted(shared))
     code = {recipe.id: command_fingerprint(parts, watched, recipe.settings()) for recipe in asked.recipes}
-    return asked, code, CommandTrainer(parts)
+    return asked, code, CommandTrainer(parts, project_of(workdir))
 
 
 def command_fingerprint(

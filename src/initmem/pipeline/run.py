@@ -45,6 +45,7 @@ from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.result import Result
 from initmem.pipeline.tracker import Row, Tracker
+from initmem.pipeline.workdir import changes_in, own_workdir, project_of, working_in
 from initmem.record import TESTED, RunRecord, summarize
 from initmem.seeds import Role
 from initmem.session import run_study
@@ -75,6 +76,7 @@ def run(
     keep_going: bool = False,
     retry_crashed: bool = False,
     timeout: float | None = None,
+    workdir: Literal["own", "shared"] = "own",
     progress: bool = True,
 ) -> Result:
     """Train from every scale and seed, and return the result.
@@ -104,6 +106,9 @@ def run(
         keep_going: do not stop when the first runs all fail with the same error.
         retry_crashed: train all crashed runs again.
         timeout: seconds within which a run has to end an epoch; one that does not is a crashed run.
+        workdir: `own` gives every run a working directory that mirrors the present one, so that parallel runs
+            never read each other's files, and removes it afterwards; it is kept if the run crashes. `shared`:
+            all runs work in the present one.
         progress: show a bar on stderr.
     """
     _check_function(train)
@@ -111,7 +116,7 @@ def run(
     study = own_study(called, recipe or {}, scales, seeds, grid=grid, chaos=chaos, split=split)
     version = fingerprint(train)
     code = {recipe.id: version for recipe in study.recipes}
-    settings = Settings(trainer=PipelineTrainer(train), timeout=timeout, code=code)
+    settings = Settings(trainer=PipelineTrainer(train, project_of(workdir)), timeout=timeout, code=code)
     chosen = engine_for(engine, settings, workers)
     with watching(sys.stderr if progress else None) as watch:
         outcome = run_study(
@@ -174,6 +179,7 @@ class PipelineTrainer:
     """Trains runs by a function of user code."""
 
     train: Train
+    project: Path | None = None  # what working directories mirror; None: runs share the present one
 
     def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
         """Train runs, one after the other."""
@@ -183,19 +189,21 @@ class PipelineTrainer:
         started = time.perf_counter()
         init = Init.of(run)
         tracker = Tracker(init, on_epoch=lambda row: on_epoch(run, row))
-        with seeded(run.seed_of("order")), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
-            returned = self.train(init, tracker)
-        tracker.detach()
-        if isinstance(returned, Mapping):
-            tracker.finish(**returned)
-        return own_record(
-            run,
-            tracker,
-            time.perf_counter() - started,
-            untouched=[name for table in init.tables for name in table.names("other")],
-            scale_used=init.used,
-        )
+        with own_workdir(self.project, run.id) as workdir:
+            with working_in(workdir), seeded(run.seed_of("order")), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
+                returned = self.train(init, tracker)
+            tracker.detach()
+            if isinstance(returned, Mapping):
+                tracker.finish(**returned)
+            return own_record(
+                run,
+                tracker,
+                time.perf_counter() - started,
+                untouched=[name for table in init.tables for name in table.names("other")],
+                scale_used=init.used,
+                **changes_in(workdir),
+            )
 
 
 @dataclass(frozen=True, slots=True)
