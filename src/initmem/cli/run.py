@@ -170,7 +170,7 @@ def print_outcome(
     as_json: bool,
 ) -> None:
     """Print how the study stands, and the memory of each of its recipes."""
-    from initmem.engines.provenance import stale_note, workdir_notes
+    from initmem.engines.provenance import run_notes, stale_note
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
     from initmem.measures.verdict import verdict_table
@@ -180,7 +180,7 @@ def print_outcome(
 
     opened = Store(outcome.store)
     records = [record for record in opened.records() if record.run.recipe in study.recipes]
-    notes = workdir_notes(records)
+    notes = run_notes(records)
     if settings.code and (note := stale_note(records, settings.fingerprint)):
         notes.append(note)
     for note in notes:

@@ -12,12 +12,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from initmem import __version__
 from initmem.engines.engine import Settings
 from initmem.errors import ConfigError, StoreError, first_of
-from initmem.files import processor_lines
+from initmem.files import content_digest, processor_lines
 from initmem.recipe import AnyRecipe, content_id
 from initmem.record import RunRecord, crashed
 from initmem.store.faults import Fault, counted
@@ -141,19 +142,29 @@ def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fing
     return ""
 
 
-def workdir_notes(records: Iterable[RunRecord]) -> list[str]:
-    """What the reader should know of the files of runs, in at most two lines."""
-    about = [record.provenance for record in records]
-    notes = []
-    if changed := _all_of(about, "shared_files_changed"):
-        named = first_of(changed, SHOWN)
-        notes.append(f"runs changed files that all runs share: {named}; a run may have read another's")
-    if removed := _all_of(about, "files_removed"):
-        named = first_of(removed, SHOWN)
-        notes.append(
-            f"removed with the runs' own working directories: {named} (workdir = 'shared' keeps such files)"
-        )
-    return notes
+def run_notes(records: Iterable[RunRecord]) -> list[str]:
+    """What the reader should know of the files and the versions that runs used; at most a line for each."""
+    about = [record.provenance for record in records if record.status != "crashed"]
+    changed, removed = _all_of(about, "shared_files_changed"), _all_of(about, "files_removed")
+    versions: dict[str, set[str]] = {}
+    for name, number in (item for one in about for item in one.get("versions", {}).items()):
+        versions.setdefault(name, set()).add(number)
+    mixed = [f"{name} {' and '.join(sorted(kinds))}" for name, kinds in versions.items() if len(kinds) > 1]
+    opened = {name: text for one in about for name, text in one.get("opened", {}).items()}
+    large = sorted(name for name, text in opened.items() if text.endswith(" bytes"))
+    more = max((one.get("opened_more", 0) for one in about), default=0)
+    unknown = any(one.get("files_unknown") for one in about)
+    lines = {
+        "runs changed files that all runs share: {}; a run may have read another's": changed,
+        "removed with the runs' own working directories: {} (workdir = 'shared' keeps such files)": removed,
+        "runs used different versions: {}": mixed,
+        "files too large to compare except for their size: {}": large,
+        "a run reads more files than are compared when it is started again: {} more": [str(more)]
+        * bool(more),
+        "a change to files that the program reads goes unnoticed, unless the command or --watch names them: "
+        "it is {}": ["not Python, or python -S, -I or -E"] * unknown,
+    }
+    return [line.format(first_of(names, SHOWN)) for line, names in lines.items() if names]
 
 
 def _all_of(about: Iterable[Mapping[str, Any]], key: str) -> list[str]:
@@ -167,8 +178,23 @@ def _fingerprint(record: RunRecord) -> Fingerprint:
 
 def _changes(records: Iterable[RunRecord], now: Mapping[AnyRecipe, Fingerprint]) -> list[list[str]]:
     """What changed since each record that is not of the present code; crashed ones are left out."""
-    before = [(_fingerprint(r), now[r.run.recipe]) for r in records if r.status != "crashed"]
-    return [differences(old, new) for old, new in before if old and new and old != new]
+    changes = []
+    for record in records:
+        old, new = _fingerprint(record), now[record.run.recipe]
+        if record.status != "crashed" and old and new:
+            changes.append(differences(old, new) + _changed_files(record.provenance))
+    return [names for names in changes if names]
+
+
+def _changed_files(about: Mapping[str, Any]) -> list[str]:
+    """Files of the project that a run has read, and that are no longer as they were."""
+    changed = []
+    for name, before in about.get("opened", {}).items():
+        paths = [Path.cwd() / name, Path(about["project"]) / name]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None or content_digest(path) != before:
+            changed.append(f"file {name} {'is gone' if path is None else 'was edited'}")
+    return changed
 
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:

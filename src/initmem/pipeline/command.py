@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from initmem.errors import ConfigError, allowed
+from initmem.pipeline.opened import environment_of, opened_by_program
 from initmem.pipeline.run import OnEpoch, own_record
-from initmem.pipeline.source import Fingerprint, file_fingerprint, note_all
+from initmem.pipeline.source import Fingerprint, note_all, watched_files
 from initmem.pipeline.tracker import Row, Tracker
 from initmem.pipeline.workdir import changes_in, own_workdir, project_of
 from initmem.record import RunRecord
@@ -97,21 +98,28 @@ class CommandTrainer:
         return [self._one(run, on_epoch) for run in runs]
 
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
-        started = time.perf_counter()
+        started, began = time.perf_counter(), time.time()
         with own_workdir(self.project, run.id) as workdir, tempfile.TemporaryDirectory() as folder:
-            history, stderr = Path(folder) / "history.jsonl", Path(folder) / "stderr"
+            history, stderr, log = (Path(folder) / name for name in ("history.jsonl", "stderr", "opened"))
             arguments = self.arguments(run, history)
             reader = Reader(history, lambda row: on_epoch(run, row))
             with stderr.open("wb") as errors:
-                code = _run(arguments, errors, reader.read, cwd=workdir.path if workdir else None)
+                code = _run(
+                    arguments, errors, reader.read, workdir.path if workdir else None, environment_of(log)
+                )
             if code != 0:
                 tail = stderr.read_bytes()[-TAIL:].decode(errors="replace").strip() or "nothing on stderr"
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
             seconds = time.perf_counter() - started
             # The command has {scale} in it, or it would have been refused.
-            about = {"command": shlex.join(self.parts), "torch": "not known", "scale_used": True}
-            return own_record(run, reader.tracker, seconds, **about, **changes_in(workdir))
+            about: dict[str, Any] = {
+                "command": shlex.join(self.parts),
+                "torch": "not known",
+                "scale_used": True,
+            }
+            about |= opened_by_program(log, workdir, began) | changes_in(workdir)
+            return own_record(run, reader.tracker, seconds, **about)
 
     def arguments(self, run: Run, history: Path) -> list[str]:
         """The command with its placeholders filled in, each argument for itself."""
@@ -169,11 +177,18 @@ class Reader:
             raise ProgramError(f"line {self._line} of the history: {error}") from None
 
 
-def _run(arguments: Sequence[str], errors: Any, poll: Callable[[], None], cwd: Path | None = None) -> int:
+def _run(
+    arguments: Sequence[str],
+    errors: Any,
+    poll: Callable[[], None],
+    cwd: Path | None,
+    environment: Mapping[str, str],
+) -> int:
     """Run a program to its end; if anything is raised meanwhile, end it."""
     with subprocess.Popen(
         arguments,
         cwd=cwd,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
@@ -251,12 +266,7 @@ def command_fingerprint(
     declared = [
         Path(value) for value in (settings or {}).values() if isinstance(value, str) and _is_file(value)
     ]
-    for path in dict.fromkeys([*_named_files(parts), *map(Path, watched), *declared]):
-        try:
-            version = file_fingerprint(path)
-        except OSError as error:
-            raise ConfigError(f"--watch {path}: cannot be read ({error.strerror})") from None
-        note_all(entries, version)
+    note_all(entries, watched_files([*_named_files(parts), *watched, *declared]))
     return dict(sorted(entries.items()))
 
 

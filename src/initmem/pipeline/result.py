@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from initmem.clocks import CLOCKS
-from initmem.engines.provenance import stale_note, workdir_notes
+from initmem.engines.provenance import run_notes, stale_note
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.design import curve_metric, default_metric, metric_reason, own_metrics
@@ -259,4 +259,4 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
             f"left out, because not every epoch has them: {', '.join(dropped)} "
             "(attach the tracker before the first epoch ends)"
         )
-    return notes + workdir_notes(records)
+    return notes + run_notes(records)

@@ -43,7 +43,9 @@ from initmem.engines.progress import watching
 from initmem.errors import ConfigError
 from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.init import Init, UntouchedWarning
+from initmem.pipeline.opened import noting_files, opened_here
 from initmem.pipeline.result import Result
+from initmem.pipeline.source import watched_files
 from initmem.pipeline.tracker import Row, Tracker
 from initmem.pipeline.workdir import changes_in, own_workdir, project_of, working_in
 from initmem.record import TESTED, RunRecord, summarize
@@ -75,6 +77,7 @@ def run(
     keep_old: bool = False,
     keep_going: bool = False,
     retry_crashed: bool = False,
+    watch: Iterable[str | Path] = (),
     timeout: float | None = None,
     workdir: Literal["own", "shared"] = "own",
     progress: bool = True,
@@ -105,6 +108,7 @@ def run(
             message that says what changed. Crashed runs of other code are always tried again.
         keep_going: do not stop when the first runs all fail with the same error.
         retry_crashed: train all crashed runs again.
+        watch: files that count as a part of the code, next to those in the present folder that it opens.
         timeout: seconds within which a run has to end an epoch; one that does not is a crashed run.
         workdir: `own` gives every run a working directory that mirrors the present one, so that parallel runs
             never read each other's files, and removes it afterwards; it is kept if the run crashes. `shared`:
@@ -114,11 +118,11 @@ def run(
     _check_function(train)
     called = name or _name_of(train)
     study = own_study(called, recipe or {}, scales, seeds, grid=grid, chaos=chaos, split=split)
-    version = fingerprint(train)
+    version = fingerprint(train) | watched_files(watch)
     code = {recipe.id: version for recipe in study.recipes}
     settings = Settings(trainer=PipelineTrainer(train, project_of(workdir)), timeout=timeout, code=code)
     chosen = engine_for(engine, settings, workers)
-    with watching(sys.stderr if progress else None) as watch:
+    with watching(sys.stderr if progress else None) as bar:
         outcome = run_study(
             study,
             store or default_store(called),
@@ -126,7 +130,7 @@ def run(
             retry_crashed=retry_crashed,
             keep_old=keep_old,
             keep_going=keep_going,
-            watch=watch,
+            watch=bar,
         )
     if outcome.interrupted:
         raise KeyboardInterrupt
@@ -186,11 +190,11 @@ class PipelineTrainer:
         return [self._one(run, on_epoch) for run in runs]
 
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
-        started = time.perf_counter()
+        started, began = time.perf_counter(), time.time()
         init = Init.of(run)
         tracker = Tracker(init, on_epoch=lambda row: on_epoch(run, row))
         with own_workdir(self.project, run.id) as workdir:
-            with working_in(workdir), seeded(run.seed_of("order")), warnings.catch_warnings():
+            with working_in(workdir), noting_files(), seeded(run.seed_of("order")), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
                 returned = self.train(init, tracker)
             tracker.detach()
@@ -202,6 +206,7 @@ class PipelineTrainer:
                 time.perf_counter() - started,
                 untouched=[name for table in init.tables for name in table.names("other")],
                 scale_used=init.used,
+                **opened_here(workdir, began),
                 **changes_in(workdir),
             )
 

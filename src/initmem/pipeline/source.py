@@ -17,9 +17,11 @@ import sysconfig
 import tomllib
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from initmem.errors import ConfigError
 
 Fingerprint = dict[str, str]
 Uses = set[tuple[str, str]]  # (a name such as `cache` or `self.history`, how code uses it)
@@ -202,6 +204,17 @@ def file_fingerprint(path: Path) -> Fingerprint:
     except ValueError:
         pass  # not valid JSON or TOML: its bytes count
     return {f"file {path.name}": digest(content)}
+
+
+def watched_files(paths: Iterable[str | Path]) -> Fingerprint:
+    """The fingerprint of several files."""
+    entries: Fingerprint = {}
+    for path in dict.fromkeys(map(Path, paths)):
+        try:
+            note_all(entries, file_fingerprint(path))
+        except OSError as error:
+            raise ConfigError(f"--watch {path}: cannot be read ({error.strerror})") from None
+    return entries
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:

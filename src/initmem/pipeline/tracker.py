@@ -226,7 +226,7 @@ class Tracker:
 def _is_first_rank() -> bool:
     """Whether this is the process of distributed training that speaks for all."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank() == 0
+        return int(torch.distributed.get_rank()) == 0
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -115,7 +115,7 @@ class Workdir:
                     self._link(Path(entry.path), copy)
             elif not entry.is_dir() or entry.is_symlink() or entry.name in CACHES:
                 self._link(Path(entry.path), copy)
-            elif not _is_left_out(Path(entry.path)):
+            elif not is_left_out(Path(entry.path)):
                 folders.append((Path(entry.path), copy))
         for folder, copy in folders:
             if _has_more_than(self._files, folder) or not os.access(folder, os.R_OK | os.X_OK):
@@ -205,10 +205,12 @@ def _has_more_than(most: int, folder: Path) -> bool:
 
 def _walk(path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     for folder, folders, names in os.walk(path):
-        inner = [name for name in folders if name not in CACHES and not _is_left_out(Path(folder, name))]
+        inner = [name for name in folders if name not in CACHES and not is_left_out(Path(folder, name))]
         folders[:] = sorted(inner)
         yield folder, folders, names
 
 
-def _is_left_out(folder: Path) -> bool:
-    return folder.name.startswith(PREFIX) or os.path.exists(folder / "store.json")  # noqa: PTH110 - it never raises
+def is_left_out(folder: Path) -> bool:
+    """Whether a folder is a store or belongs to another run."""
+    is_store = os.path.exists(folder / "store.json")  # noqa: PTH110 - it never raises
+    return is_store or folder.name.startswith(PREFIX)
