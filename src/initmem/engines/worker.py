@@ -102,7 +102,11 @@ class Worker:
 
     def _given_up(self, run: Run) -> RunRecord:
         losses = [fault for fault in self.store.faults.of(run.id) if fault.cause in LOSSES]
-        error = f"{losses[-1].cause}: the worker was lost {len(losses)} times\n{losses[-1].detail}"
+        what = f"the worker was lost {len(losses)} times"
+        if losses[-1].cause == "timeout":
+            seconds = f"{self.settings.timeout:g} s" if self.settings.timeout else "the time limit"
+            what = f"{run.recipe.get('pipeline') or 'training'} ended no epoch within {seconds} ({what})"
+        error = f"{losses[-1].detail}\n{losses[-1].cause}: {what}"  # its last line is the cause
         record = crash_record(run, error.strip(), self.store, self.settings)
         # This worker does not try it again.
         return replace(record, provenance={**record.provenance, "attempts": len(losses)})

@@ -5,7 +5,8 @@ The program is started once for every run, with the placeholders of its argument
 such as `{learning_rate}`. A literal brace is doubled. No shell is involved.
 
 To the history it appends one line per epoch, an object of numbers with the same names in every line, and at
-the end, if it likes, one line `{"final": {...}}` with metrics of the predictor it returns:
+the end, if it likes, one line `{"final": {...}}` with metrics of the predictor it returns. `epoch`, where it
+is among the numbers, counts from 1. A program that starts its file over counts with what is there at the end:
 
     {"val_loss": 0.71, "val_accuracy": 0.72, "test_accuracy": 0.70}
     {"val_loss": 0.55, "val_accuracy": 0.81, "test_accuracy": 0.79}
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,23 +135,29 @@ class CommandTrainer:
 
 
 class Reader:
-    """Follows the history that a program writes."""
+    """Follows the history that a program writes. If the program starts its file over, so does the reader."""
 
     def __init__(self, path: Path, on_epoch: Callable[[Row], None]) -> None:
-        self.path, self.tracker = path, Tracker(on_epoch=on_epoch)
-        self._offset, self._line = 0, 0
+        self.path, self._on_epoch = path, on_epoch
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.tracker = Tracker(on_epoch=self._on_epoch)
+        self._text, self._line, self._epochs = b"", 0, 0  # what was read, and how much that is
 
     def read(self, *, at_end: bool = False) -> None:
         """Take in the complete lines; at the end also a last one without a newline."""
         try:
-            with self.path.open("rb") as stream:
-                stream.seek(self._offset)
-                new = stream.read()
+            text = self.path.read_bytes()
         except FileNotFoundError:
-            new = b""
+            text = b""
         if not at_end:
-            new = new[: new.rfind(b"\n") + 1]
-        self._offset += len(new)
+            text = text[: text.rfind(b"\n") + 1]
+            if self._text.startswith(text):
+                return  # nothing new, or the file is being written again
+        if not text.startswith(self._text):
+            self._start_over()
+        new, self._text = text[len(self._text) :], text
         for line in new.split(b"\n"):
             self._line += 1
             if line.strip():
@@ -165,16 +173,24 @@ class Reader:
         except ValueError:
             shown = line[:80].decode(errors="replace")
             raise ProgramError(f"line {self._line} of the history is not JSON: {shown!r}") from None
-        if not isinstance(content, dict):
-            shown = f"line {self._line} of the history is {content!r}"
+        final = content.pop("final", None) if isinstance(content, dict) else None
+        epoch = content.pop("epoch", None) if isinstance(content, dict) else None
+        if not isinstance(content, dict) or not (final or content):
+            shown = f"line {self._line} of the history is {json.loads(line)!r}"
             raise ProgramError(f"{shown} (allowed: an object of numbers)")
         try:
-            if isinstance(content.get("final"), dict):
-                self.tracker.finish(**content["final"])
+            if isinstance(final, dict):
+                self.tracker.finish(**content, **final)
             else:
-                self.tracker.add_row({name: value for name, value in content.items() if name != "epoch"})
-        except ConfigError as error:
+                self._epochs += 1
+                self._check_epoch(epoch)
+                self.tracker.add_row(content if final is None else content | {"final": final})
+        except (ConfigError, TypeError) as error:  # TypeError: a metric is there twice
             raise ProgramError(f"line {self._line} of the history: {error}") from None
+
+    def _check_epoch(self, epoch: object) -> None:
+        if epoch is not None and epoch != self._epochs:
+            raise ConfigError(f"epoch = {epoch!r}, where {self._epochs} is next (allowed: 1, 2, 3, ...)")
 
 
 def _run(
@@ -201,22 +217,22 @@ def _run(
                     return program.wait(POLL_SECONDS)
                 except subprocess.TimeoutExpired:
                     poll()
-        except BaseException:
+        finally:
             _end(program)
-            raise
 
 
 def _end(program: subprocess.Popen[bytes]) -> None:
-    """Terminate a program and its children; kill those that do not end."""
+    """Terminate a program and the processes that it has started; kill those that do not end."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        end = time.monotonic() + GRACE_SECONDS
+        with suppress(ProcessLookupError, PermissionError):  # none are left
             os.killpg(program.pid, signal_number)
-            program.wait(GRACE_SECONDS)
-            return
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
+            while time.monotonic() < end:
+                program.poll()
+                os.killpg(program.pid, 0)
+                time.sleep(0.02)
             continue
+        return
 
 
 # Bound before any fork: the child may do next to nothing there.

@@ -32,11 +32,12 @@ def opened(event: str, args: tuple[Any, ...]) -> tuple[str, str] | None:
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that were imported."""
     modules = {name: module for name, module in sys.modules.items() if "." not in name and name[:1] != "_"}
-    numbers = {name: getattr(modules[name], "__version__", None) for name in sorted(modules)}
+    # Attributes may be made by `__getattr__`, which may warn or import more: only what is there counts.
+    numbers = {name: getattr(modules[name], "__dict__", {}).get("__version__") for name in sorted(modules)}
     packages = {
-        name: number
+        name: str(number)
         for name, number in numbers.items()
-        if isinstance(number, str) and name not in sys.stdlib_module_names
+        if isinstance(number, str) and number and name not in sys.stdlib_module_names
     }
     return {"python": ".".join(map(str, sys.version_info[:3]))} | packages
 
