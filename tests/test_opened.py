@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import initmem
-from initmem import files
+from initmem import content
 from initmem.cli import app
 from initmem.errors import ConfigError
 from initmem.pipeline.hook import sitecustomize
@@ -28,7 +28,8 @@ PROGRAM = """
     importlib.import_module("extra")
     spec = importlib.util.spec_from_file_location("_bisect", "compiled.so")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    config = open("conf.yaml").read()
+    open("conf.yaml").read()
+    open("conf.json").read()
     open("written.txt", "w").write("x")
     open("written.txt").read()
     os.close(os.open("data/raw.bin", os.O_RDONLY))
@@ -53,6 +54,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "src/mine/model.py": "WIDTH = 3\n",
         "extra.py": "DEPTH = 2\n",
         "conf.yaml": "lr: 0.1\n",
+        "conf.json": '{"depth": 2}',
         "data/raw.bin": "abc",
         "data/not_opened.bin": "abc",
         "written.txt": "before",
@@ -91,12 +93,13 @@ def test_other_edits_raise_no_alarm(project: Path, monkeypatch) -> None:
     monkeypatch.chdir(project)
     for name in ("data/not_opened.bin", "written.txt"):
         (project / name).write_text("something else")
-    (project / "extra.py").write_text("# a comment\nDEPTH = 2\n")
+    (project / "extra.py").write_text('"""What it does."""\nDEPTH = 2  # a comment\n')
+    (project / "conf.json").write_text('{"depth":\n  2}')
     trained()
     (record,) = Store(project / "runs").records()
     assert set(record.provenance["opened"]) == {
         *("train.py", "src/mine/__init__.py", "src/mine/model.py", "extra.py", "conf.yaml"),
-        *("data/raw.bin", "compiled.so"),
+        *("conf.json", "data/raw.bin", "compiled.so"),
     }
     assert record.provenance["versions"]["python"] == record.provenance["python"]
 
@@ -162,7 +165,7 @@ def test_files_that_a_function_opens_are_a_part_of_its_version(tmp_path: Path, m
 
 
 def test_large_files_count_by_size_and_that_is_said(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(files, "LARGE", 100)
+    monkeypatch.setattr(content, "LARGE", 100)
     monkeypatch.chdir(tmp_path)
     np.save("large.npy", np.arange(100.0))
 

@@ -6,7 +6,6 @@ behind. A process id alone does not name a process: ids are reused, and mean som
 
 from __future__ import annotations
 
-import ast
 import errno
 import fcntl
 import hashlib
@@ -28,26 +27,6 @@ FILE_SYSTEMS = (
     "FAT, exFAT and most FUSE mounts of cloud storage are not supported"
 )
 TEMPORARY = re.compile(r"\..*\.([0-9a-f]{8})-([0-9]+)-([^.]*)\.[0-9a-f]{32}\.tmp")  # machine, pid, start time
-
-
-LARGE = 64 * 2**20  # bytes of a file that is compared by its size alone
-
-
-def content_digest(path: Path) -> str:
-    """A short text that changes with a file: Python as parsed, other files by bytes, large ones by size."""
-    status = path.stat()
-    return _content_digest(path, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=1024)
-def _content_digest(path: Path, size: int, changed: int) -> str:
-    if size > LARGE:
-        return f"{size} bytes"
-    content = path.read_bytes()
-    if path.suffix == ".py":
-        with suppress(SyntaxError, ValueError):
-            content = ast.unparse(ast.parse(content)).encode("utf-8", "surrogatepass")
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def write_atomic(path: Path, data: bytes, mode: int | None = None) -> None:

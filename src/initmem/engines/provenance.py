@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from initmem import __version__
+from initmem.content import content_digest
 from initmem.engines.engine import Settings
 from initmem.errors import ConfigError, StoreError, first_of
-from initmem.files import content_digest, processor_lines
+from initmem.files import processor_lines
 from initmem.recipe import AnyRecipe, content_id
 from initmem.record import RunRecord, crashed
 from initmem.store.faults import Fault, counted
@@ -182,7 +183,7 @@ def _changes(records: Iterable[RunRecord], now: Mapping[AnyRecipe, Fingerprint])
     for record in records:
         old, new = _fingerprint(record), now[record.run.recipe]
         if record.status != "crashed" and old and new:
-            changes.append(differences(old, new) + _changed_files(record.provenance))
+            changes.append(differences(old, new) or _changed_files(record.provenance))
     return [names for names in changes if names]
 
 

@@ -37,8 +37,8 @@ import torch
 from joblib.hashing import NumpyHasher, Pickler
 
 from initmem import register
+from initmem.content import content_digest, parsed
 from initmem.data.sources import load
-from initmem.files import content_digest
 from initmem.pipeline import source
 from initmem.pipeline.init import is_keras
 from initmem.pipeline.source import Fingerprint, Uses
@@ -237,7 +237,7 @@ class _Walk:
     def _initial(self, module: str, key: str) -> None:
         """What a global begins with that the code goes on to change; nothing where that is empty."""
         try:
-            tree = source.parsed(inspect.getsource(sys.modules[module]))
+            tree = parsed(inspect.getsource(sys.modules[module]))
         except (OSError, TypeError, KeyError):
             return  # a notebook has no such source
         for statement in tree.body if tree else ():

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from initmem.files import content_digest
+from initmem.content import content_digest
 from initmem.pipeline.hook import sitecustomize
 from initmem.pipeline.source import in_project
 from initmem.pipeline.workdir import CACHES, Workdir, is_left_out

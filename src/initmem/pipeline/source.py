@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import dis
-import functools
 import hashlib
 import inspect
 import json
@@ -21,13 +20,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from initmem.content import DEFINITIONS, parsed
 from initmem.errors import ConfigError
 
 Fingerprint = dict[str, str]
 Uses = set[tuple[str, str]]  # (a name such as `cache` or `self.history`, how code uses it)
 
 LONGEST = 80  # characters of a value that is shown as it is
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 MUTATORS = (
     *("append", "appendleft", "extend", "insert", "add", "setdefault", "sort", "reverse"),
     *("pop", "popleft", "popitem", "clear", "remove", "discard"),
@@ -63,23 +62,6 @@ def shortened(text: str) -> str:
 
 
 # -- functions and classes ------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=512)
-def parsed(text: str) -> ast.Module | None:
-    """Source without docstrings and the annotations of functions; None where it is not Python."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return None
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-        if isinstance(node, ast.arg):
-            node.annotation = None
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            node.returns = None
-    return tree
 
 
 def definition(thing: types.CodeType | type) -> ast.AST | None:
