@@ -205,6 +205,27 @@ def test_stopped_and_completed_runs_leave_nothing(tmp_path: Path, monkeypatch) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_next_run_removes_what_a_killed_worker_left(tmp_path: Path, monkeypatch) -> None:
+    project, temporary = tmp_path / "project", tmp_path / "temporary"
+    project.mkdir()
+    temporary.mkdir()
+    code = (
+        "import os, sys; from pathlib import Path; from initmem.pipeline.workdir import Workdir\n"
+        "Workdir(Path(sys.argv[1]), 'x'); os.kill(os.getpid(), 9)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, "-c", code, str(project)], env=environment, check=False)
+    assert done.returncode == -9
+    assert len(list(temporary.iterdir())) == 1
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    crashed, running = Workdir(project, "y"), Workdir(project, "z")
+    crashed.keep()
+    Workdir(project, "w").remove()
+    assert len(list(temporary.iterdir())) == 2
+    assert crashed.path.is_dir()
+    assert running.path.is_dir()
+
+
 def append_to_log(init, tracker):
     with Path("large.log").open("a") as stream:
         stream.write("x")

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from initmem.engines.worker import is_for_engine
 from initmem.errors import ConfigError, allowed
+from initmem.files import sweep, temporary
 
 MOST_COPIED = 64 * 2**20  # bytes of all copies; beyond that files are links
 MOST_FILES = 1000  # of a folder that is mirrored, and of all mirrored folders
@@ -59,6 +60,7 @@ def own_workdir(project: Path | None, run_id: str) -> Iterator[Workdir | None]:
         if is_for_engine(error):
             workdir.remove()
         else:
+            workdir.keep()
             error.provenance = {"workdir": str(workdir.path)} | workdir.changes()  # type: ignore[attr-defined]
         raise
     workdir.remove()
@@ -73,9 +75,10 @@ class Workdir:
     """A directory that mirrors another one; empty where this machine does not have that."""
 
     def __init__(self, project: Path, run_id: str) -> None:
-        self.project = project
-        self._root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{run_id}-"))
-        self.path = self._root.joinpath(*project.parts[1:])
+        self.project, self._prefix = project, f"{PREFIX}{run_id}-"
+        sweep(Path(tempfile.gettempdir()))  # what killed workers left
+        self._root = temporary(Path(tempfile.gettempdir(), self._prefix))
+        self._root.mkdir(mode=0o700)
         self._files, self._bytes = MOST_FILES, MOST_COPIED  # that may still be mirrored
         self._links: list[Path] = []  # originals
         try:
@@ -87,6 +90,16 @@ class Workdir:
             self.remove()
             raise
         self._copies, self._originals = self._stamps_of_copies(), self._stamps_behind_links()
+
+    @property
+    def path(self) -> Path:
+        """The directory itself; around it are links to what is around the project."""
+        return self._root.joinpath(*self.project.parts[1:])
+
+    def keep(self) -> None:
+        """Give it a name that is not swept."""
+        with suppress(OSError):  # the disk is full: the user's error tells more
+            self._root = self._root.rename(tempfile.mkdtemp(prefix=self._prefix))
 
     def remove(self) -> None:
         """Delete the directory; originals behind links stay."""
@@ -213,4 +226,4 @@ def _walk(path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 def is_left_out(folder: Path) -> bool:
     """Whether a folder is a store or belongs to another run."""
     is_store = os.path.exists(folder / "store.json")  # noqa: PTH110 - it never raises
-    return is_store or folder.name.startswith(PREFIX)
+    return is_store or folder.name.startswith((PREFIX, f".{PREFIX}"))
