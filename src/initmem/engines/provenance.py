@@ -147,18 +147,17 @@ def run_notes(records: Iterable[RunRecord]) -> list[str]:
     """What the reader should know of the files and the versions that runs used; at most a line for each."""
     about = [record.provenance for record in records if record.status != "crashed"]
     changed, removed = _all_of(about, "shared_files_changed"), _all_of(about, "files_removed")
-    versions: dict[str, set[str]] = {}
-    for name, number in (item for one in about for item in one.get("versions", {}).items()):
-        versions.setdefault(name, set()).add(number)
+    versions, opened = _texts(about, "versions"), _texts(about, "opened")
     mixed = [f"{name} {' and '.join(sorted(kinds))}" for name, kinds in versions.items() if len(kinds) > 1]
-    opened = {name: text for one in about for name, text in one.get("opened", {}).items()}
-    large = sorted(name for name, text in opened.items() if text.endswith(" bytes"))
+    edited = [name for name, digests in opened.items() if len(digests) > 1]
+    large = [name for name, digests in opened.items() if any(text.endswith(" bytes") for text in digests)]
     more = max((one.get("opened_more", 0) for one in about), default=0)
     unknown = any(one.get("files_unknown") for one in about)
     lines = {
         "runs changed files that all runs share: {}; a run may have read another's": changed,
         "removed with the runs' own working directories: {} (workdir = 'shared' keeps such files)": removed,
         "runs used different versions: {}": mixed,
+        "runs read different versions of files: {}": edited,
         "files too large to compare except for their size: {}": large,
         "a run reads more files than are compared when it is started again: {} more": [str(more)]
         * bool(more),
@@ -166,6 +165,14 @@ def run_notes(records: Iterable[RunRecord]) -> list[str]:
         "it is {}": ["not Python, or python -S, -I or -E"] * unknown,
     }
     return [line.format(first_of(names, SHOWN)) for line, names in lines.items() if names]
+
+
+def _texts(about: Iterable[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
+    """The different texts that records hold for each name."""
+    texts: dict[str, set[str]] = {}
+    for name, text in (item for one in about for item in one.get(key, {}).items()):
+        texts.setdefault(name, set()).add(text)
+    return dict(sorted(texts.items()))
 
 
 def _all_of(about: Iterable[Mapping[str, Any]], key: str) -> list[str]:
