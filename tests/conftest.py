@@ -5,7 +5,7 @@ import os
 import signal
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run side by side, one per core
@@ -36,6 +36,16 @@ class Deferred:
         if attribute.startswith("_"):  # pytest asks every object of a module what it is
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Crashed runs keep their working directories: until the tests end."""
+    tmp_path_factory.getbasetemp()  # stays where it is
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="initmem-") as folder:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture(autouse=True)

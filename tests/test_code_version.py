@@ -553,6 +553,71 @@ def test_what_cannot_be_hashed_is_reported(tmp_path: Path) -> None:
     assert note.startswith(words.rpartition(": ")[0]) and note.endswith("is_reported.lines")
 
 
+VALUES = {  # two versions of a global that a training function uses
+    "frame": ("pandas.DataFrame({'a': [1, 2]})", "pandas.DataFrame({'a': [1, 3]})"),
+    "polars": ("polars.DataFrame({'a': [1, 2]})", "polars.DataFrame({'a': [1, 3]})"),
+    "generator": ("np.random.default_rng(1)", "np.random.default_rng(2)"),
+    "torch generator": ("torch.Generator().manual_seed(1)", "torch.Generator().manual_seed(2)"),
+    "random": ("random.Random(1)", "random.Random(2)"),
+    "sparse": ("torch.eye(3).to_sparse()", "(2 * torch.eye(3)).to_sparse()"),
+    "deque": ("deque([1, 2])", "deque([1, 3])"),
+    "bytes": ("io.BytesIO(b'a')", "io.BytesIO(b'b')"),
+    "pattern": ("re.compile('a')", "re.compile('b')"),
+    "dict order": ("{'a': 1, 'b': 2}", "{'b': 2, 'a': 1}"),
+    "dispatch": ("dispatched(lambda v: v + 1)", "dispatched(lambda v: v + 2)"),
+    "metaclass": ("type('M', (type,), {'f': f1})('K', (), {})", "type('M', (type,), {'f': f2})('K', (), {})"),
+    "default dtype": ("1", "torch.set_default_dtype(torch.float64) or 1"),
+}
+IMPORTS = """
+import ctypes, io, random, re
+from collections import deque
+from functools import singledispatch
+import numpy as np, polars, torch
+try:
+    import pandas
+except ImportError:
+    pass
+def f1(cls): return 1
+def f2(cls): return 2
+def dispatched(function):
+    generic = singledispatch(lambda v: 0)
+    generic.register(int, function)
+    return generic
+"""
+
+
+@pytest.mark.usefixtures("fresh_modules")
+@pytest.mark.parametrize("name", VALUES)
+def test_a_changed_value_is_noticed(tmp_path: Path, name: str) -> None:
+    if name == "frame":
+        pytest.importorskip("pandas")
+    train = "\n\ndef train(init, tracker):\n    return X\n"
+    versions = []
+    try:
+        for text in VALUES[name]:
+            mine = load(tmp_path / str(len(versions)), {"mine.py": f"{IMPORTS}\nX = {text}{train}"})
+            versions.append(fingerprint(mine.train))
+            assert fingerprint(mine.train) == versions[-1]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert differences(*versions) != []
+
+
+def test_a_loaded_library_is_the_same_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import ctypes\nX = ctypes.CDLL(None)\ndef train(init, tracker):\n    return X\n"
+    )
+    code = "import mine; from initmem.pipeline.code_version import fingerprint as f; print(f(mine.train))"
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+        for _ in range(3)
+    }
+    assert len(texts) == 1
+    assert "mine.X" in texts.pop()
+
+
 CELLS = {
     "<cell 1>": "from torch import nn\nLR = 0.1\nLOG = []\nmodel = 3\n",
     "<cell 2>": "class Net(nn.Module):\n    width = 8\n    def forward(self, x):\n        return x * 2\n",

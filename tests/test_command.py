@@ -131,6 +131,15 @@ def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path: Path) -> None:
         ("lines.write('[1]\\n')", "line 1 of the history is [1] (allowed: an object of numbers)"),
         ("say(loss='low')", "line 1 of the history: metric loss = 'low' (allowed: a number)"),
         ("say(test_accuracy=93)", "line 1 of the history: metric test_accuracy = 93"),
+        ("say()", "line 1 of the history is {} (allowed: an object of numbers)"),
+        (
+            "say(loss=1)\nsay(epoch=2)",
+            "line 2 of the history is {'epoch': 2} (allowed: an object of numbers)",
+        ),
+        ("say(loss=1)\nsay(final={})", "line 2 of the history is {'final': {}} (allowed"),
+        ("say(epoch=0, loss=1)", "line 1 of the history: epoch = 0, where 1 is next (allowed: 1, 2, 3, ...)"),
+        ("for e in (1, 2, 4): say(epoch=e, loss=1)", "line 3 of the history: epoch = 4, where 3 is next"),
+        ("for e in (1, 2, 2): say(epoch=e, loss=1)", "line 3 of the history: epoch = 2, where 3 is next"),
         ("say(loss=1)\nsay(error=1)", "line 2 of the history: epoch 2: metric error, loss is not in every"),
     ],
 )
@@ -138,6 +147,42 @@ def test_what_goes_wrong_is_said(tmp_path: Path, body: str, words: str) -> None:
     with pytest.raises(ProgramError) as error:
         trained(program(tmp_path, body))
     assert words in str(error.value)
+
+
+def test_a_program_that_starts_over_counts_with_its_last_attempt(tmp_path: Path) -> None:
+    path, rows = tmp_path / "history.jsonl", []
+    reader = Reader(path, rows.append)
+    path.write_text('{"epoch": 1, "loss": 9}\n{"epoch": 2, "loss": 8}\n')
+    reader.read()
+    path.write_text("")
+    reader.read()
+    path.write_text('{"epoch": 1, "loss": 3}\n{"epoch": 2, "loss": 2}\n{"epoch": 3, "loss": 1}\n')
+    reader.read()
+    assert reader.tracker.history["loss"].tolist() == [3, 2, 1]
+    path.write_text('{"epoch": 1, "loss": 3}\n')
+    reader.read(at_end=True)
+    assert reader.tracker.history["loss"].tolist() == [3]
+
+
+def test_metrics_on_the_final_line_are_finals(tmp_path: Path) -> None:
+    body = "say(val_loss=1.0, recall=0.1)\nsay(final={'recall': 0.3}, calibration=0.2)"
+    record = trained(program(tmp_path, body))
+    assert dict(record.finals) == {"recall": 0.3, "calibration": 0.2}
+    assert record.metric("recall") == 0.3
+    assert record.history["recall"].tolist() == [0.1]
+
+
+def test_children_that_outlive_a_program_are_ended(tmp_path: Path) -> None:
+    body = """
+import subprocess
+stubborn = "from signal import *; signal(SIGTERM, SIG_IGN); print(1, flush=True); pause()"
+child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+child.stdout.readline()
+say(loss=1.0, pid=child.pid)
+"""
+    record = trained(program(tmp_path, body))
+    state = Path(f"/proc/{int(record.history['pid'][0])}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
@@ -228,7 +273,7 @@ say(test_accuracy=0.5 + 0.1 * scale + 0.001 * seed)
 
 
 def test_a_killed_session_takes_its_programs_with_it(tmp_path: Path) -> None:
-    body = "open(f'alive-{seed}', 'w').write(str(__import__('os').getpid()))\ntime.sleep(60)"
+    body = f"open('{tmp_path}/alive-0', 'w').write(str(__import__('os').getpid()))\ntime.sleep(60)"
     process = subprocess.Popen(
         [PYTHON, "-m", "initmem", *options(tmp_path, body), "--set", "seeds=[0]", "--workers", "1"],
         cwd=tmp_path,

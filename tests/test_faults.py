@@ -25,7 +25,7 @@ from initmem.engines.engine import Faulted, Settings, Trainer
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
 from initmem.recipe import Recipe
-from initmem.record import RunRecord
+from initmem.record import RunRecord, cause_line
 from initmem.store.faults import MOST_LOSSES, Fault, cause_of, from_lines, next_pack, to_line
 from initmem.store.store import Store
 from initmem.study import Run, Study
@@ -288,7 +288,8 @@ def test_a_pack_that_hangs_is_ended_tried_again_and_given_up(store: Store, runs:
     assert codes == [1, 1, 1, 1, 0]  # together twice, alone twice
     record = store.read(runs[1].id)
     assert record.status == "crashed"
-    assert str(record.error).startswith("timeout: ")
+    words = "timeout: training ended no epoch within 1 s (the worker was lost 4 times)"
+    assert cause_line(record) == words
     assert "sleep_with_the_interpreter_locked" in str(record.error)  # where it hung
     assert record.provenance["faults"] == {"timeout": 4}
     assert store.read(runs[0].id).status == "completed"

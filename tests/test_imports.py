@@ -14,7 +14,7 @@ import initmem
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
     {"errors", "seeds"},
-    {"files", "catalog"},
+    {"files", "catalog", "content"},
     {"register"},
     {"recipe"},
     {"clocks", "labels", "table"},

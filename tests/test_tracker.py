@@ -428,3 +428,31 @@ def test_a_metric_too_large_to_compute_with_is_infinite() -> None:
     tracker.end_epoch(val_loss=1e308)
     assert tracker.diverged
     assert tracker.history["val_loss"].tolist() == [1e99]
+
+
+def _of_one_rank(rank: int, folder: str) -> None:
+    """One of two processes that train a model together; the tracker is made before they meet."""
+    tracker = Tracker(out=Path(folder) / "history.jsonl")
+    meeting = f"file://{folder}/meeting"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    for epoch in range(3):
+        tracker.end_epoch(val_loss=1.0 / (epoch + 1))
+        torch.distributed.barrier()
+    tracker.finish(test_accuracy=0.5)
+    torch.distributed.destroy_process_group()
+
+
+def test_one_of_several_processes_writes_the_history(tmp_path: Path) -> None:
+    torch.multiprocessing.start_processes(_of_one_rank, (str(tmp_path),), nprocs=2, start_method="fork")
+    lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert [line.get("val_loss") for line in lines] == [1.0, 1 / 2, 1 / 3, None]
+
+
+def test_a_tracker_of_another_rank_of_torchrun_is_silent(tmp_path: Path, monkeypatch) -> None:
+    rows: list = []
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        tracker = Tracker(out=tmp_path / rank, on_epoch=rows.append)
+        tracker.end_epoch(val_loss=1.0)
+        assert tracker.history["val_loss"].tolist() == [1.0]
+        assert (tmp_path / rank).exists() == (rank == "0") == bool(rows)

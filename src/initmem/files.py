@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -82,11 +83,14 @@ def temporary(path: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files that dead processes of this machine left behind."""
+    """Remove the temporary files and folders that dead processes of this machine left behind."""
     for name in names(folder):
-        owner = TEMPORARY.fullmatch(name)
+        owner, path = TEMPORARY.fullmatch(name), folder / name
         if owner and owner[1] == _machine_digest() and has_ended(int(owner[2]), owner[3]):
-            (folder / name).unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _machine_digest() -> str:

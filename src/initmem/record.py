@@ -244,9 +244,11 @@ class CrashCause(NamedTuple):
     first_id: str
     scale: float
     seed: int
+    workdir: str = ""  # where its files are, if it had a working directory of its own
 
     def __str__(self) -> str:
-        return f"{self.runs} with {self.cause} (the first: scale {self.scale:g}, seed {self.seed})"
+        files = f", files in {self.workdir}" if self.workdir else ""
+        return f"{self.runs} with {self.cause} (the first: scale {self.scale:g}, seed {self.seed}{files})"
 
 
 def cause_line(record: RunRecord) -> str:
@@ -272,7 +274,14 @@ def crashed_alike(records: Iterable[RunRecord]) -> list[list[RunRecord]]:
 def crash_causes(records: Iterable[RunRecord]) -> list[CrashCause]:
     """The causes of all crashed runs, the most frequent first."""
     return [
-        CrashCause(cause_line(first), len(group), first.id, first.run.scale, first.run.seed)
+        CrashCause(
+            cause_line(first),
+            len(group),
+            first.id,
+            first.run.scale,
+            first.run.seed,
+            str(first.provenance.get("workdir", "")),
+        )
         for group in crashed_alike(records)
         for first in group[:1]
     ]

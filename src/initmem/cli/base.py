@@ -148,6 +148,13 @@ Watch = Annotated[
     list[Path] | None,
     typer.Option("--watch", metavar="FILE", help="With --command: another file that training depends on."),
 ]
+Workdir = Annotated[
+    str,
+    typer.Option(
+        metavar="own|shared",
+        help="With --command: a working directory for every run, removed afterwards, or the present one.",
+    ),
+]
 Until = Annotated[
     float | None,
     typer.Option(

@@ -31,6 +31,7 @@ def run(
     command: base.Command = None,
     name: base.Name = None,
     watch_files: base.Watch = None,
+    workdir: base.Workdir = "own",
     until: base.Until = None,
     max_seeds: base.MaxSeeds = 30,
     workers: base.Workers = None,
@@ -57,7 +58,8 @@ def run(
     if command is not None:
         from initmem.pipeline.command import study_of
 
-        work = Work(*study_of(command, name, study, preset, overrides or (), watch_files or ()))
+        files = watch_files or ()
+        work = Work(*study_of(command, name, study, preset, overrides or (), files, workdir))
     elif study is not None:
         work = of_study(study, preset, overrides or (), plugins or ())
     else:
@@ -168,7 +170,7 @@ def print_outcome(
     as_json: bool,
 ) -> None:
     """Print how the study stands, and the memory of each of its recipes."""
-    from initmem.engines.provenance import stale_note
+    from initmem.engines.provenance import run_notes, stale_note
     from initmem.measures.applied import applied_lines
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
@@ -179,7 +181,10 @@ def print_outcome(
 
     opened = Store(outcome.store)
     records = [record for record in opened.records() if record.run.recipe in study.recipes]
+    notes = run_notes(records)
     if settings.code and (note := stale_note(records, settings.fingerprint)):
+        notes.append(note)
+    for note in notes:
         say(f"initmem: {note}", err=True)
     memories, metric = Memories(), ""
     if any(record.status != "crashed" for record in records):

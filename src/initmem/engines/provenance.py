@@ -12,9 +12,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from initmem import __version__
+from initmem.content import content_digest
 from initmem.engines.engine import Settings
 from initmem.errors import ConfigError, Damaged, first_of
 from initmem.files import processor_lines
@@ -46,9 +48,11 @@ def with_provenance(
     return replace(record, provenance=provenance)
 
 
-def crash_record(run: Run, error: str, store: Store, settings: Settings) -> RunRecord:
+def crash_record(
+    run: Run, error: str, store: Store, settings: Settings, about: Mapping[str, Any] | None = None
+) -> RunRecord:
     """The record of a run that raised, exited or was lost alone; its faults are noted in the store."""
-    return with_provenance(crashed(run, error, {}), store, settings, [run])
+    return with_provenance(crashed(run, error, about or {}), store, settings, [run])
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -139,6 +143,42 @@ def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fing
     return ""
 
 
+def run_notes(records: Iterable[RunRecord]) -> list[str]:
+    """What the reader should know of the files and the versions that runs used; at most a line for each."""
+    about = [record.provenance for record in records if record.status != "crashed"]
+    changed, removed = _all_of(about, "shared_files_changed"), _all_of(about, "files_removed")
+    versions, opened = _texts(about, "versions"), _texts(about, "opened")
+    mixed = [f"{name} {' and '.join(sorted(kinds))}" for name, kinds in versions.items() if len(kinds) > 1]
+    edited = [name for name, digests in opened.items() if len(digests) > 1]
+    large = [name for name, digests in opened.items() if any(text.endswith(" bytes") for text in digests)]
+    more = max((one.get("opened_more", 0) for one in about), default=0)
+    unknown = any(one.get("files_unknown") for one in about)
+    lines = {
+        "runs changed files that all runs share: {}; a run may have read another's": changed,
+        "removed with the runs' own working directories: {} (workdir = 'shared' keeps such files)": removed,
+        "runs used different versions: {}": mixed,
+        "runs read different versions of files: {}": edited,
+        "files too large to compare except for their size: {}": large,
+        "a run reads more files than are compared when it is started again: {} more": [str(more)]
+        * bool(more),
+        "a change to files that the program reads goes unnoticed, unless the command or --watch names them: "
+        "it is {}": ["not Python, or python -S, -I or -E"] * unknown,
+    }
+    return [line.format(first_of(names, SHOWN)) for line, names in lines.items() if names]
+
+
+def _texts(about: Iterable[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
+    """The different texts that records hold for each name."""
+    texts: dict[str, set[str]] = {}
+    for name, text in (item for one in about for item in one.get(key, {}).items()):
+        texts.setdefault(name, set()).add(text)
+    return dict(sorted(texts.items()))
+
+
+def _all_of(about: Iterable[Mapping[str, Any]], key: str) -> list[str]:
+    return sorted({name for one in about for name in one.get(key, ())})
+
+
 def _fingerprint(record: RunRecord) -> Fingerprint:
     """Of the code that trained a run; empty where the record does not say."""
     return dict(record.provenance.get("fingerprint", {}))
@@ -146,8 +186,23 @@ def _fingerprint(record: RunRecord) -> Fingerprint:
 
 def _changes(records: Iterable[RunRecord], now: Mapping[AnyRecipe, Fingerprint]) -> list[list[str]]:
     """What changed since each record that is not of the present code; crashed ones are left out."""
-    before = [(_fingerprint(r), now[r.run.recipe]) for r in records if r.status != "crashed"]
-    return [differences(old, new) for old, new in before if old and new and old != new]
+    changes = []
+    for record in records:
+        old, new = _fingerprint(record), now[record.run.recipe]
+        if record.status != "crashed" and old and new:
+            changes.append(differences(old, new) or _changed_files(record.provenance))
+    return [names for names in changes if names]
+
+
+def _changed_files(about: Mapping[str, Any]) -> list[str]:
+    """Files of the project that a run has read, and that are no longer as they were."""
+    changed = []
+    for name, before in about.get("opened", {}).items():
+        paths = [Path.cwd() / name, Path(about["project"]) / name]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None or content_digest(path) != before:
+            changed.append(f"file {name} {'is gone' if path is None else 'was edited'}")
+    return changed
 
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:

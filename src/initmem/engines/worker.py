@@ -102,7 +102,11 @@ class Worker:
 
     def _given_up(self, run: Run) -> RunRecord:
         losses = [fault for fault in self.store.faults.of(run.id) if fault.cause in LOSSES]
-        error = f"{losses[-1].cause}: the worker was lost {len(losses)} times\n{losses[-1].detail}"
+        what = f"the worker was lost {len(losses)} times"
+        if losses[-1].cause == "timeout":
+            seconds = f"{self.settings.timeout:g} s" if self.settings.timeout else "the time limit"
+            what = f"{run.recipe.get('pipeline') or 'training'} ended no epoch within {seconds} ({what})"
+        error = f"{losses[-1].detail}\n{losses[-1].cause}: {what}"  # its last line is the cause
         record = crash_record(run, error.strip(), self.store, self.settings)
         # This worker does not try it again.
         return replace(record, provenance={**record.provenance, "attempts": len(losses)})
@@ -138,16 +142,12 @@ class Worker:
                     self.listen(Faulted(cause, tuple(run.id for run in attempt.claimed)))
                     attempts = smaller + attempts
                     continue
-                records = [crash_record(attempt.claimed[0], detail, self.store, self.settings)]
+                about = getattr(error, "provenance", {})  # what the trainer noted on its way out
+                records = [crash_record(attempt.claimed[0], detail, self.store, self.settings, about)]
             self._commit(records)
 
     def _stops_everything(self, error: BaseException) -> bool:
-        """A stop, a lost claim, or a mistake. User code may raise what it likes, except for a bad store."""
-        if isinstance(error, KeyboardInterrupt):
-            # A worker process ignores Ctrl-C: there, user code raised it.
-            return signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        mistake = InitmemError if self.settings.trainer is None else StoreError
-        return isinstance(error, (Interrupted, ClaimLost, mistake))
+        return is_for_engine(error, InitmemError if self.settings.trainer is None else StoreError)
 
     def _note(self, runs: list[Run], error: BaseException) -> tuple[Cause, str]:
         """Write down a fault of claimed runs; return its cause and its traceback."""
@@ -188,6 +188,14 @@ class Interrupted(BaseException):
 
 class ClaimLost(BaseException):
     """Another worker took the runs over, because this one seemed dead."""
+
+
+def is_for_engine(error: BaseException, mistake: type[InitmemError] = StoreError) -> bool:
+    """A stop, a lost claim, or a mistake. User code may raise what it likes, except for a bad store."""
+    if isinstance(error, KeyboardInterrupt):
+        # A worker process ignores Ctrl-C: there, user code raised it.
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, (Interrupted, ClaimLost, mistake))
 
 
 class Attempt:

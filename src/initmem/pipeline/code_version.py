@@ -18,6 +18,7 @@ entry to that effect, and the result of a run repeats it.
 from __future__ import annotations
 
 import ast
+import ctypes
 import enum
 import functools
 import importlib.metadata
@@ -36,6 +37,7 @@ import torch
 from joblib.hashing import NumpyHasher, Pickler
 
 from initmem import register
+from initmem.content import content_digest, parsed
 from initmem.data.sources import load
 from initmem.pipeline import source
 from initmem.pipeline.init import is_keras
@@ -56,6 +58,8 @@ def fingerprint(train: object) -> Fingerprint:
     walk = _Walk()
     walk.callable(train)
     walk.read_globals()
+    if (dtype := torch.get_default_dtype()) != torch.float32:
+        walk.entries["default dtype of torch"] = str(dtype)
     return dict(sorted(walk.entries.items()))
 
 
@@ -141,6 +145,9 @@ class _Walk:
         else:
             self._function(thing)
         self._reach(vars(thing).get("__wrapped__"))
+        registered = vars(thing).get("registry")  # of functools.singledispatch
+        for inner in registered.values() if isinstance(registered, types.MappingProxyType) else ():
+            self._reach(inner)
 
     def _function(self, function: types.FunctionType) -> None:
         code, module = function.__code__, source.module_of(function)
@@ -186,7 +193,7 @@ class _Walk:
             f"class {name}",
             source.class_digest(node) if isinstance(node, ast.ClassDef) else bases,
         )
-        for base in kind.__bases__:
+        for base in (*kind.__bases__, type(kind)):
             self.code(base)
 
     def _module(self, module: types.ModuleType, attributes: set[str]) -> None:
@@ -222,7 +229,7 @@ class _Walk:
         for function, key in self._globals:  # grows on the way
             module, value = source.module_of(function), function.__globals__[key]
             hows = _hows(self._uses[module], key)
-            if source.is_state(value, hows):
+            if source.is_state(value, hows) or isinstance(value, GENERATORS):
                 self._initial(module, key)
             else:
                 self._setting(f"{source.short_name(module)}.{key}", value, hows)
@@ -230,7 +237,7 @@ class _Walk:
     def _initial(self, module: str, key: str) -> None:
         """What a global begins with that the code goes on to change; nothing where that is empty."""
         try:
-            tree = source.parsed(inspect.getsource(sys.modules[module]))
+            tree = parsed(inspect.getsource(sys.modules[module]))
         except (OSError, TypeError, KeyError):
             return  # a notebook has no such source
         for statement in tree.body if tree else ():
@@ -261,6 +268,8 @@ class _Walk:
         elif _is_small_dict(value):
             for key, part in value.items():
                 self.value(f"{name}[{key!r}]", part)
+            if list(value) != sorted(value, key=repr):
+                self._note(f"order of {name}", source.shortened(repr(list(value))))
         elif (text := _short_text(value)) is not None:
             self._note(name, text)
         elif _is_expandable(value):
@@ -309,6 +318,9 @@ class _Hasher(NumpyHasher):  # type: ignore[misc]
             obj = type(obj).__name__
         elif isinstance(obj, types.ModuleType):
             obj = ("module", obj.__name__)
+        elif isinstance(obj, ctypes.CDLL):  # its handle differs between processes
+            path = Path(str(obj._name))
+            obj = ("library", path.name, content_digest(path) if path.is_file() else "")
         elif isinstance(obj, torch.Tensor):
             obj = ("tensor", str(obj.dtype), _array(obj))
         elif is_keras(obj):  # the pickle of a model has a date in it
@@ -328,10 +340,13 @@ def _is_code(thing: object) -> bool:
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """The values of a tensor; only the shape of one that NumPy cannot hold."""
-    if tensor.is_meta or tensor.layout != torch.strided:
+    """The values of a tensor, where they are not zero if it is sparse; the shape if it has no values."""
+    if tensor.is_meta:
         return tuple(tensor.shape)
     plain = tensor.detach().cpu()
+    if plain.layout != torch.strided:
+        plain = plain.to_sparse_coo().coalesce()
+        return tuple(plain.shape), _array(plain.indices()), _array(plain.values())
     return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
 

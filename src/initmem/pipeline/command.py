@@ -5,7 +5,8 @@ The program is started once for every run, with the placeholders of its argument
 such as `{learning_rate}`. A literal brace is doubled. No shell is involved.
 
 To the history it appends one line per epoch, an object of numbers with the same names in every line, and at
-the end, if it likes, one line `{"final": {...}}` with metrics of the predictor it returns:
+the end, if it likes, one line `{"final": {...}}` with metrics of the predictor it returns. `epoch`, where it
+is among the numbers, counts from 1. A program that starts its file over counts with what is there at the end:
 
     {"val_loss": 0.71, "val_accuracy": 0.72, "test_accuracy": 0.70}
     {"val_loss": 0.55, "val_accuracy": 0.81, "test_accuracy": 0.79}
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +37,11 @@ from typing import Any
 from initmem.errors import ConfigError, allowed
 from initmem.measures.applied import MOST_MODELS
 from initmem.pipeline.init import INIT_FILE
+from initmem.pipeline.opened import environment_of, opened_by_program
 from initmem.pipeline.run import OnEpoch, own_record
-from initmem.pipeline.source import Fingerprint, file_fingerprint, note_all
+from initmem.pipeline.source import Fingerprint, note_all, watched_files
 from initmem.pipeline.tracker import Row, Tracker
+from initmem.pipeline.workdir import changes_in, own_workdir, project_of
 from initmem.record import RunRecord
 from initmem.study import SCALES, SEEDS, Run, Study
 from initmem.study_file import load_study, override, own_study
@@ -91,30 +95,37 @@ class CommandTrainer:
     """Trains runs by starting a program."""
 
     parts: tuple[str, ...]
+    project: Path | None = None  # what working directories mirror; None: programs share the present one
 
     def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
         """Train runs, one after the other."""
         return [self._one(run, on_epoch) for run in runs]
 
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
-        started = time.perf_counter()
-        with tempfile.TemporaryDirectory(prefix="initmem-") as folder:
-            history, stderr = Path(folder) / "history.jsonl", Path(folder) / "stderr"
+        started, began = time.perf_counter(), time.time()
+        with own_workdir(self.project, run.id) as workdir, tempfile.TemporaryDirectory() as folder:
+            history, stderr, log = (Path(folder) / name for name in ("history.jsonl", "stderr", "opened"))
             arguments = self.arguments(run, history)
             reader = Reader(history, lambda row: on_epoch(run, row))
             models = Path(folder) / "init.jsonl"
             with stderr.open("wb") as errors:
-                code = _run(arguments, errors, reader.read, {INIT_FILE: str(models)})
+                environment = environment_of(log) | {INIT_FILE: str(models)}
+                code = _run(arguments, errors, reader.read, workdir.path if workdir else None, environment)
             if code != 0:
                 tail = stderr.read_bytes()[-TAIL:].decode(errors="replace").strip() or "nothing on stderr"
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
             written = models.read_text().splitlines() if models.exists() else []
-        seconds = time.perf_counter() - started
-        # The command has {scale} in it, or it would have been refused.
-        about: dict[str, Any] = {"command": shlex.join(self.parts), "torch": "not known", "scale_used": True}
-        about["init"] = [json.loads(line) for line in list(dict.fromkeys(written))[:MOST_MODELS]]
-        return own_record(run, reader.tracker, seconds, **about)
+            seconds = time.perf_counter() - started
+            # The command has {scale} in it, or it would have been refused.
+            about: dict[str, Any] = {
+                "command": shlex.join(self.parts),
+                "torch": "not known",
+                "scale_used": True,
+                "init": [json.loads(line) for line in list(dict.fromkeys(written))[:MOST_MODELS]],
+            }
+            about |= opened_by_program(log, workdir, began) | changes_in(workdir)
+            return own_record(run, reader.tracker, seconds, **about)
 
     def arguments(self, run: Run, history: Path) -> list[str]:
         """The command with its placeholders filled in, each argument for itself."""
@@ -128,23 +139,29 @@ class CommandTrainer:
 
 
 class Reader:
-    """Follows the history that a program writes."""
+    """Follows the history that a program writes. If the program starts its file over, so does the reader."""
 
     def __init__(self, path: Path, on_epoch: Callable[[Row], None]) -> None:
-        self.path, self.tracker = path, Tracker(on_epoch=on_epoch)
-        self._offset, self._line = 0, 0
+        self.path, self._on_epoch = path, on_epoch
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.tracker = Tracker(on_epoch=self._on_epoch)
+        self._text, self._line, self._epochs = b"", 0, 0  # what was read, and how much that is
 
     def read(self, *, at_end: bool = False) -> None:
         """Take in the complete lines; at the end also a last one without a newline."""
         try:
-            with self.path.open("rb") as stream:
-                stream.seek(self._offset)
-                new = stream.read()
+            text = self.path.read_bytes()
         except FileNotFoundError:
-            new = b""
+            text = b""
         if not at_end:
-            new = new[: new.rfind(b"\n") + 1]
-        self._offset += len(new)
+            text = text[: text.rfind(b"\n") + 1]
+            if self._text.startswith(text):
+                return  # nothing new, or the file is being written again
+        if not text.startswith(self._text):
+            self._start_over()
+        new, self._text = text[len(self._text) :], text
         for line in new.split(b"\n"):
             self._line += 1
             if line.strip():
@@ -160,24 +177,38 @@ class Reader:
         except ValueError:
             shown = line[:80].decode(errors="replace")
             raise ProgramError(f"line {self._line} of the history is not JSON: {shown!r}") from None
-        if not isinstance(content, dict):
-            shown = f"line {self._line} of the history is {content!r}"
+        final = content.pop("final", None) if isinstance(content, dict) else None
+        epoch = content.pop("epoch", None) if isinstance(content, dict) else None
+        if not isinstance(content, dict) or not (final or content):
+            shown = f"line {self._line} of the history is {json.loads(line)!r}"
             raise ProgramError(f"{shown} (allowed: an object of numbers)")
         try:
-            if isinstance(content.get("final"), dict):
-                self.tracker.finish(**content["final"])
+            if isinstance(final, dict):
+                self.tracker.finish(**content, **final)
             else:
-                self.tracker.add_row({name: value for name, value in content.items() if name != "epoch"})
-        except ConfigError as error:
+                self._epochs += 1
+                self._check_epoch(epoch)
+                self.tracker.add_row(content if final is None else content | {"final": final})
+        except (ConfigError, TypeError) as error:  # TypeError: a metric is there twice
             raise ProgramError(f"line {self._line} of the history: {error}") from None
+
+    def _check_epoch(self, epoch: object) -> None:
+        if epoch is not None and epoch != self._epochs:
+            raise ConfigError(f"epoch = {epoch!r}, where {self._epochs} is next (allowed: 1, 2, 3, ...)")
 
 
 def _run(
-    arguments: Sequence[str], errors: Any, poll: Callable[[], None], environment: Mapping[str, str]
+    arguments: Sequence[str],
+    errors: Any,
+    poll: Callable[[], None],
+    cwd: Path | None,
+    environment: Mapping[str, str],
 ) -> int:
     """Run a program to its end; if anything is raised meanwhile, end it."""
     with subprocess.Popen(
         arguments,
+        cwd=cwd,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
@@ -191,22 +222,22 @@ def _run(
                     return program.wait(POLL_SECONDS)
                 except subprocess.TimeoutExpired:
                     poll()
-        except BaseException:
+        finally:
             _end(program)
-            raise
 
 
 def _end(program: subprocess.Popen[bytes]) -> None:
-    """Terminate a program and its children; kill those that do not end."""
+    """Terminate a program and the processes that it has started; kill those that do not end."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        end = time.monotonic() + GRACE_SECONDS
+        with suppress(ProcessLookupError, PermissionError):  # none are left
             os.killpg(program.pid, signal_number)
-            program.wait(GRACE_SECONDS)
-            return
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
+            while time.monotonic() < end:
+                program.poll()
+                os.killpg(program.pid, 0)
+                time.sleep(0.02)
             continue
+        return
 
 
 # Bound before any fork: the child may do next to nothing there.
@@ -226,6 +257,7 @@ def study_of(
     preset: str | None,
     settings: Sequence[str],
     watched: Sequence[Path] = (),
+    workdir: str = "own",
 ) -> tuple[Study, dict[str, Fingerprint], CommandTrainer]:
     """The study that a command trains: one from a file, or five scales and five seeds.
 
@@ -244,7 +276,7 @@ def study_of(
     shared = set.intersection(*(set(recipe.settings()) for recipe in asked.recipes))
     parts = parse(command, n_seeds=len(asked.seeds), declared=sorted(shared))
     code = {recipe.id: command_fingerprint(parts, watched, recipe.settings()) for recipe in asked.recipes}
-    return asked, code, CommandTrainer(parts)
+    return asked, code, CommandTrainer(parts, project_of(workdir))
 
 
 def command_fingerprint(
@@ -255,12 +287,7 @@ def command_fingerprint(
     declared = [
         Path(value) for value in (settings or {}).values() if isinstance(value, str) and _is_file(value)
     ]
-    for path in dict.fromkeys([*_named_files(parts), *map(Path, watched), *declared]):
-        try:
-            version = file_fingerprint(path)
-        except OSError as error:
-            raise ConfigError(f"--watch {path}: cannot be read ({error.strerror})") from None
-        note_all(entries, version)
+    note_all(entries, watched_files([*_named_files(parts), *watched, *declared]))
     return dict(sorted(entries.items()))
 
 

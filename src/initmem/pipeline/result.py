@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from initmem.clocks import CLOCKS
-from initmem.engines.provenance import stale_note
+from initmem.engines.provenance import run_notes, stale_note
 from initmem.errors import ConfigError, StoreError, allowed, first_of
 from initmem.measures.applied import TITLE, applied, applied_tables
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
@@ -269,4 +269,5 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
             "(attach the tracker before the first epoch ends)"
         )
     missing = dict.fromkeys(reason for one in about for reason in one.get("clocks_missing", ()))
-    return notes + [f"clocks not measured: {reason}" for reason in missing]
+    notes += [f"clocks not measured: {reason}" for reason in missing]
+    return notes + run_notes(records)

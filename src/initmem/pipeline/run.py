@@ -45,8 +45,11 @@ from initmem.errors import ConfigError
 from initmem.measures.applied import applied_lines
 from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.init import Init, UntouchedWarning
+from initmem.pipeline.opened import noting_files, opened_here
 from initmem.pipeline.result import Result
+from initmem.pipeline.source import watched_files
 from initmem.pipeline.tracker import Row, Tracker
+from initmem.pipeline.workdir import changes_in, own_workdir, project_of, working_in
 from initmem.record import TESTED, RunRecord, summarize
 from initmem.seeds import Role, generator
 from initmem.session import run_study
@@ -77,7 +80,9 @@ def run(
     keep_old: bool = False,
     keep_going: bool = False,
     retry_crashed: bool = False,
+    watch: Iterable[str | Path] = (),
     timeout: float | None = None,
+    workdir: Literal["own", "shared"] = "own",
     progress: bool = True,
 ) -> Result:
     """Train from every scale and seed, and return the result.
@@ -108,17 +113,21 @@ def run(
             message that says what changed. Crashed runs of other code are always tried again.
         keep_going: do not stop when the first runs all fail with the same error.
         retry_crashed: train all crashed runs again.
+        watch: files that count as a part of the code, next to those in the present folder that it opens.
         timeout: seconds within which a run has to end an epoch; one that does not is a crashed run.
+        workdir: `own` gives every run a working directory that mirrors the present one, so that parallel runs
+            never read each other's files, and removes it afterwards; it is kept if the run crashes. `shared`:
+            all runs work in the present one.
         progress: show a bar on stderr.
     """
     _check_function(train)
     called = name or _name_of(train)
     study = own_study(called, recipe or {}, scales, seeds, grid=grid, chaos=chaos, split=split)
-    version = fingerprint(train)
+    version = fingerprint(train) | watched_files(watch)
     code = {recipe.id: version for recipe in study.recipes}
-    settings = Settings(trainer=PipelineTrainer(train), timeout=timeout, code=code)
+    settings = Settings(trainer=PipelineTrainer(train, project_of(workdir)), timeout=timeout, code=code)
     chosen = engine_for(engine, settings, workers)
-    with watching(sys.stderr if progress else None) as watch:
+    with watching(sys.stderr if progress else None) as bar:
         outcome = run_study(
             study,
             store or default_store(called),
@@ -126,7 +135,7 @@ def run(
             retry_crashed=retry_crashed,
             keep_old=keep_old,
             keep_going=keep_going,
-            watch=watch,
+            watch=bar,
         )
     if outcome.interrupted:
         raise KeyboardInterrupt
@@ -179,32 +188,36 @@ class PipelineTrainer:
     """Trains runs by a function of user code."""
 
     train: Train
+    project: Path | None = None  # what working directories mirror; None: runs share the present one
 
     def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
         """Train runs, one after the other."""
         return [self._one(run, on_epoch) for run in runs]
 
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
-        started = time.perf_counter()
+        started, began = time.perf_counter(), time.time()
         init = Init.of(run)
         order = int(generator(run.seed_of("order"), "order", GLOBAL).integers(1 << 62))
         tracker = Tracker(init, on_epoch=lambda row: on_epoch(run, row), on_start=partial(seed_all, order))
-        with seeded(run.seed_of("init")), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
-            returned = self.train(init, tracker)
-        tracker.detach()
-        if run.pins and not tracker.started:
-            raise ConfigError("split: training never began (allowed: tracker.attach before training)")
-        if isinstance(returned, Mapping):
-            tracker.finish(**returned)
-        return own_record(
-            run,
-            tracker,
-            time.perf_counter() - started,
-            init=init.applied(),
-            scale_used=init.used,
-            applied=bool(init.tables),
-        )
+        with own_workdir(self.project, run.id) as workdir:
+            with working_in(workdir), noting_files(), seeded(run.seed_of("init")), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
+                returned = self.train(init, tracker)
+            tracker.detach()
+            if run.pins and not tracker.started:
+                raise ConfigError("split: training never began (allowed: tracker.attach before training)")
+            if isinstance(returned, Mapping):
+                tracker.finish(**returned)
+            return own_record(
+                run,
+                tracker,
+                time.perf_counter() - started,
+                init=init.applied(),
+                scale_used=init.used,
+                applied=bool(init.tables),
+                **opened_here(workdir, began),
+                **changes_in(workdir),
+            )
 
 
 @dataclass(frozen=True, slots=True)

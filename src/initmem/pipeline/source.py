@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import dis
-import functools
 import hashlib
 import inspect
 import json
@@ -17,15 +16,17 @@ import sysconfig
 import tomllib
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from initmem.content import DEFINITIONS, parsed
+from initmem.errors import ConfigError
 
 Fingerprint = dict[str, str]
 Uses = set[tuple[str, str]]  # (a name such as `cache` or `self.history`, how code uses it)
 
 LONGEST = 80  # characters of a value that is shown as it is
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 MUTATORS = (
     *("append", "appendleft", "extend", "insert", "add", "setdefault", "sort", "reverse"),
     *("pop", "popleft", "popitem", "clear", "remove", "discard"),
@@ -61,23 +62,6 @@ def shortened(text: str) -> str:
 
 
 # -- functions and classes ------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=512)
-def parsed(text: str) -> ast.Module | None:
-    """Source without docstrings and the annotations of functions; None where it is not Python."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return None
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-        if isinstance(node, ast.arg):
-            node.annotation = None
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            node.returns = None
-    return tree
 
 
 def definition(thing: types.CodeType | type) -> ast.AST | None:
@@ -202,6 +186,17 @@ def file_fingerprint(path: Path) -> Fingerprint:
     except ValueError:
         pass  # not valid JSON or TOML: its bytes count
     return {f"file {path.name}": digest(content)}
+
+
+def watched_files(paths: Iterable[str | Path]) -> Fingerprint:
+    """The fingerprint of several files."""
+    entries: Fingerprint = {}
+    for path in dict.fromkeys(map(Path, paths)):
+        try:
+            note_all(entries, file_fingerprint(path))
+        except OSError as error:
+            raise ConfigError(f"--watch {path}: cannot be read ({error.strerror})") from None
+    return entries
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:

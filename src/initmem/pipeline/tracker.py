@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,7 +49,8 @@ class Tracker:
     """Records one run. See the module for how to use it; `initmem.run` hands you one.
 
     On its own, `Tracker()` keeps its `history` in memory, `Tracker(out=path)` also appends it to a file, one
-    JSON line per epoch, as `initmem run --command` reads it; `state_dict` goes into your checkpoints.
+    JSON line per epoch, as `initmem run --command` reads it; `state_dict` goes into your checkpoints. Of
+    several processes that train one model (torchrun), only rank 0 writes and reports.
     """
 
     def __init__(
@@ -235,7 +237,7 @@ class Tracker:
             return
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
         self._rows.append(dict.fromkeys(row, math.nan) | finite)
-        if self._on_epoch is not None:
+        if self._on_epoch is not None and _is_first_rank():
             self._on_epoch({"epoch": float(len(self._rows))} | finite)
 
     def _judge(self, row: Row, when: str) -> bool:
@@ -246,7 +248,7 @@ class Tracker:
         return self.diverged
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        if self._out is not None:
+        if self._out is not None and _is_first_rank():
             with self._out.open("a") as stream:
                 stream.write(json.dumps(line) + "\n")
 
@@ -278,6 +280,13 @@ def judged_by(row: Row) -> list[str]:
         if present := [name for name in names if name in row]:
             return [*present, *norm]
     return list(row)
+
+
+def _is_first_rank() -> bool:
+    """Whether this is the process of distributed training that speaks for all."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return int(torch.distributed.get_rank()) == 0
+    return os.environ.get("RANK", "0") == "0"
 
 
 def checked_metrics(given: Mapping[Any, Any]) -> Row:

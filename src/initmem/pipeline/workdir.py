@@ -1,0 +1,229 @@
+"""A working directory for every run, so that parallel runs never read each other's files.
+
+Training code writes `best_model.pt` to a relative path, and reads it back at the end. In a directory that
+runs share, each would load whatever run wrote last. So every run gets a temporary directory that mirrors the
+one in which the study was started:
+
+files           copied, the smallest first; beyond `MOST_COPIED` bytes, symbolic links to the originals
+folders         mirrored; those with many files (datasets, environments) are links
+stores          left out, and the directories of other runs
+around it       links, so that `../data` works
+
+Relative paths to inputs work as before, new files stay with the run that wrote them. The directory is removed
+after the run, or kept and named in the record if the run crashes. What changed behind links in it, and which
+files were removed with it, is in the record, and the result of the study repeats it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
+from pathlib import Path
+
+from initmem.engines.worker import is_for_engine
+from initmem.errors import ConfigError, allowed
+from initmem.files import sweep, temporary
+
+MOST_COPIED = 64 * 2**20  # bytes of all copies; beyond that files are links
+MOST_FILES = 1000  # of a folder that is mirrored, and of all mirrored folders
+MOST_CHECKED = 5000  # files behind links that are checked for changes
+MOST_NAMED = 10  # files in a record
+CACHES = ("__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+PREFIX = "initmem-run-"
+CHOICES = ("own", "shared")
+
+Stamps = dict[str, tuple[int, int]]  # size and time of the last change of files, by path
+
+
+def project_of(workdir: str) -> Path | None:
+    """The directory that runs mirror: the present one; None where they share it."""
+    if workdir not in CHOICES:
+        raise ConfigError(f"workdir = {workdir!r} ({allowed(CHOICES)})")
+    return Path.cwd() if workdir == "own" else None
+
+
+@contextmanager
+def own_workdir(project: Path | None, run_id: str) -> Iterator[Workdir | None]:
+    """A working directory for one run; what user code raises carries its path into the crashed record."""
+    if project is None:
+        yield None
+        return
+    workdir = Workdir(project, run_id)
+    try:
+        yield workdir
+    except BaseException as error:
+        if is_for_engine(error):
+            workdir.remove()
+        else:
+            workdir.keep()
+            error.provenance = {"workdir": str(workdir.path)} | workdir.changes()  # type: ignore[attr-defined]
+        raise
+    workdir.remove()
+
+
+def changes_in(workdir: Workdir | None) -> dict[str, list[str]]:
+    """For the record of a completed run: shared files that changed, and its own, which are removed."""
+    return {} if workdir is None else workdir.changes() | workdir.written()
+
+
+class Workdir:
+    """A directory that mirrors another one; empty where this machine does not have that."""
+
+    def __init__(self, project: Path, run_id: str) -> None:
+        self.project, self._prefix = project, f"{PREFIX}{run_id}-"
+        sweep(Path(tempfile.gettempdir()))  # what killed workers left
+        self._root = temporary(Path(tempfile.gettempdir(), self._prefix))
+        self._root.mkdir(mode=0o700)
+        self._files, self._bytes = MOST_FILES, MOST_COPIED  # that may still be mirrored
+        self._links: list[Path] = []  # originals
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if project.is_dir():
+                self._mirror(project, self.path)
+                self._link_surroundings()
+        except BaseException:
+            self.remove()
+            raise
+        self._copies, self._originals = self._stamps_of_copies(), self._stamps_behind_links()
+
+    @property
+    def path(self) -> Path:
+        """The directory itself; around it are links to what is around the project."""
+        return self._root.joinpath(*self.project.parts[1:])
+
+    def keep(self) -> None:
+        """Give it a name that is not swept."""
+        with suppress(OSError):  # the disk is full: the user's error tells more
+            self._root = self._root.rename(tempfile.mkdtemp(prefix=self._prefix))
+
+    def remove(self) -> None:
+        """Delete the directory; originals behind links stay."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def changes(self) -> dict[str, list[str]]:
+        """Files behind links that have changed since the directory was made."""
+        return _named("shared_files_changed", self._originals, self._stamps_behind_links())
+
+    def written(self) -> dict[str, list[str]]:
+        """Files in the directory itself that the run has written."""
+        return _named("files_removed", self._copies, self._stamps_of_copies())
+
+    def _mirror(self, source: Path, target: Path) -> None:
+        """Files before folders, so that what is near the top is copied if not everything can be."""
+        folders = []
+        with os.scandir(source) as listed:
+            entries = sorted(listed, key=_size)
+        for entry in entries:
+            copy = target / entry.name
+            if entry.is_file() and not entry.is_symlink() and self._may_copy(_size(entry)):
+                try:
+                    shutil.copy2(entry.path, copy)
+                except OSError:  # it went meanwhile, or may not be read
+                    copy.unlink(missing_ok=True)
+                    self._link(Path(entry.path), copy)
+            elif not entry.is_dir() or entry.is_symlink() or entry.name in CACHES:
+                self._link(Path(entry.path), copy)
+            elif not is_left_out(Path(entry.path)):
+                folders.append((Path(entry.path), copy))
+        for folder, copy in folders:
+            if _has_more_than(self._files, folder) or not os.access(folder, os.R_OK | os.X_OK):
+                self._link(folder, copy)
+            else:
+                copy.mkdir()
+                self._mirror(folder, copy)
+
+    def _may_copy(self, size: int) -> bool:
+        if size > self._bytes or not self._files:
+            return False
+        self._bytes -= size
+        self._files -= 1
+        return True
+
+    def _link(self, source: Path, target: Path) -> None:
+        target.symlink_to(source.resolve(), target_is_directory=source.is_dir())
+        if source.name not in CACHES:
+            self._links.append(source)
+
+    def _link_surroundings(self) -> None:
+        """Link what is next to the project and to the folders that hold it."""
+        for folder in self.project.parents:
+            copy = self._root.joinpath(*folder.parts[1:])
+            with suppress(OSError), os.scandir(folder) as entries:  # it may not be listed
+                for entry in islice(entries, MOST_FILES):
+                    if not (copy / entry.name).is_symlink() and not (copy / entry.name).exists():
+                        (copy / entry.name).symlink_to(entry.path)
+
+    def _stamps_behind_links(self) -> Stamps:
+        return _stamps(self.project, islice(chain.from_iterable(map(_files, self._links)), MOST_CHECKED))
+
+    def _stamps_of_copies(self) -> Stamps:
+        return _stamps(self.path, (path for path in _files(self.path) if not path.is_symlink()))
+
+
+@contextmanager
+def working_in(workdir: Workdir | None) -> Iterator[None]:
+    """Make a directory the current one; modules are still imported from the project."""
+    if workdir is None:
+        yield
+        return
+    before, search = Path.cwd(), list(sys.path)
+    sys.path[:] = [str(workdir.project / entry) for entry in search]  # an absolute entry stays as it is
+    os.chdir(workdir.path)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        sys.path[:] = search
+
+
+def _named(key: str, before: Stamps, now: Stamps) -> dict[str, list[str]]:
+    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    return {key: names[:MOST_NAMED]} if names else {}
+
+
+def _stamps(root: Path, paths: Iterable[Path]) -> Stamps:
+    stamps = {}
+    for path in paths:
+        with suppress(OSError):  # it went meanwhile
+            status = path.stat()
+            stamps[os.path.relpath(path, root)] = (status.st_size, status.st_mtime_ns)
+    return stamps
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return 0  # a link that leads nowhere
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The files of a folder and of those in it, except for caches and stores; a file is its own."""
+    if not path.is_dir():
+        yield path
+    for folder, _, names in _walk(path):
+        yield from (Path(folder, name) for name in names)
+
+
+def _has_more_than(most: int, folder: Path) -> bool:
+    """Whether a folder holds more files and folders than that."""
+    entries = (name for _, folders, names in _walk(folder) for name in (*folders, *names))
+    return sum(1 for _ in islice(entries, most + 1)) > most
+
+
+def _walk(path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    for folder, folders, names in os.walk(path):
+        inner = [name for name in folders if name not in CACHES and not is_left_out(Path(folder, name))]
+        folders[:] = sorted(inner)
+        yield folder, folders, names
+
+
+def is_left_out(folder: Path) -> bool:
+    """Whether a folder is a store or belongs to another run."""
+    is_store = os.path.exists(folder / "store.json")  # noqa: PTH110 - it never raises
+    return is_store or folder.name.startswith((PREFIX, f".{PREFIX}"))
