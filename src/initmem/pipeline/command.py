@@ -212,7 +212,6 @@ def _run(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,
-        env={**os.environ, **environment},
         start_new_session=True,
         preexec_fn=_die_with_worker if _prctl else None,
     ) as program:

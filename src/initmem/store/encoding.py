@@ -177,7 +177,7 @@ def check_history(history: History, epochs: int, *, gaps: bool) -> None:
         if column.shape != (epochs,):
             raise StoreError(f"column {name!r} has shape {column.shape} (allowed: {(epochs,)})")
         allowed = abs(column) <= LARGEST_VALUE
-        if not (allowed | (gaps & np.isnan(column))).all():  # a null is read as NaN
+        if not (allowed | (gaps & (column != column))).all():  # a null is read as NaN
             raise StoreError(
                 f"column {name!r} with values that are no finite numbers up to {LARGEST_VALUE:g}"
             )
