@@ -310,7 +310,7 @@ def test_only_its_own_code_can_run_it() -> None:
         ({"engine": "cloud"}, "engine = 'cloud' (allowed: local, inline, ray, slurm)"),
         (
             {"recipe": {"model": object}},
-            "model = <class 'object'> (allowed: finite numbers, strings, booleans",
+            "model = <class 'object'> (allowed: finite numbers, integers below 2^63, strings, booleans",
         ),
         ({"recipe": {"batch_size": 0}}, "batch_size = 0 (allowed: greater than or equal to 1)"),
         ({"split": ["init", "luck"]}, "split = 'luck' (allowed: init, order, augment)"),

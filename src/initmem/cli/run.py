@@ -75,6 +75,7 @@ def run(
             trainer=work.trainer,
             plugins=tuple(plugins or ()),
             code=work.code,
+            about={"command": command, "torch": "not known"} if command else {},
         ),
     )
     folder = store or default_store(f"{work.study.name}-{work.study.preset}")
@@ -171,7 +172,6 @@ def print_outcome(
 ) -> None:
     """Print how the study stands, and the memory of each of its recipes."""
     from initmem.engines.provenance import run_notes, stale_note
-    from initmem.measures.applied import applied_lines
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
     from initmem.measures.verdict import verdict_table
@@ -198,8 +198,13 @@ def print_outcome(
         print_json("run", memory_rows(memories, records), **about, crashes=causes)
         return
     say(f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}")
-    for line in [*applied_lines(records), *crash_lines(records)]:
+    for line in crash_lines(records):
         say(line)
+    if settings.trainer is not None:
+        from initmem.measures.applied import applied_lines
+
+        for line in applied_lines(records):
+            say(line)
     if memories:
         show(verdict_table(memories, until=until))
         say(metric_reason(metric, records))

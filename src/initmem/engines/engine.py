@@ -69,6 +69,7 @@ class Settings:
     plugins: tuple[str, ...] = ()  # modules to import: networks and datasets of recipes may come from them
     # Fingerprints of user code by recipe id, of plugins by registered name.
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)  # goes into the provenance of every run
 
     def fingerprint(self, recipe: AnyRecipe) -> dict[str, str]:
         """What the user code or the plugins of a recipe are made of; empty where there are none."""

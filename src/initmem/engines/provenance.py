@@ -39,6 +39,7 @@ def with_provenance(
     provenance = {
         **environment(str(noted.get("device", settings.device))),
         **({"fingerprint": code} if code else {}),
+        **settings.about,
         **noted,
         "pack": len(pack),
         "pack_id": pack_id(pack),

@@ -119,8 +119,6 @@ class CommandTrainer:
             seconds = time.perf_counter() - started
             # The command has {scale} in it, or it would have been refused.
             about: dict[str, Any] = {
-                "command": shlex.join(self.parts),
-                "torch": "not known",
                 "scale_used": True,
                 "init": [json.loads(line) for line in list(dict.fromkeys(written))[:MOST_MODELS]],
             }
