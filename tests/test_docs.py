@@ -46,7 +46,7 @@ def test_the_notebook_code_runs(tmp_path: Path, tiny_study: Study, monkeypatch) 
     store = Store.create(tmp_path / "demo-store")
     store.commit([fake_record(r, 0.9 - 0.1 * r.scale + 0.01 * r.seed) for r in tiny_study.all_runs()])
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks(ROOT / "docs" / "report.md", "python")
+    code = blocks(ROOT / "docs" / "report.md", "python")[0]
     names: dict[str, str] = {}
     exec(compile(code, "report.md", "exec"), names)
     assert 'data-label="memory" data-sort="15.0' in names["shown"]
