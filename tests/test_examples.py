@@ -48,6 +48,7 @@ EXAMPLES = {
     "keras_model": "train_loss",
     "lightning_module": "train_loss",
     "numpy_loop": "val_loss",
+    "sklearn_mlp": "train_loss",
     "table_mlp": "val_loss",
     "transformers_trainer": "train_loss",
 }

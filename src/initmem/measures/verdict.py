@@ -480,6 +480,7 @@ def _matched_text(row: Memory) -> str:
     if row.fit is None or isinstance(match := row.fit.matched, str):
         return ""
     form = metric_of(match.metric).form
+    kind = "loss" if metric_of(match.by).better == "lower" else match.by
     limits = "" if match.low is None else f" [{match.low:{form}}, {match.high:{form}}]"
-    level = f"{100 * match.level:g}%" if match.by == "train_accuracy" else f"loss {match.level:g}"
+    level = f"{100 * match.level:g}%" if match.by == "train_accuracy" else f"{kind} {match.level:g}"
     return f"{match.memory:{form}}{limits} at {level}"
