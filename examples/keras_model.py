@@ -1,6 +1,6 @@
 """A Keras 3 model, here on its torch backend, with a checkpoint of the best epoch: initmem adds two lines.
 
-    python examples/keras_model.py [--quick]
+python examples/keras_model.py [--quick]
 """
 
 import os

@@ -1,4 +1,4 @@
-"""scikit-learn's MLPClassifier draws its weights inside `partial_fit`: let it, then put others in their place.
+"""scikit-learn's MLPClassifier draws its weights in `partial_fit`: let it, then put others in their place.
 
 python examples/sklearn_mlp.py [--quick]
 """

@@ -359,7 +359,6 @@ def test_a_script_is_wrapped_in_a_few_lines() -> None:
     page = (ROOT / "docs" / "wrap-a-script.md").read_text()
     (block,) = re.findall(r"^```diff\n(.*?)^```", page, flags=re.M | re.S)
     lines = [line for line in block.splitlines() if not line.startswith("@")]
-    assert all(line[1:] in script for line in lines)
     added = [line[1:] for line in lines if line.startswith("+")]
     assert 0 < len(added) <= 8
     unwrapped = "\n".join(line for line in script if line not in added)

@@ -91,6 +91,20 @@ def test_every_link_and_picture_is_there(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", ["frameworks.md", "wrap-a-script.md"])
+def test_lines_that_wrap_a_script_are_those_of_its_example(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    blocks = re.findall(
+        r"/(examples/\w+\.py)\)(?:(?!/examples/).)*?^```diff\n(.*?)^```", text, flags=re.M | re.S
+    )
+    assert len(blocks) == text.count("```diff")
+    for path, block in blocks:
+        script = (ROOT / path).read_text().splitlines()
+        lines = [line for line in block.splitlines() if not line.startswith("@")]
+        assert all((line[1:] in script) == (line[0] != "-") for line in lines)
+        assert any(line[0] == "+" for line in lines)
+
+
 def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys) -> None:
     """In an empty folder, block by block; only smaller."""
     page = (ROOT / "docs" / "own-pipeline.md").read_text()

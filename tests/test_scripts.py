@@ -66,8 +66,10 @@ def test_airbench_frozen_layers_stay_and_a_summed_loss_counts(run: Any) -> None:
     result = run("airbench_like")
     (line,) = applied_lines(result.records)
     assert line.startswith("scaled 2 of 6 parameters; left alone: 0.weight, 2.bias")
-    ratios = {row.name: row.used / row.own for r in result.records[:1] for m in applied(r) for row in m.rows}
-    assert (ratios["0.weight"], ratios["2.weight"]) == (1, pytest.approx(result.records[0].run.scale, 0.01))
+    for record in result.records:
+        rows = {row.name: row for model in applied(record) for row in model.rows}
+        assert rows["0.weight"].used == rows["0.weight"].own
+        assert rows["2.weight"].used == pytest.approx(record.run.scale * rows["2.weight"].own, 0.01)
     # 16 updates of SGD with the rate 0.05 / 64 on a sum over 64 examples
     assert result.clocks()["sgd"] == pytest.approx(16 * 0.05**2 / 64, 1e-5)
     assert all(np.isfinite(record.history["norm"]).all() for record in result.records)
@@ -80,7 +82,7 @@ def test_edge_of_stability_full_batches_and_divergence_are_named(run: Any) -> No
     assert states == {1.0: {"completed"}, 30.0: {"diverged"}}
     assert has_note(result, "3 of 6 runs diverged (train_loss is not finite)")
     assert has_note(result, "every update used the same batch")
-    assert not has_note(result, "forgets")
+    assert (result.memory().metric, result.verdict) == ("train_loss", "inconclusive")
 
 
 def test_omnigrok_a_script_that_scales_its_weights_itself_is_measured(run: Any) -> None:
@@ -91,7 +93,7 @@ def test_omnigrok_a_script_that_scales_its_weights_itself_is_measured(run: Any) 
     memory = result.memory()
     assert memory.metric == "test_accuracy" and memory.memory is not None and not memory.inapplicable
     assert {record.provenance["classes"] for record in result.records} == {10}
-    assert memory.untrained == 0
+    assert memory.verdict in ("remembers", "inconclusive")
 
 
 def test_reinforce_a_reward_is_better_when_higher_and_lengths_differ(run: Any) -> None:
@@ -102,8 +104,8 @@ def test_reinforce_a_reward_is_better_when_higher_and_lengths_differ(run: Any) -
     assert min(lengths) < max(lengths)
     assert has_note(result, f"runs of {min(lengths)} to {max(lengths)} updates are compared")
     assert has_note(result, "no train metric was recorded")
-    rising = [r for r in result.records if r.history["mean_reward"][-1] > r.history["mean_reward"][0]]
-    assert memory.untrained == len(result.records) - len(rising)
+    rewards = [record.history["mean_reward"] for record in result.records]
+    assert memory.untrained == sum(len(each) > 1 and each[-1] <= each[0] for each in rewards)
 
 
 @pytest.mark.parametrize("own_seed", [False, True])
