@@ -32,7 +32,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def test_the_readme_code_prints_what_it_says(monkeypatch, capsys) -> None:
     monkeypatch.chdir(ROOT)
-    code, sketch = blocks(ROOT / "README.md", "python")
+    sketch, code = blocks(ROOT / "README.md", "python")
     compile(
         sketch, "README.md", "exec"
     )  # of a pipeline that only its reader has; docs/own-pipeline.md has a whole one
@@ -52,8 +52,8 @@ def test_the_notebook_code_runs(tmp_path: Path, tiny_study: Study, monkeypatch) 
     assert 'data-label="memory" data-sort="15.0' in names["shown"]
 
 
-def test_the_readme_study_loads(tmp_path: Path) -> None:
-    (text,) = blocks(ROOT / "README.md", "toml")
+def test_the_first_study_loads(tmp_path: Path) -> None:
+    (text,) = blocks(ROOT / "docs" / "index.md", "toml")
     path = tmp_path / "my-study.toml"
     path.write_text(text)
     assert len(load_study(str(path)).all_runs()) == 4 * 3 * 4
