@@ -22,6 +22,7 @@ from torch import nn
 
 import initmem
 from initmem.cli import app
+from initmem.engines.provenance import run_notes
 from initmem.errors import ConfigError
 from initmem.measures.applied import applied_lines
 from initmem.pipeline.command import CommandTrainer, ProgramError, Reader, name_of, parse, study_of
@@ -161,6 +162,9 @@ def test_a_program_and_a_function_leave_the_same_record(kind: str, tmp_path: Pat
         assert (program.status, program.summary) == (function.status, function.summary)
         assert program.history.keys() == function.history.keys()
         assert ("clock_adaptive" in program.history) == (kind == "seen")
+    assert any(
+        note.startswith("clocks not measured: ") and note in result.notes for note in run_notes(records)
+    )
     if kind == "seen":
         memory, expected = initmem.memory(records, "val_accuracy"), result.memory("val_accuracy")
         assert (memory.inapplicable, memory.notes) == (expected.inapplicable, expected.notes)

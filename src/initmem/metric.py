@@ -71,7 +71,7 @@ LOWER = {
     *("loss", "error", "objective", "mse", "rmse", "mae", "nll", "perplexity", "cost", "regret"),
     *("brier", "fid", "wer", "cer"),
 }
-PASSED_OVER = {"mean", "average", "avg", "median", "best", "last", "final"}  # in a name
+PASSED_OVER = {"mean", "average", "avg", "median", "best", "last", "final"}
 UNCLEAR = (
     "whether a higher or a lower {} is better is not known (a name that ends in score, reward, loss or error "
     "tells)"

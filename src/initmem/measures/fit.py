@@ -268,10 +268,10 @@ def _matched(crossings: _Crossings | str) -> Matched | str:
 
 def fit_notes(records: Sequence[RunRecord], metric: str, fit: Fit | None, *, equal: bool) -> list[str]:
     """What is known about the fit, where that is not simply equal."""
-    own = _counterpart(metric)
-    if fit is None and any(record.metric(own) is not None for record in records):
-        return [UNCLEAR.format(own)]
     if fit is None:
+        own = _counterpart(metric)
+        if metric_of(own).better is None and any(record.metric(own) is not None for record in records):
+            return [UNCLEAR.format(own)]
         return [
             "no train metric was recorded, so memory cannot be told from undertraining "
             "(record train_accuracy or train_loss in every epoch)"
