@@ -38,6 +38,7 @@ SHORT = (
     "untrained",
     "chance is not known",
     "still improving",
+    "own working directories",
 )
 # Each with a loss that training makes smaller.
 EXAMPLES = {
