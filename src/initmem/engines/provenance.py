@@ -90,11 +90,12 @@ def whole_pack(store: Store, pack: list[Run], claimed: list[Run]) -> list[Run]:
 
 
 def hardware(device: str) -> str:
-    """The name of the processor that a device is."""
+    """The name of the processor that a device is; a program may see devices that this process does not."""
     if device.startswith("cuda"):
         import torch
 
-        return torch.cuda.get_device_name(device)
+        index = torch.device(device).index or 0
+        return torch.cuda.get_device_name(index) if index < torch.cuda.device_count() else "not known"
     names = [line.partition(":")[2].strip() for line in processor_lines("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
