@@ -112,7 +112,7 @@ def get_data(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="1 to 8, scale, beta, clocks, or all.")],
+    name: Annotated[str, typer.Argument(help="1 to 8, scale, memory, beta, clocks, or all.")],
     stores: base.StoresArgument,
     output: base.Output = None,
     ending: Annotated[
@@ -173,7 +173,7 @@ def table(
         made = tables.make(one, records, studies, reference=reference)
         row: dict[str, Any] = {
             "table": one,
-            "title": made.title,
+            "title": made.heading,
             "missing": made.missing,
             "notes": made.notes,
         }

@@ -147,7 +147,8 @@ def lines_table(
     ]
     columns = [field.column for field in parts[0]]
     return paper_table(
-        f"{where.capitalize()}. {title}",
+        where.capitalize(),
+        title,
         columns,
         rows,
         [note for note in every_note if note],
@@ -157,6 +158,7 @@ def lines_table(
 
 
 def paper_table(
+    name: str,
     title: str,
     columns: Sequence[Column],
     rows: Sequence[Sequence[Entry]],
@@ -172,7 +174,7 @@ def paper_table(
     if usual is not None:
         text = f"Mean ± sample deviation over n = {usual} seeds" if usual > 1 else "One seed: no deviation"
         seeds = [text + ("; where n differs it is given in parentheses" if len(set(counts)) > 1 else "")]
-    return Table(title, columns, cells, [*seeds, *notes], missing, group=group)
+    return Table(title, columns, cells, [*seeds, *notes], missing, name, group=group)
 
 
 def _cell(entry: Entry, usual: int | None) -> Cell:
