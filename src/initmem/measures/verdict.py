@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from importlib import import_module
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,6 @@ from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.store.encoding import plain_values
 from initmem.table import RECIPE, Cell, Column, Table, cell, flat, interval, number
-
-if TYPE_CHECKING:
-    import pandas
 
 Verdict = Literal["remembers", "forgets", "inconclusive", "untrained", "not applicable"]
 
@@ -162,10 +160,10 @@ class Memories(list[Memory]):
         """Plain values, a row per recipe: those of `initmem measure --json` that are single values."""
         return flat([plain_values(row.to_json()) | {"notes": "; ".join(row.notes)} for row in self])
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def to_pandas(self) -> Any:
         """The rows as a data frame of pandas, which has to be installed."""
         try:
-            import pandas
+            pandas = import_module("pandas")
         except ImportError:
             raise ConfigError("to_pandas: pandas is not installed (allowed: pip install pandas)") from None
         return pandas.DataFrame(self.rows())

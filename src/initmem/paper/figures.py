@@ -49,7 +49,9 @@ def plot_of(name: str, records: Records, studies: Studies, reference: bool = Fal
         return OF_ANY_RECIPE[name](records, studies)
     of_networks = bundled(records)
     if not of_networks:
-        raise StoreError(f"figure {name}: only runs of your own training code here ({allowed(OF_ANY_RECIPE)})")
+        raise StoreError(
+            f"figure {name}: only runs of your own training code here ({allowed(OF_ANY_RECIPE)})"
+        )
     return OF_PAPER[name](of_networks, studies, reference=reference)
 
 

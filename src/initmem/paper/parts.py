@@ -147,24 +147,25 @@ def lines_table(
     ]
     columns = [field.column for field in parts[0]]
     return paper_table(
-        where.capitalize(),
         title,
         columns,
         rows,
         [note for note in every_note if note],
         missing(lines),
         group,
+        name=where.capitalize(),
     )
 
 
 def paper_table(
-    name: str,
     title: str,
     columns: Sequence[Column],
     rows: Sequence[Sequence[Entry]],
     notes: Sequence[str],
     missing: Sequence[str],
     group: int = 1,
+    *,
+    name: str = "",
 ) -> Table:
     """A table that says how many seeds its means are over; a mean over any other number says so itself."""
     counts = [entry.n for row in rows for entry in row if isinstance(entry, Mean)]

@@ -268,6 +268,12 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
             f"left out, because not every epoch has them: {', '.join(dropped)} "
             "(attach the tracker before the first epoch ends)"
         )
+    errors = [str(one["on_epoch_error"]) for one in about if "on_epoch_error" in one]
+    if errors:
+        notes.append(
+            f"on_epoch raised in {len(errors)} of {len(about)} runs, the first: {errors[0]} (their training "
+            "and their records are not affected)"
+        )
     missing = dict.fromkeys(reason for one in about for reason in one.get("clocks_missing", ()))
     notes += [f"clocks not measured: {reason}" for reason in missing]
     return notes + run_notes(records)

@@ -155,6 +155,7 @@ class UpdateClocks:
         row = {f"clock_{name}": value for name, value in self.clocks().items()}
         if self.groups:
             row["learning_rate"] = sum(group.share * group.rate for group in self.groups)
+            row["updates"] = float(self.updates)
         if (norm := self.norm()) is not None:
             row["norm"] = norm
         return row

@@ -295,7 +295,7 @@ def comma(table: Table) -> str:
 def comma_rows(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows with equal keys for programs, under the same names as in JSON."""
     stream = io.StringIO()
-    lines = [list(rows[0]) if rows else [], *(list(row.values()) for row in rows)]
+    lines: list[list[object]] = [[*rows[0]] if rows else [], *([*row.values()] for row in rows)]
     csv.writer(stream, lineterminator="\n").writerows(map(cell_text, line) for line in lines)
     return stream.getvalue()
 
