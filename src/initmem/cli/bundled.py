@@ -160,7 +160,7 @@ def table(
 
     As .txt, .md, .tex or .csv; runs that are missing are named.
     """
-    from initmem.files import write_atomic
+    from initmem.files import write_output
     from initmem.paper import tables
     from initmem.plots.tables import render
     from initmem.store.results import collected
@@ -179,7 +179,7 @@ def table(
         }
         if output is not None:
             path = output_path(output, f"table{one}.{ending}", several=name == "all")
-            write_atomic(path, render(made, path.suffix.lstrip(".") or "txt").encode())
+            write_output(path, render(made, path.suffix.lstrip(".") or "txt").encode())
             row["file"] = str(path)
             if not as_json:
                 say(f"table {one}: {path}{missing_in_words(made.missing)}")

@@ -27,7 +27,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +36,7 @@ from typing import Any
 
 from initmem.engines.engine import GPU_SLOT
 from initmem.errors import ConfigError, allowed
+from initmem.files import temporary_folder
 from initmem.measures.applied import MOST_MODELS
 from initmem.pipeline.init import INIT_FILE
 from initmem.pipeline.opened import environment_of, opened_by_program
@@ -110,11 +110,11 @@ class CommandTrainer:
 
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
         started, began = time.perf_counter(), time.time()
-        with own_workdir(self.project, run.id) as workdir, tempfile.TemporaryDirectory() as folder:
-            history, stderr, log = (Path(folder) / name for name in ("history.jsonl", "stderr", "opened"))
+        with own_workdir(self.project, run.id) as workdir, temporary_folder() as folder:
+            history, stderr, log = (folder / name for name in ("history.jsonl", "stderr", "opened"))
             arguments = self.arguments(run, history)
             reader = Reader(history, lambda row: on_epoch(run, row))
-            models = Path(folder) / "init.jsonl"
+            models = folder / "init.jsonl"
             with stderr.open("wb") as errors:
                 environment = environment_of(log) | {INIT_FILE: str(models)}
                 code = _run(arguments, errors, reader.read, workdir.path if workdir else None, environment)
