@@ -30,7 +30,9 @@ def make(name: str, records: Records, studies: Studies, reference: bool = False)
         raise StoreError("no finished run yet (initmem run makes them)")
     of_recipes = bundled(records)
     if not of_recipes:
-        raise StoreError(f"table {name}: the store holds runs of user code only (initmem measure shows them)")
+        raise StoreError(
+            f"table {name}: the store holds runs of user code only (initmem measure --format latex)"
+        )
     return TABLES[name](of_recipes, studies, reference=reference)
 
 

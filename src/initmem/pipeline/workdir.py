@@ -10,8 +10,8 @@ stores          left out, and the directories of other runs
 around it       links, so that `../data` works
 
 Relative paths to inputs work as before, new files stay with the run that wrote them. The directory is removed
-after the run, or kept and named in the record if the run crashes, also with its worker. What changed behind links in it, and which
-files were removed with it, is in the record, and the result of the study repeats it.
+after the run, or kept and named in the record if the run crashes or its worker is lost. What changed behind
+links in it, and which files were removed with it, is in the record, and the result of the study repeats it.
 """
 
 from __future__ import annotations
