@@ -65,6 +65,21 @@ def test_a_callback_changes_no_result_and_its_errors_are_told(tmp_path: Path, ca
     assert rows_of(again) == rows_of(quiet)
 
 
+def test_logs_of_wandb_are_no_files_that_runs_share(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def log(run: initmem.Run, row: dict[str, float]) -> None:
+        own, latest = Path("wandb", run.id), Path("wandb", "latest-run")
+        own.mkdir(parents=True, exist_ok=True)
+        (own / "debug.log").write_text(f"{row}")
+        latest.unlink(missing_ok=True)
+        latest.symlink_to(run.id)
+
+    result = initmem.run(train, **HOW, store=tmp_path / "store", engine="inline", on_epoch=log)
+    assert len(list(Path("wandb").glob("*/debug.log"))) == 4 + 1
+    assert not any("wandb" in note for note in result.notes)
+
+
 def test_what_a_callback_reads_is_no_input_of_training(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("settings.txt").write_text("project")

@@ -33,7 +33,7 @@ MOST_COPIED = 64 * 2**20  # bytes of all copies; beyond that files are links
 MOST_FILES = 1000  # of a folder that is mirrored, and of all mirrored folders
 MOST_CHECKED = 5000  # files behind links that are checked for changes
 MOST_NAMED = 10  # files in a record
-CACHES = ("__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+CACHES = ("__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "wandb")  # or logs
 CHOICES = ("own", "shared")
 
 Stamps = dict[str, tuple[int, int]]  # size and time of the last change of files, by path
