@@ -139,6 +139,7 @@ def test_points_are_not_taken_for_losses(losses, command) -> None:
     store = losses.store.path
     code, _, complaint = command("plan", store, "--power", store)
     assert code == 2 and "test_loss" in complaint and "--memory" in complaint and "--tolerance" in complaint
+    assert command("plan", store, "--power", "0.02")[0] == 2  # the noise of that loss, not in points
     sizes = ("--memory", "0.1", "--tolerance", "0.05")
     code, out, _ = command("plan", store, "--power", store, *sizes, "--json")
     (row,) = json.loads(out)["rows"]

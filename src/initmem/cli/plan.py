@@ -157,8 +157,7 @@ def plan(
 ) -> None:
     """Say what a study costs before it runs.
 
-    Runs, operations, disk space and time; with --power, the seeds it needs. Of a store, that of your own
-    code too, --power alone is known.
+    Runs, operations, disk space and time; with --power, the seeds it needs, also for the recipes of a store.
     """
     from initmem import study_file as studies
     from initmem.engines.engine import cores
@@ -169,7 +168,9 @@ def plan(
     if results and power is None:
         raise ConfigError(f"plan {study}: what a store holds is trained already (allowed: --power NOISE)")
     if results:
-        planned = results.studies()
+        from initmem.measures.design import default_metric  # it loads SciPy
+
+        planned, metric = results.studies(), metric or default_metric(results.records())
     else:
         planned = [studies.load_study(study, preset, overrides or (), plugins=plugins or ())]
     if power is not None:
@@ -293,8 +294,8 @@ def advise(
 ) -> None:
     """Compare each recipe's clocks with what was seen.
 
-    Also the least changes that reach a clock at which recipes forgot. It makes no prediction. Of a store,
-    that of your own code too, it compares the clocks that its runs recorded.
+    Also the least changes that reach a clock at which recipes forgot. It makes no prediction. For a
+    store, also one of your own code, it uses the clocks that were recorded.
     """
     from initmem import study_file as studies
     from initmem.clocks import FAMILY_NAMES
