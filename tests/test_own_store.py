@@ -160,7 +160,7 @@ def test_advice_from_a_store_of_user_code(grid, command) -> None:
     assert fast["advice"] == "none: it forgets"
     factors = {one["field"]: one["factor"] for one in slow["changes"]}
     # The other recipe forgot at 100 times the clock, which is a sum of squared rates over the batch size.
-    assert factors == pytest.approx({"learning_rate": 10, "batch_size": 0.1, "epochs": 100})
+    assert factors == pytest.approx({"learning_rate": 10, "batch_size": 0.1})  # not 100 times the epochs
     assert slow["reaches"]["recipe"] == fast["recipe"]
     code, text, _ = command("advise", grid.store.path)
     assert code == 0 and "learning_rate x 10" in text and "not a prediction" in text
@@ -182,23 +182,37 @@ def test_advice_says_what_it_cannot_say(losses, tmp_path: Path, command) -> None
     assert row["clock"] is None and "'mine'" in row["advice"]
     code, _, complaint = command("advise", tmp_path)
     assert code == 2 and "no store here" in complaint
+    code, _, complaint = command("advise", Store.create(tmp_path / "empty").path)
+    assert code == 2 and "no finished run yet" in complaint
 
 
-def test_advice_from_a_store_of_bundled_recipes(tmp_path: Path, command) -> None:
-    study = planted.study("two", planted.grid(optimizer=["sgd", "adam"]))
+@pytest.mark.parametrize(
+    ("clock", "batch_size", "fields"),
+    [
+        (6.0, 128, {"learning_rate", "batch_size", "epochs"}),
+        (6.0, 8, {"learning_rate", "epochs"}),  # there is no batch of less than one image
+        (1.0, 128, {"learning_rate", "batch_size"}),  # nor patience for 63 times the epochs
+        (1e-3, 128, set()),
+    ],
+)
+def test_advice_from_a_store_of_bundled_recipes(clock, batch_size, fields, tmp_path: Path, command) -> None:
+    study = planted.study("two", planted.grid(optimizer=["sgd", "adam"], batch_size=[batch_size]))
     store = Store.create(tmp_path / "store")
     store.add_study(study)
     for record in planted.records(study):  # without momentum
         history = dict(record.history) | {"clock_momentum": record.history["clock_sgd"]}
+        history["clock_adaptive"] = clock * np.arange(1.0, 7.0)
         store.commit([replace(record, history=history)])
     code, out, _ = command("advise", store.path, "--json")
     rows = json.loads(out)["rows"]
     assert code == 0 and [row["family"] for row in rows] == ["sgd", "adaptive"]
     # Planted: the sum of learning rates at the end of six epochs.
-    assert rows[1]["clock"] == pytest.approx(2e-3 * 6)
-    assert {"learning_rate", "epochs", "batch_size"} == {one["field"] for one in rows[1]["changes"]}
+    assert rows[1]["clock"] == pytest.approx(clock * 6)
+    ratio = rows[1]["reaches"]["clock"] / rows[1]["clock"]
+    expected = {"learning_rate": ratio, "batch_size": 1 / ratio, "epochs": ratio}
     factors = {one["field"]: one["factor"] for one in rows[1]["changes"]}
-    assert factors["learning_rate"] == pytest.approx(rows[1]["reaches"]["clock"] / rows[1]["clock"])
+    assert factors == pytest.approx({name: expected[name] for name in fields})
+    assert fields or "no single change" in rows[1]["advice"]
 
 
 # -- half-lives -------------------------------------------------------------------------------------------

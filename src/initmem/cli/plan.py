@@ -12,7 +12,7 @@ import typer
 
 from initmem.cli import base
 from initmem.cli.base import app, bundled_studies, print_json, say, show_rows
-from initmem.errors import ConfigError, count, duration
+from initmem.errors import ConfigError, StoreError, count, duration
 
 if TYPE_CHECKING:
     from initmem.engines.plan import Plan
@@ -339,6 +339,8 @@ def _print_advice(results: Results, seen: list[Observation], *, as_json: bool) -
     from initmem.plots.columns import RECORDED_ADVICE
 
     rows = [one.to_json() for one in from_records(results, results.path.name, seen)]
+    if not rows:
+        raise StoreError(f"{results.path}: no finished run yet (initmem run makes them)")
     if as_json:
         print_json("advise.store", rows)
         return

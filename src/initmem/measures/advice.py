@@ -199,6 +199,10 @@ GROWTH = {
 }
 
 
+MOST_TIMES = {"epochs": LONGEST}  # how far a setting may change; any other by a factor of 100
+USUAL = {"learning_rate": (0.0, 1.0), "batch_size": (1.0, math.inf)}  # where its value is declared
+
+
 class Multiple(NamedTuple):
     """A change of one setting to a multiple of it."""
 
@@ -252,13 +256,24 @@ def from_records(source: Source, name: str, seen: Sequence[Observation]) -> list
         elif (reaches := targets[0]).clock <= clock:
             text = f"none: others forgot at such a clock ({reaches})"
         else:
-            ratio = reaches.clock / clock
-            options = [Multiple(name, ratio ** (1 / power)) for name, power in GROWTH[family].items()]
+            options = _multiples(recipe, family, reaches.clock / clock)
             words = " or ".join(f"{name} x {factor:.2g}" for name, factor in options)
-            text = f"{words} ({reaches})"
+            text = f"{words or 'no single change within usual bounds'} ({reaches})"
         about = (row.verdict, row.memory, row.unit, family, clock)
         rows.append(Advice(row.recipe, *about, text, options, reaches))
     return rows
+
+
+def _multiples(recipe: AnyRecipe, family: str, ratio: float) -> list[Multiple]:
+    """The changes of one setting that multiply the clock of a family by a ratio, within usual bounds."""
+    multiples = []
+    for name, power in GROWTH[family].items():
+        factor, declared = ratio ** (1 / power), recipe.get(name)
+        low, high = USUAL.get(name, (0.0, math.inf))
+        is_usual = not isinstance(declared, int | float) or low <= factor * declared <= high
+        if is_usual and max(factor, 1 / factor) <= MOST_TIMES.get(name, 100):
+            multiples.append(Multiple(name, factor))
+    return multiples
 
 
 # -- power ------------------------------------------------------------------------------------------------
