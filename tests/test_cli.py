@@ -367,6 +367,7 @@ def documented(schema: str) -> set[str]:
         ["table", "1", "STORE", "-o", "OUT/t.csv"], ["archive", "STORE", "-o", "OUT/a.initmem"],
         ["restore", "GRID", "--store", "OUT/back"], ["export", "STORE", "--to", "csv", "-o", "OUT/csv"],
         ["clocks", "quickstart"], ["clocks"], ["advise", "main-grid", "--records", "GRID"], ["models"],
+        ["advise", "GRID"], ["plan", "GRID", "--power", "GRID"],
         ["data", "list"], ["theory", "resetting"],
     ],
     ids=" ".join,

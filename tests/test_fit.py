@@ -16,7 +16,7 @@ from initmem.measures.fit import Fit, Matched, cold_epochs, fit
 from initmem.measures.memory import memory
 from initmem.measures.scales import failures
 from initmem.recipe import PipelineRecipe, Recipe
-from initmem.record import COLUMNS, RunRecord, summarize
+from initmem.record import COLUMNS, RunRecord, Summary, summarize
 from initmem.study import Run
 
 SCALES, EPOCHS = (0.1, 0.5, 1.0, 1.8, 2.5), 40
@@ -318,3 +318,20 @@ def test_a_rising_train_reward_is_progress() -> None:
     records = rewarded("reward", "train_reward")
     alone = [replace(r, history={"train_reward": r.history["train_reward"]}) for r in records]
     assert failures(alone).untrained == 0
+
+
+@pytest.mark.parametrize("total", [1e300, math.inf, math.nan, 1e7])
+def test_absurd_clocks_cost_nothing(total: float, monkeypatch) -> None:
+    """A clock from an archive of somebody else may stand for any number of updates."""
+    asked = []
+
+    def rates(recipe: Recipe, n_train: int, epoch: int) -> np.ndarray:
+        asked.append(n_train // recipe.batch_size)
+        return np.full(1, recipe.learning_rate)
+
+    monkeypatch.setattr("initmem.measures.fit.epoch_rates", rates)
+    recipe = Recipe.parse({"learning_rate": 1e-3})
+    history = {"clock_adaptive": np.array([total])}
+    record = RunRecord(Run(recipe, 0.1, 0), "completed", Summary(epochs=1), history)
+    assert cold_epochs(record) >= 0
+    assert max(asked) <= 1e6

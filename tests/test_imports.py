@@ -42,8 +42,8 @@ def imports(path: Path) -> set[str]:
     """The rooms of this package that a file imports."""
     found = set()
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):  # how a value shows itself in a notebook is drawn in a room above it
-        if isinstance(node, ast.FunctionDef) and node.name == "_repr_html_":
+    for node in ast.walk(tree):  # how a value shows itself elsewhere is drawn in a room above it
+        if isinstance(node, ast.FunctionDef) and node.name in ("_repr_html_", "to_latex"):
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("initmem."):

@@ -325,7 +325,9 @@ def test_deviations_are_those_of_a_sample() -> None:
 
 
 def test_mistakes_are_explained(odd: Table) -> None:
-    with pytest.raises(ConfigError, match=r"table format = 'docx' \(allowed: txt, md, tex, csv\)"):
+    with pytest.raises(
+        ConfigError, match=r"table format = 'docx' \(allowed: txt, md, tex, csv, markdown, latex\)"
+    ):
         render(odd, "docx")
     with pytest.raises(ConfigError, match=r"table = '8' \(allowed: 1, 2"):
         papertables.make("8", RECORDS, ALL)

@@ -363,7 +363,7 @@ def test_a_clock_that_was_not_measured_is_absent() -> None:
     tracker.step(0.5)
     tracker.end_epoch(loss=1.0)
     assert tracker.clocks() == {"adaptive": 0.5}  # the others need a batch size or kernels
-    assert set(tracker.history) == {"loss", "learning_rate", "clock_adaptive", "seconds"}
+    assert set(tracker.history) == {"loss", "learning_rate", "clock_adaptive", "updates", "seconds"}
     tracker.attach(batch_size=10)
     assert set(tracker.clocks()) == {"sgd", "l2", "adaptive", "momentum"}
     unwatched = Tracker()

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -225,9 +226,50 @@ def test_the_next_run_removes_what_a_killed_worker_left(tmp_path: Path, monkeypa
     crashed, running = Workdir(project, "y"), Workdir(project, "z")
     crashed.keep()
     Workdir(project, "w").remove()
+    assert len(list(temporary.iterdir())) == 3  # a lost run is tried again, or its record names its directory
+    choose()
     assert len(list(temporary.iterdir())) == 2
     assert crashed.path.is_dir()
     assert running.path.is_dir()
+
+
+def choose() -> None:
+    """What every study begins with."""
+    assert workdir.project_of("own") == Path.cwd()
+
+
+def killed(init, tracker):
+    Path("left.txt").write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_lost_run_names_its_last_directory(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))  # of the workers
+    result = initmem.run(killed, scales=[1.0], seeds=[0], store="runs", workers=1, progress=False)
+    (record,) = result.records
+    kept = Path(record.provenance["workdir"])
+    assert (kept / "left.txt").read_text().isdecimal()
+    assert [path for path in folder.iterdir() if path in kept.parents] == list(folder.iterdir())
+    assert f"files in {kept}" in result.notes[0]
+
+
+def test_the_history_of_a_killed_program_is_swept(tmp_path: Path, monkeypatch) -> None:
+    """A worker is killed while its program runs: the next study removes the folder of the history."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    code = (
+        "import os; from initmem.files import temporary_folder\n"
+        "with temporary_folder() as folder: (folder / 'history.jsonl').touch(); os.kill(os.getpid(), 9)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -9
+    assert len(list(folder.glob(".*/history.jsonl"))) == 1
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    choose()
+    assert list(folder.iterdir()) == []
 
 
 def append_to_log(init, tracker):

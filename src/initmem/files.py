@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -38,6 +39,13 @@ def write_atomic(path: Path, data: bytes, mode: int | None = None) -> None:
     """Write a file so that it is there whole or not at all, also after a power cut."""
     with _synced(path, data, mode) as written:
         written.replace(path)
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that the user asked for; what killed processes left of earlier ones next to it goes."""
+    with suppress(StoreError):  # the folder may not be listed
+        sweep(path.parent)
+    write_atomic(path, data)
 
 
 def write_once(path: Path, data: bytes) -> None:
@@ -82,15 +90,33 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_machine_digest()}-{pid}-{started}.{uuid.uuid4().hex}.tmp")
 
 
-def sweep(folder: Path) -> None:
-    """Remove the temporary files and folders that dead processes of this machine left behind."""
+def left_behind(folder: Path, prefix: str = "") -> Iterator[Path]:
+    """The temporary files and folders of a name that dead processes of this machine left in a folder."""
     for name in names(folder):
-        owner, path = TEMPORARY.fullmatch(name), folder / name
+        owner = TEMPORARY.fullmatch(name) if name.startswith(f".{prefix}") else None
         if owner and owner[1] == _machine_digest() and has_ended(int(owner[2]), owner[3]):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
+            yield folder / name
+
+
+def sweep(folder: Path, prefix: str = "") -> None:
+    """Remove what dead processes left behind, as far as this user may."""
+    for path in left_behind(folder, prefix):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is removed afterwards; if this process is killed, by the next sweep."""
+    folder = temporary(Path(tempfile.gettempdir(), "initmem"))
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _machine_digest() -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from initmem.clocks import CLOCKS
 
 # The beginnings of names that the tracker gives to what it derives from training.
-DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm", "epoch")
+DERIVED = ("clock_", "group", "seconds", "learning_rate", "norm", "epoch", "updates")
 
 
 class Metric(NamedTuple):
@@ -98,7 +98,7 @@ _ACCURACIES = (
     *("val_accuracy_best", "val_accuracy_interp", "val_accuracy_last", "train_accuracy_last"),
 )
 _OTHERS = (
-    *("epochs", "tau_best", "tau_interp", "learning_rate", "seconds"),
+    *("epochs", "updates", "tau_best", "tau_interp", "learning_rate", "seconds"),
     *("test_loss", "test_cross_entropy", "test_objective"),
     *("val_loss", "val_cross_entropy", "val_objective"),
     *("train_loss", "train_cross_entropy", "train_objective"),

@@ -90,9 +90,15 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()  # sentences without a full stop
     missing: Sequence[str] = ()  # what was asked for and is not there
+    name: str = ""  # before the title, as in "Table 1"; LaTeX numbers tables itself
     id: str = ""  # of the element on a page
     style: str = ""  # a class of the style sheet
     group: int = 0  # a rule is drawn where the first so many cells change
+
+    @property
+    def heading(self) -> str:
+        """The title after the name."""
+        return f"{self.name}. {self.title}" if self.name else self.title
 
     @property
     def heads(self) -> list[str]:
@@ -168,6 +174,12 @@ Columns = Mapping[Key, Column]  # by the keys of the rows
 def cell_text(value: object) -> object:
     """A value of a CSV file. A text that a spreadsheet would compute gets an apostrophe."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def flat(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without the keys under which any of them has several values."""
+    nested = {key for row in rows for key, value in row.items() if isinstance(value, dict | list)}
+    return [{key: value for key, value in row.items() if key not in nested} for row in rows]
 
 
 def table_of(

@@ -183,6 +183,14 @@ Until = Annotated[
     ),
 ]
 MaxSeeds = Annotated[int, typer.Option(min=1, metavar="N", help="With --until: the most seeds per recipe.")]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="With --command: N workers with a GPU each: CUDA_VISIBLE_DEVICES, or {gpu} in the command.",
+    ),
+]
 EngineName = Annotated[
     str, typer.Option("--engine", metavar="NAME", help="Where runs execute: local, inline, ray or slurm.")
 ]

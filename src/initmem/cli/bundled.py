@@ -112,7 +112,7 @@ def get_data(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="1 to 8, scale, beta, clocks, or all.")],
+    name: Annotated[str, typer.Argument(help="1 to 8, scale, memory, beta, clocks, or all.")],
     stores: base.StoresArgument,
     output: base.Output = None,
     ending: Annotated[
@@ -160,7 +160,7 @@ def table(
 
     As .txt, .md, .tex or .csv; runs that are missing are named.
     """
-    from initmem.files import write_atomic
+    from initmem.files import write_output
     from initmem.paper import tables
     from initmem.plots.tables import render
     from initmem.store.results import collected
@@ -173,13 +173,13 @@ def table(
         made = tables.make(one, records, studies, reference=reference)
         row: dict[str, Any] = {
             "table": one,
-            "title": made.title,
+            "title": made.heading,
             "missing": made.missing,
             "notes": made.notes,
         }
         if output is not None:
             path = output_path(output, f"table{one}.{ending}", several=name == "all")
-            write_atomic(path, render(made, path.suffix.lstrip(".") or "txt").encode())
+            write_output(path, render(made, path.suffix.lstrip(".") or "txt").encode())
             row["file"] = str(path)
             if not as_json:
                 say(f"table {one}: {path}{missing_in_words(made.missing)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +12,13 @@ import typer
 
 from initmem.cli import base
 from initmem.cli.base import app, bundled_studies, print_json, say, show_rows
-from initmem.errors import ConfigError, count, duration
+from initmem.errors import ConfigError, StoreError, count, duration
 
 if TYPE_CHECKING:
     from initmem.engines.plan import Plan
     from initmem.measures.advice import Observation
     from initmem.recipe import Recipe
+    from initmem.store.results import Results
     from initmem.study import Study
     from initmem.table import Columns
 
@@ -92,9 +94,30 @@ def _only(rows: list[dict[str, Any]], columns: Columns) -> list[dict[str, Any]]:
     return [{str(key): row[str(key)] for key in columns} for row in rows]
 
 
+StudyOrStore = Annotated[
+    str,
+    typer.Argument(
+        help="A bundled study, a .toml file, or a store or archive.", autocompletion=bundled_studies
+    ),
+]
+
+
+def stored(name: str, **options: object) -> Results | None:
+    """The store or archive that a path leads to; None: the path or name is one of a study."""
+    from initmem.store.results import open_results
+    from initmem.study_file import bundled
+
+    if name in bundled() or Path(name).suffix == ".toml" or not Path(name).exists():
+        return None
+    for option, value in options.items():
+        if value:
+            raise ConfigError(f"--{option} with the store {name} (allowed: with a study)")
+    return open_results(name)
+
+
 @app.command()
 def plan(
-    study: base.StudyArgument,
+    study: StudyOrStore,
     preset: base.Preset = None,
     overrides: base.Overrides = None,
     scales: base.Scales = None,
@@ -110,16 +133,33 @@ def plan(
         ),
     ] = None,
     memory: Annotated[
-        float, typer.Option(min=1e-9, metavar="PP", help="With --power: the memory to detect.")
-    ] = 5.0,
+        float | None,
+        typer.Option(
+            min=1e-9, metavar="X", help="With --power: the memory to detect.", show_default="5 points"
+        ),
+    ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=1e-9, metavar="PP", help="With --power: the range that counts as forgotten.")
-    ] = 2.0,
+        float | None,
+        typer.Option(
+            min=1e-9,
+            metavar="X",
+            help="With --power: the range that counts as forgotten.",
+            show_default="2 points",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --power: the metric of the noise.",
+            show_default="test or val accuracy",
+        ),
+    ] = None,
     as_json: base.AsJson = False,
 ) -> None:
     """Say what a study costs before it runs.
 
-    Runs, operations, disk space and time; with --power, the seeds it needs.
+    Runs, operations, disk space and time; with --power, the seeds it needs, also for the recipes of a store.
     """
     from initmem import study_file as studies
     from initmem.engines.engine import cores
@@ -127,10 +167,20 @@ def plan(
     from initmem.pipeline import bundled_pipeline
 
     settings = [*(overrides or ()), *filter(None, (scales, seeds))]
-    asked = studies.load_study(study, preset, settings, plugins=plugins or ())
+    results = stored(study, preset=preset, set=settings, plugin=plugins)
+    if results and power is None:
+        raise ConfigError(f"plan {study}: what a store holds is trained already (allowed: --power NOISE)")
+    if results:
+        from initmem.measures.design import default_metric  # it loads SciPy
+
+        planned, metric = results.studies(), metric or default_metric(results.records())
+    else:
+        planned = [studies.load_study(study, preset, settings, plugins=plugins or ())]
     if power is not None:
-        _print_power(asked, power, memory, tolerance, as_json=as_json)
+        sizes = {"memory": memory, "tolerance": tolerance}
+        _print_power(planned, power, metric, sizes, as_json=as_json)
         return
+    (asked,) = planned
     made = plan_of(asked, workers=workers or cores(), pipeline=bundled_pipeline(asked))
     if as_json:
         summary = asdict(made)
@@ -140,8 +190,16 @@ def plan(
         _print(made)
 
 
-def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, as_json: bool) -> None:
+def _print_power(
+    studies: Sequence[Study],
+    noise: str,
+    metric: str | None,
+    sizes: Mapping[str, float | None],
+    *,
+    as_json: bool,
+) -> None:
     from initmem.measures.advice import COLUMNS, power_rows
+    from initmem.metric import metric_name
     from initmem.store.results import open_results
 
     assumed, pilot = None, []
@@ -151,13 +209,18 @@ def _print_power(study: Study, noise: str, memory: float, tolerance: float, *, a
         pilot = open_results(noise).records()
     if assumed is not None and not 0 < assumed < math.inf:
         raise ConfigError(f"power = {noise} (allowed: points above 0, or a store)")
-    powers = power_rows(study, noise=assumed, pilot=pilot, memory=memory, tolerance=tolerance)
-    rows = [row._asdict() for row in powers]
+    chosen = metric and metric_name(metric)
+    tables = {
+        f"{one.name}, preset {one.preset}": [
+            row._asdict() for row in power_rows(one, noise=assumed, pilot=pilot, metric=chosen, **sizes)
+        ]
+        for one in studies
+    }
     if as_json:
-        print_json("plan.power", rows)
+        print_json("plan.power", [row for rows in tables.values() for row in rows])
         return
-    title = f"{study.name}, preset {study.preset}: seeds for a verdict in 80% of studies"
-    show_rows(title, rows, COLUMNS)
+    for name, rows in tables.items():
+        show_rows(f"{name}: seeds for a verdict in 80% of studies", rows, COLUMNS)
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
 
@@ -222,7 +285,7 @@ SHOWN = 5  # recipes of the records that are printed for a recipe; --json has al
 
 @app.command()
 def advise(
-    study: base.StudyArgument,
+    study: StudyOrStore,
     preset: base.Preset = None,
     overrides: base.Overrides = None,
     plugins: base.Plugins = None,
@@ -234,20 +297,23 @@ def advise(
 ) -> None:
     """Compare each recipe's clocks with what was seen.
 
-    Also the least changes that reach a clock at which recipes forgot. It makes no prediction.
+    Also the least changes that reach a clock at which recipes forgot. It makes no prediction. For a
+    store, also one of your own code, it uses the clocks that were recorded.
     """
     from initmem import study_file as studies
     from initmem.clocks import FAMILY_NAMES
     from initmem.measures.advice import observations
     from initmem.paper import reference
     from initmem.plots.columns import ADVICE, SEEN
-    from initmem.store.results import open_results
 
-    asked = studies.load_study(study, preset, overrides or (), plugins=plugins or ())
-    recipes = [recipe.network for recipe in asked.recipes]
     seen = reference.observations()
     for path in records or ():
-        seen += observations(open_results(path).records(), path.name)
+        seen += observations(path, path.name)
+    if results := stored(study, preset=preset, set=overrides, plugin=plugins):
+        _print_advice(results, seen, as_json=as_json)
+        return
+    asked = studies.load_study(study, preset, overrides or (), plugins=plugins or ())
+    recipes = [recipe.network for recipe in asked.recipes]
     rows = [_advice_row(label, recipe, seen) for label, recipe in zip(asked.labels(), recipes, strict=True)]
     if as_json:
         print_json("advise", rows, study=asked.name, preset=asked.preset)
@@ -267,6 +333,25 @@ def advise(
         else:
             say("no record of a recipe of the same family")
     say("Clocks and what was seen at them: this is not a prediction.")
+
+
+def _print_advice(results: Results, seen: list[Observation], *, as_json: bool) -> None:
+    """Advice from the records of a store, whatever trained them."""
+    from initmem.clocks import FAMILY_NAMES
+    from initmem.measures.advice import from_records
+    from initmem.plots.columns import RECORDED_ADVICE
+
+    rows = [one.to_json() for one in from_records(results, results.path.name, seen)]
+    if not rows:
+        raise StoreError(f"{results.path}: no finished run yet (initmem run makes them)")
+    if as_json:
+        print_json("advise.store", rows)
+        return
+    shown = [row | {"family": FAMILY_NAMES.get(str(row["family"]), "not known")} for row in rows]
+    title = f"{results.path.name}: clocks that were recorded up to the last epoch"
+    show_rows(title, _only(shown, RECORDED_ADVICE), RECORDED_ADVICE)
+    say("Each change alone reaches the clock of a recipe that forgot, if the schedule keeps its shape.")
+    say("What accuracy or memory it has there is not known: this is not a prediction.")
 
 
 def _advice_row(label: str, recipe: Recipe, seen: list[Observation]) -> dict[str, Any]:

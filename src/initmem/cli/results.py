@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from initmem.cli import base
 from initmem.cli.base import app, print_json, say, show, show_rows
 from initmem.errors import ConfigError, count
+from initmem.table import Table, flat
 
 
 @app.command()
@@ -108,6 +110,10 @@ def measure(
             metavar="NAME", help="For the number of recipes or pairs: bh (Benjamini-Hochberg) or none."
         ),
     ] = "bh",
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help="In place of a table here: latex, markdown or csv."),
+    ] = None,
     as_json: base.AsJson = False,
 ) -> None:
     """Measure the memory of every recipe in a store.
@@ -120,14 +126,16 @@ def measure(
     from initmem.measures.memory import memory_table
     from initmem.measures.verdict import verdict_table
 
+    if form and as_json:
+        raise ConfigError(f"--format {form} with --json (allowed: one of them)")
     data = at_scales(stores, numbers(scales))
     options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
     options |= {"failure_tolerance": failure_tolerance}
     if what == "memory" and not as_json:
         memories = memory_table(data, metric, **options)
-        show(verdict_table(memories))
+        write(verdict_table(memories), memories.rows(), form)
         if metric is None and memories:
-            say(metric_reason(memories[0].metric, data.records))
+            say(metric_reason(memories[0].metric, data.records), err=bool(form))
         return
     rows = rows_of(data, what, metric=metric, **options)
     unused, left_out = not_applicable(what, data), remarks(what, data)
@@ -136,14 +144,24 @@ def measure(
         print_json(f"measure.{what}", rows, **{name: lines for name, lines in about.items() if lines})
         return
     for label, why in unused.items():
-        say(f"{label}: not applicable: {why}")
+        say(f"{label}: not applicable: {why}", err=bool(form))
     if rows:
-        show(measure_table(what, rows))
+        write(measure_table(what, rows), rows, form)
     else:
-        say("nothing to measure: the store has no runs of the kind that this measure needs")
+        say("nothing to measure: the store has no runs of the kind that this measure needs", err=bool(form))
     conclusion = MEASURES[what].conclusion
     for line in [*(conclusion(rows) if conclusion else ()), *left_out]:
-        say(line)
+        say(line, err=bool(form))
+
+
+def write(table: Table, rows: Sequence[Mapping[str, Any]], form: str | None) -> None:
+    """Print a table for people, or write it in a format; a program gets the plain values of the rows."""
+    from initmem.plots.tables import comma_rows, render
+
+    if form is None:
+        show(table)
+    else:
+        sys.stdout.write(comma_rows(flat(rows)) if form == "csv" else render(table, form))
 
 
 def numbers(text: str | None) -> list[float] | None:

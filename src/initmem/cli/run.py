@@ -38,6 +38,7 @@ def run(
     until: base.Until = None,
     max_seeds: base.MaxSeeds = 30,
     workers: base.Workers = None,
+    gpus: base.Gpus = None,
     engine: base.EngineName = "local",
     engine_options: base.EngineOptions = None,
     device: base.Device = "cpu",
@@ -53,18 +54,25 @@ def run(
 
     Ctrl-C stops; the same command resumes.
     """
-    from initmem.engines.engine import Settings, engine_named
+    from initmem.engines.engine import Settings, engine_named, gpu_slots
     from initmem.engines.progress import watching
     from initmem.session import run_study
     from initmem.store.paths import default_store
     from initmem.study_file import bundled
 
     settings = [*(overrides or ()), *filter(None, (scales, seeds))]
+    slots: tuple[dict[str, str], ...] = ()
     if command is not None:
-        from initmem.pipeline.command import study_of
+        from initmem.pipeline.command import parse, placeholders, study_of
 
         files = watch_files or ()
         work = Work(*study_of(command, name, study, preset, settings, files, workdir))
+        by_program = "gpu" in placeholders(parse(command))
+        if by_program and gpus is None:
+            raise ConfigError("command: {gpu} (needed: --gpus N)")
+        slots = gpu_slots(gpus, chosen_by_program=by_program)
+    elif gpus is not None:
+        raise ConfigError(f"--gpus {gpus} (allowed: with --command; for bundled networks: --device cuda)")
     elif study is not None:
         work = of_study(study, preset, settings, plugins or ())
     else:
@@ -81,6 +89,7 @@ def run(
             plugins=tuple(plugins or ()),
             code=work.code,
             about={"command": command, "torch": "not known"} if command else {},
+            slots=slots,
         ),
     )
     folder = store or default_store(f"{work.study.name}-{work.study.preset}")

@@ -70,6 +70,8 @@ class Settings:
     # Fingerprints of user code by recipe id, of plugins by registered name.
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)  # goes into the provenance of every run
+    # Environment variables for each of the workers of the local engine; empty: nothing is set.
+    slots: tuple[Mapping[str, str], ...] = ()
 
     def fingerprint(self, recipe: AnyRecipe) -> dict[str, str]:
         """What the user code or the plugins of a recipe are made of; empty where there are none."""
@@ -89,6 +91,8 @@ def engine_named(
     settings, options = settings or Settings(), dict(options or {})
     if name not in ENGINES:
         raise ConfigError(f"engine = {name!r} ({allowed(ENGINES)})")
+    if settings.slots and name != "local":
+        raise ConfigError(f"gpus = {len(settings.slots)} with engine = {name!r} (allowed: engine = 'local')")
     if name == "slurm":
         from initmem.engines.slurm import SlurmEngine
 
@@ -137,6 +141,26 @@ def devices(device: str) -> list[str]:
     if not gpus:
         raise ConfigError(f"device = {device!r} (PyTorch finds no such GPU on this machine; allowed: cpu)")
     return gpus
+
+
+GPU_SLOT = "INITMEM_GPU"  # the number of a worker's GPU, for programs that choose it themselves
+
+
+def gpu_slots(gpus: int | None, *, chosen_by_program: bool = False) -> tuple[dict[str, str], ...]:
+    """What tells each of several workers its own GPU; without `gpus` nothing does.
+
+    A worker sees no other GPU than its own, unless its program chooses the GPU by its number.
+    """
+    if gpus is None:
+        return ()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(slot) for slot in range(gpus)]
+    if not 1 <= gpus <= len(names):
+        limit = f"1 to {len(names)}, as CUDA_VISIBLE_DEVICES = {visible}" if visible else "from 1"
+        raise ConfigError(f"gpus = {gpus} (allowed: {limit})")
+    if chosen_by_program:
+        return tuple({GPU_SLOT: str(slot)} for slot in range(gpus))
+    return tuple({"CUDA_VISIBLE_DEVICES": name.strip()} for name in names[:gpus])
 
 
 class Claimed(NamedTuple):

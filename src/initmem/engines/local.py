@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -34,7 +34,7 @@ from initmem.engines.engine import (
     devices,
     ignore,
 )
-from initmem.errors import InitmemError
+from initmem.errors import ConfigError, InitmemError
 from initmem.store.store import Store
 from initmem.study import Run
 
@@ -46,6 +46,7 @@ class _Process:
     process: SpawnProcess
     connection: Connection
     device: str
+    slot: int  # the least number that no other living worker has
     claimed: tuple[str, ...] = ()
     mistake: InitmemError | None = None  # for which the worker stopped
 
@@ -56,7 +57,10 @@ class LocalEngine:
     def __init__(self, *, workers: int | None = None, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self._devices = devices(self.settings.device)
-        self.workers = workers or len(self._devices)
+        slots = len(self.settings.slots)
+        self.workers = workers or slots or len(self._devices)
+        if self.workers > slots > 0:
+            raise ConfigError(f"workers = {workers} with gpus = {slots} (allowed: one worker per GPU)")
         self._context = multiprocessing.get_context("spawn")
         self._stop = self._context.Event()
         self._alive: list[_Process] = []
@@ -126,7 +130,9 @@ class LocalEngine:
         taken = Counter(worker.device for worker in self._alive)
         device = min(dict.fromkeys(self._devices), key=lambda name: taken[name])
         settings = replace(self.settings, device=device)
-        work = (store.path, store.session, list(packs), settings)
+        slot = min(set(range(self.workers)) - {worker.slot for worker in self._alive})
+        environment = self.settings.slots[slot] if self.settings.slots else {}
+        work = (store.path, store.session, list(packs), settings, environment)
         process = self._context.Process(
             target=_main, args=(theirs, self._stop, os.getpid(), *work), daemon=True
         )
@@ -134,7 +140,7 @@ class LocalEngine:
         with skip_script:
             process.start()
         theirs.close()
-        self._alive.append(_Process(process, ours, device))
+        self._alive.append(_Process(process, ours, device, slot))
 
 
 class InlineEngine:
@@ -198,11 +204,12 @@ def _main(
     session: str,
     packs: list[list[Run]],
     settings: Settings,
+    environment: Mapping[str, str],
 ) -> None:
     """The body of a worker process. Signals are for the parent, which asks the workers to stop."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, _do_nothing)
-    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
+    os.environ.update(environment, OMP_NUM_THREADS="1")  # before torch is loaded
 
     from initmem.engines.worker import Worker
 

@@ -19,12 +19,14 @@ from __future__ import annotations
 import faulthandler
 import gc
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 from initmem import register
 from initmem.data.sources import load
@@ -40,6 +42,7 @@ from initmem.engines.engine import (
 )
 from initmem.engines.provenance import crash_record, whole_pack, with_provenance
 from initmem.errors import FullDisk, InitmemError, StoreError
+from initmem.files import left_behind
 from initmem.record import RunRecord
 from initmem.store.faults import LOSSES, Cause, Fault, cause_of, next_pack
 from initmem.store.store import Store
@@ -47,6 +50,7 @@ from initmem.study import Run
 from initmem.train.loop import train_pack
 from initmem.train.pack import Checkpoint, Pack
 
+WORKDIR = "initmem-run-"  # the names of working directories of user code begin with it
 PAUSE = 1.0  # seconds between two looks at packs that other workers have claimed
 LOOK_EVERY = 0.05  # seconds between two looks whether to stop or to save: a small step takes a millisecond
 
@@ -107,7 +111,7 @@ class Worker:
             seconds = f"{self.settings.timeout:g} s" if self.settings.timeout else "the time limit"
             what = f"{run.recipe.get('pipeline') or 'training'} ended no epoch within {seconds} ({what})"
         error = f"{losses[-1].detail}\n{losses[-1].cause}: {what}"  # its last line is the cause
-        record = crash_record(run, error.strip(), self.store, self.settings)
+        record = crash_record(run, error.strip(), self.store, self.settings, lost_workdir(run.id))
         # This worker does not try it again.
         return replace(record, provenance={**record.provenance, "attempts": len(losses)})
 
@@ -179,6 +183,26 @@ class Worker:
     def _commit(self, records: list[RunRecord]) -> None:
         self.store.commit(records)
         self.listen(Finished(tuple((record.id, record.status) for record in records)))
+
+
+def workdir_prefix(run_id: str) -> str:
+    """How the name of a run's working directory begins."""
+    return f"{WORKDIR}{run_id}-"
+
+
+def kept_workdir(root: Path, run_id: str) -> Path:
+    """Give a working directory a name that is not swept."""
+    return root.rename(tempfile.mkdtemp(prefix=workdir_prefix(run_id)))
+
+
+def lost_workdir(run_id: str) -> dict[str, str]:
+    """For the record of a run that was lost on this machine: its last working directory, which is kept."""
+    with suppress(OSError, StoreError):
+        for root in left_behind(Path(tempfile.gettempdir()), workdir_prefix(run_id)):
+            kept = kept_workdir(root, run_id)
+            mirror = kept.joinpath(*Path.cwd().parts[1:])
+            return {"workdir": str(mirror if mirror.is_dir() else kept)}
+    return {}
 
 
 # Neither is an Exception: user code may catch those.

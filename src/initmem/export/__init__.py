@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, allowed
-from initmem.files import write_atomic
+from initmem.files import write_output
 from initmem.measures.design import labelled
 from initmem.recipe import Recipe
 from initmem.record import RunRecord, Summary
@@ -167,7 +167,7 @@ def write_tables(runs: Sequence[NamedRun], output: str, format: str) -> int:
             table.with_columns(texts).rename(lambda name: str(cell_text(name))).write_csv(buffer)
         else:
             table.write_parquet(buffer)
-        write_atomic(folder / f"{name}.{format}", buffer.getvalue())
+        write_output(folder / f"{name}.{format}", buffer.getvalue())
     return len(runs)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from initmem.errors import ConfigError
 from initmem.export import NamedRun, plain, plain_names, present
-from initmem.files import write_atomic
+from initmem.files import write_output
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,7 +36,7 @@ def write_tensorboard(runs: Sequence[NamedRun], output: str) -> int:
         writer = RecordWriter(buffer)
         for event in _events(run):
             writer.write(event.SerializeToString())
-        write_atomic(folder / EVENTS, buffer.getvalue())
+        write_output(folder / EVENTS, buffer.getvalue())
     return len(runs)
 
 

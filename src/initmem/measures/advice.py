@@ -1,4 +1,4 @@
-"""Before the run: what was seen at such clocks, the least change that forgets, and how many seeds it takes.
+"""What was seen at such clocks, the least change that forgets, and how many seeds a verdict takes.
 
 The clocks are a table of observations, not a prediction: they are compared within a family of recipes
 (`clocks.family_of`), at the last epoch and at the effective learning rate. Before any run nothing else is
@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from initmem.catalog import OPTIMIZERS, steps_of
 from initmem.clocks import CLOCKS, effective_clocks, family_of, horizon_sums
-from initmem.errors import ConfigError
+from initmem.errors import ConfigError, allowed
 from initmem.measures.design import by_recipe, default_metric, labelled, plain, profile
 from initmem.measures.memory import memory_table
 from initmem.measures.statistics import noise_of, spreads
 from initmem.measures.verdict import TOLERANCE_PP
+from initmem.metric import metric_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
-from initmem.study import Study
+from initmem.store.results import Source, collected
+from initmem.study import Study, recipes_of
 from initmem.table import RECIPE, Column, Columns, number
 
 
@@ -73,11 +76,12 @@ def family_clock(recipe: Recipe, n_train: int) -> tuple[str, float]:
     return family, effective_clocks(recipe, ticks)[family]
 
 
-def observations(records: Sequence[RunRecord], source: str) -> list[Observation]:
+def observations(source: Source, name: str) -> list[Observation]:
     """What records saw: every recipe with a memory and a recorded clock of its family."""
-    groups = labelled(records)
+    data = collected(source)
+    groups = labelled(data.records, recipes_of(data.studies))
     seen = []
-    for row in memory_table(records, default_metric(records)) if records else ():
+    for row in memory_table(data) if data.records else ():
         group = groups[row.recipe]
         recipe = group[0].run.recipe
         family = family_of(recipe)
@@ -86,7 +90,7 @@ def observations(records: Sequence[RunRecord], source: str) -> list[Observation]
             forgot = row.verdict == "forgets" or (False if row.verdict.startswith("remembers") else None)
             text = f"{row.memory:.3g} {row.unit}".strip()
             about = (clock, row.memory, text, row.verdict, forgot)
-            seen.append(Observation(source, row.recipe, recipe, family, *about))
+            seen.append(Observation(name, row.recipe, recipe, family, *about))
     return seen
 
 
@@ -118,10 +122,14 @@ def reached(recipe: Recipe, n_train: int, seen: Sequence[Observation]) -> Observ
     Only clocks count above which no recipe of the family was seen to remember.
     """
     family, clock = family_clock(recipe, n_train)
+    return next((one for one in forgotten(family, seen) if one.clock <= clock), None)
+
+
+def forgotten(family: str, seen: Iterable[Observation]) -> list[Observation]:
+    """What forgot at a clock above which no recipe of the family was seen to remember, the least first."""
     own = [one for one in seen if one.family == family]
     remembered = max((one.clock for one in own if one.forgot is False), default=0.0)
-    forgot = [one for one in own if one.forgot and remembered < one.clock <= clock]
-    return min(forgot, key=lambda one: one.clock, default=None)
+    return sorted((one for one in own if one.forgot and remembered < one.clock), key=lambda one: one.clock)
 
 
 def changes(recipe: Recipe, n_train: int, seen: Sequence[Observation]) -> list[Change]:
@@ -180,6 +188,96 @@ def _least(
     return forgot and Change(field, values[first], family_clock(forgets, n_train)[1], forgot)
 
 
+# -- from records -----------------------------------------------------------------------------------------
+
+# The power of a setting with which the clock of a family grows, if a schedule keeps its shape. With a smaller
+# batch there are more updates.
+GROWTH = {
+    "sgd": {"learning_rate": 2, "batch_size": -2, "epochs": 1},
+    "l2": {"l2 and weight_decay": 1, "learning_rate": 1, "batch_size": -1, "epochs": 1},
+    "adaptive": {"learning_rate": 1, "batch_size": -1, "epochs": 1},
+}
+
+
+MOST_TIMES = {"epochs": LONGEST}  # how far a setting may change; any other by a factor of 100
+USUAL = {"learning_rate": (0.0, 1.0), "batch_size": (1.0, math.inf)}  # where its value is declared
+
+
+class Multiple(NamedTuple):
+    """A change of one setting to a multiple of it."""
+
+    field: str
+    factor: float
+
+
+class Advice(NamedTuple):
+    """What its records tell about a recipe, and the changes that reach the clock of one that forgot."""
+
+    recipe: str
+    verdict: str
+    memory: float | None
+    unit: str
+    family: str | None  # None: not known
+    clock: float | None  # of the family, at the last epoch; None: not recorded
+    advice: str
+    changes: list[Multiple]
+    reaches: Observation | None
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values."""
+        reaches = self.reaches and self.reaches.to_json()
+        return self._asdict() | {"changes": [one._asdict() for one in self.changes], "reaches": reaches}
+
+
+def from_records(source: Source, name: str, seen: Sequence[Observation]) -> list[Advice]:
+    """Advice about every recipe of a store.
+
+    Recipes of the same store that forgot count first: clocks compare best within one network and dataset.
+    """
+    data = collected(source)
+    groups, own = labelled(data.records, recipes_of(data.studies)), observations(data, name)
+    rows = []
+    for row in memory_table(data) if data.records else ():
+        recipe = groups[row.recipe][0].run.recipe
+        optimizer = recipe.get("optimizer")
+        family = None if optimizer is None or steps_of(str(optimizer)) is None else family_of(recipe)
+        clock = None if family is None else _last_clock(family, groups[row.recipe])
+        reaches, options = None, list[Multiple]()
+        if row.verdict in ("forgets", "untrained", "not applicable"):
+            text = f"none: {'it forgets' if row.verdict == 'forgets' else row.verdict}"
+        elif optimizer is None:
+            text = "not possible: no optimizer is declared (recipe={'optimizer': ...}, --set optimizer=...)"
+        elif family is None:
+            text = f"not possible: the steps of optimizer = {optimizer!r} are unknown ({allowed(OPTIMIZERS)})"
+        elif clock is None:
+            text = "not possible: its clock was not recorded (tracker.attach(model, optimizer, batch_size))"
+        elif not (targets := forgotten(family, own) or forgotten(family, seen)):
+            text = "none: no recipe of its family was seen to forget"
+        elif (reaches := targets[0]).clock <= clock:
+            text = f"none: others forgot at such a clock ({reaches})"
+        else:
+            options = _multiples(recipe, family, reaches.clock / clock)
+            words = " or ".join(f"{name} x {factor:.2g}" for name, factor in options)
+            text = f"{words or 'no single change within usual bounds'} ({reaches})"
+        about = (row.verdict, row.memory, row.unit, family, clock)
+        rows.append(Advice(row.recipe, *about, text, options, reaches))
+    return rows
+
+
+def _multiples(recipe: AnyRecipe, family: str, ratio: float) -> list[Multiple]:
+    """The changes of one setting that multiply the clock of a family by a ratio, within usual bounds."""
+    multiples = []
+    for name, power in GROWTH[family].items():
+        factor, declared = ratio ** (1 / power), recipe.get(name)
+        low, high = USUAL.get(name, (0.0, math.inf))
+        is_usual = not isinstance(declared, int | float) or low <= factor * declared <= high
+        if is_usual and max(factor, 1 / factor) <= MOST_TIMES.get(name, 100):
+            multiples.append(Multiple(name, factor))
+    return multiples
+
+
+# -- power ------------------------------------------------------------------------------------------------
+
 POWER = 0.8
 MEMORY_PP = 5.0
 SEEDS = (3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100)
@@ -190,6 +288,7 @@ class Power(NamedTuple):
     """Seeds that give a verdict in 80% of all studies. None: more than a hundred."""
 
     recipe: str
+    metric: str  # of the pilot
     noise: float  # standard deviation over seeds of one run, in the unit of the metric
     noise_from: str
     scales: int
@@ -206,11 +305,20 @@ def power_rows(
     *,
     noise: float | None,
     pilot: Sequence[RunRecord] = (),
-    memory: float = MEMORY_PP,
-    tolerance: float = TOLERANCE_PP,
+    metric: str | None = None,
+    memory: float | None = None,
+    tolerance: float | None = None,
 ) -> list[Power]:
-    """The power of a study, recipe by recipe, from the noise of pilot records or an assumed one."""
-    pooled = {recipe: pooled_noise(records) for recipe, records in by_recipe(pilot).items()}
+    """The power of a study, recipe by recipe, from the noise of pilot records or an assumed one.
+
+    Without a memory and a tolerance, they are 5 and 2 points, if the metric is one that has points.
+    """
+    metric = metric or default_metric(pilot)
+    if metric_of(metric).unit == "pp":
+        memory, tolerance = memory or MEMORY_PP, tolerance or TOLERANCE_PP
+    if memory is None or tolerance is None:
+        raise ConfigError(f"power: {metric} is not counted in points (needed: --memory and --tolerance)")
+    pooled = {recipe: pooled_noise(records, metric) for recipe, records in by_recipe(pilot).items()}
     measured = {recipe: sigma for recipe, sigma in pooled.items() if sigma}
     scales = len(study.scales)
     rows = []
@@ -221,6 +329,7 @@ def power_rows(
         rows.append(
             Power(
                 recipe=label,
+                metric=metric,
                 noise=sigma,
                 noise_from=source,
                 scales=scales,
@@ -244,9 +353,9 @@ def _pilot_noise(recipe: AnyRecipe, measured: Mapping[AnyRecipe, float]) -> tupl
     return float(np.median(list(measured.values()))), "pilot, other recipes"
 
 
-def pooled_noise(records: Sequence[RunRecord]) -> float | None:
+def pooled_noise(records: Sequence[RunRecord], metric: str | None = None) -> float | None:
     """The standard deviation of a run around its seed's level, pooled over scales; None from one seed."""
-    values = profile(records, default_metric(records)).values
+    values = profile(records, metric or default_metric(records)).values
     n, k = values.shape
     if n < 2 or k < 2:
         return None
@@ -280,6 +389,7 @@ def seeds_to_forget(scales: int, ratio: float) -> int | None:
 
 COLUMNS: Columns = {
     "recipe": RECIPE,
+    "metric": Column("metric", "text", "whose noise it is", priority=5),
     "noise": number("noise", "standard deviation over seeds of one run", ".2g"),
     "noise_from": Column("from", "text", "where the noise was taken from", priority=4),
     "scales": number("scales", "number of scales", priority=3),

@@ -34,7 +34,7 @@ class BetaCurve(NamedTuple):
 class HalfLife(NamedTuple):
     """How long after its largest value |beta| stays above half of it. None: to the end of the run."""
 
-    unit: str  # "epochs" or a clock
+    unit: str  # "epochs", "updates" or a clock
     value: float | None
     low: float | None
     high: float | None  # None: beyond the end of the run
@@ -51,7 +51,7 @@ def beta_curve(records: Sequence[RunRecord], metric: str = "val_accuracy") -> Be
     n, epochs = own.shape
     error = own.std(axis=0, ddof=1) / np.sqrt(n) if n > 1 else np.full(epochs, np.nan)
     half, band = (factor * error for factor in ((student(n - 1), critical(own)) if n > 1 else (1.0, 1.0)))
-    ticks = {name: _mean_clock(records, name) for name in CLOCKS}
+    ticks = {name: _mean_over_runs(records, f"clock_{name}") for name in CLOCKS}
     n_runs = int((~np.isnan(values).all(axis=2)).sum()) if values.size else 0
     return BetaCurve(
         epochs=np.arange(1.0, epochs + 1),
@@ -77,7 +77,7 @@ def _common(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Ar
     Metrics of epochs that are cold at any scale are left out: the slope would be that of the statistics.
     """
     values, scales, seeds = curves(records, column)
-    if not column.startswith(("clock_", "train_")):
+    if not column.startswith(("clock_", "train_", "updates")):
         values[..., : cold_until(records)] = np.nan
     completed = (record for record in plain(records) if record.status == "completed")
     ends = [len(record.history[column]) for record in completed if column in record.history]
@@ -95,7 +95,7 @@ def _seed_slopes(sums: Array) -> Array:
 
 
 def half_lives(records: Sequence[RunRecord], metric: str = "val_accuracy") -> list[HalfLife]:
-    """The half-life of |beta| in epochs, and on the clock of the recipe's family if it was recorded.
+    """The half-life of |beta| in epochs, and in updates and on the clock of the recipe's family if recorded.
 
     For SGD with momentum that clock is `momentum`.
     """
@@ -107,7 +107,8 @@ def half_lives(records: Sequence[RunRecord], metric: str = "val_accuracy") -> li
     if clock == "sgd" and not np.array_equal(curve.clocks["momentum"], curve.clocks["sgd"]):
         clock = "momentum"
     lives = []
-    for unit, axis in {"epochs": curve.epochs, **({clock: curve.clocks[clock]} if clock else {})}.items():
+    axes = {"epochs": curve.epochs, "updates": _mean_over_runs(records, "updates")}
+    for unit, axis in (axes | ({clock: curve.clocks[clock]} if clock else {})).items():
         if len(axis) != len(curve.beta) or not (np.diff(axis) > 0).all():
             continue  # not recorded, or a clock that stands still
         low, high = half_life_limits(curve.beta, own, axis)
@@ -209,8 +210,8 @@ def _slope(sums: Array) -> Array:
         return np.asarray(np.where(spread > 1e-12, (n * sy - s * y) / spread, np.nan))
 
 
-def _mean_clock(records: Sequence[RunRecord], name: str) -> Array:
-    values, _, _ = _common(records, f"clock_{name}")
+def _mean_over_runs(records: Sequence[RunRecord], column: str) -> Array:
+    values, _, _ = _common(records, column)
     if not values.size:
         return np.empty(0)  # training code that no tracker watched
     return np.asarray(np.nanmean(values.reshape(-1, values.shape[2]), axis=0))
@@ -285,7 +286,7 @@ MEASURES = {
         {
             "recipe": RECIPE,
             "metric": METRIC,
-            "unit": Column("unit", "text", "epochs, or the clock of the recipe's family"),
+            "unit": Column("unit", "text", "epochs, updates, or the clock of the recipe's family"),
             "value": number(
                 "half-life", "how long |slope| stays above half its peak; empty: to the end", ".4g"
             ),

@@ -40,6 +40,7 @@ HELD_OUT = ("val_accuracy", "val_cross_entropy", "val_loss", "test_accuracy", "t
 FITTED, LATE = 0.95, 0.2  # a rise of validation accuracy by LATE after train accuracy FITTED: grokking
 MOVING_AVERAGE = 0.99  # of batch norm in Keras 3
 STARTING_SHARE = 0.02  # of a moving variance: more than this left of its starting value is cold
+MOST_UPDATES = 1e6  # of an epoch that matter: after so many, no starting value is left
 
 
 Mode = Literal["generalization", "trainability", "fit unknown"]
@@ -335,10 +336,10 @@ def _updates_per_epoch(record: RunRecord, recipe: Recipe) -> float:
     if clock is None or not len(clock):
         return 1.0
     total = float(clock[0])
-    count = max(total / recipe.learning_rate, 1.0)
+    count = min(max(1.0, total / recipe.learning_rate), MOST_UPDATES)
     for _ in range(20):  # the mean rate of the first epoch depends a little on its number of updates
-        rates = epoch_rates(recipe, max(round(count), 1) * recipe.batch_size, 1)
-        count = max(total / float(rates.mean()), 1.0)
+        rates = epoch_rates(recipe, round(count) * recipe.batch_size, 1)
+        count = min(max(1.0, total / float(rates.mean())), MOST_UPDATES)
     return count
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.errors import count, first_of
+from initmem.errors import ConfigError, count, first_of
 from initmem.measures.design import Analysis, plain
 from initmem.measures.fit import Fit, Mode
 from initmem.measures.scales import EQUAL_RATES, Failures
@@ -21,7 +22,8 @@ from initmem.measures.statistics import ALPHA, seeds_needed
 from initmem.metric import metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
-from initmem.table import RECIPE, Cell, Column, Table, cell, interval, number
+from initmem.store.encoding import plain_values
+from initmem.table import RECIPE, Cell, Column, Table, cell, flat, interval, number
 
 Verdict = Literal["remembers", "forgets", "inconclusive", "untrained", "not applicable"]
 
@@ -153,6 +155,24 @@ def fit_tolerance(row: Memory) -> float | None:
 
 class Memories(list[Memory]):
     """Memories of several recipes; a notebook shows them as a table."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Plain values, a row per recipe: those of `initmem measure --json` that are single values."""
+        return flat([plain_values(row.to_json()) | {"notes": "; ".join(row.notes)} for row in self])
+
+    def to_pandas(self) -> Any:
+        """The rows as a data frame of pandas, which has to be installed."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            raise ConfigError("to_pandas: pandas is not installed (allowed: pip install pandas)") from None
+        return pandas.DataFrame(self.rows())
+
+    def to_latex(self) -> str:
+        """The table of verdicts, for a paper with the package booktabs."""
+        from initmem.plots.tables import latex
+
+        return latex(verdict_table(self))
 
     def _repr_html_(self) -> str:
         from initmem.plots.tables import html

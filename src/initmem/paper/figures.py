@@ -16,15 +16,17 @@ from typing import NamedTuple
 from initmem.errors import ConfigError, StoreError, allowed
 from initmem.measures.beta import BetaCurve, beta_curve
 from initmem.measures.design import bundled
+from initmem.measures.memory import memory_table
 from initmem.paper import main_grid, pairs, sweep
 from initmem.paper.main_grid import ALL_BATCHES, BATCHES, OPTIMIZERS, every_batch, optimizer_line, select_grid
 from initmem.paper.parts import legend, plot_of_lines
 from initmem.paper.reference import find
 from initmem.paper.selection import Key, Line, Records, Selection, Studies, select
 from initmem.plots import captions, styles
-from initmem.plots.builders import BETA, beta_plot, clocks_plot, scale_plot
+from initmem.plots.builders import BETA, beta_plot, clocks_plot, memory_plot, scale_plot
 from initmem.plots.model import Panel, Plot, Series, Style
 from initmem.plots.series import SLOPE, beta_series
+from initmem.store.results import Collection
 from initmem.study import recipes_of
 
 __all__ = ["NAMES", "available", "draw", "plot_of"]
@@ -33,7 +35,7 @@ __all__ = ["NAMES", "available", "draw", "plot_of"]
 def available(records: Records) -> tuple[str, ...]:
     """The figures that a store has something for."""
     of_networks = bundled(records)
-    own = (SCALE,) if len(of_networks) < len(records) else ()
+    own = (SCALE, MEMORY) if len(of_networks) < len(records) else ()
     return own if own and not of_networks else (*NAMES, *own)
 
 
@@ -44,10 +46,12 @@ def plot_of(name: str, records: Records, studies: Studies, reference: bool = Fal
     if not records:
         raise StoreError("no finished run yet (initmem run makes them)")
     if name in OF_ANY_RECIPE:
-        return OF_ANY_RECIPE[name](records, order=recipes_of(studies))
+        return OF_ANY_RECIPE[name](records, studies)
     of_networks = bundled(records)
     if not of_networks:
-        raise StoreError(f"figure {name}: only runs of your own training code here ({allowed([SCALE])})")
+        raise StoreError(
+            f"figure {name}: only runs of your own training code here ({allowed(OF_ANY_RECIPE)})"
+        )
     return OF_PAPER[name](of_networks, studies, reference=reference)
 
 
@@ -189,9 +193,10 @@ OF_PAPER: dict[str, Callable[..., Plot]] = {
     "8": partial(pairs.plot_pairs, "figure 8", pairs.NORMS, "test_accuracy"),
 }
 NAMES = tuple(OF_PAPER)
-SCALE = "scale"
-OF_ANY_RECIPE: dict[str, Callable[..., Plot]] = {
-    SCALE: scale_plot,
-    "beta": beta_plot,
-    "clocks": clocks_plot,
+SCALE, MEMORY = "scale", "memory"
+OF_ANY_RECIPE: dict[str, Callable[[Records, Studies], Plot]] = {
+    SCALE: lambda records, studies: scale_plot(records, order=recipes_of(studies)),
+    MEMORY: lambda records, studies: memory_plot(memory_table(Collection(list(records), list(studies)))),
+    "beta": lambda records, studies: beta_plot(records, order=recipes_of(studies)),
+    "clocks": lambda records, studies: clocks_plot(records, order=recipes_of(studies)),
 }

@@ -147,12 +147,13 @@ def lines_table(
     ]
     columns = [field.column for field in parts[0]]
     return paper_table(
-        f"{where.capitalize()}. {title}",
+        title,
         columns,
         rows,
         [note for note in every_note if note],
         missing(lines),
         group,
+        name=where.capitalize(),
     )
 
 
@@ -163,6 +164,8 @@ def paper_table(
     notes: Sequence[str],
     missing: Sequence[str],
     group: int = 1,
+    *,
+    name: str = "",
 ) -> Table:
     """A table that says how many seeds its means are over; a mean over any other number says so itself."""
     counts = [entry.n for row in rows for entry in row if isinstance(entry, Mean)]
@@ -172,7 +175,7 @@ def paper_table(
     if usual is not None:
         text = f"Mean ± sample deviation over n = {usual} seeds" if usual > 1 else "One seed: no deviation"
         seeds = [text + ("; where n differs it is given in parentheses" if len(set(counts)) > 1 else "")]
-    return Table(title, columns, cells, [*seeds, *notes], missing, group=group)
+    return Table(title, columns, cells, [*seeds, *notes], missing, name, group=group)
 
 
 def _cell(entry: Entry, usual: int | None) -> Cell:

@@ -30,7 +30,9 @@ def make(name: str, records: Records, studies: Studies, reference: bool = False)
         raise StoreError("no finished run yet (initmem run makes them)")
     of_recipes = bundled(records)
     if not of_recipes:
-        raise StoreError(f"table {name}: the store holds runs of user code only (initmem measure shows them)")
+        raise StoreError(
+            f"table {name}: the store holds runs of user code only (initmem measure --format latex)"
+        )
     return TABLES[name](of_recipes, studies, reference=reference)
 
 
@@ -76,12 +78,13 @@ def settings_table(records: Records, studies: Studies, *, reference: bool = Fals
     if reference:
         notes.append(MAIN_GRID_ONLY if any(row[-1] for row in batches) else parts.NO_VALUES)
     return parts.paper_table(
-        "Table 1. Optimizer settings of the recipes in the store",
+        "Optimizer settings of the recipes in the store",
         columns,
         [[*row, ", ".join(map(str, sorted(batches[row])))] for row in ordered]
         + [[name, *[None] * (len(columns) - 1)] for name in absent],
         notes,
         missing=[f"{name}: no recipe" for name in absent],
+        name="Table 1",
     )
 
 

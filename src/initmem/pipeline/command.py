@@ -1,8 +1,9 @@
 """Any program that writes JSON lines joins in: `initmem run --command "python train.py --scale {scale} ..."`.
 
 The program is started once for every run, with the placeholders of its arguments filled in: `{scale}`,
-`{seed}`, `{history}` (the file it writes), `{run}` (the id of the run) and every setting that is declared,
-such as `{learning_rate}`. A literal brace is doubled. No shell is involved.
+`{seed}`, `{history}` (the file it writes), `{run}` (the id of the run), every setting that is declared, such
+as `{learning_rate}`, and with `--gpus N` `{gpu}`, from 0 to N - 1: of the programs that run at the same time
+each has its own. A literal brace is doubled. No shell is involved.
 
 To the history it appends one line per epoch, an object of numbers with the same names in every line, and at
 the end, if it likes, one line `{"final": {...}}` with metrics of the predictor it returns. `epoch`, where it
@@ -26,7 +27,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +34,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from initmem.engines.engine import GPU_SLOT
 from initmem.errors import ConfigError, allowed
+from initmem.files import temporary_folder
 from initmem.measures.applied import MOST_MODELS
 from initmem.pipeline.init import INIT_FILE, TOLD, TRACKER_FILE
 from initmem.pipeline.opened import environment_of, opened_by_program
@@ -47,7 +49,7 @@ from initmem.study import SCALES, SEEDS, Run, Study
 from initmem.study_file import listed, load_study, override, own_study
 
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
-GIVEN = ("scale", "seed", "history", "run")
+GIVEN = ("scale", "seed", "history", "run", "gpu")
 NEEDED = ("scale", "history")
 TAIL = 4000  # characters of the last output of a failed program
 POLL_SECONDS = 0.2  # between two reads of what a program has written
@@ -66,7 +68,7 @@ def parse(command: str, *, n_seeds: int = 1, declared: Iterable[str] | None = No
         raise ConfigError(f"command = {command!r} ({error})") from None
     if not parts:
         raise ConfigError("command = '' (allowed: a program and its arguments)")
-    used = {name for part in parts for name in PLACEHOLDER.findall(part) if name}
+    used = placeholders(parts)
     names = [*GIVEN, *(used if declared is None else declared)]
     for name in sorted(used - set(names)):
         braces = "{" + name + "}"
@@ -80,6 +82,11 @@ def parse(command: str, *, n_seeds: int = 1, declared: Iterable[str] | None = No
     if shutil.which(parts[0]) is None:
         raise ConfigError(f"command: no program {parts[0]!r}")
     return parts
+
+
+def placeholders(parts: Iterable[str]) -> set[str]:
+    """The names in braces."""
+    return {name for part in parts for name in PLACEHOLDER.findall(part) if name}
 
 
 def name_of(parts: Sequence[str]) -> str:
@@ -103,25 +110,26 @@ class CommandTrainer:
 
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
         started, began = time.perf_counter(), time.time()
-        with own_workdir(self.project, run.id) as workdir, tempfile.TemporaryDirectory() as folder:
-            history, stderr, log = (Path(folder) / name for name in ("history.jsonl", "stderr", "opened"))
+        with own_workdir(self.project, run.id) as workdir, temporary_folder() as folder:
+            history, stderr, log = (folder / name for name in ("history.jsonl", "stderr", "opened"))
             arguments = self.arguments(run, history)
             reader = Reader(history, lambda row: on_epoch(run, row))
             with stderr.open("wb") as errors:
-                environment = environment_of(log) | {TOLD: folder}
+                environment = environment_of(log) | {TOLD: str(folder)}
                 code = _run(arguments, errors, reader.read, workdir.path if workdir else None, environment)
             if code != 0:
                 tail = stderr.read_bytes()[-TAIL:].decode(errors="replace").strip() or "nothing on stderr"
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
             seconds = time.perf_counter() - started
-            about = _told(Path(folder)) | opened_by_program(log, workdir, began) | changes_in(workdir)
+            about = _told(folder) | opened_by_program(log, workdir, began) | changes_in(workdir)
             return own_record(run, reader.tracker, seconds, **about)
 
     def arguments(self, run: Run, history: Path) -> list[str]:
         """The command with its placeholders filled in, each argument for itself."""
         values: dict[str, Any] = run.recipe.settings()
         values |= {"scale": run.scale, "seed": run.seed, "history": history, "run": run.id}
+        values |= {"gpu": os.environ.get(GPU_SLOT)}
 
         def filled(match: re.Match[str]) -> str:
             return str(values[match[1]]) if match[1] else match[0][0]

@@ -59,6 +59,17 @@ def noting_files() -> Iterator[None]:
         _is_on = False
 
 
+@contextmanager
+def noting_no_files() -> Iterator[None]:
+    """Note nothing meanwhile: what is opened is no input of training."""
+    global _is_on
+    before, _is_on = _is_on, False
+    try:
+        yield
+    finally:
+        _is_on = before
+
+
 def opened_here(workdir: Workdir | None, started: float) -> dict[str, Any]:
     """For the record of a run: what this process has opened, and the versions of what it imported."""
     about = _about({what for what in _opened if what[1] not in _loaded}, workdir, started, _before)

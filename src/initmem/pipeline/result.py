@@ -254,4 +254,10 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
         notes.append(
             "not applicable: the pipeline never used the scale (init.apply, init.kernel and init.scale do)"
         )
+    errors = [str(one["on_epoch_error"]) for one in about if "on_epoch_error" in one]
+    if errors:
+        notes.append(
+            f"on_epoch raised in {len(errors)} of {len(about)} runs, the first: {errors[0]} (their training "
+            "and their records are not affected)"
+        )
     return notes + run_notes(records)

@@ -28,7 +28,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,14 +38,14 @@ import cloudpickle
 import numpy as np
 import torch
 
-from initmem.engines.engine import Engine, Settings, Trainer, engine_named
+from initmem.engines.engine import Engine, Settings, Trainer, engine_named, gpu_slots
 from initmem.engines.local import InlineEngine
 from initmem.engines.progress import watching
 from initmem.errors import ConfigError
 from initmem.measures.applied import applied_lines
 from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.init import Init, UntouchedWarning
-from initmem.pipeline.opened import noting_files, opened_here
+from initmem.pipeline.opened import noting_files, noting_no_files, opened_here
 from initmem.pipeline.result import Result
 from initmem.pipeline.source import watched_files
 from initmem.pipeline.tracker import Row, Tracker
@@ -72,6 +72,8 @@ def run(
     workers: int | None = None,
     engine: EngineName = "local",
     *,
+    gpus: int | None = None,
+    on_epoch: OnEpoch | None = None,
     name: str | None = None,
     recipe: Mapping[str, Any] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
@@ -99,6 +101,11 @@ def run(
         engine: `local` (worker processes), `inline` (one run after the other in this process, as a debugger
             wants it), `ray` (the cluster of $RAY_ADDRESS, or one made of this machine) or `slurm`. Training
             code that cannot be sent to another process is run inline in place of local, with a message.
+        gpus: give each of so many worker processes a GPU of its own: CUDA_VISIBLE_DEVICES is set before
+            anything is loaded. Only with the engine `local`.
+        on_epoch: called after every epoch as `on_epoch(run, row)`, in the process that trains, to log while
+            it runs. `run` has `id`, `scale`, `seed` and `recipe`; `row` has `epoch` and what was recorded.
+            What it raises is noted, and does not end the run.
         name: what the pipeline is called, in the store too; the name of the function unless given. Together
             with the recipe, the scale and the seed it makes the id of a run.
         recipe: settings of your code, of any name: `{"optimizer": "lion", "dropout": 0.1, "betas": [0.9,
@@ -125,7 +132,8 @@ def run(
     study = own_study(called, recipe or {}, scales, seeds, grid=grid, chaos=chaos, split=split)
     version = fingerprint(train) | watched_files(watch)
     code = {recipe.id: version for recipe in study.recipes}
-    settings = Settings(trainer=PipelineTrainer(train, project_of(workdir)), timeout=timeout, code=code)
+    trainer = PipelineTrainer(train, project_of(workdir), on_epoch)
+    settings = Settings(trainer=trainer, timeout=timeout, code=code, slots=gpu_slots(gpus))
     chosen = engine_for(engine, settings, workers)
     with watching(sys.stderr if progress else None) as bar:
         outcome = run_study(
@@ -156,7 +164,7 @@ def engine_for(name: str, settings: Settings, workers: int | None) -> Engine:
         except Exception as error:  # whatever a user's objects raise when they are pickled
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             problem = f"this training code cannot be sent to other processes ({reason})"
-            if name != "local":
+            if name != "local" or settings.slots:
                 raise ConfigError(f"engine = {name!r}: {problem}") from None
             limit = ", without the time limit" if timeout is not None else ""
             print(f"initmem: {problem}; its runs go one after the other in this one{limit}", file=sys.stderr)
@@ -189,6 +197,7 @@ class PipelineTrainer:
 
     train: Train
     project: Path | None = None  # what working directories mirror; None: runs share the present one
+    on_epoch: OnEpoch | None = None  # the user's
 
     def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
         """Train runs, one after the other."""
@@ -198,7 +207,13 @@ class PipelineTrainer:
         started, began = time.perf_counter(), time.time()
         init = Init.of(run)
         order = int(generator(run.seed_of("order"), "order", GLOBAL).integers(1 << 62))
-        tracker = Tracker(init, on_epoch=lambda row: on_epoch(run, row), on_start=partial(seed_all, order))
+        log = Log(self.on_epoch, run, self.project)
+
+        def end_epoch(row: Row) -> None:
+            log(row)
+            on_epoch(run, row)
+
+        tracker = Tracker(init, on_epoch=end_epoch, on_start=partial(seed_all, order))
         with own_workdir(self.project, run.id) as workdir:
             with working_in(workdir), noting_files(), seeded(run.seed_of("init")), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
@@ -215,9 +230,35 @@ class PipelineTrainer:
                 init=init.applied(),
                 scale_used=init.used,
                 applied=bool(init.tables),
+                **log.about(),
                 **opened_here(workdir, began),
                 **changes_in(workdir),
             )
+
+
+class Log:
+    """The user's callback of one run. It works where the study was started, and has no effect on training."""
+
+    def __init__(self, function: OnEpoch | None, run: Run, project: Path | None) -> None:
+        self._function, self._run, self._project = function, run, project
+        self._error = ""  # the first
+
+    def __call__(self, row: Row) -> None:
+        """Tell the callback of an epoch; what it raises is noted, and printed the first time."""
+        if self._function is None:
+            return
+        folder = self._project if self._project and self._project.is_dir() else Path.cwd()
+        with kept_generators(), noting_no_files(), chdir(folder):
+            try:
+                self._function(self._run, dict(row))
+            except Exception as error:  # it is user code
+                if not self._error:
+                    self._error = f"{type(error).__name__}: {error}"
+                    print(f"initmem: on_epoch: {self._error} (training continues)", file=sys.stderr)
+
+    def about(self) -> dict[str, str]:
+        """For the record of the run."""
+        return {"on_epoch_error": self._error} if self._error else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +312,15 @@ def seed_all(seed: int) -> None:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global generators of Python, NumPy and torch, and restore them afterwards."""
+    with kept_generators():
+        seed_all(seed)
+        yield
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Restore the global generators of Python, NumPy and torch afterwards."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    seed_all(seed)
     try:
         yield
     finally:

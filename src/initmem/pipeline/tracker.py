@@ -41,7 +41,8 @@ Row = dict[str, float]
 OnEpoch = Callable[[Row], None]
 
 OWN = {"learning_rate", "seconds", "epoch", *(f"clock_{name}" for name in CLOCKS)}  # added to the metrics
-OF_UPDATES = ("clock_", "learning_rate")
+MAY_BE_GIVEN = ("norm", "updates")  # added too, unless nothing is there to take them from
+OF_UPDATES = ("clock_", "learning_rate", "updates")
 RESERVED = OWN | (set(SUMMARY_FIELDS) - set(TESTED))
 
 
@@ -144,7 +145,7 @@ class Tracker:
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """End an epoch with a row that another tracker or program made: its own columns are among them."""
-        own = OWN | {"norm", "norm_init"}
+        own = OWN | {*MAY_BE_GIVEN, "norm_init"}
         columns = {name: _number(name, value) for name, value in row.items() if name in own}
         metrics = checked_metrics({name: value for name, value in row.items() if name not in own})
         self._check(metrics)
@@ -272,8 +273,9 @@ class Tracker:
         return [variable for variable in variables(model, kernels) if variable.role == "kernel"]
 
     def _check(self, row: Row) -> None:
-        if "norm" in row and self._updates.kernels:
-            raise ConfigError("metric norm: initmem records that itself (choose another name)")
+        for name, counted in zip(MAY_BE_GIVEN, (self._updates.kernels, self._updates.updates), strict=True):
+            if name in row and counted:
+                raise ConfigError(f"metric {name}: initmem records that itself (choose another name)")
         if not self._rows:
             self._given = set(row)
         changed = ", ".join(sorted(self._given ^ set(row)))

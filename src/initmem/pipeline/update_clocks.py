@@ -159,6 +159,7 @@ class UpdateClocks:
         if self.groups and not self.missed_steps(norm_init):
             row = {f"clock_{name}": value for name, value in self.clocks().items()}
             row["learning_rate"] = sum(group.share * group.rate for group in self.groups)
+            row["updates"] = float(self.updates)
         if (norm := self.norm()) is not None:
             row["norm"] = norm
         return row

@@ -10,8 +10,8 @@ stores          left out, and the directories of other runs
 around it       links, so that `../data` works
 
 Relative paths to inputs work as before, new files stay with the run that wrote them. The directory is removed
-after the run, or kept and named in the record if the run crashes. What changed behind links in it, and which
-files were removed with it, is in the record, and the result of the study repeats it.
+after the run, or kept and named in the record if the run crashes or its worker is lost. What changed behind
+links in it, and which files were removed with it, is in the record, and the result of the study repeats it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 
-from initmem.engines.worker import is_for_engine
+from initmem.engines.worker import WORKDIR, is_for_engine, kept_workdir, workdir_prefix
 from initmem.errors import ConfigError, allowed
 from initmem.files import sweep, temporary
 
@@ -33,8 +33,7 @@ MOST_COPIED = 64 * 2**20  # bytes of all copies; beyond that files are links
 MOST_FILES = 1000  # of a folder that is mirrored, and of all mirrored folders
 MOST_CHECKED = 5000  # files behind links that are checked for changes
 MOST_NAMED = 10  # files in a record
-CACHES = ("__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache")
-PREFIX = "initmem-run-"
+CACHES = ("__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", "wandb")  # or logs
 CHOICES = ("own", "shared")
 
 Stamps = dict[str, tuple[int, int]]  # size and time of the last change of files, by path
@@ -44,6 +43,7 @@ def project_of(workdir: str) -> Path | None:
     """The directory that runs mirror: the present one; None where they share it."""
     if workdir not in CHOICES:
         raise ConfigError(f"workdir = {workdir!r} ({allowed(CHOICES)})")
+    sweep(Path(tempfile.gettempdir()))  # what killed workers of earlier studies left
     return Path.cwd() if workdir == "own" else None
 
 
@@ -75,9 +75,9 @@ class Workdir:
     """A directory that mirrors another one; empty where this machine does not have that."""
 
     def __init__(self, project: Path, run_id: str) -> None:
-        self.project, self._prefix = project, f"{PREFIX}{run_id}-"
-        sweep(Path(tempfile.gettempdir()))  # what killed workers left
-        self._root = temporary(Path(tempfile.gettempdir(), self._prefix))
+        self.project, self._run_id = project, run_id
+        sweep(Path(tempfile.gettempdir()), workdir_prefix(run_id))  # what a killed worker left of this run
+        self._root = temporary(Path(tempfile.gettempdir(), workdir_prefix(run_id)))
         self._root.mkdir(mode=0o700)
         self._files, self._bytes = MOST_FILES, MOST_COPIED  # that may still be mirrored
         self._links: list[Path] = []  # originals
@@ -99,7 +99,7 @@ class Workdir:
     def keep(self) -> None:
         """Give it a name that is not swept."""
         with suppress(OSError):  # the disk is full: the user's error tells more
-            self._root = self._root.rename(tempfile.mkdtemp(prefix=self._prefix))
+            self._root = kept_workdir(self._root, self._run_id)
 
     def remove(self) -> None:
         """Delete the directory; originals behind links stay."""
@@ -227,4 +227,4 @@ def _walk(path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 def is_left_out(folder: Path) -> bool:
     """Whether a folder is a store or belongs to another run."""
     is_store = os.path.exists(folder / "store.json")  # noqa: PTH110 - it never raises
-    return is_store or folder.name.startswith((PREFIX, f".{PREFIX}"))
+    return is_store or folder.name.startswith((WORKDIR, f".{WORKDIR}"))

@@ -151,6 +151,15 @@ ADVICE: Columns = {
     "paper": Column("paper", "text", "the nearest clock that it saw: memory, clock, recipe", room=24),
     "advice": Column("changes", "text", "each alone reaches the clock of a recipe that forgot", room=30),
 }
+RECORDED_ADVICE: Columns = {
+    "recipe": RECIPE,
+    "verdict": Column("verdict", "text", "on its runs"),
+    "memory": Column("memory", about="of its runs", form=".3g"),
+    "unit": Column("unit", "text", "of the memory", priority=4),
+    "family": ADVICE["family"],
+    "clock": ADVICE["value"],
+    "advice": ADVICE["advice"],
+}
 SEEN: Columns = {
     "asked": Column("recipe", "text", "that was asked for"),
     "clock": Column("clock", about="of the recipe that was seen, at its last epoch", form=".3g"),

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from initmem.errors import ConfigError, StoreError
-from initmem.files import write_atomic
+from initmem.files import write_output
 from initmem.plots.axes import (
     FAINT,
     INK,
@@ -110,7 +110,7 @@ def save(figure: Figure, path: Path) -> None:
     with style.context(STYLE):
         figure.savefig(stream, format=kind, dpi=200, metadata=undated)
     try:
-        write_atomic(path, stream.getvalue())
+        write_output(path, stream.getvalue())
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror})") from None
 

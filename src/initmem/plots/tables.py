@@ -65,7 +65,7 @@ def print_table(table: Table, console: Console) -> None:
     shown, left_out = fitted(table, console.width)
     widths = _widths(shown, console.width)
     if table.title:
-        _line(console, table.title, "bold")
+        _line(console, table.heading, "bold")
     console.print()
     console.print(_grid(shown, widths) if widths else _stacked(shown))
     console.print()
@@ -193,7 +193,7 @@ def latex_escape(text: str) -> str:
 
 
 def render(table: Table, format: str) -> str:
-    """Write a table as txt, md, tex or csv, as the ending of a file has it."""
+    """Write a table as txt, md, tex or csv, as the ending of a file has it; or markdown, latex."""
     kind = format.lower().removeprefix(".")
     if kind not in FORMATS:
         raise ConfigError(f"table format = {format!r} ({allowed(FORMATS)})")
@@ -220,7 +220,7 @@ def markdown(table: Table) -> str:
 
     bars = "|" + "|".join("---:" if right else ":---" for right in _right(table)) + "|"
     rows = [line(cell.text for cell in row) for row in table.rows]
-    head = [f"**{table.title.translate(MARKDOWN)}**", "", line(table.heads), bars]
+    head = [f"**{table.heading.translate(MARKDOWN)}**", "", line(table.heads), bars]
     foot = [note.translate(MARKDOWN) for note in table.footing()]
     return "\n".join([*head, *rows, "", " ".join(foot)]) + "\n"
 
@@ -266,7 +266,7 @@ def html(table: Table) -> str:
     head = line("th", map(escape, table.heads))
     body = "".join(line("td", map(_colored, row)) for row in table.rows)
     notes = "".join(f"<p>{escape(note)}</p>" for note in table.footing())
-    title = f"<p><strong>{escape(table.title)}</strong></p>"
+    title = f"<p><strong>{escape(table.heading)}</strong></p>"
     return f"<div>{title}<table><thead>{head}</thead><tbody>{body}</tbody></table>{notes}</div>"
 
 
@@ -292,4 +292,14 @@ def comma(table: Table) -> str:
     return stream.getvalue()
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {"txt": text, "md": markdown, "tex": latex, "csv": comma}
+def comma_rows(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows with equal keys for programs, under the same names as in JSON."""
+    stream = io.StringIO()
+    lines: list[list[object]] = [[*rows[0]] if rows else [], *([*row.values()] for row in rows)]
+    csv.writer(stream, lineterminator="\n").writerows(map(cell_text, line) for line in lines)
+    return stream.getvalue()
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "txt": text, "md": markdown, "tex": latex, "csv": comma, "markdown": markdown, "latex": latex,
+}  # fmt: skip

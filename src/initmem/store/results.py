@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from initmem.errors import StoreError, allowed
-from initmem.files import explained, readable, reason, retried, write_atomic
+from initmem.files import explained, readable, reason, retried, write_output
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord, crash_causes
 from initmem.store.claims import LiveRun
@@ -84,7 +84,7 @@ def write_archive(path: Path, studies: Sequence[Study], records: Sequence[RunRec
     """Write an archive; how many bytes it has."""
     data = pack(studies, records)
     with explained(path):
-        write_atomic(path, data)
+        write_output(path, data)
     return len(data)
 
 
