@@ -56,7 +56,7 @@ class Measure:
     columns: Columns
     options: tuple[str, ...] = ()  # of adjust, tolerance and analyses (the interim analysis of each recipe)
     of_scale: bool = False  # recipes that never used the scale have no such effect
-    over_time: bool = False  # epochs that are cold are left out
+    remarks: Callable[[Groups], list[str]] | None = None  # what is left out
     conclusion: Callable[[Sequence[Row]], list[str]] | None = None  # lines below the table
 
 
@@ -114,6 +114,11 @@ def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Arr
         row = record.history[column]
         values[seeds.index(record.run.seed), scales.index(record.run.scale), : len(row)] = row
     return values, np.array(scales), np.array(seeds, dtype=float)
+
+
+def level_of(record: RunRecord) -> float:
+    """What was done to the initialization of a run: runs of a seed differ in it alone."""
+    return record.run.scale
 
 
 def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:
