@@ -47,6 +47,8 @@ History: TypeAlias = "Mapping[str, NDArray[np.float64]]"
 #   norm:NAME, cosine:NAME   of a kernel: its norm, and its cosine to the initial weights, (epoch,)
 #   alignment                centered kernel alignment of the last hidden layer to its state at initialization
 Arrays: TypeAlias = "Mapping[str, NDArray[Any]]"
+MOST_PREDICTIONS = 20_000  # values per run: of 10 classes 12.5 kB in a record
+MOST_INITIAL = 2_000  # of the network before training
 LARGEST_VALUE = 1e100  # of what is recorded: squares and sums are finite as well
 LONGEST_CAUSE = 300  # characters of a cause
 

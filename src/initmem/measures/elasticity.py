@@ -71,7 +71,7 @@ def elasticity_of(rows: Sequence[tuple[int, float, float]], *, alpha: float = AL
     def slope(kept: NDArray[np.intp]) -> float:
         x, y = logs[np.isin(seeds, distinct[kept])].T
         centered = x - x.mean()
-        return float(centered @ y / (centered @ centered))
+        return float(centered @ y / (centered @ centered)) if np.ptp(x) > 0 else math.nan
 
     estimate = jackknife(slope, len(distinct), alpha=alpha)
     return Elasticity(slope(np.arange(len(distinct))), *estimate[1:], len(rows), len(distinct))

@@ -36,6 +36,7 @@ _HISTORY = b',"history":'
 _ARRAYS = b',"arrays":'
 LARGEST_ARRAY = 1 << 20  # values
 MOST_BITS = 16  # of a whole number in an array
+LARGEST_CLASS = (1 << MOST_BITS) - 1
 
 
 class Encoded(NamedTuple):
@@ -195,7 +196,9 @@ def encode_array(array: NDArray[Any]) -> Any:
         return array.tolist()
     bits = max(int(array.max(initial=0)).bit_length(), 1)
     if int(array.min(initial=0)) < 0 or bits > MOST_BITS:
-        raise StoreError(f"an array with values from {array.min()} to {array.max()} (allowed: 0 to 65535)")
+        raise StoreError(
+            f"an array with values from {array.min()} to {array.max()} (allowed: 0 to {LARGEST_CLASS})"
+        )
     columns = array.astype(">u2").reshape(-1, 1).view(np.uint8)
     packed = np.packbits(np.unpackbits(columns, axis=1)[:, MOST_BITS - bits :])
     return {"shape": list(array.shape), "bits": bits, "data": base64.b85encode(packed.tobytes()).decode()}
@@ -214,6 +217,8 @@ def decode_array(content: Any) -> NDArray[Any]:
     if not (0 <= size <= LARGEST_ARRAY and 1 <= bits <= MOST_BITS):
         raise ValueError(f"shape {shape} of {bits} bits each")
     packed = np.frombuffer(base64.b85decode(content["data"]), dtype=np.uint8)
+    if len(packed) != math.ceil(size * bits / 8):
+        raise ValueError(f"{len(packed)} bytes for shape {shape} of {bits} bits each")
     columns = np.zeros((size, MOST_BITS), dtype=np.uint8)
     columns[:, MOST_BITS - bits :] = np.unpackbits(packed, count=size * bits).reshape(size, bits)
     return np.packbits(columns, axis=1).view(">u2").astype(np.uint16).reshape(shape)

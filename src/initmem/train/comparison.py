@@ -13,11 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from initmem.record import Arrays
+from initmem.record import MOST_INITIAL, MOST_PREDICTIONS, Arrays
 from initmem.train.pack import Pack
 
-MOST_PREDICTIONS = 20_000  # values per run: of 10 classes 12.5 kB in a record
-MOST_INITIAL = 2_000  # of the network before training
 MOST_EPOCHS = 32  # of the norms and cosines that are kept
 ALIGNED = 128  # validation examples behind the alignment
 
