@@ -36,14 +36,13 @@ def at_selected(record: RunRecord, name: str) -> float | None:
 
 
 def by_epoch(records: Sequence[RunRecord], name: str) -> dict[int, float]:
-    """The mean over runs of an array over `layer_epochs`, at the epochs that all of them have."""
-    columns = [
-        dict(zip(record.arrays["layer_epochs"].tolist(), record.arrays[name].tolist(), strict=False))
-        for record in records
-        if name in record.arrays and "layer_epochs" in record.arrays
-    ]
-    epochs = sorted(set.intersection(*map(set, columns))) if columns else []
-    return {epoch: float(np.mean([column[epoch] for column in columns])) for epoch in epochs}
+    """The mean over runs of an array over `layer_epochs`, at the epochs that most of them have."""
+    values: dict[int, list[float]] = {}
+    runs = [r.arrays for r in records if name in r.arrays and "layer_epochs" in r.arrays]
+    for arrays in runs:
+        for epoch, value in zip(arrays["layer_epochs"].tolist(), arrays[name].tolist(), strict=False):
+            values.setdefault(epoch, []).append(value)
+    return {epoch: float(np.mean(at)) for epoch, at in sorted(values.items()) if 2 * len(at) > len(runs)}
 
 
 def layer_rows(records: Sequence[RunRecord], alpha: float) -> list[Row]:

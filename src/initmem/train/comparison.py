@@ -16,7 +16,7 @@ from torch import Tensor
 from initmem.record import MOST_INITIAL, MOST_PREDICTIONS, Arrays
 from initmem.train.pack import Pack
 
-MOST_EPOCHS = 32  # of the norms and cosines that are kept
+MOST_EPOCHS = 32  # of the norms and cosines that are kept, next to the selected one and the last
 ALIGNED = 128  # validation examples behind the alignment
 
 
@@ -106,7 +106,8 @@ def layer_arrays(pack: Pack, replica: int) -> dict[str, NDArray[np.float64]]:
     if len(rows) != last + 1:  # resumed from a checkpoint of an earlier version
         return {}
     best = int(np.argmin(history)) + 1 if last else 0
-    epochs = sorted({best, *np.linspace(0, last, min(last + 1, MOST_EPOCHS)).round().astype(int).tolist()})
+    step = math.ceil(pack.recipe.epochs / MOST_EPOCHS)  # the same for all runs of a recipe
+    epochs = sorted({*range(0, last, step), best, last})
     names = [name.removeprefix("net.").removesuffix(".kernel") for name in pack.network.kernel_names()]
     arrays: dict[str, NDArray[np.float64]] = {"layer_epochs": np.array(epochs)}
     for i, name in enumerate(names):
