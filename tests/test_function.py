@@ -193,9 +193,9 @@ def test_equal_accuracy_and_different_functions_are_told_apart(tiny: Recipe) -> 
     same, different = (function_memory(planted(one, tiny)) for one in (noise, planted_effect))
     assert same is not None
     assert different is not None
-    assert same.accuracy == different.accuracy == 0
-    assert same.p > 0.05
-    assert different.p < 0.005
+    assert same["accuracy"] == different["accuracy"] == 0
+    assert same["p"] > 0.05
+    assert different["p"] < 0.005
 
 
 def test_the_p_value_of_no_effect_is_uniform() -> None:

@@ -44,49 +44,38 @@ class Identified(NamedTuple):
     p: float  # of no more agreement with the own initialization than with others
 
 
-class FunctionMemory(NamedTuple):
-    """Disagreements are shares of test examples."""
+def function_memory(records: Sequence[RunRecord]) -> Row | None:
+    """Compare the predictions of one recipe; None: not recorded, or of different numbers of examples.
 
-    scales: Limits  # between scales, same seed
-    seeds: Limits  # between seeds, same scale
-    replicates: Limits  # between a run and its perturbed replicate
-    effect: float  # of the scale
-    p: float  # of no effect of the scale
-    accuracy: float  # mean difference of test accuracies between scales, same seed
-    identified: Identified | None  # None: the predictions of the untrained networks are not recorded
-    n_scales: int
-    n_seeds: int
-    n_pairs: int  # of runs and their replicates
-    n_predictions: int
-
-
-def function_memory(records: Sequence[RunRecord]) -> FunctionMemory | None:
-    """Compare the predictions of one recipe; None: not recorded, or of different numbers of examples."""
+    All shares are in percent.
+    """
     runs = _by_seed_and_level(records, "predictions")
     if runs is None:
         return None
-    apart = disagreements(_stacked(runs, "predictions"))
-    n_seeds, n_scales = apart.shape[:2]
+    apart = 100 * disagreements(_stacked(runs, "predictions"))
     pairs = [
-        (record.run.seed, float(np.mean(record.arrays["predictions"] != parent.arrays["predictions"])))
+        (record.run.seed, 100 * float(np.mean(record.arrays["predictions"] != parent.arrays["predictions"])))
         for record, parent in replicates(records)
-        if all(_shape(one) == _shape(runs[0][0]) for one in (record, parent))
+        if _shape(record) == _shape(parent) == _shape(runs[0][0])
     ]
     accuracies = np.array([[r.metric("test_accuracy") for r in row] for row in runs], dtype=float)
-    gaps = np.abs(accuracies[:, :, None] - accuracies[:, None, :])
-    return FunctionMemory(
-        scales=_over_seeds(apart, between_scales),
-        seeds=_over_seeds(apart, between_seeds),
-        replicates=mean_over_seeds(pairs),
-        effect=across(apart) - between_seeds(apart),
-        p=effect_p(apart),
-        accuracy=float(gaps.sum() / (n_seeds * n_scales * (n_scales - 1))) if n_scales > 1 else math.nan,
-        identified=_identified(runs),
-        n_scales=n_scales,
-        n_seeds=n_seeds,
-        n_pairs=len(pairs),
-        n_predictions=runs[0][0].arrays["predictions"].size,
-    )
+    gaps = 100 * np.abs(accuracies[:, :, None, None] - accuracies)  # as those of `disagreements`
+    matched = _identified(runs)
+    return {
+        "accuracy": between_scales(gaps),
+        **_over_seeds(apart, between_scales).named("scales"),
+        **_over_seeds(apart, between_seeds).named("seeds"),
+        **mean_over_seeds(pairs).named("replicates"),
+        "effect": across(apart) - between_seeds(apart),
+        "p": effect_p(apart),
+        "identified": matched and 100 * matched.share,
+        "chance": matched and 100 * matched.chance,
+        "p_identified": matched and matched.p,
+        "n_scales": apart.shape[1],
+        "n_seeds": apart.shape[0],
+        "n_pairs": len(pairs),
+        "n_predictions": runs[0][0].arrays["predictions"].size,
+    }
 
 
 def _by_seed_and_level(records: Sequence[RunRecord], name: str) -> list[list[RunRecord]] | None:
@@ -192,26 +181,7 @@ def identification(classes: NDArray[np.uint16], initial: NDArray[np.uint16]) -> 
 
 def _function_rows(groups: Groups, metric: str | None) -> list[Row]:
     compared = ((label, function_memory(records)) for label, records in groups.items())
-    return [_row(label, memory) for label, memory in compared if memory is not None]
-
-
-def _row(label: str, memory: FunctionMemory) -> Row:
-    cells: Row = {"recipe": label, "accuracy": 100 * memory.accuracy}
-    for name in ("scales", "seeds", "replicates"):
-        for key, value in getattr(memory, name).named(name).items():
-            cells[key] = None if value is None else 100 * value
-    matched = memory.identified
-    return cells | {
-        "effect": 100 * memory.effect,
-        "p": memory.p,
-        "identified": matched and 100 * matched.share,
-        "chance": matched and 100 * matched.chance,
-        "p_identified": matched and matched.p,
-        "n_scales": memory.n_scales,
-        "n_seeds": memory.n_seeds,
-        "n_pairs": memory.n_pairs,
-        "n_predictions": memory.n_predictions,
-    }
+    return [{"recipe": label} | row for label, row in compared if row is not None]
 
 
 def _conclusion(rows: Sequence[Row]) -> list[str]:
@@ -237,6 +207,8 @@ def not_recorded(groups: Groups) -> list[str]:
             lines.append(f"{label}: predictions not recorded in {missing} of {len(runs)} runs")
         elif len({_shape(record) for record in runs}) > 1:
             lines.append(f"{label}: left out, since its runs have different numbers of predictions")
+        elif _by_seed_and_level(records, "predictions") is None:
+            lines.append(f"{label}: left out, since no seed has all scales")
     return lines
 
 
