@@ -99,6 +99,7 @@ def test_a_record_without_arrays_has_the_bytes_that_it_always_had(tiny: Recipe) 
         {"shape": [10], "bits": 4, "data": "00"},
         {"shape": [1 << 40], "bits": 4, "data": ""},
         {"shape": [-1], "bits": 4, "data": ""},
+        {"shape": [0, 1 << 62, 1 << 62], "bits": 4, "data": ""},
         {"shape": [1], "bits": 17, "data": "00000"},
         {"shape": ["x"], "bits": 4, "data": ""},
         {"bits": 4},

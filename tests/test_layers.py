@@ -118,6 +118,7 @@ def test_alignment_is_1_for_the_same_kernel_and_0_for_independent_features() -> 
     assert plain > 0.5  # why the plain estimate will not do
     assert alignment(x, np.zeros((128, 3))) is None
     assert alignment(x[:3], x[:3]) is None
+    assert alignment(x, np.full((128, 3), np.inf)) is None
 
 
 @pytest.mark.parametrize("model", ["resnet9", "resnet9-avgpool", "mlp", "resnet56", "vit"])

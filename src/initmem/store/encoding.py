@@ -228,7 +228,7 @@ def parse_arrays(encoded: Encoded) -> Arrays:
     """Read the arrays that `split` left as bytes; none where the record is of a run that kept none."""
     try:
         return {name: decode_array(content) for name, content in orjson.loads(encoded.arrays).items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise StoreError(f"record with arrays that cannot be read ({error})") from None
 
 

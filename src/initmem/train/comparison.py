@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from initmem.record import MOST_INITIAL, MOST_PREDICTIONS, Arrays
 from initmem.train.pack import Pack
 
+MOST_CLASSES = 1 << 16  # whose predictions are kept
 MOST_EPOCHS = 32  # of the norms and cosines that are kept, next to the selected one and the last
 ALIGNED = 128  # validation examples behind the alignment
 
@@ -37,13 +39,14 @@ def compared(pack: Pack, predicted: Tensor) -> list[Arrays]:
     pack.load(pack.best)
     rows: list[Arrays] = []
     for r in range(pack.replicas):
-        arrays = {
-            "predictions": _kept(predicted[:, r], MOST_PREDICTIONS),
-            "initial_predictions": _kept(initial[:, r], MOST_INITIAL),
-        }
+        arrays: dict[str, NDArray[Any]] = {}
+        if pack.classes <= MOST_CLASSES:
+            arrays["predictions"] = _kept(predicted[:, r], MOST_PREDICTIONS)
+            arrays["initial_predictions"] = _kept(initial[:, r], MOST_INITIAL)
         if features is not None and initial_features is not None:
             value = alignment(*(_of_replica(one, r, pack.replicas) for one in (features, initial_features)))
-            arrays |= {} if value is None else {"alignment": np.array(round(value, 5))}
+            if value is not None:
+                arrays["alignment"] = np.array(round(value, 5))
         rows.append(arrays | layer_arrays(pack, r))
     return rows
 
@@ -81,11 +84,11 @@ def alignment(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
     1: the same kernel up to scale, as in lazy training; around 0: unrelated. The plain estimate tends to 1
     with more features than examples, whatever they are; without the diagonals (Song et al. 2012) it does not.
     """
-    kernels = [one @ one.T for one in (x, y)]
-    squares = _hsic(kernels[0], kernels[0]) * _hsic(kernels[1], kernels[1])
-    if len(x) < 4 or not np.isfinite(squares) or squares <= 0:
-        return None
-    return float(_hsic(kernels[0], kernels[1]) / math.sqrt(squares))
+    with np.errstate(over="ignore", invalid="ignore"):  # features of a network that diverged
+        k, m = x @ x.T, y @ y.T
+        squares = _hsic(k, k) * _hsic(m, m)
+        defined = len(x) > 3 and 0 < squares < math.inf
+        return _hsic(k, m) / math.sqrt(squares) if defined else None
 
 
 def _hsic(k: NDArray[np.float64], m: NDArray[np.float64]) -> float:

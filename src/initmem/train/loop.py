@@ -13,7 +13,7 @@ from torch import Tensor
 
 from initmem.clocks import epoch_rates
 from initmem.data.dataset import Dataset
-from initmem.record import RunRecord, finite, summarize
+from initmem.record import MOST_PREDICTIONS, RunRecord, finite, summarize
 from initmem.study import Run
 from initmem.train import native
 from initmem.train.comparison import compared
@@ -140,7 +140,7 @@ def records(pack: Pack, seconds: float) -> list[RunRecord]:
 def evaluate(pack: Pack, images: Images, predicted: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy and accuracy of every replica, each of shape (replica,).
 
-    The classes of each batch are appended to `predicted`, shape (example, replica, ...).
+    The classes of the first batches are appended to `predicted`, shape (example, replica, ...).
     """
     pack.network.eval()
     loss = torch.zeros(pack.replicas, device=pack.device)
@@ -150,8 +150,8 @@ def evaluate(pack: Pack, images: Images, predicted: list[Tensor] | None = None) 
         labels = y[:, None].expand(-1, pack.replicas, *y.shape[1:])
         loss += cross_entropy(logits, labels).sum(0)
         hits += correct(logits, labels).sum(0)
-        if predicted is not None:
-            predicted.append(logits.argmax(-1))
+        if predicted is not None and sum(map(len, predicted)) < MOST_PREDICTIONS:
+            predicted.append(logits.argmax(-1).int())
     return loss / len(images), hits / len(images)
 
 
