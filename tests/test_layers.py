@@ -14,10 +14,10 @@ from initmem.data.sources import load
 from initmem.measures.layers import by_epoch
 from initmem.measures.measure import measure, remarks
 from initmem.recipe import Recipe
-from initmem.record import RunRecord
+from initmem.record import MOST_EPOCHS, RunRecord
 from initmem.store.results import Collection
 from initmem.study import Run
-from initmem.train.comparison import MOST_EPOCHS, alignment
+from initmem.train.comparison import alignment
 from initmem.train.init import initialized
 from initmem.train.layers import by_replica
 from initmem.train.loop import records as records_of

@@ -49,6 +49,7 @@ History: TypeAlias = "Mapping[str, NDArray[np.float64]]"
 Arrays: TypeAlias = "Mapping[str, NDArray[Any]]"
 MOST_PREDICTIONS = 20_000  # values per run: of 10 classes 12.5 kB in a record
 MOST_INITIAL = 2_000  # of the network before training
+MOST_EPOCHS = 32  # of norms and cosines, next to the selected epoch and the last
 LARGEST_VALUE = 1e100  # of what is recorded: squares and sums are finite as well
 LONGEST_CAUSE = 300  # characters of a cause
 

@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from initmem.record import MOST_INITIAL, MOST_PREDICTIONS, Arrays
+from initmem.record import MOST_EPOCHS, MOST_INITIAL, MOST_PREDICTIONS, Arrays
 from initmem.train.pack import Pack
 
 MOST_CLASSES = 1 << 16  # whose predictions are kept
-MOST_EPOCHS = 32  # of the norms and cosines that are kept, next to the selected one and the last
 ALIGNED = 128  # validation examples behind the alignment
 
 
