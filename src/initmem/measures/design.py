@@ -95,6 +95,19 @@ def plain(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in unperturbed if record.run.pins == usual]
 
 
+def unrecorded(groups: Groups, array: str, what: str) -> list[str]:
+    """Recipes with runs that did not record an array: a line for each number of these, with its recipes."""
+    labels: dict[tuple[int, int], list[str]] = {}
+    for label, records in groups.items():
+        missing = [array not in record.arrays for record in plain(records)]
+        labels.setdefault((sum(missing), len(missing)), []).append(label)
+    return [
+        f"{', '.join(names)}: {what} not recorded in {missing} of {runs} runs"
+        for (missing, runs), names in labels.items()
+        if missing
+    ]
+
+
 def bundled(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The runs of bundled networks: of user code only what was declared is known."""
     return [record for record in records if isinstance(record.run.recipe, Recipe)]

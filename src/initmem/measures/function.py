@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.chaos import replicates
-from initmem.measures.design import Groups, Measure, Row, level_of, plain
+from initmem.measures.design import Groups, Measure, Row, level_of, plain, unrecorded
 from initmem.measures.statistics import ALPHA, Limits, jackknife, mean_over_seeds
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Columns, number
@@ -197,18 +197,18 @@ def _conclusion(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def not_recorded(groups: Groups) -> list[str]:
-    """The recipes with runs whose predictions were not recorded, or that cannot be compared."""
-    lines = []
+def _left_out(groups: Groups) -> list[str]:
+    """The runs without predictions, and the recipes whose predictions cannot be compared."""
+    lines = unrecorded(groups, "predictions", "predictions")
     for label, records in groups.items():
-        runs = plain(records)
-        missing = sum("predictions" not in record.arrays for record in runs)
-        if missing:
-            lines.append(f"{label}: predictions not recorded in {missing} of {len(runs)} runs")
-        elif len({_shape(record) for record in runs}) > 1:
-            lines.append(f"{label}: left out, since its runs have different numbers of predictions")
-        elif _by_seed_and_level(records, "predictions") is None:
-            lines.append(f"{label}: left out, since no seed has all scales")
+        shapes = {_shape(record) for record in plain(records)} - {None}
+        if shapes and _by_seed_and_level(records, "predictions") is None:
+            why = (
+                "its runs have different numbers of predictions"
+                if len(shapes) > 1
+                else "no seed has all scales"
+            )
+            lines.append(f"{label}: left out, since {why}")
     return lines
 
 
@@ -245,6 +245,6 @@ MEASURES = {
             "n_predictions": number("predictions", "number of predictions compared", priority=7),
         },
         conclusion=_conclusion,
-        remarks=not_recorded,
+        remarks=_left_out,
     ),
 }

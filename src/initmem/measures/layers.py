@@ -7,10 +7,11 @@ last hidden layer tells lazy training (near 1: its features are those of the ini
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from initmem.measures.design import Analysis, Groups, Measure, Row, level_of, plain
+from initmem.measures.design import Analysis, Groups, Measure, Row, level_of, plain, unrecorded
 from initmem.measures.elasticity import elasticity_of
 from initmem.measures.statistics import mean_over_seeds
 from initmem.recipe import AnyRecipe
@@ -108,15 +109,6 @@ def _alignments(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def not_recorded(groups: Groups) -> list[str]:
-    """The recipes with runs whose layers were not recorded."""
-    counts = {
-        label: (sum("layer_epochs" not in r.arrays for r in plain(records)), len(plain(records)))
-        for label, records in groups.items()
-    }
-    return [f"{label}: layers not recorded in {n} of {of} runs" for label, (n, of) in counts.items() if n]
-
-
 MEASURES = {
     "layers": Measure(
         "Layers: how norm and direction of the selected weights depend on the initial ones",
@@ -140,6 +132,6 @@ MEASURES = {
         options=("analyses",),
         of_scale=True,
         conclusion=_alignments,
-        remarks=not_recorded,
+        remarks=partial(unrecorded, array="layer_epochs", what="layers"),
     ),
 }
