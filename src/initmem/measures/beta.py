@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS, family_of
 from initmem.measures.design import Groups, Measure, Row, curve_metric, curves, plain
-from initmem.measures.fit import cold_notes, cold_until
+from initmem.measures.fit import cold_until
 from initmem.measures.statistics import critical, student
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, number
@@ -277,7 +277,7 @@ MEASURES = {
             "n_runs": number("runs", "number of runs behind the row", priority=5),
         },
         of_scale=True,
-        remarks=cold_notes,
+        over_time=True,
     ),
     "half-life": Measure(
         "Half-life of the slope on the scale",
@@ -293,6 +293,6 @@ MEASURES = {
             "high": number("high", "upper 95% limit; empty: beyond the end", ".4g"),
         },
         of_scale=True,
-        remarks=cold_notes,
+        over_time=True,
     ),
 }

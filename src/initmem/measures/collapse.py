@@ -18,7 +18,6 @@ from initmem.clocks import CLOCKS
 from initmem.labels import labels
 from initmem.measures.beta import beta_curve, followed_metric, seed_slopes
 from initmem.measures.design import Groups, Measure, Row
-from initmem.measures.fit import cold_notes
 from initmem.measures.statistics import student
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
@@ -243,6 +242,6 @@ MEASURES = {
             "apart_adaptive": number("by sum of lr", APART, ".2f", priority=7),
         },
         of_scale=True,
-        remarks=cold_notes,
+        over_time=True,
     )
 }

@@ -56,7 +56,8 @@ class Measure:
     columns: Columns
     options: tuple[str, ...] = ()  # of adjust, tolerance and analyses (the interim analysis of each recipe)
     of_scale: bool = False  # recipes that never used the scale have no such effect
-    remarks: Callable[[Groups], list[str]] | None = None  # what is left out
+    over_time: bool = False  # epochs that are cold are left out
+    remarks: Callable[[Groups], list[str]] | None = None  # what else is left out
     conclusion: Callable[[Sequence[Row]], list[str]] | None = None  # lines below the table
 
 
@@ -132,6 +133,11 @@ def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Arr
 def level_of(record: RunRecord) -> float:
     """What was done to the initialization of a run: runs of a seed differ in it alone."""
     return record.run.scale
+
+
+def levels_of(records: Iterable[RunRecord]) -> list[float]:
+    """The levels of runs, in order."""
+    return sorted({level_of(record) for record in records})
 
 
 def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:

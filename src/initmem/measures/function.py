@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.chaos import replicates
-from initmem.measures.design import Groups, Measure, Row, level_of, plain, unrecorded
+from initmem.measures.design import Groups, Measure, Row, level_of, levels_of, plain, unrecorded
 from initmem.measures.statistics import ALPHA, Limits, jackknife, mean_over_seeds
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Columns, number
@@ -83,7 +83,7 @@ def _by_seed_and_level(records: Sequence[RunRecord], name: str) -> list[list[Run
     runs = {(r.run.seed, level_of(r)): r for r in plain(records) if name in r.arrays}
     if len({r.arrays[name].shape for r in runs.values()}) != 1:
         return None
-    levels = sorted({level for _, level in runs})
+    levels = levels_of(runs.values())
     seeds = [s for s in sorted({seed for seed, _ in runs}) if all((s, level) in runs for level in levels)]
     return [[runs[seed, level] for level in levels] for seed in seeds] or None
 

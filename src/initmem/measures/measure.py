@@ -9,7 +9,7 @@ from initmem.clocks import CLOCK_NAMES, FAMILY_NAMES
 from initmem.errors import ConfigError, allowed
 from initmem.measures import beta, chaos, collapse, difference, elasticity, function, layers, scales
 from initmem.measures.design import Analysis, Groups, Measure, Row, analyses_of, default_metric, labelled
-from initmem.measures.fit import Matched
+from initmem.measures.fit import Matched, cold_notes
 from initmem.measures.memory import Memory, judged, measured, memory_table, why_inapplicable
 from initmem.metric import metric_name, metric_of
 from initmem.recipe import AnyRecipe
@@ -177,8 +177,11 @@ def not_applicable(what: str, data: Collection) -> dict[str, str]:
 
 def remarks(what: str, data: Collection) -> list[str]:
     """What a measure leaves out."""
-    lines_of = None if what == "memory" else MEASURES[what].remarks
-    return lines_of(_groups(data)) if lines_of else []
+    if what == "memory":
+        return []
+    cold = cold_notes(_groups(data)) if MEASURES[what].over_time else []
+    lines_of = MEASURES[what].remarks
+    return cold + (lines_of(_groups(data)) if lines_of else [])
 
 
 def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> list[Row]:
