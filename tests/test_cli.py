@@ -37,7 +37,7 @@ def spawned(*arguments: object, **environment: str) -> subprocess.CompletedProce
         [sys.executable, "-m", "initmem", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=1200,  # of a busy machine
+        timeout=3600,  # of a busy machine
         env=os.environ | environment,
     )
 
