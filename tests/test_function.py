@@ -68,7 +68,8 @@ def test_an_array_of_classes_is_read_back_from_the_fewest_bits(classes: int) -> 
 
 def test_arrays_survive_store_archive_and_restore_with_the_same_bytes(tmp_path: Path, tiny: Recipe) -> None:
     (record,) = planted(np.random.default_rng(0).integers(0, 10, (1, 1, N)), tiny)
-    arrays = {**record.arrays, "alignment": np.array(0.25), "norm:head": np.array([1.5, 2.25])}
+    layers = {"layer_epochs": np.array([0, 7]), "norm:head": np.array([1.5, 2.25])}
+    arrays = {**record.arrays, "alignment": np.array(0.25), **layers}
     record = replace(record, arrays=arrays)
     old = fake_record(Run(tiny, 2.0, 0), 0.7)
     store = Store.create(tmp_path / "store")
@@ -115,6 +116,32 @@ def test_arrays_that_nobody_wrote_are_refused_in_a_line(tiny: Recipe, content: o
     (record,) = planted(np.zeros((1, 1, 5), dtype=int), tiny)
     with pytest.raises(StoreError, match="arrays that cannot be read"):
         decode(resealed(record, lambda whole: whole["arrays"].update(predictions=content)))
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"predictions": [1.0, 2.0]},
+        {"predictions": {"shape": [], "bits": 1, "data": "00"}},
+        {"alignment": [0.5, 0.5]},
+        {"norm:head": [1.0]},
+        {"layer_epochs": [0.0, 1.0], "norm:head": [1.0]},
+        {"layer_epochs": 0.0},
+    ],
+)
+def test_arrays_of_another_form_than_their_name_says_are_refused(tiny: Recipe, arrays: object) -> None:
+    from test_store import resealed
+
+    (record,) = planted(np.zeros((1, 1, 5), dtype=int), tiny)
+    with pytest.raises(StoreError, match="arrays that cannot be read"):
+        decode(resealed(record, lambda whole: whole.update(arrays=arrays)))
+
+
+def test_user_code_may_have_a_metric_of_the_name_alignment(tiny: Recipe) -> None:
+    record = fake_record(Run(tiny, 1.0, 0), 0.8)
+    own = replace(record, history={**record.history, "alignment": np.full(record.summary.epochs, 0.25)})
+    assert own.metric("alignment") == 0.25
+    assert record.metric("alignment") is None
 
 
 def test_a_run_records_what_its_selected_and_its_initial_model_predict(tiny: Recipe) -> None:

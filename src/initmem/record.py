@@ -131,8 +131,8 @@ class RunRecord:
             return None if value is None else float(value)
         if name in self.finals:
             return self.finals[name]
-        if name == "alignment":
-            return float(self.arrays[name]) if name in self.arrays else None
+        if name == "alignment" and name in self.arrays:
+            return float(self.arrays[name])
         best = self.summary.tau_best
         value = self.history[name][best - 1] if best and name in self.history else math.nan
         return float(value) if math.isfinite(value) else None

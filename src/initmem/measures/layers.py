@@ -30,7 +30,7 @@ def kernels_of(records: Sequence[RunRecord]) -> list[str]:
 def at_selected(record: RunRecord, name: str) -> float | None:
     """The value of an array over `layer_epochs` at the selected epoch."""
     epochs, values = record.arrays.get("layer_epochs"), record.arrays.get(name)
-    if epochs is None or values is None or len(epochs) != len(values):
+    if epochs is None or values is None:
         return None
     (at,) = (epochs == record.summary.tau_best).nonzero()
     return float(values[at[0]]) if len(at) else None
@@ -41,7 +41,7 @@ def by_epoch(records: Sequence[RunRecord], name: str) -> dict[int, float]:
     values: dict[int, list[float]] = {}
     runs = [r.arrays for r in records if name in r.arrays and "layer_epochs" in r.arrays]
     for arrays in runs:
-        for epoch, value in zip(arrays["layer_epochs"].tolist(), arrays[name].tolist(), strict=False):
+        for epoch, value in zip(arrays["layer_epochs"].tolist(), arrays[name].tolist(), strict=True):
             values.setdefault(epoch, []).append(value)
     return {epoch: float(np.mean(at)) for epoch, at in sorted(values.items()) if 2 * len(at) > len(runs)}
 
@@ -58,8 +58,8 @@ def layer_rows(records: Sequence[RunRecord], alpha: float) -> list[Row]:
             for r in main
             if (end := at_selected(r, f"norm:{kernel}"))
         ]
-        scaled = norms if _is_scaled([row for row in norms if row[1] > 0]) else []
-        elasticity = elasticity_of([row for row in scaled if row[1] > 0], alpha=alpha)
+        drawn = [row for row in norms if row[1] > 0]
+        elasticity = elasticity_of(drawn, alpha=alpha) if _is_scaled(drawn) else None
         cosines = [(r, c) for r in main if (c := at_selected(r, f"cosine:{kernel}")) is not None]
         mean = mean_over_seeds([(r.run.seed, c) for r, c in cosines], alpha=alpha)
         levels = levels_of(r for r, _ in cosines)

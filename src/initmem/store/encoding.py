@@ -227,9 +227,24 @@ def decode_array(content: Any) -> NDArray[Any]:
 def parse_arrays(encoded: Encoded) -> Arrays:
     """Read the arrays that `split` left as bytes; none where the record is of a run that kept none."""
     try:
-        return {name: decode_array(content) for name, content in orjson.loads(encoded.arrays).items()}
+        arrays = {name: decode_array(content) for name, content in orjson.loads(encoded.arrays).items()}
+        for name, array in arrays.items():
+            _check_array(name, array, arrays)
+        return arrays
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise StoreError(f"record with arrays that cannot be read ({error})") from None
+
+
+def _check_array(name: str, array: NDArray[Any], arrays: Arrays) -> None:
+    """Classes are whole numbers, an alignment is one number, and layers have one for each of their epochs."""
+    if name.endswith("predictions"):
+        right = array.dtype.kind == "u" and array.ndim > 0
+    elif name.startswith(("norm:", "cosine:")):
+        right = array.dtype.kind == "f" and array.shape == arrays["layer_epochs"].shape
+    else:
+        right = array.ndim == (1 if name == "layer_epochs" else 0)
+    if not right:
+        raise ValueError(f"{name!r} of type {array.dtype} and shape {array.shape}")
 
 
 def check_history(history: History, epochs: int, *, gaps: bool) -> None:
