@@ -1,4 +1,4 @@
-"""A Keras 3 model, here on its torch backend: initmem adds two lines.
+"""A Keras 3 model, here on its torch backend, with a checkpoint of the best epoch: initmem adds two lines.
 
 python examples/keras_model.py [--quick]
 """
@@ -27,9 +27,11 @@ def train(init, tracker):
     model = init.apply(keras.Sequential(layers))  # the first line
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05), loss, metrics=["accuracy"])
+    best = keras.callbacks.ModelCheckpoint("best_model.keras", save_best_only=True)
     watch = KerasTracker(tracker, BATCH)  # the second
     epochs = init.recipe["epochs"]
-    model.fit(x, y, batch_size=BATCH, epochs=epochs, validation_split=0.25, verbose=0, callbacks=[watch])
+    model.fit(x, y, BATCH, epochs, validation_split=0.25, verbose=0, callbacks=[best, watch])
+    model = keras.models.load_model("best_model.keras")
     return {"test_accuracy": model.evaluate(x_test, y_test, verbose=0, return_dict=True)["accuracy"]}
 
 

@@ -1,14 +1,17 @@
 """A GPT in one file, in the manner of public training scripts: --key=value overrides a setting.
 
-    python nano_train.py --max_iters=40 --batch_size=8
+    python examples/wrapped_script.py --max_iters=40 --batch_size=8
 
-It evaluates before the first update, accumulates gradients, and decays the learning rate by a cosine.
+It reads its data from a memory map, evaluates before the first update, accumulates gradients, decays the
+learning rate by a cosine, and keeps the best checkpoint in out/ckpt.pt.
 """
 
 import math
 import sys
 from ast import literal_eval
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
@@ -18,6 +21,7 @@ import initmem
 # -----------------------------------------------------------------------------
 # settings
 scale, history = 1.0, "history.jsonl"
+out_dir = "out"
 seed = 1337
 eval_interval = 10
 eval_iters = 4
@@ -39,15 +43,18 @@ for argument in sys.argv[1:]:
     globals()[key] = type(globals()[key])(value) if isinstance(globals()[key], str) else literal_eval(value)
 # -----------------------------------------------------------------------------
 torch.manual_seed(seed)
+Path(out_dir).mkdir(exist_ok=True)
 alphabet = sorted(set(text))
-codes = torch.tensor([alphabet.index(letter) for letter in text])
-data = {"train": codes[: len(codes) * 9 // 10], "val": codes[len(codes) * 9 // 10 :]}
+codes = np.array([alphabet.index(letter) for letter in text], dtype=np.uint16)
+codes[: len(codes) * 9 // 10].tofile(f"{out_dir}/train.bin")
+codes[len(codes) * 9 // 10 :].tofile(f"{out_dir}/val.bin")
 
 
 def get_batch(split):
-    starts = torch.randint(len(data[split]) - block_size, (batch_size,))
-    x = torch.stack([data[split][i : i + block_size] for i in starts])
-    y = torch.stack([data[split][i + 1 : i + 1 + block_size] for i in starts])
+    data = np.memmap(f"{out_dir}/{split}.bin", dtype=np.uint16, mode="r")
+    starts = torch.randint(len(data) - block_size, (batch_size,))
+    x = torch.stack([torch.from_numpy(data[i : i + block_size].astype(np.int64)) for i in starts])
+    y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + block_size].astype(np.int64)) for i in starts])
     return x, y
 
 
@@ -101,7 +108,8 @@ tracker.attach(model, optimizer, batch_size, accumulation=gradient_accumulation_
 @torch.no_grad()
 def estimate_loss():
     return {
-        split: torch.stack([model(*get_batch(split)) for _ in range(eval_iters)]).mean() for split in data
+        split: torch.stack([model(*get_batch(split)) for _ in range(eval_iters)]).mean()
+        for split in ("train", "val")
     }
 
 
@@ -112,7 +120,7 @@ def get_lr(it):
     return min_lr + 0.5 * (1 + math.cos(math.pi * min(ratio, 1))) * (learning_rate - min_lr)
 
 
-iter_num = 0
+iter_num, best_val_loss = 0, math.inf
 while True:
     for group in optimizer.param_groups:
         group["lr"] = get_lr(iter_num)
@@ -120,6 +128,9 @@ while True:
         losses = estimate_loss()
         print(f"step {iter_num}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
         tracker.end_epoch(train_loss=losses["train"], val_loss=losses["val"])
+        if losses["val"] < best_val_loss:
+            best_val_loss = losses["val"]
+            torch.save({"model": model.state_dict(), "iter_num": iter_num}, f"{out_dir}/ckpt.pt")
     if iter_num >= max_iters:
         break
     for _ in range(gradient_accumulation_steps):

@@ -15,11 +15,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from conftest import Deferred
 from initmem.errors import ConfigError, ModelError
+from initmem.measures.applied import applied, applied_lines, applied_tables
 from initmem.metric import metric_names
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.run import PipelineTrainer
 from initmem.pipeline.tracker import Tracker
 from initmem.recipe import PipelineRecipe
+from initmem.record import RunRecord, crashed
 from initmem.study import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other
@@ -318,6 +320,18 @@ def test_keras_models_are_drawn_like_torch_ones() -> None:
     for layer, (rows, columns) in zip(model.layers, [(6, 8), (8, 2)], strict=True):
         np.testing.assert_allclose(layer.kernel.numpy(), again.kernel(rows, columns, fan_in=rows), rtol=1e-6)
         np.testing.assert_allclose(layer.bias.numpy(), again.bias(columns), rtol=1e-6)
+
+
+def test_keras_models_of_one_process_are_one_kind() -> None:
+    def record(seed: int) -> RunRecord:
+        init = Init(2.0, seed)
+        init.apply(keras_model())  # its layers are counted up from one model to the next
+        return crashed(init.run, "", {"init": init.applied()})
+
+    records = [record(0), record(1)]
+    names = [row.name for each in records for model in applied(each) for row in model.rows]
+    assert len(set(names)) == len(names)
+    assert len(applied_lines(records)) == len(applied_tables(records)) == 1
 
 
 def test_at_scale_1_a_keras_model_is_the_unwrapped_one_to_the_bit() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from initmem.engines.engine import Settings, devices, engine_named
 from initmem.engines.local import LocalEngine
+from initmem.engines.provenance import hardware
 from initmem.errors import ConfigError
 from initmem.store.store import Store
 from initmem.study import Study
@@ -24,6 +25,12 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpus_are_shared_out_evenly() -> None:
     assert devices("cuda") == ["cuda:0", "cuda:1"]
     assert devices("cuda:1") == ["cuda:1"]
+
+
+def test_a_gpu_that_only_a_program_sees_has_no_name_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU {index}")
+    assert [hardware(name) for name in ("cuda", "cuda:0", "cuda:1")] == ["GPU 0", "GPU 0", "not known"]
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -38,6 +38,7 @@ SHORT = (
     "untrained",
     "chance is not known",
     "still improving",
+    "own working directories",
 )
 # Each with a loss that training makes smaller.
 EXAMPLES = {
@@ -48,6 +49,7 @@ EXAMPLES = {
     "keras_model": "train_loss",
     "lightning_module": "train_loss",
     "numpy_loop": "val_loss",
+    "sklearn_mlp": "train_loss",
     "table_mlp": "val_loss",
     "transformers_trainer": "train_loss",
 }

@@ -14,6 +14,7 @@ import initmem
 from initmem.measures.design import labelled
 from initmem.measures.fit import Fit, Matched, cold_epochs, fit
 from initmem.measures.memory import memory
+from initmem.measures.scales import failures
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run
@@ -275,3 +276,45 @@ def test_a_common_loss_is_rounded_up_to_two_digits(loss: float, level: float) ->
     from initmem.measures.fit import _rounded_up
 
     assert _rounded_up(loss) == pytest.approx(level)
+
+
+def rewarded(metric: str, train: str, seeds: int = 6) -> list[RunRecord]:
+    """Runs whose reward falls with the scale, also where they fit equally well, and which fit unequally."""
+    records = []
+    for seed in range(seeds):
+        for scale in SCALES:
+            noise = 0.002 * np.random.default_rng(100 * seed + int(10 * scale)).standard_normal()
+            progress = np.linspace(0, 1 / (1 + 0.1 * scale), 9)
+            history = {
+                train: 10 * progress if "reward" in train else 2 - progress,
+                "val_loss": 2 - progress + 0.2 * scale + noise,
+                metric: progress - 0.3 * scale + noise,
+            }
+            run = Run(PipelineRecipe.parse({"pipeline": "reinforce"}), scale, seed)
+            records.append(RunRecord(run, "completed", summarize(history, norm_init=None), history))
+    return records
+
+
+def test_the_mode_follows_the_direction_of_a_metric_of_user_code() -> None:
+    assert memory(rewarded("mean_reward", "train_loss"), "mean_reward").mode == "generalization"
+    assert memory(rewarded("cost", "train_loss"), "cost").mode == "trainability"
+    unclear = memory(rewarded("elo", "train_loss"), "elo")
+    assert unclear.mode == "fit unknown"
+    assert any("whether a higher or a lower elo is better is not known" in note for note in unclear.notes)
+
+
+def test_a_train_reward_is_matched_at_a_level_that_all_runs_reach() -> None:
+    found = fit(rewarded("reward", "train_reward"), "reward")
+    assert found is not None and not isinstance(found.matched, str)
+    assert (found.metric, found.matched.by) == ("train_reward", "train_reward")
+    assert found.matched.level == pytest.approx(10 / (1 + 0.1 * max(SCALES)))
+    assert found.matched.memory == pytest.approx(0.2 * (max(SCALES) - min(SCALES)), abs=0.02)
+    assert fit(rewarded("elo", "train_elo"), "elo") is None
+    notes = memory(rewarded("elo", "train_elo"), "elo").notes
+    assert any("whether a higher or a lower train_elo is better is not known" in note for note in notes)
+
+
+def test_a_rising_train_reward_is_progress() -> None:
+    records = rewarded("reward", "train_reward")
+    alone = [replace(r, history={"train_reward": r.history["train_reward"]}) for r in records]
+    assert failures(alone).untrained == 0

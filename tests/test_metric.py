@@ -49,3 +49,26 @@ def test_held_out_metrics_are_those_of_new_data() -> None:
         "epochs",
     ]
     assert [name for name in names if metric_of(name).held_out] == ["test_accuracy", "val_loss", "bleu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [
+        ("mean_reward", "higher"),
+        ("episode/return_mean", "higher"),
+        ("Val_F1_score", "higher"),
+        ("recall@5", "higher"),
+        ("train_cross_entropy", "lower"),
+        ("rmse", "lower"),
+        ("td_error_10", "lower"),
+        ("elo", None),
+        ("reward_std", None),
+        ("policy_entropy", None),
+        ("brier_score", None),
+        ("neg_mean_squared_error", None),
+        ("updates_to_90", None),
+        ("norm", None),
+    ],
+)
+def test_the_last_word_of_a_name_tells_the_direction_or_nothing_does(name: str, better: str | None) -> None:
+    assert metric_of(name).better == better

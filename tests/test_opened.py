@@ -162,7 +162,7 @@ def test_files_that_a_function_opens_are_a_part_of_its_version(tmp_path: Path, m
         Path(name).write_bytes(before)
     np.save("x.npy", np.arange(4))
     mixed = initmem.run(train, [1.0], range(3), "runs", engine="inline", keep_old=True, watch=["watched.txt"])
-    assert "runs read different versions of files: x.npy" in mixed.notes
+    assert "runs read different versions of files: x.npy" in mixed.memory().notes
     assert "2 of 3 runs were trained before this changed: file x.npy was edited" in mixed.notes
     with pytest.raises(ConfigError, match=r"--watch nothing\.txt: cannot be read"):
         initmem.run(train, store="runs", watch=["nothing.txt"])

@@ -72,7 +72,7 @@ def test_axes_of_the_user_keep_their_figure_and_get_a_legend() -> None:
 
 def test_mistakes_are_explained() -> None:
     records = planted.records(planted.study("one", planted.grid(optimizer=["sgd"])))
-    with pytest.raises(ConfigError, match=r"metric = 'accurracy' \(allowed: .*test_accuracy"):
+    with pytest.raises(ConfigError, match=r"metric = 'accurracy' \(did you mean .*allowed: .*test_accuracy"):
         initmem.plot.scale(records, "accurracy")
     with pytest.raises(ConfigError, match=r"clock = 'tick' \(allowed: sgd, l2"):
         initmem.plot.beta(records, clock="tick")
@@ -84,7 +84,7 @@ def test_the_page_about_plots_runs_as_written(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("MPLBACKEND", "agg")
     (tmp_path / "docs").symlink_to(ARCHIVE.parents[1])
     monkeypatch.chdir(tmp_path)
-    page = (ARCHIVE.parents[1] / "plots.md").read_text("utf-8")
+    page = (ARCHIVE.parents[1] / "report.md").read_text("utf-8").partition("## Plots")[2]
     names: dict[str, object] = {}
     for code in re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S):
         exec(code, names)

@@ -54,7 +54,7 @@ def losses(result: initmem.Result) -> dict[float, float]:
 
 @pytest.mark.parametrize(("choice", "of_first"), [("own", 1.0), ("shared", 2.0)])
 def test_parallel_runs_read_what_they_wrote_unless_they_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, of_first: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command, choice: str, of_first: float
 ) -> None:
     project, barrier = tmp_path / "project", tmp_path / "barrier"
     project.mkdir()
@@ -69,6 +69,9 @@ def test_parallel_runs_read_what_they_wrote_unless_they_share(
     assert any("removed with the runs' own working directories: best.json" in n for n in result.notes) == (
         choice == "own"
     )
+    _, printed, _ = command("measure", "runs/x", "--metric", "val_loss")
+    words = "runs changed files that all runs share: best.json; a run may have read another's"
+    assert (words in " ".join(printed.split())) == (choice == "shared")
 
 
 PROGRAM = """
@@ -243,7 +246,8 @@ def test_what_runs_change_behind_links_is_told(tmp_path: Path, monkeypatch) -> N
     assert [r.provenance["shared_files_changed"] for r in result.records] == [["large.log"]] * 2
     assert [r.history["val_loss"].tolist() for r in result.records] == [[6.0]] * 2
     words = "runs changed files that all runs share: large.log; a run may have read another's"
-    assert words in result.notes
+    assert words in result.memory().notes
+    assert words.partition(";")[0] in result.report().read_text()
 
 
 def test_a_mirror_is_cheap_whatever_the_project_is(tmp_path: Path, monkeypatch) -> None:

@@ -2,6 +2,8 @@
 
 Accuracies are recorded as fractions and shown in percent; differences between them are in percentage points.
 User code may record metrics under names of its own. Those whose name has the word `accuracy` are accuracies.
+The last word of a name tells which direction is better: `mean_reward` and `elo_score` are better when higher,
+`fit_error` and `own_loss` when lower. Where it tells nothing, the direction is not known.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class Metric(NamedTuple):
     name: str
     unit: str = ""  # of differences: "pp", or "" where the metric has none
     bounds: tuple[float, float] = (-math.inf, math.inf)
-    better: Literal["higher", "lower"] = "lower"
+    better: Literal["higher", "lower"] | None = None  # None: not known
     title: str = ""  # of an axis
 
     @property
@@ -58,7 +60,36 @@ def _accuracy(name: str) -> Metric:
 
 
 def _other(name: str) -> Metric:
-    return Metric(name, title=name.replace("_", " "))
+    return Metric(name, better=_direction(name), title=name.replace("_", " "))
+
+
+HIGHER = {
+    *("reward", "rewards", "return", "returns", "score", "f1", "auc", "auroc", "precision", "recall", "r2"),
+    *("bleu", "rouge", "iou", "dice", "psnr", "ssim"),
+}
+LOWER = {
+    *("loss", "error", "objective", "mse", "rmse", "mae", "nll", "perplexity", "cost", "regret"),
+    *("brier", "fid", "wer", "cer"),
+}
+PASSED_OVER = {"mean", "average", "avg", "median", "best", "last", "final"}
+UNCLEAR = (
+    "whether a higher or a lower {} is better is not known (a name that ends in score, reward, loss or error "
+    "tells)"
+)
+
+
+def _direction(name: str) -> Literal["higher", "lower"] | None:
+    """Which values of a metric are better, by the last word of its name; None: not known.
+
+    A word of the other direction anywhere (`brier_score`), or a sign (`neg_error`), leaves it open.
+    """
+    plain = name.lower().replace("cross_entropy", "loss")
+    words = [word for word in re.split(r"[\W_]+", plain) if not (word.isdigit() or word in PASSED_OVER)]
+    higher, lower = HIGHER & set(words), LOWER & set(words)
+    decides = bool(words) and words[-1] in higher | lower and not {"neg", "negative"} & set(words)
+    if not decides or (higher and lower):
+        return None
+    return "higher" if higher else "lower"
 
 
 # The names with a meaning: what bundled networks record, and the losses of user code, which defines them.

@@ -90,11 +90,12 @@ def whole_pack(store: Store, pack: list[Run], claimed: list[Run]) -> list[Run]:
 
 
 def hardware(device: str) -> str:
-    """The name of the processor that a device is."""
+    """The name of the processor that a device is; a program may see devices that this process does not."""
     if device.startswith("cuda"):
         import torch
 
-        return torch.cuda.get_device_name(device)
+        index = torch.device(device).index or 0
+        return torch.cuda.get_device_name(index) if index < torch.cuda.device_count() else "not known"
     names = [line.partition(":")[2].strip() for line in processor_lines("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
@@ -145,20 +146,25 @@ def stale_note(records: Iterable[RunRecord], current: Callable[[AnyRecipe], Fing
 
 
 def run_notes(records: Iterable[RunRecord]) -> list[str]:
-    """What the reader should know of the files and the versions that runs used; at most a line for each."""
+    """What the reader should know of runs of user code next to the notes of a verdict; a line for each."""
+    records = list(records)
     about = [record.provenance for record in records if record.status != "crashed"]
-    changed, removed = _all_of(about, "shared_files_changed"), _all_of(about, "files_removed")
-    versions, opened = _texts(about, "versions"), _texts(about, "opened")
-    mixed = [f"{name} {' and '.join(sorted(kinds))}" for name, kinds in versions.items() if len(kinds) > 1]
-    edited = [name for name, digests in opened.items() if len(digests) > 1]
-    large = [name for name, digests in opened.items() if any(text.endswith(" bytes") for text in digests)]
+    diverged = [str(one.provenance.get("diverged", "")) for one in records if one.status == "diverged"]
+    what = " or ".join(filter(None, dict.fromkeys(text.partition(" ")[0] for text in diverged)))
+    opened = [item for one in about for item in one.get("opened", {}).items()]
+    large = sorted({name for name, digest in opened if digest.endswith(" bytes")})
     more = max((one.get("opened_more", 0) for one in about), default=0)
     unknown = any(one.get("files_unknown") for one in about)
     lines = {
-        "runs changed files that all runs share: {}; a run may have read another's": changed,
-        "removed with the runs' own working directories: {} (workdir = 'shared' keeps such files)": removed,
-        "runs used different versions: {}": mixed,
-        "runs read different versions of files: {}": edited,
+        f"{len(diverged)} of {len(records)} runs diverged ({{}} is not finite); each counts with the epoch "
+        "selected before that": [what or "a metric"] * bool(diverged),
+        "left out, because not every epoch has them: {} (attach the tracker before the first epoch ends)": (
+            _all_of(about, "dropped")
+        ),
+        "clocks not measured: {}": _all_of(about, "clocks_missing"),
+        "removed with the runs' own working directories: {} (workdir = 'shared' keeps such files)": (
+            _all_of(about, "files_removed")
+        ),
         "files too large to compare except for their size: {}": large,
         "a run reads more files than are compared when it is started again: {} more": [str(more)]
         * bool(more),
@@ -166,14 +172,6 @@ def run_notes(records: Iterable[RunRecord]) -> list[str]:
         "it is {}": ["not Python, or python -S, -I or -E"] * unknown,
     }
     return [line.format(first_of(names, SHOWN)) for line, names in lines.items() if names]
-
-
-def _texts(about: Iterable[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
-    """The different texts that records hold for each name."""
-    texts: dict[str, set[str]] = {}
-    for name, text in (item for one in about for item in one.get(key, {}).items()):
-        texts.setdefault(name, set()).add(text)
-    return dict(sorted(texts.items()))
 
 
 def _all_of(about: Iterable[Mapping[str, Any]], key: str) -> list[str]:

@@ -38,6 +38,11 @@ class Applied(BaseModel):
     rows: list[Treated]
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for models that differ in names and scale alone: Keras counts its layers up in a process."""
+        return (self.draw, *sorted(self.counts.items()), *((r.shape, r.role, r.outcome) for r in self.rows))
+
+    @property
     def line(self) -> str:
         """The model in one line: how much was scaled, and what was not."""
         parts = [f"scaled {self.counts.get('scaled', 0)} of {sum(self.counts.values())} parameters"]
@@ -62,7 +67,10 @@ def applied(record: RunRecord) -> list[Applied]:
 
 def applied_lines(records: Sequence[RunRecord]) -> list[str]:
     """What was done to the models, each kind of model once."""
-    lines = list(dict.fromkeys(model.line for record in records for model in applied(record)))
+    kinds: dict[tuple[object, ...], str] = {}
+    for model in (model for record in records for model in applied(record)):
+        kinds.setdefault(model.kind, model.line)
+    lines = list(dict.fromkeys(kinds.values()))
     more = len(lines) - MOST_MODELS
     return [*lines[:MOST_MODELS], *([f"and {more} more kinds of model"] if more > 0 else [])]
 
@@ -70,9 +78,9 @@ def applied_lines(records: Sequence[RunRecord]) -> list[str]:
 def applied_tables(records: Sequence[RunRecord]) -> list[Table]:
     """A table for each kind of model, of the smallest scale that is not 1."""
     models = [model for record in records for model in applied(record)]
-    kinds: dict[str, Applied] = {}
+    kinds: dict[tuple[object, ...], Applied] = {}
     for model in sorted(models, key=lambda model: (model.scale == 1.0, model.scale)):
-        kinds.setdefault(model.line, model)
+        kinds.setdefault(model.kind, model)
     return [_table(model) for model in list(kinds.values())[:MOST_MODELS]]
 
 

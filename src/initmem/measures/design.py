@@ -202,7 +202,8 @@ def own_metrics(records: Sequence[RunRecord]) -> list[str]:
 
 def default_metric(records: Sequence[RunRecord]) -> str:
     """Test accuracy where it is known, else the next best that the records hold."""
-    for name in ("test_accuracy", "val_accuracy_best", "test_loss", "val_loss", *own_metrics(records)):
+    held_out = ("test_accuracy", "val_accuracy_best", "test_loss", "val_loss")
+    for name in (*held_out, *own_metrics(records), "train_accuracy", "train_loss"):
         if any(record.metric(name) is not None for record in records):
             return name
     return "test_accuracy"

@@ -28,7 +28,7 @@ from initmem.clocks import epoch_rates
 from initmem.errors import count
 from initmem.measures.design import Profile, plain, profile
 from initmem.measures.statistics import ALPHA, Spread, spread, student
-from initmem.metric import metric_of
+from initmem.metric import UNCLEAR, metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
 
@@ -174,7 +174,7 @@ def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | No
         return None
     unit = metric_of(name).unit
     train_change, test_change, gap_change = _change(train.values), None, None
-    if metric_of(metric).unit == unit:
+    if metric_of(metric).unit == unit and (unit or name == _counterpart(metric)):
         train_change, test_change, gap_change = _split(train, profile(records, metric))
     crossings = _crossings(records, "train_accuracy" if unit == "pp" else name)
     losses = [_matched(_crossings(records, column)) for column in TRAIN_LOSSES]
@@ -197,9 +197,13 @@ def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | No
 
 def train_metric(records: Sequence[RunRecord], metric: str) -> str | None:
     """The train metric to set next to a test metric: its counterpart if there is one, else any."""
-    own = "train_" + metric.removeprefix("test_").removeprefix("val_").removesuffix("_best")
-    names = dict.fromkeys([own, "train_accuracy", *TRAIN_LOSSES])
-    return next((name for name in names if any(r.metric(name) is not None for r in records)), None)
+    names = (_counterpart(metric), "train_accuracy", *TRAIN_LOSSES)
+    directed = [name for name in names if metric_of(name).better]
+    return next((name for name in directed if any(r.metric(name) is not None for r in records)), None)
+
+
+def _counterpart(metric: str) -> str:
+    return "train_" + metric.removeprefix("test_").removeprefix("val_").removesuffix("_best")
 
 
 def _crossings(records: Sequence[RunRecord], by: str) -> _Crossings | str:
@@ -212,12 +216,12 @@ def _crossings(records: Sequence[RunRecord], by: str) -> _Crossings | str:
     grid = [[runs[seed, scale] for scale in scales] for seed in seeds]
     if not grid:
         return "no seed has all scales"
-    sign = 1.0 if by == "train_accuracy" else -1.0
+    sign = 1.0 if metric_of(by).better == "higher" else -1.0
     reached = min(float((sign * r.history[by]).max()) for row in grid for r in row)
     if by == "train_accuracy":
         level = next((level for level in ACCURACY_LEVELS if level <= reached), None)
     else:
-        level = _rounded_up(-reached)
+        level = -sign * _rounded_up(-reached)
     if level is None:
         return f"the runs reach no common level of {by}"
     times = np.array([[_first_crossing(r, by, level, sign) for r in row] for row in grid])
@@ -262,9 +266,12 @@ def _matched(crossings: _Crossings | str) -> Matched | str:
     )
 
 
-def fit_notes(fit: Fit | None, *, equal: bool) -> list[str]:
+def fit_notes(records: Sequence[RunRecord], metric: str, fit: Fit | None, *, equal: bool) -> list[str]:
     """What is known about the fit, where that is not simply equal."""
     if fit is None:
+        own = _counterpart(metric)
+        if metric_of(own).better is None and any(record.metric(own) is not None for record in records):
+            return [UNCLEAR.format(own)]
         return [
             "no train metric was recorded, so memory cannot be told from undertraining "
             "(record train_accuracy or train_loss in every epoch)"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from initmem.labels import informative
 from initmem.labels import label as short_name
@@ -28,7 +29,7 @@ from initmem.measures.verdict import (
     fit_tolerance,
     notes_of,
 )
-from initmem.metric import metric_name, metric_of
+from initmem.metric import UNCLEAR, metric_name, metric_of
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Source, collected
@@ -119,7 +120,7 @@ def measured(
     )
     notes = notes_of(row, records, analysis, failed)
     if with_fit and n_seeds and not reason:
-        notes += fit_notes(row.fit, equal=row.equal_fit)
+        notes += fit_notes(records, metric, row.fit, equal=row.equal_fit)
     return replace(row, notes=tuple(notes))
 
 
@@ -244,9 +245,12 @@ def _with_mode(row: Memory) -> Memory:
     shown = metric_of(row.metric)
     mode: Mode | None = "fit unknown" if shown.held_out else None
     if row.fit:
-        means = row.values.mean(axis=0) * (1 if shown.better == "higher" else -1)
-        better, worse = row.scales[int(means.argmax())], row.scales[int(means.argmin())]
-        mode = row.fit.mode(better, worse, equal=row.equal_fit, p=row.p_matched_adjusted)
+        means = row.values.mean(axis=0) * (-1 if shown.better == "lower" else 1)
+        ends = row.scales[int(means.argmax())], row.scales[int(means.argmin())]  # the better one first
+        mode_of = partial(row.fit.mode, equal=row.equal_fit, p=row.p_matched_adjusted)
+        mode = mode_of(*ends)
+        if shown.better is None and mode != mode_of(*reversed(ends)):
+            mode, notes = "fit unknown", (*notes, UNCLEAR.format(row.metric))
         if mode == "generalization" and not row.equal_fit and isinstance(row.fit.matched, Matched):
             low, high = row.fit.matched.low, row.fit.matched.high
             notes += (f"the scales are not fitted equally well ({row.fit}): the size is that at equal fit",)

@@ -15,7 +15,7 @@ from initmem.data.sources import sizes_by_name
 from initmem.errors import ConfigError, DataError
 from initmem.measures.design import SCALE, Groups, Measure, Row, by_scale, default_metric, plain
 from initmem.measures.statistics import ALPHA
-from initmem.metric import DERIVED, METRICS, metric_of
+from initmem.metric import DERIVED, metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, number
@@ -246,15 +246,14 @@ def chance_limit(record: RunRecord) -> float | None:
 def gain(record: RunRecord, column: str) -> float:
     """How much better than the first epoch a metric is: at the selected epoch, or at best while training.
 
-    Of metrics that user code defines, only the size of the change is known.
+    Where it is not known which direction is better, the size of the change counts.
     """
     values, shown = record.history[column], metric_of(column)
-    sign = 1.0 if shown.better == "higher" else -1.0
-    changes = sign * (values - values[0])
+    changes = shown.factor * (values - values[0])
+    changes = np.abs(changes) if shown.better is None else changes if shown.better == "higher" else -changes
     if column.startswith("train_"):
-        return shown.factor * float(np.nanmax(changes))
-    change = shown.factor * float(changes[(record.summary.tau_best or 1) - 1])
-    return change if column in METRICS else abs(change)
+        return float(np.nanmax(changes))
+    return float(changes[(record.summary.tau_best or 1) - 1])
 
 
 def clear_gain(records: Sequence[RunRecord], metric: str, tolerance: float) -> dict[float, bool]:

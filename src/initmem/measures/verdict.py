@@ -6,14 +6,14 @@ The terminal, the page and notebooks share the columns.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.errors import count
+from initmem.errors import count, first_of
 from initmem.measures.design import Analysis, plain
 from initmem.measures.fit import Fit, Mode
 from initmem.measures.scales import EQUAL_RATES, Failures
@@ -170,6 +170,7 @@ INAPPLICABLE = {
     "after init.apply, so there is nothing to measure.",
 }
 NEARLY_ALL = 0.9
+SHOWN = 4  # files or versions in a note
 FEW_SEEDS = 3  # up to so many miss most memories
 ABOUT_INTERVAL = "The interval accounts for the choice of seeds, not for the choice of test examples"
 MODES = {
@@ -272,7 +273,7 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
             "first epoch by more than the tolerance: `forgets` is not possible "
             '(declare recipe={"classes": 10})'
         )
-    for more in (_early_notes, _length_notes, _order_notes, _code_notes, _machine_notes):
+    for more in (_early_notes, _length_notes, _order_notes, _file_notes, _code_notes, _machine_notes):
         notes += more(records)
     return notes
 
@@ -289,6 +290,29 @@ def _order_notes(records: Sequence[RunRecord]) -> list[str]:
         "every seed saw the data in the same order: noise is understated "
         "(set the seed of the loader or Trainer from init.seed)"
     ]
+
+
+def _file_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether runs of user code may have read each other's files, or different data or libraries."""
+    about = [record.provenance for record in records if record.status != "crashed"]
+    changed = sorted({name for one in about for name in one.get("shared_files_changed", ())})
+    edited = [name for name, digests in _texts(about, "opened").items() if len(digests) > 1]
+    versions = _texts(about, "versions").items()
+    mixed = [f"{name} {' and '.join(sorted(kinds))}" for name, kinds in versions if len(kinds) > 1]
+    lines = {
+        "runs changed files that all runs share: {}; a run may have read another's": changed,
+        "runs read different versions of files: {}": edited,
+        "runs used different versions: {}": mixed,
+    }
+    return [line.format(first_of(names, SHOWN)) for line, names in lines.items() if names]
+
+
+def _texts(about: Sequence[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
+    """The different texts that records hold for each name."""
+    texts: dict[str, set[str]] = {}
+    for name, text in (item for one in about for item in one.get(key, {}).items()):
+        texts.setdefault(name, set()).add(text)
+    return dict(sorted(texts.items()))
 
 
 def _length_notes(records: Sequence[RunRecord]) -> list[str]:
@@ -456,6 +480,7 @@ def _matched_text(row: Memory) -> str:
     if row.fit is None or isinstance(match := row.fit.matched, str):
         return ""
     form = metric_of(match.metric).form
+    kind = "loss" if metric_of(match.by).better == "lower" else match.by
     limits = "" if match.low is None else f" [{match.low:{form}}, {match.high:{form}}]"
-    level = f"{100 * match.level:g}%" if match.by == "train_accuracy" else f"loss {match.level:g}"
+    level = f"{100 * match.level:g}%" if match.by == "train_accuracy" else f"{kind} {match.level:g}"
     return f"{match.memory:{form}}{limits} at {level}"

@@ -38,7 +38,7 @@ from typing import Any
 
 from initmem.errors import ConfigError, allowed
 from initmem.measures.applied import MOST_MODELS
-from initmem.pipeline.init import INIT_FILE
+from initmem.pipeline.init import INIT_FILE, TOLD, TRACKER_FILE
 from initmem.pipeline.opened import environment_of, opened_by_program
 from initmem.pipeline.run import OnEpoch, own_record
 from initmem.pipeline.source import Fingerprint, note_all, watched_files
@@ -110,22 +110,15 @@ class CommandTrainer:
             history, stderr, log = (Path(folder) / name for name in ("history.jsonl", "stderr", "opened"))
             arguments = self.arguments(run, history)
             reader = Reader(history, lambda row: on_epoch(run, row))
-            models = Path(folder) / "init.jsonl"
             with stderr.open("wb") as errors:
-                environment = environment_of(log) | {INIT_FILE: str(models)}
+                environment = environment_of(log) | {TOLD: folder}
                 code = _run(arguments, errors, reader.read, workdir.path if workdir else None, environment)
             if code != 0:
                 tail = stderr.read_bytes()[-TAIL:].decode(errors="replace").strip() or "nothing on stderr"
                 raise ProgramError(f"{shlex.join(arguments)}\nended with code {code}\n{tail}")
             reader.read(at_end=True)
-            written = models.read_text().splitlines() if models.exists() else []
             seconds = time.perf_counter() - started
-            # The command has {scale} in it, or it would have been refused.
-            about: dict[str, Any] = {
-                "scale_used": True,
-                "init": [json.loads(line) for line in list(dict.fromkeys(written))[:MOST_MODELS]],
-            }
-            about |= opened_by_program(log, workdir, began) | changes_in(workdir)
+            about = _told(Path(folder)) | opened_by_program(log, workdir, began) | changes_in(workdir)
             return own_record(run, reader.tracker, seconds, **about)
 
     def arguments(self, run: Run, history: Path) -> list[str]:
@@ -137,6 +130,19 @@ class CommandTrainer:
             return str(values[match[1]]) if match[1] else match[0][0]
 
         return [PLACEHOLDER.sub(filled, part) for part in self.parts]
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    """What `Init.apply` and the tracker of a program left for its record; a program need not have them."""
+    init, tracker = (folder / name for name in (INIT_FILE, TRACKER_FILE))
+    models = list(dict.fromkeys(init.read_text().splitlines() if init.exists() else []))
+    seen: dict[str, Any] = json.loads(tracker.read_text()) if tracker.exists() else {}
+    # The command has {scale} in it, or it would have been refused.
+    return seen | {
+        "scale_used": True,
+        "applied": bool(models),
+        "init": [json.loads(line) for line in models[:MOST_MODELS]],
+    }
 
 
 class Reader:

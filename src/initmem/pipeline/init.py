@@ -43,7 +43,9 @@ DRAWN_ONLY = (
     "distribution",
     "width_scaling",
 )  # these need weights that are drawn
-INIT_FILE = "INITMEM_INIT_FILE"  # where a program of `initmem run --command` leaves what it did to its models
+TOLD = "INITMEM_TOLD"  # the folder in which a program of `initmem run --command` leaves these two files:
+INIT_FILE = "init.jsonl"  # what it did to its models, a line for each
+TRACKER_FILE = "tracker.json"  # what its tracker saw
 ALL_ZERO = "all zero: no scale"
 ALIKE = 2.5  # times: usual initializations differ by less from N(0, 1 / fan_in)
 Model = TypeVar("Model")
@@ -297,8 +299,8 @@ class Init:
             if v.role == "kernel" and self.run.perturbation != 1.0:
                 v.place.rescale(self._perturbation(v.place.value().detach().double().cpu().numpy()))
         self.tables.append(table)
-        if (path := os.environ.get(INIT_FILE)) is not None:
-            with Path(path).open("a") as stream:
+        if (path := told_path(INIT_FILE)) is not None:
+            with path.open("a") as stream:
                 stream.write(table.applied().model_dump_json() + "\n")
         others = [f"{v.name} {tuple(v.shape)}" for v in table.variables if v.role == "other"]
         if others and kernels is None:  # who chose the kernels knows what is left
@@ -329,6 +331,11 @@ class Init:
         """The kernels of all models it was applied to."""
         for table in self.tables:
             yield from (v for v in table.variables if v.role == "kernel")
+
+
+def told_path(name: str) -> Path | None:
+    """Where a program leaves a file for `initmem run --command`; None: nobody asked."""
+    return Path(folder, name) if (folder := os.environ.get(TOLD)) else None
 
 
 def _rounded(value: float | None) -> float | None:

@@ -20,7 +20,7 @@ from typing import Any
 from initmem.content import content_digest
 from initmem.pipeline.hook import sitecustomize
 from initmem.pipeline.source import in_project
-from initmem.pipeline.workdir import CACHES, Workdir, is_left_out
+from initmem.pipeline.workdir import CACHES, MOST_NAMED, Workdir, is_left_out
 
 MOST_OPENED = 200  # files in a record
 HOOK = Path(sitecustomize.__file__).parent
@@ -90,13 +90,21 @@ def _about(
     roots = [workdir.path, project] if workdir else [project]
     written = set(_relative((path for how, path in files if how == "written"), roots))
     read = set(_relative((path for how, path in files if how == "read"), roots))
-    digests = {}
-    for name in sorted((read | set(before)) - written):
+    digests, changed = {}, []
+    for name in sorted(read | set(before)):
         path = next((root / name for root in roots if (root / name).is_file()), None)
-        if path is not None and _counts(project / name, project) and path.stat().st_mtime < started:
+        if path is None or not _counts(project / name, project):
+            continue
+        if name not in written and path.stat().st_mtime < started:
             digests[name] = content_digest(path)
-    more = {"opened_more": len(digests) - MOST_OPENED} if len(digests) > MOST_OPENED else {}
-    return {"project": str(project), "opened": dict(list(digests.items())[:MOST_OPENED])} | more
+        elif name in read:
+            changed.append(name)
+    about: dict[str, Any] = {"project": str(project), "opened": dict(list(digests.items())[:MOST_OPENED])}
+    if len(digests) > MOST_OPENED:
+        about["opened_more"] = len(digests) - MOST_OPENED
+    if changed and workdir is None:  # another run may have written what this one read
+        about["shared_files_changed"] = changed[:MOST_NAMED]
+    return about
 
 
 def _relative(paths: Iterable[str], roots: list[Path]) -> Iterator[str]:

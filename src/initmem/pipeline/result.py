@@ -244,14 +244,6 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> polars.DataFrame:
 
 def _notes(records: Sequence[RunRecord]) -> list[str]:
     notes = [f"{line} (tracebacks: result.crashes)" for line in crash_lines(records)]
-    diverged = [record for record in records if record.status == "diverged"]
-    if diverged:
-        what = dict.fromkeys(str(one.provenance.get("diverged", "")).partition(" ")[0] for one in diverged)
-        names = " or ".join(filter(None, what)) or "a metric"
-        notes.append(
-            f"{len(diverged)} of {len(records)} runs diverged ({names} is not finite); "
-            "each counts with the epoch selected before that"
-        )
     about = [record.provenance for record in records if record.status != "crashed"]
     models = [model for record in records for model in applied(record)]
     strange = dict.fromkeys(t.name for m in models for t in m.rows if t.outcome == "not recognized")
@@ -262,12 +254,4 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
         notes.append(
             "not applicable: the pipeline never used the scale (init.apply, init.kernel and init.scale do)"
         )
-    dropped = dict.fromkeys(name for one in about for name in one.get("dropped", ()))
-    if dropped:
-        notes.append(
-            f"left out, because not every epoch has them: {', '.join(dropped)} "
-            "(attach the tracker before the first epoch ends)"
-        )
-    missing = dict.fromkeys(reason for one in about for reason in one.get("clocks_missing", ()))
-    notes += [f"clocks not measured: {reason}" for reason in missing]
     return notes + run_notes(records)

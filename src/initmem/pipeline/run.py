@@ -256,7 +256,7 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
         "diverged" if tracker.diverged else "completed",
         replace(summary, **tested),
         history,
-        {"device": str(tracker.device or "cpu"), "seconds": round(seconds, 3)} | tracker.about() | about,
+        {"device": "cpu", "seconds": round(seconds, 3)} | tracker.about() | about,
         finals={name: value for name, value in finals.items() if name not in TESTED},
         arrays=tracker.arrays,
     )

@@ -32,7 +32,7 @@ from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed, is_text
 from initmem.metric import metric_name, metric_of
 from initmem.pipeline.first_batches import FirstBatches
-from initmem.pipeline.init import Init, variables
+from initmem.pipeline.init import TRACKER_FILE, Init, told_path, variables
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.record import LARGEST_VALUE, MOST_INITIAL, MOST_PREDICTIONS, SUMMARY_FIELDS, TESTED
 from initmem.store.encoding import LARGEST_CLASS, decode_array, encode_array
@@ -141,7 +141,8 @@ class Tracker:
         """
         row = checked_metrics(metrics)
         self._check(row)
-        self._append(row | self._updates.columns())
+        untrained = self._updates.not_yet(self.norm_init)
+        self._append(row | self._updates.columns(self.norm_init), untrained=untrained)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """End an epoch with a row that another tracker or program made: its own columns are among them."""
@@ -151,7 +152,7 @@ class Tracker:
         self._check(metrics)
         start = columns.pop("norm_init", None)
         self.norm_init = start if self.norm_init is None else self.norm_init
-        self._append(metrics | columns)
+        self._append(metrics | columns, untrained=columns.get("clock_adaptive") == 0)
 
     def finish(self, **metrics: Any) -> None:
         """Metrics of the predictor that training returns, where they are not those of an epoch."""
@@ -159,6 +160,7 @@ class Tracker:
         self._write({"final": given})
         self.finals |= {name: value for name, value in given.items() if math.isfinite(value)}
         self._judge(given, "at the end")
+        self._tell()
 
     def predictions(self, given: Any, *, initial: bool = False) -> None:
         """What the model that training returns predicts for the test examples; the last call counts.
@@ -180,9 +182,12 @@ class Tracker:
 
     def about(self) -> dict[str, Any]:
         """What joins the provenance of the run: what was seen of its data, and columns that were left out."""
-        missing = self._updates.missing(self.norm_init)
-        about: dict[str, Any] = {"updates": self.updates, "dropped": self.dropped, "clocks_missing": missing}
-        about["diverged"] = self.diverged_by
+        return self._seen() | ({"dropped": self.dropped} if self.dropped else {})
+
+    def _seen(self) -> dict[str, Any]:
+        missing, device = self._updates.missing(self.norm_init), self.device
+        about: dict[str, Any] = {"updates": self.updates, "clocks_missing": missing}
+        about |= {"diverged": self.diverged_by, "device": device and str(device)}
         return self._batches.about() | {name: value for name, value in about.items() if value}
 
     @property
@@ -208,9 +213,9 @@ class Tracker:
         return [name for name in self._names() if name not in whole]
 
     def _names(self) -> list[str]:
-        """Columns; clocks that stayed at zero, while steps were made that nobody counted, are none."""
-        left_out = OF_UPDATES if self._updates.missed_steps(self.norm_init) else ()
-        return [n for n in dict.fromkeys(n for row in self._rows for n in row) if not n.startswith(left_out)]
+        """Columns; clocks that ended, because steps were made that nobody counted, are none."""
+        names = dict.fromkeys(name for row in self._rows for name in row)
+        return [name for name in names if name in self._rows[-1] or not name.startswith(OF_UPDATES)]
 
     def clocks(self) -> dict[str, float]:
         """The clocks at this moment: means over parameter groups, by their share of the kernels' values."""
@@ -241,16 +246,17 @@ class Tracker:
         self.finals = dict(state["finals"])
         self.arrays = {name: decode_array(array) for name, array in state.get("arrays", {}).items()}
 
-    def _append(self, row: Row) -> None:
+    def _append(self, row: Row, *, untrained: bool) -> None:
         row.setdefault("seconds", time.perf_counter() - self._clock)
         self._clock = time.perf_counter()
         if self.diverged:
             return
         self._write(row | ({} if self.norm_init is None else {"norm_init": self.norm_init}))
         # An untrained model may have an infinite loss.
-        untrained = self._updates.not_yet(self.norm_init)
         judged = {name: value for name, value in row.items() if name == "norm" or not untrained}
-        if self._judge(judged, f"in epoch {len(self._rows) + 1}"):
+        diverged = self._judge(judged, f"in epoch {len(self._rows) + 1}")
+        self._tell()
+        if diverged:
             return
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
         self._rows.append(dict.fromkeys(row, math.nan) | finite)
@@ -268,6 +274,11 @@ class Tracker:
         if self._out is not None and _is_first_rank():
             with self._out.open("a") as stream:
                 stream.write(json.dumps(line) + "\n")
+
+    def _tell(self) -> None:
+        """In a program of `initmem run --command`: leave what joins the provenance next to the history."""
+        if self._out is not None and _is_first_rank() and (path := told_path(TRACKER_FILE)):
+            path.write_text(json.dumps(self._seen()))
 
     def _kernels_of(self, model: Any, kernels: Kernels) -> list[Variable]:
         if kernels is None and self._init is not None:

@@ -150,10 +150,14 @@ class UpdateClocks:
             ]
         return [] if self._batch else [f"{', '.join(DIVIDED)}: no batch_size was given to tracker.attach"]
 
-    def columns(self) -> dict[str, float]:
-        """What joins the metrics of an epoch: kernel norm, and means over the parameter groups."""
-        row = {f"clock_{name}": value for name, value in self.clocks().items()}
-        if self.groups:
+    def columns(self, norm_init: float | None) -> dict[str, float]:
+        """What joins the metrics of an epoch: kernel norm, and means over the parameter groups.
+
+        Without the means if steps were missed.
+        """
+        row = {}
+        if self.groups and not self.missed_steps(norm_init):
+            row = {f"clock_{name}": value for name, value in self.clocks().items()}
             row["learning_rate"] = sum(group.share * group.rate for group in self.groups)
         if (norm := self.norm()) is not None:
             row["norm"] = norm

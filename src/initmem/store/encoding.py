@@ -154,8 +154,11 @@ class Provenance(TypedDict, total=False):
     faults: dict[str, int]
     seconds: float
     device: str
-    untouched: list[str]
     scale_used: bool
+    updates: int
+    opened: dict[str, str]
+    versions: dict[str, str]
+    shared_files_changed: list[str]
 
 
 _PROVENANCE = TypeAdapter(Provenance)
