@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from conftest import fake_record
 from initmem import catalog
 from initmem.data.dataset import Sizes
-from initmem.data.sources import sizes
+from initmem.data.sources import load, sizes
 from initmem.engines.plan import (
     _makespan,
     pack_seconds,
@@ -117,8 +116,8 @@ def test_durations_are_for_people(seconds: float, words: str) -> None:
 
 def test_disk_is_what_a_record_takes(tiny: Recipe) -> None:
     longer = tiny.model_copy(update={"epochs": 50})
-    real = len(encode(fake_record(Run(longer, 1.0, 0), 0.5, epochs=50)))
-    assert record_bytes(longer) == pytest.approx(real, rel=0.35)
+    (record,) = loop.train_pack([Run(longer, 1.0, 0)], load(longer))
+    assert record_bytes(longer) == pytest.approx(len(encode(record)), rel=0.2)
 
 
 def test_planning_evaluates_little_and_times_recipes_of_one_shape_once(

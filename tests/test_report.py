@@ -550,3 +550,24 @@ def test_plot_data_are_means_and_simultaneous_bands(store: Store) -> None:
     assert np.allclose(curve.low, seeds.mean(axis=0) - half)
     assert caption(scale_plot(store.records())).startswith("Lines: mean over seeds, 95% simultaneous band")
     assert np.allclose(curve.high, seeds.mean(axis=0) + half)
+
+
+def test_layers_have_a_heat_map_only_where_they_are_recorded(tiny_study: Study) -> None:
+    def with_layers(run: Run) -> RunRecord:
+        record = fake_record(run, 0.8)
+        last = 0.2 + 0.1 * run.scale
+        arrays = {"layer_epochs": np.arange(5), "cosine:head": np.linspace(1.0, last, 5)}
+        return replace(record, arrays=arrays | {"norm:head": np.ones(5)})
+
+    runs = tiny_study.all_runs()
+    old = content_of([tiny_study], [fake_record(run, 0.8) for run in runs])
+    assert charts.layer_maps(old) == []
+    assert "Cosine to the initial weights" not in sections(old)["heat"].html
+    content = content_of([tiny_study], [with_layers(run) for run in runs])
+    (heat,) = charts.layer_maps(content)
+    ((layer, cells),) = heat.rows
+    assert (layer, list(heat.x)) == ("head", [0, 1, 2, 3, 4])
+    mean = 0.2 + 0.1 * np.mean([run.scale for run in runs])
+    assert [cells[0].text, cells[-1].text] == ["1.00", f"{mean:.2f}"]
+    assert (cells[0].step, cells[-1].step) == (8, 0)
+    assert f"epoch 4: cosine {mean:.3f}" in sections(content)["heat"].html

@@ -288,8 +288,9 @@ def resealed(record: RunRecord, change: Callable[[dict], object]) -> bytes:
     """A record with other content and a checksum that fits: as a stranger could write it."""
     content = json.loads(encode(record))["record"]
     change(content)
-    if "history" in content:
-        content["history"] = content.pop("history")  # the last, as always
+    for name in ("history", "arrays"):
+        if name in content:
+            content[name] = content.pop(name)  # the last, as always
     payload = json.dumps(content, separators=(",", ":")).encode()
     return b'{"sha256":"%s","record":%s}\n' % (hashlib.sha256(payload).hexdigest().encode(), payload)
 

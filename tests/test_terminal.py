@@ -45,7 +45,7 @@ optimizer = ["sgd", "momentum"]
 learning_rate = [0.001, 0.12345]
 l2 = [0.0, 0.00321]
 """
-NOT_THERE = ("chaos", "clocks", "collapse", "seeds")  # in the archive of learning rates
+NOT_THERE = ("chaos", "clocks", "collapse", "seeds", "layers", "function")  # in the archive of learning rates
 COMMANDS = [
     ["studies"],
     ["studies", "main-grid"],
@@ -61,7 +61,7 @@ COMMANDS = [
     ["measure", GRID, "--what", "collapse"],
     ["measure", GRID, "--what", "clocks"],
     ["measure", CHAOS, "--what", "chaos"],
-    ["measure", "STORE", "--what", "difference"],
+    *(["measure", "STORE", "--what", what] for what in ("difference", "layers", "function")),
     *(["table", str(number), GRID, "--reference"] for number in range(1, 8)),
     ["clocks", "main-grid"],
     ["clocks", "LONG"],

@@ -142,9 +142,9 @@ def test_the_test_set_is_used_once_and_on_the_selected_predictor(tiny: Recipe, m
     looks = []
     evaluate = loop.evaluate
 
-    def spy(pack, images):
+    def spy(pack, images, *predicted):
         looks.append("test" if images is pack.test else "val")
-        return evaluate(pack, images)
+        return evaluate(pack, images, *predicted)
 
     monkeypatch.setattr(loop, "evaluate", spy)
     while not pack.finished:

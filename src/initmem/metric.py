@@ -112,6 +112,7 @@ METRICS = {
         *map(_other, _OTHERS),
         Metric("repair_gap", "pp", (-100.0, 100.0), "higher", "repair gap (pp)"),
         Metric("norm_best", title="Frobenius norm of the kernels"),
+        Metric("alignment", bounds=(-1.0, 1.0), better="higher", title="alignment with the initialization"),
     )
 }
 

@@ -40,21 +40,31 @@ COLUMNS = (
 )
 
 History: TypeAlias = "Mapping[str, NDArray[np.float64]]"
+# Recorded once per run, by name; a run that lacks one did not record it. Of user code, the first two.
+#   predictions              classes that the selected model predicts for the test examples, (example, ...)
+#   initial_predictions      the same for the network before training
+#   layer_epochs             epochs of the two below, from 0 on, (epoch,)
+#   norm:NAME, cosine:NAME   of a kernel: its norm, and its cosine to the initial weights, (epoch,)
+#   alignment                centered kernel alignment of the last hidden layer to its state at initialization
+Arrays: TypeAlias = "Mapping[str, NDArray[Any]]"
+MOST_PREDICTIONS = 20_000  # values per run: of 10 classes 12.5 kB in a record
+MOST_INITIAL = 2_000  # of the network before training
+MOST_EPOCHS = 32  # of norms and cosines, next to the selected epoch and the last
 LARGEST_VALUE = 1e100  # of what is recorded: squares and sums are finite as well
 LONGEST_CAUSE = 300  # characters of a cause
 
 
-class StoredHistory(Mapping[str, "NDArray[np.float64]"]):
-    """A history that is loaded when it is first used."""
+class Stored(Mapping[str, "NDArray[Any]"]):
+    """A history, or arrays, loaded when first used."""
 
-    def __init__(self, load: Callable[[], History]) -> None:
+    def __init__(self, load: Callable[[], Arrays]) -> None:
         self._load = load
 
     @cached_property
-    def _columns(self) -> History:
+    def _columns(self) -> Arrays:
         return _read_only(self._load())
 
-    def __getitem__(self, name: str) -> NDArray[np.float64]:
+    def __getitem__(self, name: str) -> NDArray[Any]:
         return self._columns[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -64,10 +74,10 @@ class StoredHistory(Mapping[str, "NDArray[np.float64]"]):
         return len(self._columns)
 
 
-def _read_only(history: History) -> History:
-    for column in history.values():
-        column.setflags(write=False)
-    return history
+def _read_only(arrays: Arrays) -> Arrays:
+    for array in arrays.values():
+        array.setflags(write=False)
+    return arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +112,12 @@ class RunRecord:
     provenance: Mapping[str, Any] = field(default_factory=dict, repr=False)
     error: str | None = field(default=None, repr=False)
     finals: Mapping[str, float] = field(default_factory=dict, repr=False)  # metrics that user code returned
+    arrays: Arrays = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.history, StoredHistory):  # that one does it when it is loaded
-            _read_only(self.history)
+        for arrays in (self.history, self.arrays):
+            if not isinstance(arrays, Stored):  # it does so when it is loaded
+                _read_only(arrays)
 
     @property
     def id(self) -> str:
@@ -119,12 +131,17 @@ class RunRecord:
             return None if value is None else float(value)
         if name in self.finals:
             return self.finals[name]
+        if name == "alignment" and name in self.arrays:
+            return float(self.arrays[name])
         best = self.summary.tau_best
         value = self.history[name][best - 1] if best and name in self.history else math.nan
         return float(value) if math.isfinite(value) else None
 
     def same_result(self, other: RunRecord) -> bool:
-        """Whether two records hold the same outcome, whatever the machine and the time it took."""
+        """Whether two records hold the same outcome, whatever the machine and the time it took.
+
+        Arrays are not compared: earlier versions recorded none.
+        """
         return (
             self.run == other.run
             and self.status == other.status
@@ -206,7 +223,7 @@ def finite(record: RunRecord) -> RunRecord:
     """
     import numpy as np
 
-    summary, history, finals = record.summary, record.history, record.finals
+    summary, history, finals, arrays = record.summary, record.history, record.finals, record.arrays
     good = np.ones(summary.epochs, dtype=bool)
     for column in history.values():
         if column.shape == good.shape:  # the others are refused when they are written
@@ -217,6 +234,8 @@ def finite(record: RunRecord) -> RunRecord:
         ended = summarize(history, norm_init=summary.norm_init, selects=selects)
         if ended.tau_best == summary.tau_best:  # else the test results are not those of the predictor
             ended = replace(ended, **{name: getattr(summary, name) for name in TESTED})
+        else:
+            arrays = {}
         summary = ended
     values = {name: getattr(summary, name) for name in SUMMARY_FIELDS}
     wrong = {name for name, value in values.items() if value is not None and not math.isfinite(value)}
@@ -225,7 +244,7 @@ def finite(record: RunRecord) -> RunRecord:
         return record
     status: Status = "crashed" if record.status == "crashed" else "diverged"
     summary = Summary(**(values | dict.fromkeys(wrong)))
-    return replace(record, status=status, summary=summary, history=history, finals=finals)
+    return replace(record, status=status, summary=summary, history=history, finals=finals, arrays=arrays)
 
 
 def crashed(run: Run, error: str, provenance: Mapping[str, Any]) -> RunRecord:

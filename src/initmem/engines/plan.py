@@ -19,7 +19,7 @@ from initmem.data.sources import sizes
 from initmem.engines.engine import Pipeline, cores
 from initmem.engines.packs import pack_size, packs
 from initmem.recipe import AnyRecipe, Recipe
-from initmem.record import COLUMNS, RunRecord, summarize
+from initmem.record import COLUMNS, MOST_EPOCHS, MOST_INITIAL, MOST_PREDICTIONS, RunRecord, summarize
 from initmem.store.encoding import encode
 from initmem.study import Run, Study
 from initmem.train.requirements import flops_per_image, notes_of
@@ -159,11 +159,19 @@ def _row(
 
 
 def record_bytes(recipe: AnyRecipe) -> int:
-    """The size of one record, from a record of as many epochs with full-length numbers."""
-    rng = np.random.default_rng(0)
-    history = {name: rng.random(recipe.get("epochs") or 1) for name in COLUMNS}
+    """The size of one record, from a record of as many epochs and predictions with full-length numbers."""
+    rng, epochs = np.random.default_rng(0), recipe.get("epochs") or 1
+    history = {name: rng.random(epochs) for name in COLUMNS}
     summary = summarize(history, norm_init=rng.random(), test_accuracy=rng.random(), test_loss=rng.random())
-    return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {})))
+    arrays: dict[str, Any] = {}
+    if isinstance(recipe, Recipe):
+        of = sizes(recipe)
+        for name, most in (("predictions", MOST_PREDICTIONS), ("initial_predictions", MOST_INITIAL)):
+            arrays[name] = rng.integers(0, of.classes, min(of.n_test * of.labels, most))
+        layers = flops_per_image(recipe, of.shape, of.classes, of.vocabulary).layers
+        kept = [rng.random(min(epochs, MOST_EPOCHS)).round(5) for _ in range(2 * layers)]
+        arrays |= {f"norm:residual1.{i}": column for i, column in enumerate(kept)}
+    return len(encode(RunRecord(Run(recipe, 1.0, 0), "completed", summary, history, {}, arrays=arrays)))
 
 
 def rough_hours(studies: Sequence[Study], workers: int) -> list[float]:

@@ -41,11 +41,9 @@ class RoleVariance(NamedTuple):
 
 def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Chaos | None:
     """Compare every perturbed replicate with its run; None where there are none."""
-    by_run = {record.run: record for record in records}
     pairs = [
         (record, parent, a, b)
-        for run, record in by_run.items()
-        if run.perturbation != 1.0 and (parent := by_run.get(replace(run, perturbation=1.0)))
+        for record, parent in _pairs(records)
         if (a := record.metric(metric)) is not None and (b := parent.metric(metric)) is not None
     ]
     if not pairs:
@@ -68,6 +66,21 @@ def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Chaos 
         n_pairs=len(differences),
         note=note,
     )
+
+
+def _pairs(records: Sequence[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
+    """The perturbed replicates, each with its run."""
+    by_run = {record.run: record for record in records}
+    return [
+        (record, parent)
+        for run, record in by_run.items()
+        if run.perturbation != 1.0 and (parent := by_run.get(replace(run, perturbation=1.0)))
+    ]
+
+
+def replicates(records: Sequence[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
+    """The perturbed replicates that saw the perturbation, each with its run."""
+    return [(record, parent) for record, parent in _pairs(records) if not _same_course(record, parent)]
 
 
 def _same_course(record: RunRecord, parent: RunRecord) -> bool:

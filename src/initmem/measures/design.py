@@ -57,6 +57,7 @@ class Measure:
     options: tuple[str, ...] = ()  # of adjust, tolerance and analyses (the interim analysis of each recipe)
     of_scale: bool = False  # recipes that never used the scale have no such effect
     over_time: bool = False  # epochs that are cold are left out
+    remarks: Callable[[Groups], list[str]] | None = None  # what else is left out
     conclusion: Callable[[Sequence[Row]], list[str]] | None = None  # lines below the table
 
 
@@ -95,6 +96,19 @@ def plain(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in unperturbed if record.run.pins == usual]
 
 
+def unrecorded(groups: Groups, array: str, what: str) -> list[str]:
+    """Recipes with runs that did not record an array: a line for each number of these, with its recipes."""
+    labels: dict[tuple[int, int], list[str]] = {}
+    for label, records in groups.items():
+        missing = [array not in record.arrays for record in plain(records)]
+        labels.setdefault((sum(missing), len(missing)), []).append(label)
+    return [
+        f"{', '.join(names)}: {what} not recorded in {missing} of {runs} runs"
+        for (missing, runs), names in labels.items()
+        if missing
+    ]
+
+
 def bundled(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The runs of bundled networks: of user code only what was declared is known."""
     return [record for record in records if isinstance(record.run.recipe, Recipe)]
@@ -114,6 +128,16 @@ def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Arr
         row = record.history[column]
         values[seeds.index(record.run.seed), scales.index(record.run.scale), : len(row)] = row
     return values, np.array(scales), np.array(seeds, dtype=float)
+
+
+def level_of(record: RunRecord) -> float:
+    """What was done to the initialization of a run: runs of a seed differ in it alone."""
+    return record.run.scale
+
+
+def levels_of(records: Iterable[RunRecord]) -> list[float]:
+    """The levels of runs, in order."""
+    return sorted({level_of(record) for record in records})
 
 
 def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:

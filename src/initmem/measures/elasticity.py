@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from initmem.clocks import CLOCK_NAMES, CLOCKS, FAMILY_NAMES, effective_clocks, family_of, is_adaptive
 from initmem.measures.design import Analysis, Groups, Measure, Row, plain
-from initmem.measures.statistics import ALPHA, student
+from initmem.measures.statistics import ALPHA, jackknife
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, number
@@ -58,25 +58,23 @@ def norm_elasticity(records: Sequence[RunRecord], *, alpha: float = ALPHA) -> El
         for r in plain(records)
         if r.summary.norm_init and r.summary.norm_best
     ]
+    return elasticity_of(rows, alpha=alpha)
+
+
+def elasticity_of(rows: Sequence[tuple[int, float, float]], *, alpha: float = ALPHA) -> Elasticity | None:
+    """The elasticity from (seed, initial norm, selected norm) of each run."""
     if len({start for _, start, _ in rows}) < 2:
         return None
-    seeds = np.array([seed for seed, _, _ in rows])
-    x = np.log([start for _, start, _ in rows])
-    y = np.log([end for _, _, end in rows])
-    slope = _slope(x, y)
+    seeds, logs = np.array([seed for seed, _, _ in rows]), np.log([norms for _, *norms in rows])
     distinct = np.unique(seeds)
-    n = len(distinct)
-    if n < 2:
-        return Elasticity(slope, None, None, len(rows), n)
-    left_out = np.array([_slope(x[seeds != seed], y[seeds != seed]) for seed in distinct])
-    error = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
-    half = student(n - 1, alpha / 2) * error
-    return Elasticity(slope, slope - half, slope + half, len(rows), n)
 
+    def slope(kept: NDArray[np.intp]) -> float:
+        x, y = logs[np.isin(seeds, distinct[kept])].T
+        centered = x - x.mean()
+        return float(centered @ y / (centered @ centered)) if np.ptp(x) > 0 else math.nan
 
-def _slope(x: Array, y: Array) -> float:
-    centered = x - x.mean()
-    return float(centered @ y / (centered @ centered))
+    estimate = jackknife(slope, len(distinct), alpha=alpha)
+    return Elasticity(slope(np.arange(len(distinct))), *estimate[1:], len(rows), len(distinct))
 
 
 # -- against clocks ---------------------------------------------------------------------------------------

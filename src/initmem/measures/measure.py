@@ -7,7 +7,7 @@ from typing import Any
 
 from initmem.clocks import CLOCK_NAMES, FAMILY_NAMES
 from initmem.errors import ConfigError, allowed
-from initmem.measures import beta, chaos, collapse, difference, elasticity, scales
+from initmem.measures import beta, chaos, collapse, difference, elasticity, function, layers, scales
 from initmem.measures.design import Analysis, Groups, Measure, Row, analyses_of, default_metric, labelled
 from initmem.measures.fit import Matched, cold_notes
 from initmem.measures.memory import Memory, judged, measured, memory_table, why_inapplicable
@@ -108,6 +108,8 @@ MEASURES: dict[str, Measure] = {
     **beta.MEASURES,
     **collapse.MEASURES,
     **elasticity.MEASURES,
+    **layers.MEASURES,
+    **function.MEASURES,
     **chaos.MEASURES,
 }
 MEMORY_OPTIONS = ("adjust", "tolerance", "failure_tolerance")
@@ -174,8 +176,12 @@ def not_applicable(what: str, data: Collection) -> dict[str, str]:
 
 
 def remarks(what: str, data: Collection) -> list[str]:
-    """What a measure over time leaves out."""
-    return cold_notes(_groups(data)) if what != "memory" and MEASURES[what].over_time else []
+    """What a measure leaves out."""
+    if what == "memory":
+        return []
+    cold = cold_notes(_groups(data)) if MEASURES[what].over_time else []
+    lines_of = MEASURES[what].remarks
+    return cold + (lines_of(_groups(data)) if lines_of else [])
 
 
 def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> list[Row]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
@@ -264,6 +264,40 @@ def _seeds_needed(buffer: bytes, n: int, tolerance: float | None, alpha: float, 
     if not grid or not settles(grid[-1]):
         return None
     return grid[bisect_left(grid, True, key=settles)]
+
+
+class Limits(NamedTuple):
+    """An estimate and its 95% interval over seeds; None where there are too few of them."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+    def named(self, name: str) -> dict[str, float | None]:
+        """The three under the keys of a row."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+def jackknife(estimate: Callable[[NDArray[np.intp]], float], n: int, *, alpha: float = ALPHA) -> Limits:
+    """An estimate from the seeds with the given indices, of n: Student's interval with the jackknife's error.
+
+    For a mean over seeds this is the usual interval.
+    """
+    every = np.arange(n)
+    value = estimate(every) if n else math.nan
+    left_out = np.array([estimate(np.delete(every, i)) for i in every]) if n > 1 else np.full(1, math.nan)
+    if not (np.isfinite(left_out).all() and math.isfinite(value)):
+        return Limits(value if math.isfinite(value) else None, None, None)
+    error = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
+    half = student(n - 1, alpha / 2) * error
+    return Limits(value, value - half, value + half)
+
+
+def mean_over_seeds(values: Sequence[tuple[int, float]], *, alpha: float = ALPHA) -> Limits:
+    """The mean of (seed, value): first over the values of each seed, then over seeds."""
+    seeds = sorted({seed for seed, _ in values})
+    means = np.array([np.mean([value for one, value in values if one == seed]) for seed in seeds])
+    return jackknife(lambda kept: float(means[kept].mean()), len(seeds), alpha=alpha)
 
 
 def student(freedom: int, tail: float = ALPHA / 2) -> float:

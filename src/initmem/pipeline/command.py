@@ -6,12 +6,14 @@ as `{learning_rate}`, and with `--gpus N` `{gpu}`, from 0 to N - 1: of the progr
 each has its own. A literal brace is doubled. No shell is involved.
 
 To the history it appends one line per epoch, an object of numbers with the same names in every line, and at
-the end, if it likes, one line `{"final": {...}}` with metrics of the predictor it returns. `epoch`, where it
-is among the numbers, counts from 1. A program that starts its file over counts with what is there at the end:
+the end, if it likes, one line `{"final": {...}}` with metrics of the predictor it returns, and one with the
+classes that it predicts for the test examples (`initial_predictions`: before training). `epoch`, where it is
+among the numbers, counts from 1. A program that starts its file over counts with what is there at the end:
 
     {"val_loss": 0.71, "val_accuracy": 0.72, "test_accuracy": 0.70}
     {"val_loss": 0.55, "val_accuracy": 0.81, "test_accuracy": 0.79}
     {"final": {"calibration": 0.03}}
+    {"predictions": [3, 7, 1, 0]}
 
 In Python, `initmem.Tracker(out=path)` writes these lines, with kernel norm and clocks in them.
 """
@@ -45,6 +47,7 @@ from initmem.pipeline.source import Fingerprint, note_all, watched_files
 from initmem.pipeline.tracker import Row, Tracker
 from initmem.pipeline.workdir import changes_in, own_workdir, project_of
 from initmem.record import RunRecord
+from initmem.store.encoding import decode_array
 from initmem.study import SCALES, SEEDS, Run, Study
 from initmem.study_file import listed, load_study, override, own_study
 
@@ -189,6 +192,8 @@ class Reader:
         except ValueError:
             shown = line[:80].decode(errors="replace")
             raise ProgramError(f"line {self._line} of the history is not JSON: {shown!r}") from None
+        if isinstance(content, dict) and self._took_predictions(content):
+            return
         final = content.pop("final", None) if isinstance(content, dict) else None
         epoch = content.pop("epoch", None) if isinstance(content, dict) else None
         if not isinstance(content, dict) or not (final or content):
@@ -203,6 +208,18 @@ class Reader:
                 self.tracker.add_row(content if final is None else content | {"final": final})
         except (ConfigError, TypeError) as error:  # TypeError: a metric is there twice
             raise ProgramError(f"line {self._line} of the history: {error}") from None
+
+    def _took_predictions(self, content: dict[str, Any]) -> bool:
+        """Whether a line holds predictions: a list of classes, or what `Tracker.predictions` writes."""
+        name, given = next(iter(content.items()), ("", None))
+        if name not in ("predictions", "initial_predictions") or not isinstance(given, list | dict):
+            return False
+        try:
+            classes = decode_array(given) if isinstance(given, dict) else given
+            self.tracker.predictions(classes, initial=name == "initial_predictions")
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
+            raise ProgramError(f"line {self._line} of the history: {name}: {error}") from None
+        return True
 
     def _check_epoch(self, epoch: object) -> None:
         if epoch is not None and epoch != self._epochs:

@@ -299,6 +299,7 @@ def own_record(run: Run, tracker: Tracker, seconds: float, **about: Any) -> RunR
         history,
         {"device": "cpu", "seconds": round(seconds, 3)} | tracker.about() | about,
         finals={name: value for name, value in finals.items() if name not in TESTED},
+        arrays=tracker.arrays,
     )
 
 

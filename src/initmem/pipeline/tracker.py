@@ -34,7 +34,8 @@ from initmem.metric import metric_name, metric_of
 from initmem.pipeline.first_batches import FirstBatches
 from initmem.pipeline.init import TRACKER_FILE, Init, told_path, variables
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
-from initmem.record import LARGEST_VALUE, SUMMARY_FIELDS, TESTED
+from initmem.record import LARGEST_VALUE, MOST_INITIAL, MOST_PREDICTIONS, SUMMARY_FIELDS, TESTED
+from initmem.store.encoding import LARGEST_CLASS, decode_array, encode_array
 from initmem.train.variables import Kernels, Variable
 
 Row = dict[str, float]
@@ -63,6 +64,7 @@ class Tracker:
         on_start: Callable[[], None] | None = None,
     ) -> None:
         self.finals: Row = {}  # metrics of the predictor that is returned
+        self.arrays: dict[str, NDArray[Any]] = {}  # predictions
         self.diverged_by = ""  # what was not finite, and when: the history ends before that epoch
         self.norm_init: float | None = None
         self.started = False
@@ -161,6 +163,19 @@ class Tracker:
         self._judge(given, "at the end")
         self._tell()
 
+    def predictions(self, given: Any, *, initial: bool = False) -> None:
+        """What the model that training returns predicts for the test examples; the last call counts.
+
+        given: classes, whole numbers from 0 to 65535 of shape (example,) or (example, token), or scores of
+            shape (..., class) as floating-point numbers, of which the largest counts. The first 20,000 are
+            kept. The examples are the same, in the same order, in all runs.
+        initial: they are predictions of the model before training (the first 2,000 are kept).
+        """
+        name, most = ("initial_predictions", MOST_INITIAL) if initial else ("predictions", MOST_PREDICTIONS)
+        classes = classes_of(given)
+        self.arrays[name] = classes[: max(most // max(math.prod(classes.shape[1:]), 1), 1)]
+        self._write({name: encode_array(self.arrays[name])})
+
     def detach(self) -> None:
         """Take the hooks off the model and the optimizers."""
         self._updates.detach()
@@ -221,6 +236,7 @@ class Tracker:
             "norm_init": self.norm_init,
             "diverged": self.diverged_by,
             "finals": dict(self.finals),
+            "arrays": {name: encode_array(array) for name, array in self.arrays.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -229,6 +245,7 @@ class Tracker:
         self._rows, self._given = [dict(row) for row in state["rows"]], set(state["metrics"])
         self.norm_init, self.diverged_by = state["norm_init"], str(state["diverged"])
         self.finals = dict(state["finals"])
+        self.arrays = {name: decode_array(array) for name, array in state.get("arrays", {}).items()}
 
     def _append(self, row: Row, *, untrained: bool) -> None:
         row.setdefault("seconds", time.perf_counter() - self._clock)
@@ -317,6 +334,25 @@ def checked_metrics(given: Mapping[Any, Any]) -> Row:
             raise ConfigError(f"metric {key} = {value:g} (allowed: a fraction from 0 to 1)")
         row[name] = value
     return row
+
+
+def classes_of(given: Any) -> NDArray[np.uint16]:
+    """Predicted classes from classes or scores."""
+    if isinstance(given, Tensor):
+        given = given.detach().cpu().float() if given.is_floating_point() else given.cpu()
+    try:
+        values = np.asarray(given)
+    except ValueError as error:
+        raise ConfigError(f"predictions that are no array ({error})") from None
+    if values.dtype.kind == "f" and values.ndim > 1 and values.shape[-1] > 1 and np.isfinite(values).all():
+        values = values.argmax(-1)
+    whole = values.dtype.kind in "uib" and values.ndim in (1, 2) and values.size > 0
+    if not whole or int(values.min()) < 0 or int(values.max()) > LARGEST_CLASS:
+        raise ConfigError(
+            f"predictions of type {values.dtype} and shape {values.shape} (allowed: classes from 0 to "
+            f"{LARGEST_CLASS} as whole numbers, or finite scores of shape (example, class))"
+        )
+    return values.astype(np.uint16)
 
 
 def _column(name: str, rows: Sequence[Row]) -> list[float | None]:

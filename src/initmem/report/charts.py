@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from initmem.report.content import Content, RecipeStats, runs_of
 
 MOST_METRICS = 8
 MOST_EPOCHS = 48  # points of a learning curve
+MOST_COLUMNS, MOST_LAYERS = 12, 24  # of a heat map of layers
 SIMULTANEOUS = "95% simultaneous band"
 SELECTED = f"Of the model with the least validation loss, with a {SIMULTANEOUS}."
 NORM = f"Of all weights of the selected model, with a {SIMULTANEOUS}."
@@ -342,6 +344,30 @@ def _metric_map(content: Content, facet: Facet, limits: tuple[float, float]) -> 
         if means:
             rows.append((label, cells))
     return heat._replace(rows=rows)
+
+
+def layer_maps(content: Content) -> list[HeatMap]:
+    """The cosine to the initial weights over epoch and layer, a map per recipe that recorded it."""
+    curves = {recipe: stats.cosines for recipe, stats in content.stats.items() if stats.cosines}
+    shown = dict(list(curves.items())[:MOST_METRICS])
+    values = [value for layers in shown.values() for curve in layers.values() for value in curve.values()]
+    maps = []
+    for recipe, layers in shown.items():
+        epochs = sorted({epoch for curve in layers.values() for epoch in curve})
+        epochs = [epochs[i] for i in thinned(len(epochs), MOST_COLUMNS)]
+        names = list(layers)[:: math.ceil(len(layers) / MOST_LAYERS)]
+        heat = HeatMap(content.names[recipe], "epoch", epochs, (min(values), max(values)), ".2f")
+        rows = [
+            (name, [_layer_cell(heat, recipe, name, epoch, layers[name].get(epoch)) for epoch in epochs])
+            for name in names
+        ]
+        maps.append(heat._replace(rows=rows))
+    return maps
+
+
+def _layer_cell(heat: HeatMap, recipe: AnyRecipe, layer: str, epoch: int, value: float | None) -> HeatCell:
+    tip = "no value" if value is None else f"{heat.title}, {layer}, epoch {epoch}: cosine {value:.3f}"
+    return heat.cell(value, tip, runs_of(recipe.id))
 
 
 def _tip(content: Content, recipe: AnyRecipe, curve: Series, scale: float) -> str:

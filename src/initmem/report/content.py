@@ -34,6 +34,7 @@ from initmem.measures.design import (
     profile,
 )
 from initmem.measures.fit import train_metric
+from initmem.measures.layers import by_epoch, kernels_of
 from initmem.measures.memory import Memory, judged, measured
 from initmem.metric import DERIVED, metric_of
 from initmem.paper.reference import Reference, references
@@ -134,6 +135,12 @@ class RecipeStats:
         n = np.isfinite(values).sum(axis=0)
         means = np.nansum(values, axis=0) / np.where(n > 0, n, 1)
         return metric_of(column).factor * np.where(n > 0, means, np.nan), n, scales
+
+    @cached_property
+    def cosines(self) -> dict[str, dict[int, float]]:
+        """The mean cosine of every kernel to its initial weights, by epoch; none where it is not recorded."""
+        curves = {name: by_epoch(self._trained, f"cosine:{name}") for name in kernels_of(self._trained)}
+        return {name: curve for name, curve in curves.items() if curve}
 
     @property
     def followed(self) -> str:

@@ -85,6 +85,7 @@ def _heat(content: Content) -> dict[str, Any] | None:
     return {
         "memory": charts.memory_map(content),
         "maps": maps,
+        "layers": charts.layer_maps(content),
         "metric": metric_title(content.metric),
         "crossed": any(cell.crossed for heat in maps for _, cells in heat.rows for cell in cells),
     }

@@ -1,41 +1,51 @@
 """Records and studies as bytes.
 
 A record is one JSON object whose first member is the SHA-256 of the bytes of the second, so that a damaged
-file is noticed before it is parsed. The history, by far the largest part, comes last: everything before it,
-the head, can be read alone.
+file is noticed before it is parsed. The largest parts, the history and the arrays, come last: everything
+before them, the head, can be read alone. Arrays of whole numbers, such as predicted classes, are packed bits
+in base 85: four bits for each of up to 16 classes. Other arrays are lists.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import orjson
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from initmem.errors import ConfigError, Damaged, StoreError
-from initmem.record import LARGEST_VALUE, SCHEMA, STATUSES, History, RunRecord, StoredHistory, Summary
+from initmem.record import LARGEST_VALUE, SCHEMA, STATUSES, Arrays, History, RunRecord, Stored, Summary
 from initmem.study import Run, Study
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FIELDS = frozenset({"schema", "id", "run", "status", "summary", "provenance", "error", "finals"})
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 _START = b'{"sha256":"%s","record":'
 _HISTORY = b',"history":'
+_ARRAYS = b',"arrays":'
+LARGEST_ARRAY = 1 << 20  # values
+MOST_BITS = 16  # of a whole number in an array
+LARGEST_CLASS = (1 << MOST_BITS) - 1
 
 
 class Encoded(NamedTuple):
-    """A record as it is stored: the digest of its content, its head as plain values, its history as bytes."""
+    """A record as it is stored: the digest of its content, its head as plain values, the rest as bytes."""
 
     sha256: str
     head: Mapping[str, Any]
     history: bytes
+    arrays: bytes
 
 
 def encode(record: RunRecord) -> bytes:
@@ -55,8 +65,11 @@ def encode(record: RunRecord) -> bytes:
     history = {name: column.tolist() for name, column in record.history.items()}
     if record.run.recipe.is_pipeline:  # a metric of user code may be missing in some epochs
         history = {name: plain_values(column) for name, column in history.items()}
+    tail: dict[str, Any] = {"history": history}
+    if record.arrays:
+        tail["arrays"] = {name: encode_array(array) for name, array in record.arrays.items()}
     try:
-        payload = json.dumps(head | {"history": history}, separators=(",", ":"), allow_nan=False).encode()
+        payload = json.dumps(head | tail, separators=(",", ":"), allow_nan=False).encode()
         orjson.loads(payload)  # as it will be read
     except (ValueError, TypeError) as error:
         raise StoreError(f"run {record.id} cannot be recorded ({error})") from None
@@ -66,34 +79,37 @@ def encode(record: RunRecord) -> bytes:
 def decode(data: bytes) -> RunRecord:
     """Read a record back; anything that is not exactly what was written is an error."""
     record = decode_head(data)
-    len(record.history)  # parsed now, not when it is first used
+    len(record.history), len(record.arrays)  # parsed now, not when they are first used
     return record
 
 
 def decode_head(data: bytes) -> RunRecord:
-    """Read a record back whose history is parsed when it is first used."""
+    """Read a record back whose history and arrays are parsed when they are first used."""
     encoded = split(data)
-    return join(encoded.head, partial(parse_history, encoded))
+    return join(encoded.head, partial(parse_history, encoded), partial(parse_arrays, encoded))
 
 
 def split(data: bytes) -> Encoded:
-    """Verify the bytes of a record and separate its head from its history, which is not parsed."""
+    """Verify the bytes of a record and separate its head from the rest, which is not parsed."""
     start = len(_START % (b"0" * 64))
     payload = data[start:-2]
     digest = hashlib.sha256(payload).hexdigest()
     if data[:start] != _START % digest.encode() or data[-2:] != b"}\n":
         raise Damaged("damaged record (checksum does not match)")
-    # The last occurrence: quotes inside a text are escaped, and in a history no value is an object.
+    # The last occurrence: quotes inside a text are escaped, and after it no other value has this name.
     end = payload.rfind(_HISTORY + b"{")
     try:
         head = orjson.loads(payload[: max(end, 0)] + b"}")  # no NaN, and no half of a surrogate pair
     except ValueError as error:
         raise StoreError(f"not a record ({error})") from None
-    return Encoded(digest, head, payload[end + len(_HISTORY) : -1])
+    history, _, arrays = payload[end + len(_HISTORY) : -1].partition(_ARRAYS + b"{")
+    return Encoded(digest, head, history, b"{" + (arrays or b"}"))
 
 
-def join(head: Mapping[str, Any], load: Callable[[], History]) -> RunRecord:
-    """Rebuild a record from its head and a function that reads its history when it is first used."""
+def join(
+    head: Mapping[str, Any], load_history: Callable[[], History], load_arrays: Callable[[], Arrays]
+) -> RunRecord:
+    """Rebuild a record from its head and functions that read the rest when it is first used."""
     try:
         if head["schema"] != SCHEMA:
             raise StoreError(f"record of schema {head['schema']} (allowed: {SCHEMA})")
@@ -107,10 +123,11 @@ def join(head: Mapping[str, Any], load: Callable[[], History]) -> RunRecord:
             run=Run.from_json(head["run"]),
             status=head["status"],
             summary=_summary(head["summary"]),
-            history=StoredHistory(load),
+            history=Stored(load_history),
             provenance=_PROVENANCE.validate_python(head["provenance"]),
             error=head["error"],
             finals=_FINALS.validate_python(head.get("finals", {})),
+            arrays=Stored(load_arrays),
         )
     except ConfigError as error:
         raise StoreError(f"record of no known run ({error})") from None
@@ -172,6 +189,65 @@ def parse_history(encoded: Encoded) -> History:
     head = encoded.head
     check_history(history, head["summary"]["epochs"], gaps="pipeline" in head["run"]["recipe"])
     return history
+
+
+def encode_array(array: NDArray[Any]) -> Any:
+    """An array as plain values."""
+    import numpy as np
+
+    if array.dtype.kind not in "ui":
+        return array.tolist()
+    bits = max(int(array.max(initial=0)).bit_length(), 1)
+    if int(array.min(initial=0)) < 0 or bits > MOST_BITS:
+        raise StoreError(
+            f"an array with values from {array.min()} to {array.max()} (allowed: 0 to {LARGEST_CLASS})"
+        )
+    columns = array.astype(">u2").reshape(-1, 1).view(np.uint8)
+    packed = np.packbits(np.unpackbits(columns, axis=1)[:, MOST_BITS - bits :])
+    return {"shape": list(array.shape), "bits": bits, "data": base64.b85encode(packed.tobytes()).decode()}
+
+
+def decode_array(content: Any) -> NDArray[Any]:
+    """Read an array back."""
+    import numpy as np
+
+    if not isinstance(content, dict):
+        array = np.asarray(content, dtype=np.float64)
+        if not (abs(array) <= LARGEST_VALUE).all():
+            raise ValueError(f"values that are no finite numbers up to {LARGEST_VALUE:g}")
+        return array
+    shape, bits, size = content["shape"], content["bits"], math.prod(content["shape"])
+    if not (0 <= size <= LARGEST_ARRAY and 1 <= bits <= MOST_BITS):
+        raise ValueError(f"shape {shape} of {bits} bits each")
+    packed = np.frombuffer(base64.b85decode(content["data"]), dtype=np.uint8)
+    if len(packed) != math.ceil(size * bits / 8):
+        raise ValueError(f"{len(packed)} bytes for shape {shape} of {bits} bits each")
+    columns = np.zeros((size, MOST_BITS), dtype=np.uint8)
+    columns[:, MOST_BITS - bits :] = np.unpackbits(packed, count=size * bits).reshape(size, bits)
+    return np.packbits(columns, axis=1).view(">u2").astype(np.uint16).reshape(shape)
+
+
+def parse_arrays(encoded: Encoded) -> Arrays:
+    """Read the arrays that `split` left as bytes; none where the record is of a run that kept none."""
+    try:
+        arrays = {name: decode_array(content) for name, content in orjson.loads(encoded.arrays).items()}
+        for name, array in arrays.items():
+            _check_array(name, array, arrays)
+        return arrays
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise StoreError(f"record with arrays that cannot be read ({error})") from None
+
+
+def _check_array(name: str, array: NDArray[Any], arrays: Arrays) -> None:
+    """Classes are whole numbers, an alignment is one number, and layers have one for each of their epochs."""
+    if name.endswith("predictions"):
+        right = array.dtype.kind == "u" and array.ndim > 0
+    elif name.startswith(("norm:", "cosine:")):
+        right = array.dtype.kind == "f" and array.shape == arrays["layer_epochs"].shape
+    else:
+        right = array.ndim == (1 if name == "layer_epochs" else 0)
+    if not right:
+        raise ValueError(f"{name!r} of type {array.dtype} and shape {array.shape}")
 
 
 def check_history(history: History, epochs: int, *, gaps: bool) -> None:

@@ -1,6 +1,6 @@
 """The record files of a store, committed once and never changed, and their index.
 
-The index holds every record except its history, so that a large store opens at once. It is derived and never
+The index holds the head of every record, so that a large store opens at once. It is derived and never
 the truth: it can be deleted at any time, and one that is damaged or of another version is ignored. An entry
 is valid as long as its record has the size and modification time that it was read with; anything else is read
 again and its checksum verified. Records that could not be read are not in the index, so they are tried every
@@ -34,8 +34,8 @@ from initmem.files import (
     write_atomic,
     write_once,
 )
-from initmem.record import History, RunRecord
-from initmem.store.encoding import decode, encode, join, parse_history, split
+from initmem.record import Arrays, RunRecord
+from initmem.store.encoding import Encoded, decode, encode, join, parse_arrays, parse_history, split
 from initmem.store.paths import Paths
 from initmem.study import Run
 
@@ -130,24 +130,27 @@ class Records:
     def _read_entry(self, run_id: str, stamp: Stamp) -> Entry:
         path = self.paths.record(run_id)
         with readable(path):
-            sha256, head, _ = split(retried(path.read_bytes))
-            entry = self._entry(run_id, stamp, sha256, head)
+            encoded = split(retried(path.read_bytes))
+            entry = self._entry(run_id, stamp, encoded.sha256, encoded.head)
             if entry.record.id != run_id:
                 raise StoreError(f"holds run {entry.record.id}")
         return entry
 
     def _entry(self, run_id: str, stamp: Stamp, sha256: str, head: Mapping[str, Any]) -> Entry:
-        return Entry(stamp, sha256, head, join(head, partial(self._read_history, run_id, sha256)))
+        read = partial(self._read_part, run_id, sha256)
+        return Entry(
+            stamp, sha256, head, join(head, partial(read, parse_history), partial(read, parse_arrays))
+        )
 
-    def _read_history(self, run_id: str, sha256: str) -> History:
-        """The history of the very record that was indexed."""
+    def _read_part(self, run_id: str, sha256: str, parse: Callable[[Encoded], Arrays]) -> Arrays:
+        """The history, or the arrays, of the very record that was indexed."""
         path = self.paths.record(run_id)
         try:
             with readable(path):
                 encoded = split(retried(path.read_bytes))
                 if encoded.sha256 != sha256:
                     raise StoreError("changed since the store was opened")
-                return parse_history(encoded)
+                return parse(encoded)
         except FileNotFoundError as error:
             raise StoreError(f"{path}: {reason(error)}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from initmem.clocks import epoch_rates
 from initmem.data.dataset import Dataset
-from initmem.record import RunRecord, finite, summarize
+from initmem.record import MOST_PREDICTIONS, RunRecord, finite, summarize
 from initmem.study import Run
 from initmem.train import native
+from initmem.train.comparison import compared
 from initmem.train.optimizers import times
 from initmem.train.pack import Checkpoint, Images, Pack
 
@@ -101,8 +103,10 @@ def train_epoch(pack: Pack, pause: Callable[[], bool] = lambda: False) -> bool:
 
 def records(pack: Pack, seconds: float) -> list[RunRecord]:
     """Test the selected model of every replica, once, and return the records of the runs."""
-    pack.use_best()
-    loss, accuracy = evaluate(pack, pack.test)
+    pack.load(pack.best)
+    predicted: list[Tensor] = []
+    loss, accuracy = evaluate(pack, pack.test, predicted)
+    arrays = compared(pack, torch.cat(predicted))
     objective = loss + pack.l2 * pack.kernel_squares()
     provenance = {  # the engine adds the rest
         "device": str(pack.device),
@@ -126,13 +130,18 @@ def records(pack: Pack, seconds: float) -> list[RunRecord]:
         sessions = pack.sessions(r)
         mixture = {"sessions": sessions} if len(sessions) > 1 else {}
         status = pack.status[r] or "completed"
-        made.append(finite(RunRecord(run, status, summary, pack.columns(r), provenance | mixture)))
+        kept = arrays[r] if math.isfinite(loss[r]) else {}
+        record = RunRecord(run, status, summary, pack.columns(r), provenance | mixture, arrays=kept)
+        made.append(finite(record))
     return made
 
 
 @torch.no_grad()
-def evaluate(pack: Pack, images: Images) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy and accuracy of every replica, each of shape (replica,)."""
+def evaluate(pack: Pack, images: Images, predicted: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy and accuracy of every replica, each of shape (replica,).
+
+    The classes of the first batches are appended to `predicted`, shape (example, replica, ...).
+    """
     pack.network.eval()
     loss = torch.zeros(pack.replicas, device=pack.device)
     hits = torch.zeros(pack.replicas, device=pack.device)
@@ -141,6 +150,8 @@ def evaluate(pack: Pack, images: Images) -> tuple[Tensor, Tensor]:
         labels = y[:, None].expand(-1, pack.replicas, *y.shape[1:])
         loss += cross_entropy(logits, labels).sum(0)
         hits += correct(logits, labels).sum(0)
+        if predicted is not None and sum(map(len, predicted)) < MOST_PREDICTIONS:
+            predicted.append(logits.argmax(-1).int())
     return loss / len(images), hits / len(images)
 
 

@@ -84,6 +84,26 @@ class ModulePack(Network):
             out = out[:, :, -1]
         return out.transpose(0, 1).flatten(1)
 
+    def hidden(self, x: Tensor) -> Tensor | None:
+        """The inputs of the layer with weights that the module calls last, replica by replica."""
+        layers = [m for m in self.net.modules() if any(p.ndim > 1 for p in m.parameters(recurse=False))]
+        inputs: list[Any] = []
+        hooks = [
+            layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0] if args else None))
+            for layer in layers
+        ]
+        named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
+        features = []
+        for r in range(self.replicas):
+            inputs.clear()
+            variables = {name: t.view(self.replicas, *self.shapes[name])[r] for name, t in named.items()}
+            functional_call(self.net, variables, (self._inputs(x).squeeze(1),))
+            features += inputs[-1:]
+        for hook in hooks:
+            hook.remove()
+        whole = [one for one in features if isinstance(one, Tensor) and one.shape[:1] == x.shape[:1]]
+        return torch.cat([one.flatten(1) for one in whole], 1) if len(whole) == self.replicas else None
+
     def _inputs(self, x: Tensor) -> Tensor:
         """The inputs by replica, (batch, replica, ...); if they are shared, as if there were one replica."""
         channels, height, width = self.sizes.shape

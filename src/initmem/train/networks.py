@@ -51,6 +51,10 @@ class Network(nn.Module, ABC):
     def begin_update(self, k: int) -> None:
         """Called before update k: random numbers of a network depend on k, and on nothing before it."""
 
+    @abstractmethod
+    def hidden(self, x: Tensor) -> Tensor | None:
+        """The inputs of the last layer, (batch, replica * feature); None: the module does not tell."""
+
 
 class Grouped(Network):
     """A network whose layers hold all replicas: R groups of channels."""
@@ -99,8 +103,19 @@ class ResNet9(Grouped):
         kernel, bias, largest = self.head.kernel, self.head.bias, self.pool == "max"
         if self.lanes is not None or native.can_head(x, kernel):
             return native.head(x, kernel, bias, self.lanes or native.SINGLE, largest=largest)
-        logits: Tensor = self.head(x.amax((2, 3)) if largest else x.mean((2, 3)))
+        logits: Tensor = self.head(self._pooled(x))
         return logits
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The pooled output of the last convolution block, (batch, replica * channel)."""
+        lanes, self.lanes = self.lanes, None
+        try:
+            return self._pooled(self._features(x))
+        finally:
+            self.lanes = lanes
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        return x.amax((2, 3)) if self.pool == "max" else x.mean((2, 3))
 
     def _features(self, x: Tensor) -> Tensor:
         """The output of the last convolution block, in lanes if the network is."""
@@ -157,8 +172,13 @@ class DeepResNet(Grouped):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
-        logits: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        logits: Tensor = self.head(self.hidden(x))
         return logits
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The mean over pixels of the last block, (batch, replica * channel)."""
+        last: Tensor = self.blocks(self.stem(x))
+        return last.mean((2, 3))
 
 
 class MLP(Grouped):
@@ -176,10 +196,13 @@ class MLP(Grouped):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * channel, h, w) to logits (batch, replica * class)."""
-        x = F.relu(self.norm1(self.hidden1(x.flatten(1))))
-        x = F.relu(self.norm2(self.hidden2(x)))
-        logits: Tensor = self.head(x)
+        logits: Tensor = self.head(self.hidden(x))
         return logits
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The output of the second hidden layer, (batch, replica * width)."""
+        x = F.relu(self.norm1(self.hidden1(x.flatten(1))))
+        return F.relu(self.norm2(self.hidden2(x)))
 
 
 class Attention(nn.Module):

@@ -7,7 +7,7 @@ on the device once; batches are gathered from it and may be augmented.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,11 @@ class Pack:
         self.ratio: float | Tensor = 1.0  # of the learning rates to the first one; (replica,) if they differ
         self.l2: float | Tensor = self.recipe.l2  # (replica,) if they differ
         self.optimizer = self._optimizer()
-        self.best = {name: value.clone() for name, value in self.network.state_dict().items()}
+        self.initial, self.best = (
+            {name: value.clone() for name, value in self.network.state_dict().items()} for _ in range(2)
+        )
+        # Per replica and epoch, from 0 on: norms of the kernels, and cosines to their initial values.
+        self.layers: list[list[list[list[float]]]] = [[row] for row in self.layer_rows()]
         self.norm_init = self.kernel_squares().sqrt().tolist()
 
         names_of_rows = COLUMNS
@@ -173,6 +177,20 @@ class Pack:
         ]
         return torch.stack(norms).square().sum(0)
 
+    @torch.no_grad()
+    def layer_rows(self) -> list[list[list[float]]]:
+        """For every replica the norms of its kernels, then their cosines to the initial values."""
+        sums = []
+        for name in self.network.kernel_names():
+            now, start = (
+                by_replica(one, self.replicas).flatten(1)
+                for one in (self.network.get_parameter(name), self.initial[name])
+            )
+            sums += [(now * now).sum(1), (start * start).sum(1), (now * start).sum(1)]
+        squares, initial, products = torch.stack(sums, 1).unflatten(1, (-1, 3)).unbind(2)
+        rows = torch.stack([squares.sqrt(), products / (squares * initial).sqrt()], 1)
+        return rows.tolist()
+
     # -- what training leaves behind ---------------------------------------------------------------------
 
     def append_rows(self, measured: dict[str, list[float]], rates: Array) -> list[bool]:
@@ -183,7 +201,7 @@ class Pack:
         """
         recipe, epoch = self.recipe, self.epoch + 1
         angles, eta, eta2 = self.running["angular"].tolist(), float(rates.sum()), float((rates**2).sum())
-        improved = [False] * self.replicas
+        improved, layers = [False] * self.replicas, self.layer_rows()
         for r, rows in enumerate(self.history):
             if self.status[r] is not None:
                 continue
@@ -203,6 +221,7 @@ class Pack:
             row["seconds"] = self.seconds / self.replicas
             for name, value in row.items():
                 rows[name].append(value)
+            self.layers[r].append(layers[r])
             out_of_patience = (
                 recipe.patience is not None and len(losses) - 1 - int(np.argmin(losses)) >= recipe.patience
             )
@@ -218,10 +237,10 @@ class Pack:
             now, best = by_replica(value, self.replicas), by_replica(self.best[name], self.replicas)
             best.index_copy_(0, which, now.index_select(0, which))
 
-    def use_best(self) -> None:
-        """Make the selected models the variables of the network."""
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Set the variables of the network: to `best`, the selected models, or to `initial`."""
         for name, value in self.network.state_dict().items():
-            value.copy_(self.best[name])
+            value.copy_(state[name])
 
     def columns(self, replica: int) -> dict[str, Array]:
         """The history of a replica."""
@@ -240,6 +259,7 @@ class Pack:
                     "position": self.position,
                     "seconds": self.seconds / self.replicas,
                     "history": self.history[r],
+                    "layers": self.layers[r],
                     "norm_init": self.norm_init[r],
                     "status": self.status[r],
                     "sessions": self.sessions(r),
@@ -270,6 +290,7 @@ class Pack:
             {name: list(meta["history"][name]) for name in rows}
             for meta, rows in zip(metas, self.history, strict=True)
         ]
+        self.layers = [list(meta.get("layers", [])) for meta in metas]
         self.norm_init = [meta["norm_init"] for meta in metas]
         self.status = [meta["status"] for meta in metas]
         self.seconds = sum(meta["seconds"] for meta in metas)
