@@ -16,9 +16,10 @@ from pydantic import BaseModel, ConfigDict
 
 from initmem import register
 from initmem.errors import ConfigError, allowed, validated
+from initmem.intervention import checked
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
-from initmem.study import PERTURBATION, Scales, Seed, Seeds, Study
+from initmem.study import PERTURBATION, Interventions, Scales, Seed, Seeds, Study
 
 LARGEST_GRID = 100_000  # recipes
 
@@ -39,6 +40,7 @@ class _Part(BaseModel):
     about: str = ""
     scales: Scales | None = None
     seeds: Seeds | None = None
+    interventions: Interventions | None = None  # varied in place of the scale
     recipe: dict[str, Any] = {}
     grid: list[_Block] | None = None
 
@@ -81,12 +83,21 @@ def load_study(
         about=part.about,
         recipes=tuple(recipes),
         scales=tuple(dict.fromkeys(part.scales or [1.0])),
+        interventions=_interventions(part, recipes),
         seeds=tuple(dict.fromkeys(part.seeds or [0])),
         more_seeds=tuple((recipe.id, seeds) for recipe, seeds in recipes.items() if seeds),
         pins=tuple((role, file.pin[role]) for role in ROLES if role in file.pin),
         perturbation=PERTURBATION if file.chaos else 1.0,
         split=tuple(role for role in ROLES if role in file.split),
     )
+
+
+def _interventions(part: _Part, recipes: Iterable[AnyRecipe]) -> tuple[str, ...]:
+    """The interventions in their usual form, each checked with every recipe."""
+    if part.interventions and part.scales:
+        raise ConfigError("scales and interventions in one study (allowed: one of them)")
+    forms = [[checked(text, recipe) for text in part.interventions or ()] for recipe in recipes]
+    return tuple(dict.fromkeys(forms[0]))
 
 
 def presets(name: str) -> dict[str, str]:
@@ -190,9 +201,11 @@ def _choose(file: _File, preset: str | None) -> tuple[_Part, str]:
         raise ConfigError(f"preset = {chosen!r} ({allowed([file.preset, *file.presets], chosen)})")
     over = file.presets[chosen]
     grid = file.grid if over.seeds is None else _without(file.grid, "more_seeds")
+    levels = over if over.scales or over.interventions else file
     return _Part(
         about=over.about,
-        scales=over.scales or file.scales,
+        scales=levels.scales,
+        interventions=levels.interventions,
         seeds=over.seeds or file.seeds,
         recipe=file.recipe | over.recipe,
         grid=grid if over.grid is None else over.grid,
@@ -212,12 +225,13 @@ def override(text: str) -> tuple[str, Any]:
 
 def _apply(part: _Part, key: str, value: Any) -> _Part:
     """Set one value everywhere: for a recipe field that a grid varies, the override wins."""
-    if key not in ("scales", "seeds"):
+    if key not in ("scales", "seeds", "interventions"):
         update = {"recipe": part.recipe | {key: value}, "grid": _without(part.grid, key)}
         return part.model_copy(update=update)
     given = validated(_Part, {key: value if isinstance(value, list) else [value]})
     grid = _without(part.grid, "more_seeds") if key == "seeds" else part.grid
-    return part.model_copy(update={key: getattr(given, key), "grid": grid})
+    other = {"scales": {"interventions": None}, "interventions": {"scales": None}}.get(key, {})
+    return part.model_copy(update={key: getattr(given, key), "grid": grid} | other)
 
 
 def _without(grid: list[_Block] | None, key: str) -> list[_Block] | None:
