@@ -12,7 +12,7 @@ import typer
 
 from initmem.cli import base
 from initmem.cli.base import app, print_json, say, show, show_rows
-from initmem.errors import ConfigError, count
+from initmem.errors import count
 
 
 @app.command()
@@ -89,7 +89,8 @@ def measure(
     scales: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Only these scales, as in 0.1,1,2.5: memories compare over equal scales."
+            metavar="LIST",
+            help="Only these scales or interventions, as in 0.1,1,2.5: memories compare over equal scales.",
         ),
     ] = None,
     failure_tolerance: Annotated[
@@ -120,7 +121,7 @@ def measure(
     from initmem.measures.memory import memory_table
     from initmem.measures.verdict import verdict_table
 
-    data = at_scales(stores, numbers(scales))
+    data = at_scales(stores, levels(scales))
     options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
     options |= {"failure_tolerance": failure_tolerance}
     if what == "memory" and not as_json:
@@ -146,12 +147,16 @@ def measure(
         say(line)
 
 
-def numbers(text: str | None) -> list[float] | None:
-    """A list of numbers with commas."""
-    try:
-        return None if text is None else [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"scales = {text!r} (allowed: numbers with commas, as in 0.1,1,2.5)") from None
+def levels(text: str | None) -> list[float | str] | None:
+    """A list of scales, or of interventions, with commas."""
+
+    def level(part: str) -> float | str:
+        try:
+            return float(part)
+        except ValueError:
+            return part.strip()
+
+    return None if text is None else [level(part) for part in text.split(",")]
 
 
 @app.command()

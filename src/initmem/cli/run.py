@@ -139,7 +139,11 @@ def introduce(study: Study, store: Path, *, native: bool = False) -> None:
 
     about = f" ({study.about})" if study.about else ""
     say(f"{study.name}, preset {study.preset}{about}", err=True)
-    grid = [(study.recipes, "recipe"), (study.scales, "scale"), (study.seeds, "seed")]
+    grid = [
+        (study.recipes, "recipe"),
+        (study.levels, "intervention" if study.interventions else "scale"),
+        (study.seeds, "seed"),
+    ]
     product = " x ".join(count(len(values), noun) for values, noun in grid)
     runs = len(study.all_runs())
     if further := runs - math.prod(len(values) for values, _ in grid):

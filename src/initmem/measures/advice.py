@@ -212,7 +212,7 @@ def power_rows(
     """The power of a study, recipe by recipe, from the noise of pilot records or an assumed one."""
     pooled = {recipe: pooled_noise(records) for recipe, records in by_recipe(pilot).items()}
     measured = {recipe: sigma for recipe, sigma in pooled.items() if sigma}
-    scales = len(study.scales)
+    scales = len(study.levels)
     rows = []
     for recipe, label in zip(study.recipes, study.labels(), strict=True):
         sigma, source = (noise, "assumed") if noise is not None else _pilot_noise(recipe, measured)
