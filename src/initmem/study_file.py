@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from operator import index
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from initmem import register
-from initmem.errors import ConfigError, allowed, validated
-from initmem.intervention import checked
+from initmem.catalog import INTERVENTIONS
+from initmem.errors import ConfigError, allowed, is_text, validated
+from initmem.intervention import Intervention, check_epoch, checked
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
 from initmem.study import PERTURBATION, Interventions, Scales, Seed, Seeds, Study
@@ -117,8 +118,13 @@ def own_study(
     grid: Mapping[str, Sequence[Any]] | None = None,
     chaos: bool = False,
     split: Sequence[Role] = (),
+    interventions: Sequence[str] = (),
+    own: Collection[str] = (),
 ) -> Study:
-    """A study of user code: recipes that bear its name, one for every combination of the grid's values."""
+    """A study of user code: recipes that bear its name, one for every combination of the grid's values.
+
+    Interventions that are in `own` are functions of the user.
+    """
     try:
         given = {"scales": [float(scale) for scale in scales], "seeds": [index(seed) for seed in seeds]}
     except (TypeError, ValueError) as error:
@@ -127,17 +133,32 @@ def own_study(
     for role in split:
         if role not in ROLES:
             raise ConfigError(f"split = {role!r} ({allowed(ROLES)})")
+    recipes = tuple(_own_recipes({**recipe, "pipeline": name}, grid or {}))
     return Study(
         name=name,
         title=f"{name}: your own training code",
         preset="full",
         about="",
-        recipes=tuple(_own_recipes({**recipe, "pipeline": name}, grid or {})),
+        recipes=recipes,
+        interventions=tuple(dict.fromkeys(_own_intervention(text, recipes, own) for text in interventions)),
         scales=tuple(dict.fromkeys(part.scales or [])),
         seeds=tuple(dict.fromkeys(part.seeds or [])),
         perturbation=PERTURBATION if chaos else 1.0,
         split=tuple(role for role in ROLES if role in split),
     )
+
+
+def _own_intervention(text: str, recipes: Sequence[AnyRecipe], own: Collection[str]) -> str:
+    """An intervention of initmem in its usual form, or the name that a user gave to a function."""
+    if text not in own:
+        forms = [checked(text, recipe) for recipe in recipes]
+        return forms[0]
+    one = Intervention.parse(text)
+    for recipe in recipes:
+        check_epoch(text, one, recipe)
+    if one.word in INTERVENTIONS or str(one) != text or not is_text(text):
+        raise ConfigError(f"interventions[{text!r}] (allowed: NAME or NAME@EPOCH, with a name not taken)")
+    return text
 
 
 def _own_recipes(recipe: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> dict[PipelineRecipe, None]:

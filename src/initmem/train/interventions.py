@@ -105,6 +105,8 @@ def mix(state: State) -> None:
     from safetensors.torch import load_file
 
     one = state.intervention
+    if not state.tensors:
+        raise ConfigError(f"intervention {str(one)!r} (allowed: models of torch)")
     try:
         saved = load_file(one.path)
     except (OSError, SafetensorError) as error:
