@@ -93,10 +93,13 @@ def load_study(
     )
 
 
-def _interventions(part: _Part, recipes: Iterable[AnyRecipe]) -> tuple[str, ...]:
+def _interventions(part: _Part, recipes: Collection[AnyRecipe]) -> tuple[str, ...]:
     """The interventions in their usual form, each checked with every recipe."""
     if part.interventions and part.scales:
         raise ConfigError("scales and interventions in one study (allowed: one of them)")
+    for recipe in recipes if part.interventions else ():
+        if recipe.is_pipeline:
+            raise ConfigError(f"interventions with pipeline = {recipe.get('pipeline')!r} (allowed: networks)")
     forms = [[checked(text, recipe) for text in part.interventions or ()] for recipe in recipes]
     return tuple(dict.fromkeys(forms[0]))
 

@@ -69,7 +69,7 @@ def measure(
         typer.Option(
             metavar="MEASURE",
             help="memory, fit, scale, difference, failures, beta, half-life, collapse, clocks, radial, "
-            "interpolation, repair, chaos or seeds.",
+            "relaxation, interpolation, repair, chaos or seeds.",
             autocompletion=measures,
         ),
     ] = "memory",

@@ -8,7 +8,7 @@ from typing import Any
 from initmem.clocks import CLOCK_NAMES, FAMILY_NAMES
 from initmem.errors import ConfigError, allowed, count
 from initmem.intervention import Level, level_order
-from initmem.measures import beta, chaos, collapse, difference, elasticity, scales
+from initmem.measures import beta, chaos, collapse, difference, elasticity, relaxation, scales
 from initmem.measures.design import (
     Analysis,
     Groups,
@@ -119,6 +119,7 @@ MEASURES: dict[str, Measure] = {
     **beta.MEASURES,
     **collapse.MEASURES,
     **elasticity.MEASURES,
+    **relaxation.MEASURES,
     **chaos.MEASURES,
 }
 OF_NUMBERS = "it is asked of scales, which are numbers"

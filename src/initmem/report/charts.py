@@ -104,7 +104,8 @@ def _learning(item: RecipeStats, column: str, shown: Sequence[Level]) -> list[Se
             recipe_id=item.recipe.id,
         )
         for i, level in enumerate(shown)
-        for row in [levels.index(level)] * (level in levels)
+        for row, own in enumerate(levels)
+        if own == level
     ]
 
 
