@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from initmem import register
+from initmem.catalog import INTERVENTIONS
 from initmem.data.dataset import Dataset, Sizes, noise
 from initmem.errors import ConfigError
 from initmem.intervention import Intervention, checked
@@ -16,6 +20,7 @@ from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.study_file import load_study
 from initmem.train.init import initialized, replica_tensors
+from initmem.train.interventions import APPLY
 from initmem.train.loop import evaluate, evaluated_model, train_epoch, train_pack
 from initmem.train.pack import Pack
 from initmem.train.requirements import check
@@ -260,3 +265,32 @@ def test_with_batch_norm_a_rescaling_leaves_validation_accuracy_as_it_is() -> No
     again, doubled = measured()
     assert again == pytest.approx(accuracy, abs=1e-9)
     assert doubled == pytest.approx(2 * norm, rel=1e-12)
+
+
+# -- plugins ----------------------------------------------------------------------------------------------
+
+
+def test_the_plugin_of_the_page_is_an_intervention_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "interventions.md").read_text()
+    *_, plugin = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
+    (tmp_path / "clipping.py").write_text(plugin)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    register.load(["clipping"])
+    wide = recipe(width=64)
+    before, after = initial("", wide), initial("clip-weights=0.1:hidden2", wide)
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed == {"hidden2.kernel"}
+    torch.testing.assert_close(after["hidden2.kernel"], before["hidden2.kernel"].clamp(-0.1, 0.1))
+    with pytest.raises(ConfigError, match="clip-weights=VALUE from 0 to 10"):
+        checked("clip-weights=11", wide)
+    with pytest.raises(ConfigError, match="comes with initmem"):
+        register.intervention("scale")(lambda state: None)
+
+
+def test_the_page_lists_every_word() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "interventions.md").read_text()
+    words = set(re.findall(r"^\| `([a-z-]+)", page, flags=re.M))
+    assert words - {"schemes", "relax", "layers"} == set(INTERVENTIONS) == set(APPLY)
