@@ -155,7 +155,7 @@ def test_status_and_measure(filled: Path) -> None:
     (row,) = said("measure", filled, "--scales", "0.5,1.0", "--json")
     assert (row["n_scales"], row["memory"]) == (2, pytest.approx(5, abs=1))
     assert_refused(initmem("measure", filled, "--scales", "0.5,7"), "[7.0]", "0.5, 1.0, 2.0")
-    assert_refused(initmem("measure", filled, "--scales", "small"), "'small'", "numbers")
+    assert_refused(initmem("measure", filled, "--scales", "small"), "'small'", "0.5, 1.0, 2.0")
 
 
 def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: Path) -> None:
