@@ -4,7 +4,8 @@ At every epoch after the intervention, the run is compared with the run `none` o
 same until then: the logarithm of the ratio of their kernel norms, and the difference of a metric. The model
 is an exponential, start * exp(-rate * t), fitted by least squares to the mean over seeds, with t in epochs or
 on the clock of the recipe's family. Rate and start have Student's limits from a jackknife over seeds. A rate
-that is not significantly positive is an answer as well: the half-life has no upper limit.
+that is not significantly positive is an answer as well: the half-life has no upper limit. Half-lives beyond
+the last epoch are not extrapolated.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Relaxation(NamedTuple):
     rate_low: float | None
     rate_high: float | None
     explained: float  # share of the variance over time that the exponential explains
-    left: float  # the difference in the last epoch over the one in the first
+    left: float | None  # share of the start in the last epoch; None: there was no difference to begin with
+    span: float  # time from the intervention to the last epoch
     n_seeds: int
 
     @property
@@ -56,15 +58,18 @@ class Relaxation(NamedTuple):
 
     @property
     def half_life(self) -> tuple[float | None, float | None, float | None]:
-        """The time to half of the start with its limits; None: it does not relax, or nothing is known."""
+        """The time to half of the start with its limits; None: not known, or beyond the last epoch.
+
+        What is beyond the last epoch was not observed: an exponential that fits before need not fit there.
+        """
         if not self.has_effect:
             return None, None, None
-        value, high, low = map(_half, (self.rate, self.rate_low, self.rate_high))
-        return value, low, high
+        value, high, low = (self._half(rate) for rate in (self.rate, self.rate_low, self.rate_high))
+        return value, self.span if low is None and self.rate_high is not None else low, high
 
-
-def _half(rate: float | None) -> float | None:
-    return math.log(2) / rate if rate is not None and rate > 0 else None
+    def _half(self, rate: float | None) -> float | None:
+        half = math.log(2) / rate if rate is not None and rate > 0 else math.inf
+        return half if half <= self.span else None
 
 
 def relaxation(differences: Array, time: Array, unit: str = "epochs") -> Relaxation:
@@ -78,9 +83,10 @@ def relaxation(differences: Array, time: Array, unit: str = "epochs") -> Relaxat
         errors = np.sqrt((n - 1) / n * ((others - np.mean(others, axis=0)) ** 2).sum(axis=0))
         half = student(n - 1) * errors
         limits = [(x - h, x + h) for x, h in zip((rate, start), half.tolist(), strict=True)]
-    left = float(mean[-1] / mean[0]) if mean[0] else math.nan
     (rate_low, rate_high), (low, high) = limits
-    return Relaxation(unit, start, low, high, rate, rate_low, rate_high, explained, left, n)
+    span = float(time[-1])
+    fit = Relaxation(unit, start, low, high, rate, rate_low, rate_high, explained, None, span, n)
+    return fit._replace(left=float(mean[-1] / start) if fit.has_effect and start else None)
 
 
 def exponential(values: Array, time: Array) -> tuple[float, float, float]:
@@ -176,7 +182,9 @@ def _row(label: str, level: Level, column: str, records: Sequence[RunRecord], on
         notes.append("no significant difference to begin with")
     elif one.rate_low is not None and one.rate_low <= 0:
         notes.append("no significant relaxation")
-    if one.explained < WELL_FITTED:
+    elif value is None:
+        notes.append("more than half is left at the end")
+    if one.has_effect and one.explained < WELL_FITTED:
         notes.append(f"not exponential ({100 * max(one.explained, 0):.0f}% explained)")
     if column != NORM and has_moving_averages(records[0].run.recipe):
         notes.append("moving averages of batch norm lag behind")
@@ -196,13 +204,15 @@ MEASURES = {
             "quantity": Column("quantity", "text", "whose difference relaxes; accuracies in points"),
             "start": number("start", "the difference right after the intervention, from the fit", ".3g"),
             ("start_low", "start_high"): number("start: 95% interval", "of this", ".3g", priority=8),
-            "half_life": number("half-life", "time to half of the start; empty: it does not relax", ".3g"),
+            "half_life": number(
+                "half-life", "time to half of the start; empty: beyond the last epoch", ".3g"
+            ),
             "low": number("low", "lower 95% limit, over seeds", ".3g"),
-            "high": number("high", "upper 95% limit; empty: there is none", ".3g"),
+            "high": number("high", "upper 95% limit; empty: beyond the last epoch", ".3g"),
             "unit": Column("unit", "text", "of time: epochs, or the clock of the recipe's family"),
             "rate": number("rate", "ln 2 over the half-life", ".3g", priority=9),
             "explained": number("explained", "share of the variance over time", ".2f", priority=6),
-            "left": number("left", "difference in the last epoch over that in the first", ".2f", priority=4),
+            "left": number("left", "share of the start that is left in the last epoch", ".2f", priority=4),
             "n_seeds": number("seeds", "with both runs", priority=7),
             "note": Column("note", "text", "where the half-life is not to be trusted", priority=2),
         },
