@@ -12,6 +12,8 @@ import initmem
 from initmem.errors import ConfigError
 from initmem.pipeline.init import Init
 from initmem.pipeline.tracker import Tracker
+from initmem.recipe import PipelineRecipe
+from initmem.study import Run
 
 EPOCHS = 4
 
@@ -107,3 +109,32 @@ def test_an_edited_intervention_is_another_version_of_the_code() -> None:
     from initmem.pipeline.code_version import fingerprint
 
     assert fingerprint(train, double) != fingerprint(train) != fingerprint(train, halve)
+
+
+def test_pytrees_are_returned_anew() -> None:
+    jax = pytest.importorskip("jax")
+    recipe = PipelineRecipe.parse({"pipeline": "mine"})
+    tree = {"dense": {"kernel": jax.numpy.ones((3, 2)), "bias": jax.numpy.zeros(2)}}
+
+    def triple(model: Any, optimizer: Any = None) -> Any:
+        return jax.tree_util.tree_map(lambda leaf: 3 * leaf, model)
+
+    for text, factor in (("scale=2", 2.0), ("triple", 3.0)):
+        init = Init.of(Run(recipe, 1.0, 0, intervention=text), {"triple": triple})
+        assert float(init.apply(tree)["dense"]["kernel"][0, 0]) == factor
+    for text, factor in (("scale=2@1", 2.0), ("triple@1", 3.0)):
+        init = Init.of(Run(recipe, 1.0, 0, intervention=text), {"triple@1": triple})
+        tracker, model = Tracker(init), init.apply(tree)
+        model = tracker.intervene(model)
+        assert float(model["dense"]["kernel"][0, 0]) == 1.0
+        tracker.end_epoch(val_loss=1.0)
+        for _ in range(2):  # once, however often it is called
+            model = tracker.intervene(model)
+        assert float(model["dense"]["kernel"][0, 0]) == factor
+
+
+def test_what_cannot_be_reset_is_said() -> None:
+    run = Run(PipelineRecipe.parse({"pipeline": "mine"}), 1.0, 0, intervention="reset-optimizer@1")
+    for optimizer, message in ((None, "no optimizer"), ({"m": 0}, "optimizers of torch")):
+        with pytest.raises(ConfigError, match=message):
+            Init.of(run).intervene(torch.nn.Linear(2, 1), 1, optimizer)

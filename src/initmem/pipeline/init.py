@@ -145,7 +145,13 @@ class InitTable:
 def optimizer_tensors(optimizer: Any) -> list[Tensor]:
     """The state of torch optimizers, with their counts of updates."""
     every = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-    states = [state for one in every if isinstance(one, Optimizer) for state in one.state.values()]
+    for one in every:
+        if not isinstance(one, Optimizer):
+            kind = type(one).__name__
+            raise ConfigError(
+                f"tracker.intervene(model, {kind}) (allowed: optimizers of torch, or a function)"
+            )
+    states = [state for one in every for state in one.state.values()]
     return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
@@ -304,7 +310,9 @@ class Init:
             rules.rescale(table.variables, table.sizes)
         else:
             rules.redraw(table.variables, table.sizes, self._kernel, self._rng.standard_normal)
-        if self.run.intervention:
+        # A function of the user takes a pytree as it will be: when it is rebuilt.
+        at_the_end = is_pytree(model) and self.run.intervention in self._functions
+        if self.run.intervention and not at_the_end:
             model = self.intervene(model, 0, variables=table.variables)
         for v in table.variables:
             if v.role == "kernel" and self.run.perturbation != 1.0:
@@ -320,8 +328,8 @@ class Init:
         if is_pytree(model):
             from initmem.pipeline.jax import rebuilt
 
-            return cast("Model", rebuilt(table.variables))
-        return model
+            model = cast("Model", rebuilt(table.variables))
+        return self.intervene(model, 0) if at_the_end else model
 
     def intervene(
         self, model: Model, epoch: int, optimizer: Any = None, *, variables: Sequence[Variable] | None = None
@@ -338,7 +346,8 @@ class Init:
 
         chosen = self._with_roles(model) if variables is None else list(variables)
         tensors = model.state_dict() if isinstance(model, nn.Module) else {}
-        intervene(self.run, epoch, chosen, tensors, optimizer_tensors(optimizer))
+        moments = None if optimizer is None else optimizer_tensors(optimizer)
+        intervene(self.run, epoch, chosen, tensors, moments)
         if variables is None and is_pytree(model):
             from initmem.pipeline.jax import rebuilt
 
@@ -357,11 +366,8 @@ class Init:
         """Raise if the intervention of the run was due and never made: it would look like none."""
         due = Intervention.parse(self.run.intervention).epoch
         if not self._intervened and due <= epochs:
-            call = (
-                "tracker.intervene(model, optimizer) at the start of every epoch"
-                if due
-                else "init.apply(model)"
-            )
+            later = "tracker.intervene(model, optimizer) at the start of every epoch"
+            call = later if due else "init.apply(model)"
             raise ConfigError(f"intervention {self.run.intervention!r} was never made (needed: {call})")
 
     def _kernel(self, shape: Sequence[int]) -> Array:

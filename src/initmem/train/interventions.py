@@ -41,7 +41,7 @@ class State:
     intervention: Intervention
     variables: Sequence[Variable]  # kernels and biases; of plain modules all parameters
     tensors: Mapping[str, Tensor]  # every parameter and buffer by name, as checkpoints hold them
-    optimizer: Iterable[Tensor] = ()  # moments and velocities
+    optimizer: Iterable[Tensor] | None = ()  # moments and velocities; None: it was not given
 
     def chosen(self, usual: str = "kernels") -> list[Variable]:
         """The variables that the target names, else the usual ones."""
@@ -60,7 +60,7 @@ def intervene(
     epoch: int,
     variables: Sequence[Variable],
     tensors: Mapping[str, Tensor],
-    optimizer: Iterable[Tensor] = (),
+    optimizer: Iterable[Tensor] | None = (),
 ) -> None:
     """Apply the intervention of a run, if it is due after this epoch."""
     one = Intervention.parse(run.intervention)
@@ -95,6 +95,10 @@ def shrink_perturb(state: State) -> None:
 
 def reset_optimizer(state: State) -> None:
     """Set moments and velocities to zero; the count of updates, which a pack shares, continues."""
+    if state.optimizer is None:
+        raise ConfigError(
+            "intervention 'reset-optimizer': no optimizer (needed: intervene(model, optimizer))"
+        )
     for tensor in state.optimizer:
         tensor.zero_()
 
