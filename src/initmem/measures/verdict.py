@@ -418,8 +418,17 @@ def columns_of(rows: Sequence[Memory]) -> dict[str, Column]:
             f"of the memory, for new seeds and this test set: it holds 0 exactly when p is above {alpha:.3g}"
         )
     trained = dict.fromkeys(row.fit.metric.replace("_", " ") for row in rows if row.fit) or ["train accuracy"]
-    train = COLUMNS["train"]._replace(title=" or ".join(trained))
-    return COLUMNS | {"interval": number(title, about), "train": train}
+    axis = " or ".join(dict.fromkeys(row.axis for row in rows)) or "scales"
+    return COLUMNS | {
+        "interval": number(title, about),
+        "memory": COLUMNS["memory"]._replace(about=f"range over {axis} (max - min) of the mean over seeds"),
+        "train": COLUMNS["train"]._replace(
+            title=" or ".join(trained), about=f"lowest and highest mean over {axis}, of the selected models"
+        ),
+        "design": COLUMNS["design"]._replace(
+            title=f"{axis} × seeds", about=f"number of {axis} and of seeds that have them all"
+        ),
+    }
 
 
 def verdict_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:

@@ -175,7 +175,9 @@ def sparkline(series: Series, low: float, high: float) -> Markup:
     dots = "".join(
         f'<circle cx="{x}" cy="{_height(y, low, high)}" r="1.8"/>' for x, y in zip(xs, series.y, strict=True)
     )
-    ends = [f"{series.y[i]:.3g} at {places[i]:g}" for i in (0, -1)]
+    if isinstance(places, range):  # names have no order: no line joins them
+        return _spark(dots, f"means from {min(series.y):.3g} to {max(series.y):.3g}")
+    ends = [f"{series.y[i]:.3g} at scale {places[i]:g}" for i in (0, -1)]
     return _spark(
         f'<polygon points="{there} {back}"/><polyline points="{_path(xs, series.y, low, high)}"/>'
         f"{dots if len(xs) <= 12 else ''}",

@@ -92,7 +92,7 @@ const initmem = (() => {
     const y = axis(...spec.y.limits, spec.y.log, box.bottom, box.top);
     const letters = Math.max(...y.ticks.map((v) => tickText(v).length), strip ? "never".length : 0);
     box.left = Math.max(50, 28 + 7 * letters); // the title of the axis, then its longest label
-    if (names.length) box.left = Math.max(box.left, 6 * longest); // the first name, which is slanted
+    if (names.length) box.left = Math.max(box.left, 6 * names[0].length); // it is slanted, and ends at its tick
     const x = axis(...spec.x.limits, spec.x.log, box.left + 6, box.right - 6, spec.x.whole);
     if (names.length) x.ticks = names.map((_, i) => i + 1);
     const crowded = spec.lines.length > 3 ? { class: "crowded" } : {}; // bands on bands hide the lines: see the one that is pointed at
