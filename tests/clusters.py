@@ -196,7 +196,7 @@ def contract(name: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]
 def put_through_contract(name: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Do it in a process of its own."""
     command = [sys.executable, __file__, "contract", name, str(folder), json.dumps(options)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment())
+    said = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment())
     assert said.returncode == 0, said.stderr
     return dict(json.loads(said.stdout.splitlines()[-1]))
 

@@ -37,7 +37,7 @@ def spawned(*arguments: object, **environment: str) -> subprocess.CompletedProce
         [sys.executable, "-m", "initmem", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=1200,  # of a busy machine
+        timeout=3600,  # of a busy machine
         env=os.environ | environment,
     )
 
@@ -139,6 +139,34 @@ def test_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["summary"]["hours_here"] > 0
     linear = told("plan", "linear", "--preset", "smoke", "--json")
     assert (linear["summary"]["runs"], len(linear["rows"]), linear["rows"][0]["flops"]) == (36, 9, None)
+
+
+@pytest.mark.parametrize(("seeds", "runs"), [("2", 12), ("7,", 6), ("3,7,11", 18)])
+def test_scales_and_seeds_have_options_of_their_own(seeds: str, runs: int, monkeypatch) -> None:
+    monkeypatch.setattr("initmem.engines.plan.SECONDS_OF_TRIALS", 0.0)
+    options = ("--preset", "smoke", "--scales", "0.1,2", "--seeds", seeds, "--json")
+    assert told("plan", "quickstart", *options)["summary"]["runs"] == runs
+
+
+def test_an_interrupted_run_says_what_is_kept_and_gives_no_verdict(
+    filled: Path, tiny_study: Study, capsys
+) -> None:
+    import torch
+
+    from initmem.cli.run import print_outcome
+    from initmem.engines.engine import Settings
+    from initmem.session import Outcome
+
+    run = replace(tiny_study.all_runs()[0], seed=99)
+    store = Store(filled)
+    assert (run.recipe.dataset, run.recipe.batch_size) == ("synthetic:100x1x8x8", 16)  # 60 train: 4 updates
+    store.checkpoints.write({run: ({"w": torch.zeros(1)}, {})}, update=9)
+    study = replace(tiny_study, seeds=(*tiny_study.seeds, 99))
+    outcome = Outcome(filled, 9, 0, 8, 0, 0, 1, interrupted=True, seconds=1.0)
+    print_outcome(study, filled, outcome, Settings(), until=None, as_json=False)
+    out = capsys.readouterr().out
+    assert "interrupted; the same command resumes (2 epochs of unfinished runs are kept)" in out
+    assert "memory" not in out
 
 
 def test_status_and_measure(filled: Path) -> None:
@@ -410,6 +438,8 @@ def test_hints_say_what_was_meant_and_where_it_belongs(tmp_path: Path) -> None:
     assert_refused(initmem("data", "get", "digits"), "needs no download")
     assert_refused(initmem("data", "get", "mnst"), "did you mean mnist?")
     assert_refused(initmem("plan", "quickstar"), "did you mean quickstart?")
+    assert_refused(initmem("clocks", "--set", "optimizer=adm"), "did you mean adam?")
+    assert_refused(initmem("run"), "nothing to run", "quickstart", "--command")
     assert_refused(initmem("plan", "quickstart", "--preset", "smok"), "did you mean smoke?")
     file = tmp_path / "study.toml"
     for text, words in [

@@ -223,7 +223,7 @@ def test_the_study_of_a_command(tmp_path: Path) -> None:
     study, *_ = study_of(command, None, None, None, ())
     assert (study.name, study.recipes[0].pipeline) == ("echo", "echo")
     assert len(study.all_runs()) == 25
-    study, *_ = study_of(command, "mine", None, None, ["scales=[1, 2]", "seeds=7", "optimizer=adam"])
+    study, *_ = study_of(command, "mine", None, None, ["scales=[1, 2]", "seeds=[7]", "optimizer=adam"])
     assert [(run.scale, run.seed) for run in study.all_runs()] == [(1.0, 7), (2.0, 7)]
     assert study.labels() == ["mine adam"]
     file = tmp_path / "grid.toml"

@@ -359,7 +359,7 @@ epochs = 2
 
 def initmem(*args: object, before: Sequence[str] = (), **options) -> subprocess.CompletedProcess[str]:
     command = [*before, sys.executable, "-m", "initmem", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=1200, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=3600, **options)
 
 
 class BadReads:

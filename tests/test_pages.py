@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 import planted
 from conftest import fake_record
@@ -208,6 +209,73 @@ def test_no_label_of_an_axis_lies_on_its_title(visit: Visit, tmp_path: Path) -> 
         assert min(box["x"] for box in labels) > title["x"] + title["width"]
 
 
+OUTSIDE = """() => [...document.querySelectorAll(".plot svg")].flatMap((svg) => {
+  const box = svg.querySelector("clipPath rect"), far = (at, low, size) => at < low || at > low + size;
+  const marks = [...svg.querySelectorAll(".dot")].map((dot) => dot.transform.baseVal.consolidate().matrix);
+  const [left, top, width, height] = ["x", "y", "width", "height"].map((name) => +box.getAttribute(name));
+  return marks.filter((at) => far(at.e, left, width) || far(at.f, top, height)).map((at) => at.e);
+})"""
+
+
+def test_no_mark_lies_outside_its_plot_and_recipes_of_unequal_length_share_no_linear_axis(
+    visit: Visit, tmp_path: Path
+) -> None:
+    recipe = Recipe(dataset="digits", width=4, batch_statistics="re-estimated")
+    long = [recipe.model_copy(update={"epochs": epochs}) for epochs in (6, 600)]
+    study = planted.study("lengths", long)
+    records = [
+        replace(one, history=dict(one.history) | {"clock_sgd": one.history["clock_sgd"] ** 3})
+        for one in planted.records(study)
+    ]  # a clock of eight decades
+    store = Store.create(tmp_path / "store")
+    store.add_study(study)
+    store.commit(records)
+    page = visit.page
+    page.goto(write_report(store, tmp_path / "report.html").as_uri())
+    slopes = page.locator("#slopes")
+    slopes.scroll_into_view_if_needed()
+    for choice in slopes.get_by_role("radio").all():
+        choice.check()
+        expect(slopes.locator(".plot svg").first).to_be_visible()
+        assert slopes.locator(".plot .dot").count() > 2
+        assert page.evaluate(OUTSIDE) == []
+    slopes.get_by_role("radio").first.check()
+    expect(slopes.locator(".plot svg").first).to_be_visible()
+    ticks = slopes.locator(".tick[text-anchor=middle]").all_text_contents()
+    assert {"1", "10", "100"} <= set(ticks)  # a log axis: six epochs are not a smear at its left end
+    learning = page.locator("#learning")
+    learning.scroll_into_view_if_needed()
+    expect(learning.locator("svg").nth(1)).to_be_visible()
+    ends = [
+        chart.locator(".tick[text-anchor=middle]").last.text_content()
+        for chart in learning.locator(".chart").all()
+    ]
+    assert ends == ["6", "600"]
+
+
+@pytest.mark.parametrize("archive", ["quickstart", "main-grid-mini", "transformers-mini"])
+def test_the_table_of_verdicts_is_whole_on_a_laptop(visit: Visit, archive: str, tmp_path: Path) -> None:
+    store = open_results(QUICKSTART.with_name(f"{archive}.initmem"))
+    visit.page.goto(write_report(store, tmp_path / "report.html").as_uri())
+    frame = visit.page.locator(".scroll:has(> #memory)")
+    assert frame.evaluate("it => it.scrollWidth - it.clientWidth") <= 0
+
+
+def test_words_choose_the_recipes_of_tables_and_charts(visit: Visit, report: str) -> None:
+    page = visit.page
+    page.goto(report)
+    page.locator("#filter").fill("adam b128")
+    expect(page.locator(".filter output")).to_have_text("1 of 5")
+    expect(page.locator("#memory tbody tr:visible")).to_have_count(1)
+    expect(page.locator("#by-scale tbody tr:visible")).to_have_count(2)  # its test and its train accuracy
+    page.locator("#curves").scroll_into_view_if_needed()
+    expect(page.locator("#curves g.series")).to_have_count(1)
+    expect(page.locator("#learning .chart:visible")).to_have_count(1)
+    page.locator("#filter").fill("")
+    expect(page.locator("#memory tbody tr:visible")).to_have_count(5)
+    expect(page.locator("#curves g.series")).to_have_count(5)
+
+
 @pytest.mark.parametrize("visit", [{"offline": True}], indirect=True)
 def test_a_chart_is_saved_as_svg_and_its_values_as_csv(visit: Visit, report: str) -> None:
     page = visit.page
@@ -221,6 +289,11 @@ def test_a_chart_is_saved_as_svg_and_its_values_as_csv(visit: Visit, report: str
             chart.get_by_role("button", name=kind).click()
         assert download.value.suggested_filename == f"Test_accuracy.{kind.lower()}"
         saved[kind] = Path(download.value.path()).read_text()
+    with page.expect_download() as download:
+        chart.get_by_role("button", name="PNG").click()
+    with Image.open(download.value.path()) as picture:
+        assert picture.width == 2 * round(chart.locator("svg").first.bounding_box()["width"])
+        assert len(picture.convert("RGB").getcolors(1 << 20)) > 10  # something is drawn
     drawing = ElementTree.fromstring(saved["SVG"])
     svg = "{http://www.w3.org/2000/svg}"
     words = {text.text for text in drawing.iter(f"{svg}text")}

@@ -28,7 +28,7 @@ def start(folder: Path, cluster: RayCluster, *options: str) -> subprocess.Popen[
 
 
 def finished(driver: subprocess.Popen[str]) -> dict[str, object]:
-    out, err = driver.communicate(timeout=1200)
+    out, err = driver.communicate(timeout=3600)
     assert driver.returncode == 0, err
     return dict(json.loads(out)["summary"])
 

@@ -365,7 +365,7 @@ def test_differences_of_losses_have_digits_and_those_of_points_tenths() -> None:
     assert shown(planted.records(points)) == "24.0"  # 2.4 scales times 100 points times (516 - 16) / 5000
 
 
-def test_what_each_scale_reached_comes_first_with_deviation_and_n() -> None:
+def test_what_each_scale_reached_has_deviation_and_n_and_follows_the_verdicts() -> None:
     study = planted.study("s", planted.grid(optimizer=["sgd", "adam"]))
     records = planted.records(study)
     gone = records.pop()  # the last run of adam at the largest scale
@@ -380,7 +380,7 @@ def test_what_each_scale_reached_comes_first_with_deviation_and_n() -> None:
     assert adam.by_scale[2.5].n == 2 and gone.run.scale == 2.5
     seen = text_of(sections(content)["verdicts"].html)
     assert "(n = 2)" in seen and "2 to 3" in seen
-    assert seen.index("What each scale reached") < seen.index("Initialization memory")
+    assert seen.index("Initialization memory") < seen.index("What each scale reached")
 
 
 def test_learning_curves_are_means_over_seeds_by_scale() -> None:

@@ -42,7 +42,7 @@ def preempted(
     try:
         wait_for(lambda: list(store.glob("runs/*/history.jsonl")))
         give_notice(store)
-        out, err = driver.communicate(timeout=1200)
+        out, err = driver.communicate(timeout=3600)
     finally:
         driver.kill()
     assert driver.returncode == 0, err

@@ -75,6 +75,15 @@ def test_overrides_win_over_the_grid_and_can_be_axes() -> None:
     assert (study.seeds, study.scales) == ((7,), (1.5,))
 
 
+def test_lists_have_brackets_or_commas_and_one_number_is_no_list_of_seeds() -> None:
+    study = load_study("quickstart", overrides=["scales=0.1,1", "seeds=3,5", "learning_rate=0.1, 0.2"])
+    assert (study.scales, study.seeds) == ((0.1, 1.0), (3, 5))
+    assert {recipe.learning_rate for recipe in study.recipes} == {0.1, 0.2}
+    assert study.about == "with scales=0.1,1, with seeds=3,5, with learning_rate=0.1, 0.2"
+    with pytest.raises(ConfigError, match=r"seeds = 5 .allowed: a list.*--seeds 5 for the seeds 0 to 4"):
+        load_study("quickstart", overrides=["seeds=5"])
+
+
 def test_more_seeds_only_append_runs() -> None:
     few = load_study("quickstart", overrides=["seeds=[0, 1]"])
     many = load_study("quickstart", overrides=["seeds=[0, 1, 2]"])

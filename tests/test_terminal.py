@@ -45,7 +45,7 @@ optimizer = ["sgd", "momentum"]
 learning_rate = [0.001, 0.12345]
 l2 = [0.0, 0.00321]
 """
-NOT_THERE = ("chaos", "clocks", "collapse", "seeds")  # in the archive of learning rates
+NOT_THERE = ("chaos", "clocks", "collapse", "seeds", "relaxation")  # in the archive of learning rates
 COMMANDS = [
     ["studies"],
     ["studies", "main-grid"],

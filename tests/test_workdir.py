@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -279,3 +280,24 @@ def test_a_mirror_is_cheap_whatever_the_project_is(tmp_path: Path, monkeypatch) 
 def test_a_mistaken_choice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"workdir = 'mine' \(allowed: own, shared\)"):
         initmem.run(crash, store=tmp_path, workdir="mine")
+
+
+def test_a_folder_that_goes_while_it_is_mirrored_costs_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    for name in ("build", "data"):
+        (project / name).mkdir(parents=True)
+        (project / name / "file").touch()
+    access = os.access
+
+    def readable(folder: Path, mode: int) -> bool:
+        was = access(folder, mode)
+        if Path(folder).name == "build":
+            shutil.rmtree(folder)
+        return was
+
+    monkeypatch.setattr(os, "access", readable)
+    made = Workdir(project, "0" * 16)
+    assert (made.path / "data" / "file").exists()
+    made.remove()

@@ -194,7 +194,7 @@ def check_name(kind: Literal["dataset", "model", "optimizer"], name: str) -> Non
             of_torch = [one for one in catalog.OPTIMIZERS if one.startswith("torch:")]
             own = [one for one in catalog.OPTIMIZERS if one not in of_torch]
             offered = of_torch if name.startswith("torch:") else [*own, *optimizers.names(), "torch:NAME"]
-    raise ValueError(allowed(offered) + "; --plugin MODULE brings others")
+    raise ValueError(allowed(offered, name) + "; --plugin MODULE brings others")
 
 
 def options_of(name: str) -> tuple[Option, ...] | None:

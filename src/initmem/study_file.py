@@ -7,6 +7,7 @@ import itertools
 import math
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import resources
 from operator import index
 from pathlib import Path
@@ -81,7 +82,7 @@ def load_study(
         name=file.name or Path(name).stem,
         title=file.title,
         preset=chosen,
-        about=part.about,
+        about=", ".join(f"with {text}" for text in overrides) or part.about,
         recipes=tuple(recipes),
         scales=tuple(dict.fromkeys(part.scales or [1.0])),
         interventions=_interventions(part, recipes),
@@ -237,14 +238,22 @@ def _choose(file: _File, preset: str | None) -> tuple[_Part, str]:
 
 
 def override(text: str) -> tuple[str, Any]:
-    """Read `key=value`."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip():
+    """Read `key=value`. A list has brackets or, if it is one of numbers, commas alone."""
+    key, sign, value = (part.strip() for part in text.partition("="))
+    if not sign or not key:
         raise ConfigError(f"--set {text!r} (allowed: key=value)")
-    try:
-        return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except (ValueError, RecursionError):
-        return key.strip(), value.strip()  # a bare word: optimizer=adam
+    for literal in (value, f"[{value}]" if "," in value else value):
+        with suppress(ValueError, RecursionError):
+            return key, tomllib.loads(f"v = {literal}")["v"]
+    return key, value  # a bare word: optimizer=adam
+
+
+def listed(key: str, value: Any) -> list[Any]:
+    """The scales or seeds that a user wrote. One number as the seeds could mean that seed or so many."""
+    if key == "seeds" and not isinstance(value, list):
+        hint = "a list of whole numbers, as in seeds=[5]; --seeds 5 for the seeds 0 to 4"
+        raise ConfigError(f"seeds = {value!r} (allowed: {hint})")
+    return value if isinstance(value, list) else [value]
 
 
 def _apply(part: _Part, key: str, value: Any) -> _Part:
@@ -252,7 +261,7 @@ def _apply(part: _Part, key: str, value: Any) -> _Part:
     if key not in ("scales", "seeds", "interventions"):
         update = {"recipe": part.recipe | {key: value}, "grid": _without(part.grid, key)}
         return part.model_copy(update=update)
-    given = validated(_Part, {key: value if isinstance(value, list) else [value]})
+    given = validated(_Part, {key: listed(key, value)})
     grid = _without(part.grid, "more_seeds") if key == "seeds" else part.grid
     other = {"scales": {"interventions": None}, "interventions": {"scales": None}}.get(key, {})
     return part.model_copy(update={key: getattr(given, key), "grid": grid} | other)

@@ -52,6 +52,11 @@ def presets_of_study(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def seeds_option(text: str) -> str:
+    """The override for `5`, the first so many seeds, or for `5,7`, these seeds."""
+    return f"seeds={list(range(int(text)))}" if text.strip().isdecimal() else f"seeds=[{text}]"
+
+
 StudyArgument = Annotated[
     str,
     typer.Argument(
@@ -75,7 +80,20 @@ Preset = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field, the scales or the seeds."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field."),
+]
+Scales = Annotated[
+    str | None,
+    typer.Option("--scales", parser=lambda text: f"scales=[{text}]", metavar="LIST", help="As in 0.1,1,2.5."),
+]
+Seeds = Annotated[
+    str | None,
+    typer.Option(
+        "--seeds",
+        parser=seeds_option,
+        metavar="N|LIST",
+        help="5: seeds 0 to 4; 5,7: these two; 5,: seed 5 alone.",
+    ),
 ]
 Plugins = Annotated[
     list[str] | None,
@@ -90,6 +108,7 @@ Workers = Annotated[
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="PATH", help="A file; with `all`, a directory.")
 ]
+PageOutput = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="The page.")]
 Reference = Annotated[
     bool, typer.Option("--reference", help="Show the paper's values beside the measured ones.")
 ]

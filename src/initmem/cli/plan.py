@@ -97,6 +97,8 @@ def plan(
     study: base.StudyArgument,
     preset: base.Preset = None,
     overrides: base.Overrides = None,
+    scales: base.Scales = None,
+    seeds: base.Seeds = None,
     plugins: base.Plugins = None,
     workers: base.Workers = None,
     power: Annotated[
@@ -124,7 +126,8 @@ def plan(
     from initmem.engines.plan import plan as plan_of
     from initmem.pipeline import bundled_pipeline
 
-    asked = studies.load_study(study, preset, overrides or (), plugins=plugins or ())
+    settings = [*(overrides or ()), *filter(None, (scales, seeds))]
+    asked = studies.load_study(study, preset, settings, plugins=plugins or ())
     if power is not None:
         _print_power(asked, power, memory, tolerance, as_json=as_json)
         return

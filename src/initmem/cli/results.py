@@ -160,7 +160,7 @@ def levels(text: str | None) -> list[float | str] | None:
 
 
 @app.command()
-def report(store: base.StoreArgument, output: base.Output = None, as_json: base.AsJson = False) -> None:
+def report(store: base.StoreArgument, output: base.PageOutput = None, as_json: base.AsJson = False) -> None:
     """Write one self-contained HTML page about a store.
 
     It opens offline.

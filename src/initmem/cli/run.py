@@ -13,11 +13,12 @@ import typer
 
 from initmem.cli import base
 from initmem.cli.base import app, print_json, say, show
-from initmem.errors import ConfigError, count, duration
+from initmem.errors import ConfigError, allowed, count, duration
 
 if TYPE_CHECKING:
     from initmem.engines.engine import Settings, Trainer
     from initmem.session import Outcome
+    from initmem.store.store import Store
     from initmem.study import Study
 
 
@@ -26,6 +27,8 @@ def run(
     study: base.StudyName = None,
     preset: base.Preset = None,
     overrides: base.Overrides = None,
+    scales: base.Scales = None,
+    seeds: base.Seeds = None,
     plugins: base.Plugins = None,
     store: base.StoreOption = None,
     command: base.Command = None,
@@ -54,16 +57,18 @@ def run(
     from initmem.engines.progress import watching
     from initmem.session import run_study
     from initmem.store.paths import default_store
+    from initmem.study_file import bundled
 
+    settings = [*(overrides or ()), *filter(None, (scales, seeds))]
     if command is not None:
         from initmem.pipeline.command import study_of
 
         files = watch_files or ()
-        work = Work(*study_of(command, name, study, preset, overrides or (), files, workdir))
+        work = Work(*study_of(command, name, study, preset, settings, files, workdir))
     elif study is not None:
-        work = of_study(study, preset, overrides or (), plugins or ())
+        work = of_study(study, preset, settings, plugins or ())
     else:
-        raise ConfigError("nothing to run (allowed: a study, or --command)")
+        raise ConfigError(f"nothing to run ({allowed(bundled())}, the path of a .toml file, or --command)")
     chosen = engine_named(
         engine,
         workers=workers,
@@ -163,10 +168,25 @@ def introduce(study: Study, store: Path, *, native: bool = False) -> None:
     if native and networks:
         from initmem.train.compiled import library
 
-        say(f"layers: {library()}", err=True)  # compiled here, once, if need be: not by every worker
+        layers = library()  # compiled here, once, if need be: not by every worker
+        if layers.code is None:
+            say(f"layers: {layers}", err=True)
     notes = (f"{recipe.model}: {note}" for recipe in networks for note in notes_of(recipe, sizes(recipe)))
     for note in dict.fromkeys(notes):
         say(note, err=True)
+
+
+def epochs_kept(study: Study, store: Store) -> str:
+    """How many epochs the checkpoints of unfinished runs hold."""
+    from initmem.clocks import updates_per_epoch
+    from initmem.data.sources import sizes
+
+    kept = 0
+    for run in study.all_runs():
+        if update := store.checkpoints.newest(run.id):
+            recipe = run.recipe.network
+            kept += update // updates_per_epoch(recipe, sizes(recipe).n_train)
+    return count(kept, "epoch")
 
 
 def print_outcome(
@@ -206,6 +226,10 @@ def print_outcome(
         print_json("run", memory_rows(memories, records), **about, crashes=causes)
         return
     say(f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}")
+    if outcome.interrupted:
+        kept = f"{epochs_kept(study, opened)} of unfinished runs are kept"
+        say(f"interrupted; the same command resumes ({kept})")
+        return
     for line in crash_lines(records):
         say(line)
     if settings.trainer is not None:

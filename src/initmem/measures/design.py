@@ -169,7 +169,7 @@ def check_metric(metric: str, records: Sequence[RunRecord]) -> None:
     """Refuse a metric that is neither one of ours nor recorded by user code."""
     names = dict.fromkeys([*METRICS, *own_metrics(records)])
     if metric not in names:
-        raise ConfigError(f"metric = {metric!r} ({allowed(names)})")
+        raise ConfigError(f"metric = {metric!r} ({allowed(names, metric)})")
 
 
 def own_metrics(records: Sequence[RunRecord]) -> list[str]:

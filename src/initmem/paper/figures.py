@@ -40,7 +40,7 @@ def available(records: Records) -> tuple[str, ...]:
 def plot_of(name: str, records: Records, studies: Studies, reference: bool = False) -> Plot:
     """The plot of a figure; `reference` adds published values."""
     if name not in (*NAMES, *OF_ANY_RECIPE):
-        raise ConfigError(f"figure = {name!r} ({allowed([*NAMES, *OF_ANY_RECIPE])})")
+        raise ConfigError(f"figure = {name!r} ({allowed([*NAMES, *OF_ANY_RECIPE], name)})")
     if not records:
         raise StoreError("no finished run yet (initmem run makes them)")
     if name in OF_ANY_RECIPE:

@@ -44,7 +44,7 @@ from initmem.pipeline.tracker import Row, Tracker
 from initmem.pipeline.workdir import changes_in, own_workdir, project_of
 from initmem.record import RunRecord
 from initmem.study import SCALES, SEEDS, Run, Study
-from initmem.study_file import load_study, override, own_study
+from initmem.study_file import listed, load_study, override, own_study
 
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 GIVEN = ("scale", "seed", "history", "run")
@@ -268,8 +268,8 @@ def study_of(
             raise ConfigError("chaos, split and pin are not for programs (allowed: initmem.run)")
     else:
         given = dict(map(override, settings))
-        scales, seeds = given.pop("scales", SCALES), given.pop("seeds", SEEDS)
-        asked = own_study(called, given, _listed(scales), _listed(seeds))
+        scales, seeds = given.pop("scales", [*SCALES]), given.pop("seeds", [*SEEDS])
+        asked = own_study(called, given, listed("scales", scales), listed("seeds", seeds))
     shared = set.intersection(*(set(recipe.settings()) for recipe in asked.recipes))
     parts = parse(command, n_seeds=len(asked.seeds), declared=sorted(shared))
     code = {recipe.id: command_fingerprint(parts, watched, recipe.settings()) for recipe in asked.recipes}
@@ -316,7 +316,3 @@ def _is_file(name: str) -> bool:
         return Path(name).is_file()
     except (OSError, ValueError):
         return False  # too long for a path, or with a null byte
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple | range) else [value]

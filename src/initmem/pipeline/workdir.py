@@ -135,7 +135,8 @@ class Workdir:
                 self._link(folder, copy)
             else:
                 copy.mkdir()
-                self._mirror(folder, copy)
+                with suppress(FileNotFoundError):  # it went meanwhile
+                    self._mirror(folder, copy)
 
     def _may_copy(self, size: int) -> bool:
         if size > self._bytes or not self._files:

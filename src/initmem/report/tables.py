@@ -65,10 +65,8 @@ MODES: dict[Mode, str] = {
 NO_TOLERANCE = "never given here: {} has no natural tolerance (initmem measure --tolerance sets one)"
 
 # The columns of the memory table, from left to right.
-COLUMNS = (
-    "recipe", "verdict", "bar", "memory", "interval", "train", "matched", "noise_range", "debiased", "p",
-    "p_adjusted", "design", "metric",
-)  # fmt: skip
+COLUMNS = ("recipe", "verdict", "bar", "memory", "interval", "train", "matched", "design", "metric")
+STATISTICS = ("recipe", "memory", "noise_range", "debiased", "p", "p_adjusted")  # in a table to be opened
 
 
 def verdicts(content: Content) -> dict[str, Any]:
@@ -91,6 +89,7 @@ def verdicts(content: Content) -> dict[str, Any]:
         "reached": by_recipe,
         "scales": sorted({level for row in by_recipe for level in row.by_scale}, key=level_order),
         "table": replace(table, id="memory", style="stack"),
+        "statistics": replace(memory_table(rows, STATISTICS, links), id="statistics"),
         "remarks": remarks(content),
         "meanings": {verdict: (glyph(verdict), meaning) for verdict, meaning in meanings.items()},
         "modes": {mode: text for mode, text in MODES.items() if any(row.mode == mode for row in rows)},

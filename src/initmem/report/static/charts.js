@@ -3,6 +3,7 @@
 const initmem = (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const COLORS = 14; // eight for recipes, six for ordered values
+  const MARK = 5; // radius of the largest marker
   const DASHES = ["", "7 4", "2 4", "9 3 2 3"];
   const MARKERS = [
     "M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0Z",
@@ -69,12 +70,12 @@ const initmem = (() => {
     return inside.filter((_, i) => i % every === 0);
   }
 
-  // The limits of an axis that shows all values, with a little room.
-  function domain(values, log) {
+  // The limits of an axis that shows all values, with a little room; of a log axis, so many decades at most.
+  function domain(values, log, decades = Infinity) {
     let known = values.filter((v) => v !== null && v !== undefined && Number.isFinite(v) && (!log || v > 0));
     if (!known.length) return [log ? 0.1 : 0, 1];
     let low = Math.min(...known), high = Math.max(...known);
-    if (log) return [Math.max(low, high / 1e4) / 1.25, high * 1.25];
+    if (log) return [Math.max(low, high / 10 ** decades) / 1.25, high * 1.25];
     if (low === high) return [low - 0.5, high + 0.5];
     const room = 0.04 * (high - low);
     return [low >= 0 && low < room * 3 ? Math.min(0, low) : low - room, high + room];
@@ -108,7 +109,7 @@ const initmem = (() => {
     drawAxes(root, box, x, y, spec, width, height);
     const dots = [];
     const hidden = svg("clipPath", { id: `clip-${(draw.count = (draw.count || 0) + 1)}` }, [
-      svg("rect", { x: box.left, y: 0, width: box.right - box.left, height: box.bottom }),
+      svg("rect", { x: box.left, y: 0, width: box.right - box.left, height: box.bottom + MARK }),
     ]);
     root.append(svg("defs", {}, [hidden]));
     for (const line of spec.lines) root.append(drawLine(line, x, y, box, strip, dots, hidden.id, names.length > 0));
@@ -180,7 +181,7 @@ const initmem = (() => {
       const [px, py] = [x.place(p.x), beyond ? 4 + strip / 2 : y.place(p.y)];
       if (marked || beyond || i % every === 0) {
         const open = p.open || beyond ? " open" : "";
-        group.append(svg("path", { class: `dot${open}`, d: MARKERS[line.style % MARKERS.length], transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})` }));
+        inner.append(svg("path", { class: `dot${open}`, d: MARKERS[line.style % MARKERS.length], transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})` }));
       }
       dots.push({ px, py, point: p, line, index: i });
     });
@@ -323,10 +324,21 @@ const initmem = (() => {
     return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
   }
 
-  function save(name, kind, text) {
-    const link = html("a", { href: URL.createObjectURL(new Blob([text], { type: kind })), download: name.replace(/[^\w.-]+/g, "_") });
+  function save(name, kind, content) {
+    const link = html("a", { href: URL.createObjectURL(new Blob([content], { type: kind })), download: name.replace(/[^\w.-]+/g, "_") });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  }
+
+  // A picture of twice the size on the page, for slides.
+  function png(name, text) {
+    const image = new Image();
+    image.onload = () => {
+      const canvas = html("canvas", { width: 2 * image.width, height: 2 * image.height });
+      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+      canvas.toBlob((made) => save(name, "image/png", made));
+    };
+    image.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
   }
 
   // Buttons below a chart; what they save is asked for when they are used.
@@ -337,6 +349,7 @@ const initmem = (() => {
       return made;
     };
     return html("div", { class: "tools" }, [
+      button("PNG", () => png(`${name()}.png`, picture(host, specOf()))),
       button("SVG", () => save(`${name()}.svg`, "image/svg+xml", picture(host, specOf()))),
       button("CSV", () => save(`${name()}.csv`, "text/csv", csv(rowsOf()))),
     ]);

@@ -17,6 +17,7 @@
       specs = specsOf(data, state);
       hosts.forEach((place, i) => {
         place.draw = () => initmem.draw(place, specs[i]);
+        place.closest("figure").hidden = !specs[i].lines.length && filter.length > 0;
         if (drawn.has(place)) place.draw();
       });
       const values = root.querySelector(".values");
@@ -36,6 +37,7 @@
     };
     choices(root, data, state, part, choose);
     choose();
+    root.redraw = redraw;
     root.querySelector(".values").ontoggle = (event) => event.target.open && fill(event.target, data, state);
   }
 
@@ -115,16 +117,20 @@
 
   function specsOf(data, state) {
     const choice = choiceOf(data, state);
-    const hidden = (one) => !isApart(choice.panels) && state.off.has(one.label);
+    const hidden = (one) => !matches(one.recipe) || (!isApart(choice.panels) && state.off.has(one.label));
     const lines = choice.panels.map((panel) => panel.series.filter((one) => !hidden(one)).map((one) => lineOf(data, choice, one)));
     const points = lines.flat().flatMap((line) => line.points);
     const ylog = choice.ylog || (choice.ceiling && wide(points));
     const heights = ylog ? points.map((p) => p.y) : withBands(points);
     const whole = ["seeds", "epoch"].includes(choice.x);
-    const x = { title: choice.x, names: choice.names, log: choice.xlog, whole, limits: initmem.domain(points.map((p) => p.x), choice.xlog) };
-    const y = { title: choice.y, log: ylog, limits: initmem.domain(heights, ylog) };
-    const ceiling = points.some((p) => p.beyond);
-    return choice.panels.map((panel, i) => ({ title: panel.title, lines: lines[i], x, y, ceiling }));
+    const ends = lines.flat().filter((line) => line.points.length).map((line) => Math.max(...line.points.map((p) => p.x)));
+    const apart = Math.max(...ends) / Math.min(...ends); // recipes of 12 and of 2,400 epochs do not fit on one scale
+    const several = !choice.names.length && choice.panels.length > 1 && apart > 3, xlog = choice.xlog || (!several && whole && apart > 5);
+    if (xlog) for (const line of lines.flat()) line.points = line.points.filter((p) => p.x > 0);
+    const xOf = (shown) => ({ title: choice.x, names: choice.names, log: xlog, whole, limits: initmem.domain(shown.flatMap((line) => line.points.map((p) => p.x)), xlog) });
+    const y = { title: choice.y, log: ylog, limits: initmem.domain(heights, ylog, 4) };
+    const ceiling = points.some((p) => p.beyond), x = xOf(lines.flat());
+    return choice.panels.map((panel, i) => ({ title: panel.title, lines: lines[i], x: several ? xOf(lines[i]) : x, y, ceiling }));
   }
 
   // Bands of few seeds are wide: beyond the range of the values itself, above and below, they leave the chart.
@@ -163,6 +169,25 @@
 
   const short4 = (v) => String(Number(v.toPrecision(4)));
   const listed = (ids) => ids.slice(0, 10).join(" ") + (ids.length > 10 ? ` and ${ids.length - 10} more` : "");
+
+  // -- which recipes are shown ----------------------------------------------------------------------------
+  // Words that the row of a recipe in the first table, its name and its verdict, has to hold.
+  let filter = [];
+  const recipeOf = (row) => /^#runs:([0-9a-f]{16})/.exec(row.querySelector("a")?.getAttribute("href") ?? "")?.[1];
+  const rowsWithRecipe = (root) => [...root.querySelectorAll("tbody tr")].filter(recipeOf);
+
+  function matches(recipe) {
+    const row = rowsWithRecipe(document.getElementById("memory") ?? document.body).find((one) => recipeOf(one) === recipe);
+    const text = (row?.textContent ?? "").toLowerCase();
+    return !row || filter.every((word) => text.includes(word));
+  }
+
+  function applyFilter(root) {
+    for (const row of rowsWithRecipe(root)) row.hidden = !matches(recipeOf(row));
+    for (const charts of root.querySelectorAll(".chartset")) charts.redraw?.();
+    const [field, rows] = [document.getElementById("filter"), rowsWithRecipe(document.getElementById("memory") ?? root)];
+    if (field) field.closest("p").querySelector("output").textContent = filter.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
+  }
 
   // -- the values of a chart as a table -----------------------------------------------------------------
 
@@ -387,6 +412,15 @@
     const form = section.querySelector("#explorer");
     if (form) explorer(form);
     restore(section);
+    const field = section.querySelector("#filter");
+    if (field) {
+      field.value = filter.join(" ");
+      field.oninput = () => {
+        filter = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+        applyFilter(document.getElementById("main"));
+      };
+    }
+    if (filter.length) applyFilter(section);
   };
 
   document.addEventListener("click", (event) => {
