@@ -122,8 +122,8 @@ def test_studies() -> None:
     names = {study for study, _ in rows}
     paper = {"best-recipe", "depth", "long-sgd", "lr-l2", "main-grid", "norm-aug"}
     assert names == paper | {
-        "batch-norm", "chaos", "linear", "optimizers", "quickstart", "transformers", "undertrained",
-        "widths",
+        "batch-norm", "chaos", "layers", "linear", "optimizers", "quickstart", "relax", "schemes",
+        "transformers", "undertrained", "widths",
     }  # fmt: skip
     assert rows["linear", "demo"]["runs"] == 540
     for name in paper:
@@ -183,7 +183,7 @@ def test_status_and_measure(filled: Path) -> None:
     (row,) = said("measure", filled, "--scales", "0.5,1.0", "--json")
     assert (row["n_scales"], row["memory"]) == (2, pytest.approx(5, abs=1))
     assert_refused(initmem("measure", filled, "--scales", "0.5,7"), "[7.0]", "0.5, 1.0, 2.0")
-    assert_refused(initmem("measure", filled, "--scales", "small"), "'small'", "numbers")
+    assert_refused(initmem("measure", filled, "--scales", "small"), "'small'", "0.5, 1.0, 2.0")
 
 
 def test_a_whole_run_ends_with_a_verdict_and_a_second_trains_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ LEVELS = (
     {"files", "catalog", "content"},
     {"register"},
     {"recipe"},
-    {"clocks", "labels", "table"},
+    {"clocks", "labels", "table", "intervention"},
     {"metric"},
     {"study"},
     {"study_file", "record"},

@@ -129,7 +129,7 @@ def test_rescaling_multiplies_the_initialization_of_gpt2() -> None:
     shape = sizes(recipe)
     own = build_module(recipe, shape)
     scaled = copy.deepcopy(own)
-    initialize_replica(torch_variables(scaled), Run(recipe, 2.5, 0))
+    initialize_replica(torch_variables(scaled), Run(recipe, 2.5, 0), {})
     for (name, before), after in zip(own.named_parameters(), scaled.parameters(), strict=True):
         kernel = name.endswith("weight") and "norm" not in name
         assert torch.equal(after, before * 2.5 if kernel else before), name
@@ -144,7 +144,7 @@ def test_a_perturbed_replicate_differs_in_one_weight() -> None:
     recipe = Recipe.parse(VIT)
     made = [build_module(recipe, sizes(recipe)) for _ in range(2)]
     for module, perturbation in zip(made, (1.0, 1.001), strict=True):
-        initialize_replica(torch_variables(module), Run(recipe, 1.0, 0, (), perturbation))
+        initialize_replica(torch_variables(module), Run(recipe, 1.0, 0, (), perturbation), {})
     changed = sum(int((a != b).sum()) for a, b in zip(*(m.parameters() for m in made), strict=True))
     assert changed == 1
 

@@ -18,7 +18,7 @@ from initmem.pipeline.init import Init
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.study_file import load_study
-from initmem.train.init import draw, initialize, replica_variables
+from initmem.train.init import draw, initialize
 from initmem.train.loop import train_pack
 from initmem.train.networks import build
 from initmem.train.requirements import check
@@ -72,7 +72,7 @@ def variables(scale: float, seed: int = 0, **fields: object) -> dict[str, torch.
     recipe = Recipe.parse({"model": "mlp", "width": 40} | fields)
     network = build(recipe, Sizes(1, 1, 1, 3, 4, 4, 3)).double()
     initialize(network, [Run(recipe, scale, seed)])
-    return {variable.name: variable.place.value().detach() for variable in replica_variables(network)}
+    return {variable.name: variable.place.value().detach() for variable in network.replica_variables()}
 
 
 KERNELS = {"hidden1.kernel", "hidden2.kernel", "head.kernel"}

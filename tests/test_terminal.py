@@ -45,7 +45,7 @@ optimizer = ["sgd", "momentum"]
 learning_rate = [0.001, 0.12345]
 l2 = [0.0, 0.00321]
 """
-NOT_THERE = ("chaos", "clocks", "collapse", "seeds", "layers", "function")  # in the archive of learning rates
+NOT_THERE = ("chaos", "clocks", "collapse", "seeds", "layers", "function", "relaxation")  # in the archive
 COMMANDS = [
     ["studies"],
     ["studies", "main-grid"],
@@ -249,7 +249,7 @@ def test_studies_begin_with_quickstart_and_take_one_line_each(screens: list[Scre
             lines = [line.split()[0] for line in screen.lines if line.split()]
             start = lines.index("quickstart")
             assert lines[start : start + len(rows)] == [row[0] for row in rows]
-            assert len(rows) == 14
+            assert len(rows) == 17
 
 
 def test_a_pipe_shows_every_column(command) -> None:

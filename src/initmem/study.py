@@ -1,4 +1,4 @@
-"""A study: a finite grid of runs, recipes x initialization scales x seeds. Run ids are content hashes."""
+"""A study: a finite grid of runs, recipes x scales (or interventions) x seeds. Run ids are content hashes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from initmem.errors import ConfigError, validated
+from initmem.errors import ConfigError, is_text, validated
+from initmem.intervention import Intervention, Level
 from initmem.labels import labels
 from initmem.recipe import AnyRecipe, Recipe, content_id, stored_recipe
 from initmem.seeds import ROLES, Role
@@ -36,6 +37,12 @@ class Run:
     seed: int
     pins: tuple[tuple[Role, int], ...] = ()
     perturbation: float = 1.0
+    intervention: str = ""  # see `initmem.intervention`
+
+    @property
+    def level(self) -> Level:
+        """Where the run lies on the axis that its study varies: its intervention, or else its scale."""
+        return Intervention.parse(self.intervention).label if self.intervention else self.scale
 
     @property
     def id(self) -> str:
@@ -55,16 +62,18 @@ class Run:
         """Rebuild a run from `to_json`."""
         recipe = _shared_recipe(json.dumps(content["recipe"], sort_keys=True))
         scale, seed, pins = content["scale"], content["seed"], content.get("pins", {})
-        perturbation = content.get("perturbation", 1.0)
+        perturbation, intervention = content.get("perturbation", 1.0), content.get("intervention", "")
         whole = all(type(number) is int for number in (seed, *pins.values()))
         finite = all(
             type(number) in (int, float) and math.isfinite(number) for number in (scale, perturbation)
         )
-        if not whole or not finite or not set(pins) <= set(ROLES):
+        written = isinstance(intervention, str) and is_text(intervention)
+        if not whole or not finite or not set(pins) <= set(ROLES) or not written:
             raise ConfigError(
-                f"run with scale {scale!r}, seed {seed!r}, pins {pins!r}, perturbation {perturbation!r}"
+                f"run with scale {scale!r}, seed {seed!r}, pins {pins!r}, perturbation {perturbation!r}, "
+                f"intervention {intervention!r}"
             )
-        return cls(recipe, float(scale), seed, tuple(pins.items()), float(perturbation))
+        return cls(recipe, float(scale), seed, tuple(pins.items()), float(perturbation), intervention)
 
 
 def recipe_json(recipe: AnyRecipe) -> dict[str, Any]:
@@ -82,7 +91,8 @@ def _shared_recipe(text: str) -> AnyRecipe:
 
 @lru_cache(maxsize=1 << 16)
 def _run_id(run: Run) -> str:
-    return content_id({"schema": ID_SCHEMA, "recipe": _hashed(run.recipe)} | _address(run))
+    address = _address(run) | ({"intervention": run.level} if run.intervention else {})
+    return content_id({"schema": ID_SCHEMA, "recipe": _hashed(run.recipe)} | address)
 
 
 @lru_cache(maxsize=4096)
@@ -91,12 +101,14 @@ def _hashed(recipe: AnyRecipe) -> dict[str, Any]:
 
 
 def _address(run: Run) -> dict[str, Any]:
-    """The scale and seed of a run, its pins and its perturbation if it has any."""
+    """The scale and seed of a run; its pins, its perturbation and its intervention if it has any."""
     address: dict[str, Any] = {"scale": run.scale, "seed": run.seed}
     if run.pins:
         address["pins"] = dict(run.pins)
     if run.perturbation != 1.0:
         address["perturbation"] = run.perturbation
+    if run.intervention:
+        address["intervention"] = run.intervention
     return address
 
 
@@ -105,7 +117,7 @@ class Study:
     """A resolved study, as `initmem run` trains it and `load_study` returns it.
 
     The runs are the product of `recipes`, `scales` and `seeds`, plus the additional runs that the other
-    fields request.
+    fields request. A study with `interventions` varies these at scale 1.
     """
 
     name: str
@@ -121,6 +133,13 @@ class Study:
     more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # per recipe id, beyond `seeds`
     schedule: tuple[int, ...] = ()  # numbers of seeds at which `--until` analyzes the results
     analyzed: tuple[int, ...] = ()  # numbers of seeds analyzed before others were added without a plan
+    interventions: tuple[str, ...] = ()  # varied in place of the scale
+
+    @property
+    def levels(self) -> tuple[tuple[float, str], ...]:
+        """The axis of the study: pairs of a scale and an intervention."""
+        every = [(scale, "") for scale in self.scales]
+        return tuple((1.0, text) for text in self.interventions) or tuple(every)
 
     def seeds_of(self, recipe: AnyRecipe) -> tuple[int, ...]:
         """All seeds of one recipe."""
@@ -128,24 +147,27 @@ class Study:
 
     def __post_init__(self) -> None:
         seeds, repeats = len(self.seeds), 1 if self.perturbation == 1.0 else 2
-        each = len(self.scales) * (seeds * repeats + len(self.split) * max(0, seeds - 1))
-        more = len(self.scales) * repeats * sum(len(extra) for _, extra in self.more_seeds)
+        levels = len(self.levels)
+        each = levels * (seeds * repeats + len(self.split) * max(0, seeds - 1))
+        more = levels * repeats * sum(len(extra) for _, extra in self.more_seeds)
         if (runs := len(self.recipes) * each + more) > LARGEST_STUDY:
             raise ConfigError(f"study {self.name!r} has {runs:,} runs (allowed: up to {LARGEST_STUDY:,})")
 
     def runs(self, recipe: AnyRecipe) -> list[Run]:
         """The runs of one recipe, seed by seed, so that more seeds only append."""
         runs = [
-            Run(recipe, scale, seed, self.pins) for seed in self.seeds_of(recipe) for scale in self.scales
+            Run(recipe, scale, seed, self.pins, intervention=text)
+            for seed in self.seeds_of(recipe)
+            for scale, text in self.levels
         ]
         if self.perturbation != 1.0:
             runs += [replace(run, perturbation=self.perturbation) for run in runs]
         first = self.seeds[0]
         runs += [
-            Run(recipe, scale, first, ((role, seed),))
+            Run(recipe, scale, first, ((role, seed),), intervention=text)
             for role in self.split
             for seed in self.seeds[1:]
-            for scale in self.scales
+            for scale, text in self.levels
         ]
         return runs
 
@@ -168,6 +190,7 @@ class Study:
     def to_json(self) -> dict[str, Any]:
         """Plain values, kept in the store so that it knows what was asked for."""
         analyses = {"schedule": list(self.schedule), "analyzed": list(self.analyzed)}
+        given = analyses | {"interventions": list(self.interventions)}
         return {
             "name": self.name,
             "title": self.title,
@@ -180,7 +203,7 @@ class Study:
             "perturbation": self.perturbation,
             "split": list(self.split),
             "more_seeds": {key: list(seeds) for key, seeds in self.more_seeds},
-        } | {name: counts for name, counts in analyses.items() if counts}
+        } | {name: values for name, values in given.items() if values}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:
@@ -203,6 +226,7 @@ def recipes_of(studies: Iterable[Study]) -> list[AnyRecipe]:
 Scales = Annotated[list[Annotated[float, Field(gt=0, le=1e6)]], Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 Seeds = Annotated[list[Seed], Field(min_length=1)]
+Interventions = list[Annotated[str, Field(min_length=1, max_length=1000)]]
 
 
 class _Stored(BaseModel):
@@ -223,3 +247,4 @@ class _Stored(BaseModel):
     more_seeds: dict[str, list[Seed]] = {}
     schedule: list[Annotated[int, Field(ge=1)]] = []
     analyzed: list[Annotated[int, Field(ge=1)]] = []
+    interventions: Interventions = []

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from operator import index
@@ -16,10 +16,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from initmem import register
-from initmem.errors import ConfigError, allowed, validated
+from initmem.catalog import INTERVENTIONS
+from initmem.errors import ConfigError, allowed, is_text, validated
+from initmem.intervention import Intervention, check_epoch, checked
 from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe, parse_recipe
 from initmem.seeds import ROLES, Role
-from initmem.study import PERTURBATION, Scales, Seed, Seeds, Study
+from initmem.study import PERTURBATION, Interventions, Scales, Seed, Seeds, Study
 
 LARGEST_GRID = 100_000  # recipes
 
@@ -40,6 +42,7 @@ class _Part(BaseModel):
     about: str = ""
     scales: Scales | None = None
     seeds: Seeds | None = None
+    interventions: Interventions | None = None  # varied in place of the scale
     recipe: dict[str, Any] = {}
     grid: list[_Block] | None = None
 
@@ -82,12 +85,24 @@ def load_study(
         about=", ".join(f"with {text}" for text in overrides) or part.about,
         recipes=tuple(recipes),
         scales=tuple(dict.fromkeys(part.scales or [1.0])),
+        interventions=_interventions(part, recipes),
         seeds=tuple(dict.fromkeys(part.seeds or [0])),
         more_seeds=tuple((recipe.id, seeds) for recipe, seeds in recipes.items() if seeds),
         pins=tuple((role, file.pin[role]) for role in ROLES if role in file.pin),
         perturbation=PERTURBATION if file.chaos else 1.0,
         split=tuple(role for role in ROLES if role in file.split),
     )
+
+
+def _interventions(part: _Part, recipes: Collection[AnyRecipe]) -> tuple[str, ...]:
+    """The interventions in their usual form, each checked with every recipe."""
+    if part.interventions and part.scales:
+        raise ConfigError("scales and interventions in one study (allowed: one of them)")
+    for recipe in recipes if part.interventions else ():
+        if recipe.is_pipeline:
+            raise ConfigError(f"interventions with pipeline = {recipe.get('pipeline')!r} (allowed: networks)")
+    forms = [[checked(text, recipe) for text in part.interventions or ()] for recipe in recipes]
+    return tuple(dict.fromkeys(forms[0]))
 
 
 def presets(name: str) -> dict[str, str]:
@@ -107,8 +122,13 @@ def own_study(
     grid: Mapping[str, Sequence[Any]] | None = None,
     chaos: bool = False,
     split: Sequence[Role] = (),
+    interventions: Sequence[str] = (),
+    own: Collection[str] = (),
 ) -> Study:
-    """A study of user code: recipes that bear its name, one for every combination of the grid's values."""
+    """A study of user code: recipes that bear its name, one for every combination of the grid's values.
+
+    Interventions that are in `own` are functions of the user.
+    """
     try:
         given = {"scales": [float(scale) for scale in scales], "seeds": [index(seed) for seed in seeds]}
     except (TypeError, ValueError) as error:
@@ -117,17 +137,32 @@ def own_study(
     for role in split:
         if role not in ROLES:
             raise ConfigError(f"split = {role!r} ({allowed(ROLES)})")
+    recipes = tuple(_own_recipes({**recipe, "pipeline": name}, grid or {}))
     return Study(
         name=name,
         title=f"{name}: your own training code",
         preset="full",
         about="",
-        recipes=tuple(_own_recipes({**recipe, "pipeline": name}, grid or {})),
+        recipes=recipes,
+        interventions=tuple(dict.fromkeys(_own_intervention(text, recipes, own) for text in interventions)),
         scales=tuple(dict.fromkeys(part.scales or [])),
         seeds=tuple(dict.fromkeys(part.seeds or [])),
         perturbation=PERTURBATION if chaos else 1.0,
         split=tuple(role for role in ROLES if role in split),
     )
+
+
+def _own_intervention(text: str, recipes: Sequence[AnyRecipe], own: Collection[str]) -> str:
+    """An intervention of initmem in its usual form, or the name that a user gave to a function."""
+    if text not in own:
+        forms = [checked(text, recipe) for recipe in recipes]
+        return forms[0]
+    one = Intervention.parse(text)
+    for recipe in recipes:
+        check_epoch(text, one, recipe)
+    if one.word in INTERVENTIONS or str(one) != text or not is_text(text):
+        raise ConfigError(f"interventions[{text!r}] (allowed: NAME or NAME@EPOCH, with a name not taken)")
+    return text
 
 
 def _own_recipes(recipe: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> dict[PipelineRecipe, None]:
@@ -191,9 +226,11 @@ def _choose(file: _File, preset: str | None) -> tuple[_Part, str]:
         raise ConfigError(f"preset = {chosen!r} ({allowed([file.preset, *file.presets], chosen)})")
     over = file.presets[chosen]
     grid = file.grid if over.seeds is None else _without(file.grid, "more_seeds")
+    levels = over if over.scales or over.interventions else file
     return _Part(
         about=over.about,
-        scales=over.scales or file.scales,
+        scales=levels.scales,
+        interventions=levels.interventions,
         seeds=over.seeds or file.seeds,
         recipe=file.recipe | over.recipe,
         grid=grid if over.grid is None else over.grid,
@@ -221,12 +258,13 @@ def listed(key: str, value: Any) -> list[Any]:
 
 def _apply(part: _Part, key: str, value: Any) -> _Part:
     """Set one value everywhere: for a recipe field that a grid varies, the override wins."""
-    if key not in ("scales", "seeds"):
+    if key not in ("scales", "seeds", "interventions"):
         update = {"recipe": part.recipe | {key: value}, "grid": _without(part.grid, key)}
         return part.model_copy(update=update)
     given = validated(_Part, {key: listed(key, value)})
     grid = _without(part.grid, "more_seeds") if key == "seeds" else part.grid
-    return part.model_copy(update={key: getattr(given, key), "grid": grid})
+    other = {"scales": {"interventions": None}, "interventions": {"scales": None}}.get(key, {})
+    return part.model_copy(update={key: getattr(given, key), "grid": grid} | other)
 
 
 def _without(grid: list[_Block] | None, key: str) -> list[_Block] | None:

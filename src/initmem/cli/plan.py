@@ -79,7 +79,7 @@ def _study_rows(name: str | None) -> list[dict[str, Any]]:
             "preset": study.preset,
             "default": study.preset == next(iter(presets[one])),
             "recipes": len(study.recipes),
-            "scales": len(study.scales),
+            "scales": len(study.levels),
             "seeds": len(study.seeds),
             "runs": len(study.all_runs()),
             "flops": study_flops(study),

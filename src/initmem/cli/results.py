@@ -71,7 +71,7 @@ def measure(
         typer.Option(
             metavar="MEASURE",
             help="memory, fit, scale, difference, failures, beta, half-life, collapse, clocks, radial, "
-            "layers, function, interpolation, repair, chaos or seeds.",
+            "layers, function, relaxation, interpolation, repair, chaos or seeds.",
             autocompletion=measures,
         ),
     ] = "memory",
@@ -91,7 +91,8 @@ def measure(
     scales: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Only these scales, as in 0.1,1,2.5: memories compare over equal scales."
+            metavar="LIST",
+            help="Only these scales or interventions, as in 0.1,1,2.5: memories compare over equal scales.",
         ),
     ] = None,
     failure_tolerance: Annotated[
@@ -128,7 +129,7 @@ def measure(
 
     if form and as_json:
         raise ConfigError(f"--format {form} with --json (allowed: one of them)")
-    data = at_scales(stores, numbers(scales))
+    data = at_scales(stores, levels(scales))
     options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
     options |= {"failure_tolerance": failure_tolerance}
     if what == "memory" and not as_json:
@@ -164,12 +165,16 @@ def write(table: Table, rows: Sequence[Mapping[str, Any]], form: str | None) -> 
         sys.stdout.write(comma_rows(flat(rows)) if form == "csv" else render(table, form))
 
 
-def numbers(text: str | None) -> list[float] | None:
-    """A list of numbers with commas."""
-    try:
-        return None if text is None else [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"scales = {text!r} (allowed: numbers with commas, as in 0.1,1,2.5)") from None
+def levels(text: str | None) -> list[float | str] | None:
+    """A list of scales, or of interventions, with commas."""
+
+    def level(part: str) -> float | str:
+        try:
+            return float(part)
+        except ValueError:
+            return part.strip()
+
+    return None if text is None else [level(part) for part in text.split(",")]
 
 
 @app.command()

@@ -126,6 +126,7 @@ class Work(NamedTuple):
 def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Work:
     """What a bundled study or a study file trains."""
     from initmem import register
+    from initmem.intervention import Intervention
     from initmem.pipeline import bundled_pipeline
     from initmem.study_file import load_study
 
@@ -139,11 +140,14 @@ def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: 
         or register.optimizers.find(network.optimizer)
         or register.datasets.find(network.dataset)
     ]
-    if not with_plugins:
+    words = [Intervention.parse(text).word for text in asked.interventions]
+    own = [one.apply for word in words if (one := register.interventions.find(word))]
+    if not with_plugins and not own:
         return Work(asked, {})
-    from initmem.pipeline.code_version import plugin_fingerprints  # it loads torch
+    from initmem.pipeline.code_version import fingerprint, plugin_fingerprints  # it loads torch
 
-    return Work(asked, plugin_fingerprints(with_plugins))
+    by_recipe = {recipe.id: fingerprint(*own) for recipe in asked.recipes} if own else {}
+    return Work(asked, plugin_fingerprints(with_plugins) | by_recipe)
 
 
 def introduce(study: Study, store: Path, *, native: bool = False) -> None:
@@ -153,7 +157,11 @@ def introduce(study: Study, store: Path, *, native: bool = False) -> None:
 
     about = f" ({study.about})" if study.about else ""
     say(f"{study.name}, preset {study.preset}{about}", err=True)
-    grid = [(study.recipes, "recipe"), (study.scales, "scale"), (study.seeds, "seed")]
+    grid = [
+        (study.recipes, "recipe"),
+        (study.levels, "intervention" if study.interventions else "scale"),
+        (study.seeds, "seed"),
+    ]
     product = " x ".join(count(len(values), noun) for values, noun in grid)
     runs = len(study.all_runs())
     if further := runs - math.prod(len(values) for values, _ in grid):

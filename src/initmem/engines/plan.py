@@ -83,7 +83,7 @@ def plan(
         preset=study.preset,
         runs=len(study.all_runs()),
         recipes=len(study.recipes),
-        cells=len(study.recipes) * len(study.scales),
+        cells=len(study.recipes) * len(study.levels),
         updates=sum(row.updates * row.runs for row in rows),
         flops=None if pipeline else study_flops(study),
         disk_bytes=sum(row.runs * record_bytes(r) for row, r in zip(rows, study.recipes, strict=True)),

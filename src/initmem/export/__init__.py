@@ -82,6 +82,7 @@ class NamedRun(NamedTuple):
         run = self.record.run
         pins = {f"seed_{role}": seed for role, seed in run.pins}
         settings = run.recipe.settings() | {"scale": run.scale, "seed": run.seed}
+        settings |= {"intervention": run.level} if run.intervention else {}
         return settings | pins | {"perturbation": run.perturbation}
 
     @property
@@ -127,7 +128,11 @@ def named_runs(results: Results) -> tuple[list[NamedRun], list[str]]:
 
 def _name(record: RunRecord) -> str:
     run = record.run
-    parts = [f"scale={run.scale!r}", f"seed={run.seed}", *(f"{role}={seed}" for role, seed in run.pins)]
+    parts = [
+        str(run.level) if run.intervention else f"scale={run.scale!r}",
+        f"seed={run.seed}",
+        *(f"{role}={seed}" for role, seed in run.pins),
+    ]
     return " ".join(parts + ([f"perturbation={run.perturbation:g}"] if run.perturbation != 1.0 else []))
 
 

@@ -320,7 +320,7 @@ def power_rows(
         raise ConfigError(f"power: {metric} is not counted in points (needed: --memory and --tolerance)")
     pooled = {recipe: pooled_noise(records, metric) for recipe, records in by_recipe(pilot).items()}
     measured = {recipe: sigma for recipe, sigma in pooled.items() if sigma}
-    scales = len(study.scales)
+    scales = len(study.levels)
     rows = []
     for recipe, label in zip(study.recipes, study.labels(), strict=True):
         sigma, source = (noise, "assumed") if noise is not None else _pilot_noise(recipe, measured)

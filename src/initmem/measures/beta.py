@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS, family_of
-from initmem.measures.design import Groups, Measure, Row, curve_metric, curves, plain
+from initmem.measures.design import Groups, Measure, Row, curve_metric, curves, of_scales, plain
 from initmem.measures.fit import cold_until
 from initmem.measures.statistics import critical, student
 from initmem.record import RunRecord
@@ -76,7 +76,8 @@ def _common(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Ar
 
     Metrics of epochs that are cold at any scale are left out: the slope would be that of the statistics.
     """
-    values, scales, seeds = curves(records, column)
+    values, levels, seeds = curves(of_scales(records), column)
+    scales = np.array(levels, dtype=float)
     if not column.startswith(("clock_", "train_", "updates")):
         values[..., : cold_until(records)] = np.nan
     completed = (record for record in plain(records) if record.status == "completed")
@@ -278,6 +279,7 @@ MEASURES = {
             "n_runs": number("runs", "number of runs behind the row", priority=5),
         },
         of_scale=True,
+        numeric=True,
         over_time=True,
     ),
     "half-life": Measure(
@@ -294,6 +296,7 @@ MEASURES = {
             "high": number("high", "upper 95% limit; empty: beyond the end", ".4g"),
         },
         of_scale=True,
+        numeric=True,
         over_time=True,
     ),
 }

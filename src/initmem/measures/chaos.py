@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from initmem.intervention import Level
 from initmem.measures.design import Groups, Measure, Row, plain
 from initmem.measures.statistics import expected_range
 from initmem.metric import metric_of
@@ -56,7 +57,7 @@ def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Chaos 
     differences = metric_of(metric).factor * np.array(seen)
     deviation = float(np.sqrt((differences**2).mean() / 2))  # a difference has twice a run's variance
     main = plain(records)
-    scales = len({record.run.scale for record in main})
+    scales = len({record.run.level for record in main})
     seeds = max(1, len(main) // max(scales, 1))
     return Chaos(
         metric,
@@ -99,10 +100,10 @@ def seed_variance(records: Sequence[RunRecord], metric: str = "test_accuracy") -
     main = {record.id for record in plain(records)}
     varied = {record.id: role for record in records if (role := _varied_role(record)) is not None}
     first = min((record.run.seed for record in records if record.id in varied), default=None)
-    groups: dict[str, dict[float, list[float]]] = {"all": {}}
-    base = {r.run.scale: value for r, value in measured if r.id in main and r.run.seed == first}
+    groups: dict[str, dict[Level, list[float]]] = {"all": {}}
+    base = {r.run.level: value for r, value in measured if r.id in main and r.run.seed == first}
     for record, value in measured:
-        scale = record.run.scale
+        scale = record.run.level
         if record.id in main:
             groups["all"].setdefault(scale, []).append(value)
         elif record.id in varied:
@@ -123,7 +124,7 @@ def _varied_role(record: RunRecord) -> Role | None:
     return pins[0][0] if single else None
 
 
-def _pooled(group: dict[float, list[float]]) -> tuple[float, float, float, int]:
+def _pooled(group: dict[Level, list[float]]) -> tuple[float, float, float, int]:
     """Standard deviation pooled over scales, its 95% limits (normal noise), and the number of values."""
     from scipy.special import chdtri
 

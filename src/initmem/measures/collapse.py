@@ -242,6 +242,7 @@ MEASURES = {
             "apart_adaptive": number("by sum of lr", APART, ".2f", priority=7),
         },
         of_scale=True,
+        numeric=True,
         over_time=True,
     )
 }

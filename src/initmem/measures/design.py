@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from initmem.errors import ConfigError, allowed
+from initmem.intervention import Level, level_order
 from initmem.labels import labels
 from initmem.measures.statistics import ALPHA
 from initmem.metric import DERIVED, METRICS, metric_of
@@ -34,7 +35,7 @@ Array = NDArray[np.float64]
 Row = dict[str, Any]
 Groups = Mapping[str, Sequence[RunRecord]]  # by the label of the recipe
 
-SCALE = number("scale", "initialization scale", "g")
+SCALE = number("scale", "initialization scale, or intervention", "g")
 
 # In order of preference; the epochs of a curve need a metric that is recorded in each.
 CURVES = tuple(
@@ -56,6 +57,7 @@ class Measure:
     columns: Columns
     options: tuple[str, ...] = ()  # of adjust, tolerance and analyses (the interim analysis of each recipe)
     of_scale: bool = False  # recipes that never used the scale have no such effect
+    numeric: bool = False  # asked of scales only: interventions are left out
     over_time: bool = False  # epochs that are cold are left out
     remarks: Callable[[Groups], list[str]] | None = None  # what else is left out
     conclusion: Callable[[Sequence[Row]], list[str]] | None = None  # lines below the table
@@ -114,47 +116,47 @@ def bundled(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in records if isinstance(record.run.recipe, Recipe)]
 
 
-def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, Array, Array]:
-    """A history column as (values of shape (seed, scale, epoch), scales, seeds); gaps are NaN.
+def of_scales(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs at a scale: slopes and elasticities are asked of numbers, not of interventions."""
+    return [record for record in records if not record.run.intervention]
+
+
+def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, list[Level], Array]:
+    """A history column as (values of shape (seed, level, epoch), levels, seeds); gaps are NaN.
 
     Runs that stopped early, diverged or are missing leave gaps; nothing is carried forward.
     """
     chosen = [record for record in plain(records) if column in record.history]
-    scales = sorted({record.run.scale for record in chosen})
+    levels = sorted({record.run.level for record in chosen}, key=level_order)
     seeds = sorted({record.run.seed for record in chosen})
     epochs = max((len(record.history[column]) for record in chosen), default=0)
-    values = np.full((len(seeds), len(scales), epochs), np.nan)
+    values = np.full((len(seeds), len(levels), epochs), np.nan)
     for record in chosen:
         row = record.history[column]
-        values[seeds.index(record.run.seed), scales.index(record.run.scale), : len(row)] = row
-    return values, np.array(scales), np.array(seeds, dtype=float)
+        values[seeds.index(record.run.seed), levels.index(record.run.level), : len(row)] = row
+    return values, levels, np.array(seeds, dtype=float)
 
 
-def level_of(record: RunRecord) -> float:
-    """What was done to the initialization of a run: runs of a seed differ in it alone."""
-    return record.run.scale
+def levels_of(records: Iterable[RunRecord]) -> list[Level]:
+    """The scales or interventions of runs, in order."""
+    return sorted({record.run.level for record in records}, key=level_order)
 
 
-def levels_of(records: Iterable[RunRecord]) -> list[float]:
-    """The levels of runs, in order."""
-    return sorted({level_of(record) for record in records})
-
-
-def by_scale(records: Sequence[RunRecord]) -> dict[float, list[RunRecord]]:
-    """Records by initialization scale, in ascending order."""
-    groups: dict[float, list[RunRecord]] = {}
-    for record in sorted(records, key=lambda record: record.run.scale):
-        groups.setdefault(record.run.scale, []).append(record)
+def by_level(records: Sequence[RunRecord]) -> dict[Level, list[RunRecord]]:
+    """Records by initialization scale, in ascending order, or by intervention."""
+    groups: dict[Level, list[RunRecord]] = {}
+    for record in sorted(records, key=lambda record: level_order(record.run.level)):
+        groups.setdefault(record.run.level, []).append(record)
     return groups
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The values of one metric for one recipe, (seed, scale): seeds with a finite value at every scale."""
+    """The values of one metric for one recipe, (seed, level): seeds with a finite value at every level."""
 
     recipe: AnyRecipe
     metric: str
-    scales: tuple[float, ...]
+    scales: tuple[Level, ...]  # or interventions
     seeds: tuple[int, ...]
     values: NDArray[np.float64]
     dropped: tuple[int, ...] = ()  # seeds without a finite value at some scale
@@ -163,8 +165,8 @@ class Profile:
 def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     """Arrange the records of one recipe by seed and scale, in the metric's display unit."""
     check_metric(metric, records)
-    values_of = {(r.run.seed, r.run.scale): r.metric(metric) for r in plain(records)}
-    scales = sorted({scale for _, scale in values_of})
+    values_of = {(r.run.seed, r.run.level): r.metric(metric) for r in plain(records)}
+    scales = sorted({level for _, level in values_of}, key=level_order)
     finite = {at: value for at, value in values_of.items() if value is not None and math.isfinite(value)}
     every = sorted({seed for seed, _ in values_of})
     seeds = [seed for seed in every if all((seed, scale) in finite for scale in scales)]

@@ -71,10 +71,10 @@ def difference(
     alpha: float = ALPHA,
 ) -> Difference | None:
     """Compare the memories of two recipes; None where they share fewer than two scales or two seeds."""
-    scales = {record.run.scale for record in one} & {record.run.scale for record in other}
+    scales = {record.run.level for record in one} & {record.run.level for record in other}
     if len(scales) < 2:
         return None
-    sides = [profile([r for r in side if r.run.scale in scales], metric) for side in (one, other)]
+    sides = [profile([r for r in side if r.run.level in scales], metric) for side in (one, other)]
     seeds = sorted(set(sides[0].seeds) & set(sides[1].seeds))
     before, after = (side.values[[side.seeds.index(seed) for seed in seeds]] for side in sides)
     if len(seeds) < 2:

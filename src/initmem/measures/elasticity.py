@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.clocks import CLOCK_NAMES, CLOCKS, FAMILY_NAMES, effective_clocks, family_of, is_adaptive
-from initmem.measures.design import Analysis, Groups, Measure, Row, plain
+from initmem.measures.design import Analysis, Groups, Measure, Row, of_scales, plain
 from initmem.measures.statistics import ALPHA, jackknife
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
@@ -55,7 +55,7 @@ def norm_elasticity(records: Sequence[RunRecord], *, alpha: float = ALPHA) -> El
     """Slope of log ||W(tau_best)|| on log ||W(init)||; the interval, of level 1 - alpha, is a jackknife's."""
     rows = [
         (r.run.seed, r.summary.norm_init, r.summary.norm_best)
-        for r in plain(records)
+        for r in of_scales(plain(records))
         if r.summary.norm_init and r.summary.norm_best
     ]
     return elasticity_of(rows, alpha=alpha)
@@ -126,7 +126,7 @@ def observed(groups: Groups) -> list[Observed]:
 def selected_clocks(records: Sequence[RunRecord]) -> dict[str, float]:
     """The effective clocks at the selected epoch, geometric means over runs; only those that are positive."""
     rows = []
-    for record in plain(records):
+    for record in of_scales(plain(records)):
         ticks = {name: record.metric(f"clock_{name}") for name in CLOCKS}
         recorded = {name: value for name, value in ticks.items() if value is not None}
         rows.append(effective_clocks(record.run.recipe, recorded))
@@ -251,6 +251,7 @@ MEASURES = {
             "n_recipes": number("recipes", "number of recipes behind the row", priority=2),
         },
         of_scale=True,
+        numeric=True,
         conclusion=_best_clocks,
     ),
     "radial": Measure(
@@ -265,5 +266,6 @@ MEASURES = {
         },
         options=("analyses",),
         of_scale=True,
+        numeric=True,
     ),
 }

@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 
 from initmem.clocks import epoch_rates
 from initmem.errors import count
+from initmem.intervention import Level, level_order, level_text
 from initmem.measures.design import Profile, plain, profile
 from initmem.measures.statistics import ALPHA, Spread, spread, student
 from initmem.metric import UNCLEAR, metric_of
-from initmem.recipe import Recipe
+from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
@@ -64,19 +65,29 @@ class Matched(NamedTuple):
     low: float | None
     high: float | None
     p: float | None
-    scales: tuple[float, ...]  # that were compared
+    scales: tuple[Level, ...]  # that were compared
     means: tuple[float, ...]  # of the validation metric at these scales
     n_seeds: int
     early: int  # runs that reached the level before their first validation: theirs is that of epoch 1
 
-    def agrees(self, better: float, worse: float) -> bool:
+    def agrees(self, better: Level, worse: Level) -> bool:
         """Whether the validation metric is better at one scale than at another.
 
-        A scale that was not compared is replaced by the nearest one that was.
+        A scale that was not compared is replaced by the nearest one that was; interventions have none.
         """
-        scales = np.array(self.scales)
-        first, second = (self.means[int(np.abs(scales - scale).argmin())] for scale in (better, worse))
+        ends = [nearest(self.scales, level) for level in (better, worse)]
+        if None in ends:
+            return True
+        first, second = (self.means[self.scales.index(end)] for end in ends if end is not None)
         return first > second if metric_of(self.metric).better == "higher" else first < second
+
+
+def nearest(levels: Sequence[Level], level: Level) -> Level | None:
+    """The level itself if it is there, else the scale nearest to it; None: there is none."""
+    numbers = [one for one in levels if not isinstance(one, str)]
+    if level in levels or isinstance(level, str) or not numbers:
+        return level if level in levels else None
+    return min(numbers, key=lambda one: abs(one - level))
 
 
 class TimeToFit(NamedTuple):
@@ -95,12 +106,12 @@ class Fit(NamedTuple):
 
     metric: str  # the train metric
     unit: str
-    scales: tuple[float, ...]
+    scales: tuple[Level, ...]
     train: tuple[float, ...]  # mean over seeds at every scale
     last: tuple[float, ...]  # the same in the last epoch; empty if it was not recorded
     range: Spread[float | None]
     test_change: MeanChange | None  # None: the metric and the train metric are of different kinds
-    train_change: MeanChange
+    train_change: MeanChange | None  # None: interventions have no smallest and no largest
     gap_change: MeanChange | None
     matched: Matched | str  # else the reason why there is none
     matched_by_loss: Matched | str
@@ -117,7 +128,7 @@ class Fit(NamedTuple):
         """Of no memory at matched fit."""
         return self.matched.p if isinstance(self.matched, Matched) else None
 
-    def mode(self, better: float, worse: float, *, equal: bool, p: float | None) -> Mode:
+    def mode(self, better: Level, worse: Level, *, equal: bool, p: float | None) -> Mode:
         """What kind of memory it is if a metric is better at one scale than at another.
 
         `p` is the p-value of no memory at matched fit, adjusted for the recipes that are judged together.
@@ -151,7 +162,7 @@ class _Crossings(NamedTuple):
 
     by: str
     level: float
-    scales: list[float]
+    scales: list[Level]
     runs: list[list[RunRecord]]  # (seed, scale), of the seeds with a run at every scale
     times: Array  # in epochs, (seed, scale)
 
@@ -174,8 +185,11 @@ def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | No
     if not train.seeds or len(train.scales) < 2:
         return None
     unit = metric_of(name).unit
+    train_change: MeanChange | None
     train_change, test_change, gap_change = _change(train.values), None, None
-    if metric_of(metric).unit == unit and (unit or name == _counterpart(metric)):
+    if any(isinstance(level, str) for level in train.scales):
+        train_change = None
+    elif metric_of(metric).unit == unit and (unit or name == _counterpart(metric)):
         train_change, test_change, gap_change = _split(train, profile(records, metric))
     crossings = _crossings(records, "train_accuracy" if unit == "pp" else name)
     losses = [_matched(_crossings(records, column)) for column in TRAIN_LOSSES]
@@ -209,10 +223,10 @@ def _counterpart(metric: str) -> str:
 
 def _crossings(records: Sequence[RunRecord], by: str) -> _Crossings | str:
     """When each run first reaches the common level; else why there is none."""
-    runs = {(r.run.seed, r.run.scale): r for r in plain(records) if r.status == "completed"}
+    runs = {(r.run.seed, r.run.level): r for r in plain(records) if r.status == "completed"}
     if not runs or not all(by in r.history for r in runs.values()):
         return f"no {by} was recorded epoch by epoch"
-    scales = sorted({scale for _, scale in runs})
+    scales = sorted({level for _, level in runs}, key=level_order)
     seeds = [s for s in sorted({seed for seed, _ in runs}) if all((s, scale) in runs for scale in scales)]
     grid = [[runs[seed, scale] for scale in scales] for seed in seeds]
     if not grid:
@@ -245,7 +259,7 @@ def _matched(crossings: _Crossings | str) -> Matched | str:
     if metric is None:
         return "no validation metric was recorded epoch by epoch"
     values = crossings.at(metric)
-    usable = np.isfinite(values).all(axis=0)  # (scale,)
+    usable = np.asarray(np.isfinite(values).all(axis=0))  # (scale,)
     if usable.sum() < 2:
         at = f"{100 * crossings.level:g}%" if crossings.by == "train_accuracy" else f"{crossings.level:g}"
         return f"{crossings.by} {at}, the common level, is reached before validation can be used"
@@ -260,7 +274,7 @@ def _matched(crossings: _Crossings | str) -> Matched | str:
         low=ranges.low,
         high=ranges.high,
         p=ranges.p,
-        scales=tuple(np.array(crossings.scales)[usable].tolist()),
+        scales=tuple(level for level, used in zip(crossings.scales, usable.tolist(), strict=True) if used),
         means=tuple(means.tolist()),
         n_seeds=len(values),
         early=int((crossings.times[:, usable] < 1).sum()),
@@ -285,7 +299,7 @@ def fit_notes(records: Sequence[RunRecord], metric: str, fit: Fit | None, *, equ
         runs = count(match.early, "run")
         notes.append(f"{runs} reached the level of matched fit before the first validation")
     if len(match.scales) < len(fit.scales) and not equal:
-        compared = ", ".join(f"{scale:g}" for scale in match.scales)
+        compared = ", ".join(map(level_text, match.scales))
         notes.append(
             f"matched fit compares the scales {compared}: the others reached it too early to be validated"
         )
@@ -300,16 +314,21 @@ def cold_epochs(record: RunRecord) -> int:
     more than 2% of that.
     """
     recipe = record.run.recipe
-    if (
-        not isinstance(recipe, Recipe)
-        or recipe.is_module
-        or recipe.norm != "batch"
-        or recipe.batch_statistics != "moving"
-        or recipe.optimizer.startswith(("schedule-free", "sf-"))  # their statistics are always re-estimated
-    ):
+    if not isinstance(recipe, Recipe) or not has_moving_averages(recipe):
         return 0
     needed = math.log(STARTING_SHARE * min(1.0, record.run.scale) ** 2) / math.log(MOVING_AVERAGE)
     return math.ceil(needed / _updates_per_epoch(record, recipe)) - 1
+
+
+def has_moving_averages(recipe: AnyRecipe) -> bool:
+    """Whether batch norm is evaluated with moving averages."""
+    return (
+        isinstance(recipe, Recipe)
+        and not recipe.is_module
+        and recipe.norm == "batch"
+        and recipe.batch_statistics == "moving"
+        and not recipe.optimizer.startswith(("schedule-free", "sf-"))  # theirs are always re-estimated
+    )
 
 
 def cold_until(records: Sequence[RunRecord]) -> int:
@@ -414,7 +433,7 @@ def _rises_late(crossings: _Crossings) -> bool:
 def _in_last_epoch(train: Profile, records: Sequence[RunRecord], name: str) -> tuple[float, ...]:
     factor = metric_of(name).factor
     runs = {
-        (r.run.seed, r.run.scale): r for r in plain(records) if name in r.history and len(r.history[name])
+        (r.run.seed, r.run.level): r for r in plain(records) if name in r.history and len(r.history[name])
     }
     pairs = [[(seed, scale) for seed in train.seeds] for scale in train.scales]
     if not all(pair in runs for column in pairs for pair in column):

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.chaos import replicates
-from initmem.measures.design import Groups, Measure, Row, level_of, levels_of, plain, unrecorded
+from initmem.measures.design import Groups, Measure, Row, levels_of, plain, unrecorded
 from initmem.measures.statistics import ALPHA, Limits, jackknife, mean_over_seeds
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Columns, number
@@ -80,7 +80,7 @@ def function_memory(records: Sequence[RunRecord]) -> Row | None:
 
 def _by_seed_and_level(records: Sequence[RunRecord], name: str) -> list[list[RunRecord]] | None:
     """The runs that have an array, of one shape: a row per seed that has them at every level."""
-    runs = {(r.run.seed, level_of(r)): r for r in plain(records) if name in r.arrays}
+    runs = {(r.run.seed, r.run.level): r for r in plain(records) if name in r.arrays}
     if len({r.arrays[name].shape for r in runs.values()}) != 1:
         return None
     levels = levels_of(runs.values())

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from initmem.measures.design import Analysis, Groups, Measure, Row, level_of, levels_of, plain, unrecorded
+from initmem.measures.design import Analysis, Groups, Measure, Row, levels_of, plain, unrecorded
 from initmem.measures.elasticity import elasticity_of
 from initmem.measures.statistics import mean_over_seeds
 from initmem.recipe import AnyRecipe
@@ -63,7 +63,7 @@ def layer_rows(records: Sequence[RunRecord], alpha: float) -> list[Row]:
         cosines = [(r, c) for r in main if (c := at_selected(r, f"cosine:{kernel}")) is not None]
         mean = mean_over_seeds([(r.run.seed, c) for r, c in cosines], alpha=alpha)
         levels = levels_of(r for r, _ in cosines)
-        ends = [np.mean([c for r, c in cosines if level_of(r) == at]) for at in (levels[:1] + levels[-1:])]
+        ends = [np.mean([c for r, c in cosines if r.run.level == at]) for at in (levels[:1] + levels[-1:])]
         smallest, largest = map(float, ends) if ends else (None, None)
         rows.append(
             {
@@ -131,6 +131,7 @@ MEASURES = {
         },
         options=("analyses",),
         of_scale=True,
+        numeric=True,
         conclusion=_alignments,
         remarks=partial(unrecorded, array="layer_epochs", what="layers"),
     ),

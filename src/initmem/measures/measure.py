@@ -6,9 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from initmem.clocks import CLOCK_NAMES, FAMILY_NAMES
-from initmem.errors import ConfigError, allowed
-from initmem.measures import beta, chaos, collapse, difference, elasticity, function, layers, scales
-from initmem.measures.design import Analysis, Groups, Measure, Row, analyses_of, default_metric, labelled
+from initmem.errors import ConfigError, allowed, count
+from initmem.intervention import Level, level_order
+from initmem.measures import (
+    beta,
+    chaos,
+    collapse,
+    difference,
+    elasticity,
+    function,
+    layers,
+    relaxation,
+    scales,
+)
+from initmem.measures.design import (
+    Analysis,
+    Groups,
+    Measure,
+    Row,
+    analyses_of,
+    default_metric,
+    labelled,
+    of_scales,
+)
 from initmem.measures.fit import Matched, cold_notes
 from initmem.measures.memory import Memory, judged, measured, memory_table, why_inapplicable
 from initmem.metric import metric_name, metric_of
@@ -50,7 +70,8 @@ def _fit_row(row: Memory) -> Row:
     for name, change in (("test", fit.test_change), ("train", fit.train_change), ("gap", fit.gap_change)):
         value, low, high = change or (None, None, None)
         cells |= {name: value, f"{name}_low": low, f"{name}_high": high}
-    cells |= {"train_smallest": fit.train[0], "train_largest": fit.train[-1]}
+    ends = (fit.train[0], fit.train[-1]) if fit.train_change else (None, None)
+    cells |= {"train_smallest": ends[0], "train_largest": ends[1]}
     for name, match in (("matched", fit.matched), ("by_loss", fit.matched_by_loss)):
         values = match if isinstance(match, Matched) else None
         fields = ("memory", "low", "high", "p", "level")
@@ -110,8 +131,10 @@ MEASURES: dict[str, Measure] = {
     **elasticity.MEASURES,
     **layers.MEASURES,
     **function.MEASURES,
+    **relaxation.MEASURES,
     **chaos.MEASURES,
 }
+OF_NUMBERS = "it is asked of scales, which are numbers"
 MEMORY_OPTIONS = ("adjust", "tolerance", "failure_tolerance")
 
 
@@ -120,7 +143,7 @@ def measure(
     what: str = "memory",
     *,
     metric: str | None = None,
-    scales: Sequence[float] | None = None,
+    scales: Sequence[Level] | None = None,
     tolerance: float | None = None,
     failure_tolerance: float | None = None,
     adjust: str = "bh",
@@ -129,7 +152,7 @@ def measure(
 
     `source` is a store or an archive, the path of one, several of these, or records. Plain records contain
     neither the order of recipes nor planned interim analyses. `what` is a measure; `scales` chooses some of
-    the scales.
+    the scales or interventions.
     """
     if what not in ("memory", *MEASURES):
         raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES], what)})")
@@ -149,18 +172,20 @@ def measure(
         options["analyses"] = analyses_of(data.studies, (r.run.recipe for r in data.records))
     left_out = not_applicable(what, data)
     groups = {label: group for label, group in _groups(data).items() if label not in left_out}
+    if MEASURES[what].numeric:
+        groups = {label: of_scales(group) for label, group in groups.items()}
     return [plain_values(row) for row in MEASURES[what].rows(groups, chosen, **options)]
 
 
-def at_scales(source: Source, scales: Sequence[float] | None) -> Collection:
-    """The records at some of the scales."""
+def at_scales(source: Source, scales: Sequence[Level] | None) -> Collection:
+    """The records at some of the scales, or with some of the interventions."""
     data = collected(source)
     if scales is None:
         return data
-    there = sorted({record.run.scale for record in data.records})
-    if missing := sorted(set(scales) - set(there)):
+    there = sorted({record.run.level for record in data.records}, key=level_order)
+    if missing := sorted(set(scales) - set(there), key=level_order):
         raise ConfigError(f"scales = {missing} ({allowed(there)})")
-    return Collection([r for r in data.records if r.run.scale in scales], data.studies)
+    return Collection([r for r in data.records if r.run.level in scales], data.studies)
 
 
 def _groups(data: Collection) -> dict[str, list[RunRecord]]:
@@ -169,19 +194,26 @@ def _groups(data: Collection) -> dict[str, list[RunRecord]]:
 
 def not_applicable(what: str, data: Collection) -> dict[str, str]:
     """The recipes in which the scale had no effect, and why, where a measure asks for its effect."""
-    if what == "memory" or not MEASURES[what].of_scale:
+    if what == "memory" or not (MEASURES[what].of_scale or MEASURES[what].numeric):
         return {}
-    reasons = {label: why_inapplicable(group) for label, group in _groups(data).items()}
+    numeric = MEASURES[what].numeric
+    reasons = {
+        label: why_inapplicable(group) if of_scales(group) or not numeric else OF_NUMBERS
+        for label, group in _groups(data).items()
+    }
     return {label: reason for label, reason in reasons.items() if reason}
 
 
 def remarks(what: str, data: Collection) -> list[str]:
-    """What a measure leaves out."""
+    """What a measure leaves out: cold epochs, and interventions where it asks for numbers."""
     if what == "memory":
         return []
-    cold = cold_notes(_groups(data)) if MEASURES[what].over_time else []
-    lines_of = MEASURES[what].remarks
-    return cold + (lines_of(_groups(data)) if lines_of else [])
+    notes = cold_notes(_groups(data)) if MEASURES[what].over_time else []
+    runs = sum(bool(record.run.intervention) for record in data.records)
+    mixed = MEASURES[what].numeric and 0 < runs < len(data.records)
+    if lines_of := MEASURES[what].remarks:
+        notes += lines_of(_groups(data))
+    return [*notes, *([f"{count(runs, 'run')} with interventions left out: {OF_NUMBERS}"] if mixed else [])]
 
 
 def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> list[Row]:

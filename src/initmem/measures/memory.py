@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from initmem.intervention import Level, level_text
 from initmem.labels import informative
 from initmem.labels import label as short_name
-from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, plain, profile
+from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, of_scales, plain, profile
 from initmem.measures.fit import Fit, Matched, Mode, fit, fit_notes
 from initmem.measures.scales import Failures, clear_gain, failures
 from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, spread
@@ -126,7 +127,7 @@ def measured(
 
 def _unclear(
     records: Sequence[RunRecord], metric: str, failed: Failures, tolerance: float | None
-) -> tuple[float, ...]:
+) -> tuple[Level, ...]:
     """The scales at which nothing shows that anything was learned: their runs may all be at chance.
 
     Only `forgets` depends on it, which requires a tolerance.
@@ -148,7 +149,7 @@ def why_inapplicable(records: Sequence[RunRecord]) -> str:
     if trained and not any(record.provenance.get("scale_used", True) for record in trained):
         return NEVER_USED
     norms: dict[int, list[float | None]] = {}
-    for record in plain(trained):
+    for record in of_scales(plain(trained)):
         applied = record.provenance.get("applied", False)
         norms.setdefault(record.run.seed, []).append(record.summary.norm_init if applied else None)
     pairs = [(min(row), max(row)) for values in norms.values() if (row := _all(values)) and len(row) > 1]
@@ -253,7 +254,9 @@ def _with_mode(row: Memory) -> Memory:
             mode, notes = "fit unknown", (*notes, UNCLEAR.format(row.metric))
         if mode == "generalization" and not row.equal_fit and isinstance(row.fit.matched, Matched):
             low, high = row.fit.matched.low, row.fit.matched.high
-            notes += (f"the scales are not fitted equally well ({row.fit}): the size is that at equal fit",)
+            notes += (
+                f"the {row.axis} are not fitted equally well ({row.fit}): the size is that at equal fit",
+            )
         elif mode != "generalization" and (fitted := _fitted_scales(row, row.fit)):
             ranges = spread(row.values[:, [row.scales.index(scale) for scale in fitted]], alpha=row.alpha)
             notes += (_over_fitted_scales(row, fitted, ranges),)
@@ -262,7 +265,7 @@ def _with_mode(row: Memory) -> Memory:
     return replace(row, mode=mode, size=size_range(low, high, row.tolerance), notes=notes)
 
 
-def _fitted_scales(row: Memory, fit: Fit) -> list[float]:
+def _fitted_scales(row: Memory, fit: Fit) -> list[Level]:
     """The scales that are fitted as well as the best one, where these are several, but not all."""
     limit, lower = fit_tolerance(row), metric_of(fit.metric).better == "lower"
     behind = [value - min(fit.train) if lower else max(fit.train) - value for value in fit.train]
@@ -270,10 +273,10 @@ def _fitted_scales(row: Memory, fit: Fit) -> list[float]:
     return scales if 1 < len(scales) < len(fit.scales) and set(scales) <= set(row.scales) else []
 
 
-def _over_fitted_scales(row: Memory, scales: Sequence[float], ranges: Spread[float | None]) -> str:
+def _over_fitted_scales(row: Memory, scales: Sequence[Level], ranges: Spread[float | None]) -> str:
     limits = "" if ranges.low is None else f" [{ranges.low:.3g}, {ranges.high:.3g}]"
-    listed = ", ".join(f"{scale:g}" for scale in scales)
-    return f"over the scales that are fitted equally well ({listed}): {row.shown(ranges.spread)}{limits}"
+    listed = ", ".join(map(level_text, scales))
+    return f"over the {row.axis} that are fitted equally well ({listed}): {row.shown(ranges.spread)}{limits}"
 
 
 def size_range(low: float | None, high: float | None, tolerance: float | None) -> str | None:

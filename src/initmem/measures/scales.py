@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from initmem.data.sources import sizes_by_name
 from initmem.errors import ConfigError, DataError
-from initmem.measures.design import SCALE, Groups, Measure, Row, by_scale, default_metric, plain
+from initmem.intervention import Level, level_order
+from initmem.measures.design import SCALE, Groups, Measure, Row, by_level, default_metric, plain
 from initmem.measures.statistics import ALPHA
 from initmem.metric import DERIVED, metric_of
 from initmem.recipe import Recipe
@@ -31,7 +32,7 @@ EQUAL_RATES = 0.1  # rates that differ by no more than this count as equal
 def each_scale(groups: Groups) -> Iterator[tuple[Row, list[RunRecord]]]:
     """The records of every recipe at every scale, with the keys that say which these are."""
     for label, records in groups.items():
-        for scale, at in by_scale(plain(records)).items():
+        for scale, at in by_level(plain(records)).items():
             yield {"recipe": label, "scale": scale}, at
 
 
@@ -39,9 +40,9 @@ def each_scale(groups: Groups) -> Iterator[tuple[Row, list[RunRecord]]]:
 
 
 class AtScale(NamedTuple):
-    """A metric at one scale, over seeds: accuracies in percent, anything else in its own unit."""
+    """A metric at one scale or intervention, over seeds: accuracies in percent, else in its own unit."""
 
-    scale: float
+    scale: Level
     mean: float | None
     deviation: float | None  # None: fewer than two runs
     n: int
@@ -51,7 +52,7 @@ class AtScale(NamedTuple):
 def scale_means(records: Sequence[RunRecord], metric: str) -> list[AtScale]:
     """Mean and standard deviation of a metric at every scale, smallest scale first."""
     rows = []
-    for scale, at in by_scale(plain(records)).items():
+    for scale, at in by_level(plain(records)).items():
         recorded = [value for record in at if (value := record.metric(metric)) is not None]
         values = metric_of(metric).factor * np.array(recorded)
         rows.append(
@@ -141,7 +142,7 @@ def _repair_rows(groups: Groups, metric: str | None) -> list[Row]:
 class FailureRate(NamedTuple):
     """Untrained runs at one scale, with Clopper and Pearson's 95% interval of the rate."""
 
-    scale: float
+    scale: Level
     untrained: int
     n: int
     low: float
@@ -187,9 +188,10 @@ def failures(records: Sequence[RunRecord]) -> Failures:
     trained = [record for record in plain(records) if record.status != "crashed"]
     limit = next((limit for limit in map(chance_limit, trained) if limit is not None), None)
     lost = [r for r in trained if r.status == "diverged" or is_at_chance(r, limit)]
-    totals = Counter(record.run.scale for record in trained)
-    counts = Counter(record.run.scale for record in lost)
-    rates = [FailureRate(x, counts[x], n, *rate_limits(counts[x], n)) for x, n in sorted(totals.items())]
+    totals = Counter(record.run.level for record in trained)
+    counts = Counter(record.run.level for record in lost)
+    ordered = sorted(totals.items(), key=lambda item: level_order(item[0]))
+    rates = [FailureRate(x, counts[x], n, *rate_limits(counts[x], n)) for x, n in ordered]
     untrained, n = [rate.untrained for rate in rates], [rate.n for rate in rates]
     fits = [record.summary.train_accuracy_last for record in lost if record.status != "diverged"]
     return Failures(
@@ -256,7 +258,7 @@ def gain(record: RunRecord, column: str) -> float:
     return float(changes[(record.summary.tau_best or 1) - 1])
 
 
-def clear_gain(records: Sequence[RunRecord], metric: str, tolerance: float) -> dict[float, bool]:
+def clear_gain(records: Sequence[RunRecord], metric: str, tolerance: float) -> dict[Level, bool]:
     """Whether the mean of a metric improved on its first epoch by more than the tolerance, by scale."""
     kind = metric.removeprefix("test_").removeprefix("val_").removesuffix("_best")
     names = dict.fromkeys([metric, *(f"{part}_{kind}" for part in ("test", "val", "train"))])
@@ -265,7 +267,7 @@ def clear_gain(records: Sequence[RunRecord], metric: str, tolerance: float) -> d
         shared = [name for name in names if all(name in record.history for record in at)]
         return max((float(np.mean([gain(record, name) for record in at])) for name in shared), default=0.0)
 
-    groups = by_scale([r for r in plain(records) if r.status != "crashed" and r.summary.epochs])
+    groups = by_level([r for r in plain(records) if r.status != "crashed" and r.summary.epochs])
     return {scale: largest(at) > tolerance for scale, at in groups.items()}
 
 

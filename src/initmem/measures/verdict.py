@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.errors import ConfigError, count, first_of
+from initmem.intervention import Intervention, Level, level_text
 from initmem.measures.design import Analysis, plain
-from initmem.measures.fit import Fit, Mode
+from initmem.measures.fit import Fit, Mode, has_moving_averages
 from initmem.measures.scales import EQUAL_RATES, Failures
 from initmem.measures.statistics import ALPHA, seeds_needed
 from initmem.metric import metric_of
@@ -72,10 +73,10 @@ class Memory:
     failure_p: float | None = None  # of rates of untrained runs that are equal at all scales
     failure_limit: float | None = None  # no two scales' rates of untrained runs differ by more, at 97.5%
     equal_failure_rates: bool = True  # as far as one can tell: `forgets` requires it
-    unclear_scales: tuple[float, ...] = ()  # where nothing shows that anything was learned: no `forgets`
+    unclear_scales: tuple[Level, ...] = ()  # where nothing shows that anything was learned: no `forgets`
     dropped_seeds: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
-    scales: tuple[float, ...] = ()
+    scales: tuple[Level, ...] = ()  # or interventions
     values: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,6 +85,11 @@ class Memory:
         row |= {"verdict_text": self.verdict_text, "thresholds": self.thresholds}
         row |= {"seeds_needed": self.seeds_needed}
         return {name: value for name, value in row.items() if name not in ("values", "next_alpha")}
+
+    @property
+    def axis(self) -> str:
+        """What differs between the runs of a seed."""
+        return "interventions" if any(isinstance(level, str) for level in self.scales) else "scales"
 
     @property
     def within_tolerance(self) -> bool:
@@ -194,12 +200,12 @@ SHOWN = 4  # files or versions in a note
 FEW_SEEDS = 3  # up to so many miss most memories
 ABOUT_INTERVAL = "The interval accounts for the choice of seeds, not for the choice of test examples"
 MODES = {
-    "generalization": "The scales are not fitted equally well ({fit}), but they also differ at equal fit",
-    "trainability": "The scales are not fitted equally well ({fit}): at equal fit no difference is "
+    "generalization": "The {axis} are not fitted equally well ({fit}), but they also differ at equal fit",
+    "trainability": "The {axis} are not fitted equally well ({fit}): at equal fit no difference is "
     "significant",
-    "fit unknown": "Whether that is because some scales were not fitted as well as others is not known",
+    "fit unknown": "Whether that is because some {axis} were not fitted as well as others is not known",
 }
-EQUAL_FIT = "All scales are fitted equally well ({fit}): the scales generalize differently"
+EQUAL_FIT = "All {axis} are fitted equally well ({fit}): the {axis} generalize differently"
 
 
 def meaning(row: Memory) -> str:
@@ -233,18 +239,19 @@ def _seeds_remark(row: Memory) -> str:
 
 
 def _finding(row: Memory) -> str:
+    axis = "initialization scales" if row.axis == "scales" else row.axis
     shown, noise = row.shown(row.memory), f"(expected from noise alone: {row.noise_range:.2g})"
     within = (
         f"The mean {row.metric} differs by at most {row.shown(row.high)} between any two "
-        f"initialization scales, which is within the tolerance of {row.shown(row.tolerance)}"
+        f"{axis}, which is within the tolerance of {row.shown(row.tolerance)}"
     )
     if row.verdict == "remembers":
         family = f", adjusted for {row.family} recipes" if row.family > 1 and row.adjust == "bh" else ""
         mode = EQUAL_FIT if row.mode == "generalization" and row.equal_fit else MODES.get(row.mode or "", "")
         return (
-            f"Changing only the initialization scale changes the mean {row.metric} by {shown} {noise}, which "
-            f"is significant at the {100 * row.alpha:.2g}% level{family}"
-            f"{mode and '. ' + mode.format(fit=row.fit)}"
+            f"Changing only the {axis.removesuffix('s')} changes the mean {row.metric} by {shown} {noise}, "
+            f"which is significant at the {100 * row.alpha:.2g}% level{family}"
+            f"{mode and '. ' + mode.format(fit=row.fit, axis=row.axis)}"
         )
     if row.verdict == "forgets":
         return within + (f"; {row.not_excluded}" if row.not_excluded else "")
@@ -254,13 +261,14 @@ def _finding(row: Memory) -> str:
     if row.within_tolerance and row.unclear_scales:
         return f"{within}, but nothing shows that anything was learned at {_scales(row.unclear_scales)}"
     return (
-        f"The mean {row.metric} has a range of {shown} over the initialization scales {noise}: neither "
+        f"The mean {row.metric} has a range of {shown} over the {axis} {noise}: neither "
         "memory nor its absence is established"
     )
 
 
-def _scales(scales: Sequence[float]) -> str:
-    return f"scale{'s' * (len(scales) > 1)} {', '.join(f'{scale:g}' for scale in scales)}"
+def _scales(scales: Sequence[Level]) -> str:
+    noun = "intervention" if any(isinstance(level, str) for level in scales) else "scale"
+    return f"{noun}{'s' * (len(scales) > 1)} {', '.join(map(level_text, scales))}"
 
 
 def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, failures: Failures) -> list[str]:
@@ -293,8 +301,27 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
             "first epoch by more than the tolerance: `forgets` is not possible "
             '(declare recipe={"classes": 10})'
         )
-    for more in (_early_notes, _length_notes, _order_notes, _file_notes, _code_notes, _machine_notes):
+    kinds = (_intervention_notes, _early_notes, _length_notes, _order_notes, _file_notes, _code_notes)
+    for more in (*kinds, _machine_notes):
         notes += more(records)
+    return notes
+
+
+def _intervention_notes(records: Sequence[RunRecord]) -> list[str]:
+    """What to know about runs with interventions: mixed levels, early selection, lagging statistics."""
+    touched = [record for record in plain(records) if record.run.intervention]
+    notes = []
+    if touched and len(touched) < len(plain(records)):
+        notes.append("scales and interventions are compared together (--scales chooses some)")
+    epochs = [(record, Intervention.parse(record.run.intervention).epoch) for record in touched]
+    before = [record for record, epoch in epochs if epoch and (record.summary.tau_best or 0) <= epoch]
+    if before:
+        notes.append(f"{count(len(before), 'run')} returned a model from before the intervention")
+    if any(epoch for _, epoch in epochs) and has_moving_averages(records[0].run.recipe):
+        notes.append(
+            "the moving averages of batch norm lag behind an intervention "
+            '(batch_statistics = "re-estimated" avoids that)'
+        )
     return notes
 
 
@@ -436,8 +463,17 @@ def columns_of(rows: Sequence[Memory]) -> dict[str, Column]:
             f"of the memory, for new seeds and this test set: it holds 0 exactly when p is above {alpha:.3g}"
         )
     trained = dict.fromkeys(row.fit.metric.replace("_", " ") for row in rows if row.fit) or ["train accuracy"]
-    train = COLUMNS["train"]._replace(title=" or ".join(trained))
-    return COLUMNS | {"interval": number(title, about), "train": train}
+    axis = " or ".join(dict.fromkeys(row.axis for row in rows)) or "scales"
+    return COLUMNS | {
+        "interval": number(title, about),
+        "memory": COLUMNS["memory"]._replace(about=f"range over {axis} (max - min) of the mean over seeds"),
+        "train": COLUMNS["train"]._replace(
+            title=" or ".join(trained), about=f"lowest and highest mean over {axis}, of the selected models"
+        ),
+        "design": COLUMNS["design"]._replace(
+            title=f"{axis} × seeds", about=f"number of {axis} and of seeds that have them all"
+        ),
+    }
 
 
 def verdict_table(rows: Sequence[Memory], *, until: float | None = None) -> Table:

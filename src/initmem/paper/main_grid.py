@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from initmem.measures.design import by_scale
+from initmem.intervention import level_text
+from initmem.measures.design import by_level
 from initmem.measures.fit import fit
 from initmem.paper import parts
 from initmem.paper.parts import Field, lines_table, plot_of_lines, published_marks, series, spreads
 from initmem.paper.reference import find
-from initmem.paper.selection import Line, Records, Selection, Studies, numbers, select, wanted_first
+from initmem.paper.selection import Line, Records, Selection, Studies, select, wanted_first
 from initmem.plots import styles
 from initmem.plots.captions import SIGMA
 from initmem.plots.model import AnyPanel, Heatmap, Panel, Plot, Series
@@ -207,10 +208,10 @@ def _published_epochs(lines: Sequence[Line]) -> list[str]:
 
 def _undefined(line: Line) -> list[str]:
     """Scales at which no run interpolated, so that there is no repair gap."""
-    groups = by_scale(line.records)
+    groups = by_level(line.records)
     never = [scale for scale, group in groups.items() if all(r.summary.tau_interp is None for r in group)]
     few = len(never) <= FEW_SCALES
-    scales = f"σ = {numbers(never)}" if few else f"{len(never)} of {len(groups)} scales"
+    scales = f"σ = {', '.join(map(level_text, never))}" if few else f"{len(never)} of {len(groups)} scales"
     return [f"{line.name}: no repair gap at {scales} (99.5% never reached)"] if never else []
 
 

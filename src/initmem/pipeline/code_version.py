@@ -53,10 +53,11 @@ CODE = (types.FunctionType, types.BuiltinFunctionType, type)
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
-def fingerprint(train: object) -> Fingerprint:
-    """The version of everything that a training function uses."""
+def fingerprint(*functions: object) -> Fingerprint:
+    """The version of everything that training functions use."""
     walk = _Walk()
-    walk.callable(train)
+    for function in functions:
+        walk.callable(function)
     walk.read_globals()
     if (dtype := torch.get_default_dtype()) != torch.float32:
         walk.entries["default dtype of torch"] = str(dtype)

@@ -23,9 +23,11 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from initmem.errors import ConfigError, ModelError, allowed, first_of
+from initmem.intervention import NONE, Intervention
 from initmem.measures.applied import MOST_MODELS, MOST_ROWS, Applied, Treated
 from initmem.plots import tables
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
@@ -49,6 +51,7 @@ TRACKER_FILE = "tracker.json"  # what its tracker saw
 ALL_ZERO = "all zero: no scale"
 ALIKE = 2.5  # times: usual initializations differ by less from N(0, 1 / fan_in)
 Model = TypeVar("Model")
+Function = Callable[..., Any]  # an intervention of the user: (model), or (model, optimizer) in training
 
 
 class UntouchedWarning(UserWarning):
@@ -141,6 +144,19 @@ class InitTable:
         return tables.text(self.table()).rstrip()
 
 
+def optimizer_tensors(optimizer: Any) -> list[Tensor]:
+    """The state of torch optimizers, with their counts of updates."""
+    every = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    for one in every:
+        if not isinstance(one, Optimizer):
+            kind = type(one).__name__
+            raise ConfigError(
+                f"tracker.intervene(model, {kind}) (allowed: optimizers of torch, or a function)"
+            )
+    states = [state for one in every for state in one.state.values()]
+    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
+
 class Declared(dict[str, Any]):
     """Settings of a pipeline by name; one that was not declared is an error."""
 
@@ -166,14 +182,15 @@ class Init:
         self._begin(Run(PipelineRecipe.parse({"pipeline": "init", **recipe}), float(scale), seed))
 
     @classmethod
-    def of(cls, run: Run) -> Init:
-        """The initialization of a run of a study."""
+    def of(cls, run: Run, functions: Mapping[str, Function] | None = None) -> Init:
+        """The initialization of a run of a study; `functions` are interventions of the user by name."""
         init = cls.__new__(cls)
-        init._begin(run)
+        init._begin(run, functions)
         return init
 
-    def _begin(self, run: Run) -> None:
-        self.run = run
+    def _begin(self, run: Run, functions: Mapping[str, Function] | None = None) -> None:
+        self.run, self._functions = run, functions or {}
+        self._intervened = run.intervention in ("", NONE)
         self._drawing = run.recipe.initialization()
         self.tables: list[InitTable] = []  # of the models it was applied to
         self._rng = generator(run.seed_of("init"), "init")
@@ -295,6 +312,10 @@ class Init:
             rules.rescale(table.variables, table.sizes)
         else:
             rules.redraw(table.variables, table.sizes, self._kernel, self._rng.standard_normal)
+        # A function of the user takes a pytree as it will be: when it is rebuilt.
+        at_the_end = is_pytree(model) and self.run.intervention in self._functions
+        if self.run.intervention and not at_the_end:
+            model = self.intervene(model, 0, variables=table.variables)
         for v in table.variables:
             if v.role == "kernel" and self.run.perturbation != 1.0:
                 v.place.rescale(self._perturbation(v.place.value().detach().double().cpu().numpy()))
@@ -309,8 +330,47 @@ class Init:
         if is_pytree(model):
             from initmem.pipeline.jax import rebuilt
 
-            return cast("Model", rebuilt(table.variables))
+            model = cast("Model", rebuilt(table.variables))
+        return self.intervene(model, 0) if at_the_end else model
+
+    def intervene(
+        self, model: Model, epoch: int, optimizer: Any = None, *, variables: Sequence[Variable] | None = None
+    ) -> Model:
+        """Make the intervention of the run, once, if it is due after this epoch, and return the model."""
+        if self._intervened or Intervention.parse(self.run.intervention).epoch != epoch:
+            return model
+        self._intervened = True
+        function = self._functions.get(self.run.intervention)
+        if function is not None:
+            made = function(model) if epoch == 0 else function(model, optimizer)
+            return model if made is None else cast("Model", made)
+        from initmem.train.interventions import intervene
+
+        chosen = self._with_roles(model) if variables is None else list(variables)
+        tensors = model.state_dict() if isinstance(model, nn.Module) else {}
+        moments = None if optimizer is None else optimizer_tensors(optimizer)
+        intervene(self.run, epoch, chosen, tensors, moments)
+        if variables is None and is_pytree(model):
+            from initmem.pipeline.jax import rebuilt
+
+            return cast("Model", rebuilt(tuple(chosen)))
         return model
+
+    def _with_roles(self, model: Any) -> list[Variable]:
+        """The variables of a model, with the kernels that `apply` was told about."""
+        before = {v.name: v for table in self.tables for v in table.variables}
+        return [
+            replace(v, role=before[v.name].role, fan_in=before[v.name].fan_in) if v.name in before else v
+            for v in variables(model)
+        ]
+
+    def check_intervened(self, epochs: int) -> None:
+        """Raise if the intervention of the run was due and never made: it would look like none."""
+        due = Intervention.parse(self.run.intervention).epoch
+        if not self._intervened and due <= epochs:
+            later = "tracker.intervene(model, optimizer) at the start of every epoch"
+            call = later if due else "init.apply(model)"
+            raise ConfigError(f"intervention {self.run.intervention!r} was never made (needed: {call})")
 
     def _kernel(self, shape: Sequence[int]) -> Array:
         """The random numbers of one kernel: the same at every scale."""

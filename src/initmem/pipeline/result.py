@@ -169,7 +169,8 @@ class Result:
             if len({str(settings.get(name)) for settings in declared}) > 1
         ]
         settings = {name: run.recipe.get(name) for name in varying if name not in ("scale", "seed")}
-        design = {"scale": run.scale, "seed": run.seed, "perturbation": run.perturbation}
+        design: dict[str, Any] = {"scale": run.scale, "seed": run.seed, "perturbation": run.perturbation}
+        design |= {"intervention": run.level} if run.intervention else {}
         return {"run": run.id} | settings | design | {"status": record.status}
 
     def figure(self, path: str | Path, metric: str | None = None) -> Path:
@@ -190,11 +191,11 @@ class Result:
 
     @property
     def crashes(self) -> dict[tuple[Any, ...], str]:
-        """Tracebacks of the runs that crashed, by (scale, seed); in a grid by (label, scale, seed)."""
+        """Tracebacks of crashed runs, by (scale or intervention, seed); in a grid by label first."""
         labels = dict(zip(self.study.recipes, self.study.labels(), strict=True))
         several = len(labels) > 1
         return {
-            (*([labels[r.run.recipe]] if several else []), r.run.scale, r.run.seed): r.error or ""
+            (*([labels[r.run.recipe]] if several else []), r.run.level, r.run.seed): r.error or ""
             for r in self.records
             if r.status == "crashed"
         }

@@ -29,7 +29,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +44,7 @@ from initmem.engines.progress import watching
 from initmem.errors import ConfigError
 from initmem.measures.applied import applied_lines
 from initmem.pipeline.code_version import fingerprint
-from initmem.pipeline.init import Init, UntouchedWarning
+from initmem.pipeline.init import Function, Init, UntouchedWarning
 from initmem.pipeline.opened import noting_files, noting_no_files, opened_here
 from initmem.pipeline.result import Result
 from initmem.pipeline.source import watched_files
@@ -74,6 +74,7 @@ def run(
     *,
     gpus: int | None = None,
     on_epoch: OnEpoch | None = None,
+    interventions: Mapping[str, Function | None] | Sequence[str] = (),
     name: str | None = None,
     recipe: Mapping[str, Any] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
@@ -106,6 +107,10 @@ def run(
         on_epoch: called after every epoch as `on_epoch(run, row)`, in the process that trains, to log while
             it runs. `run` has `id`, `scale`, `seed` and `recipe`; `row` has `epoch` and what was recorded.
             What it raises is noted, and does not end the run.
+        interventions: varied in place of the scale: texts as in study files (`["none", "scale=2@5"]`), or
+            functions of your own by name (`{"none": None, "half@5": halve}`). `NAME` is called as
+            `function(model)` by `init.apply`, `NAME@EPOCH` as `function(model, optimizer)` by
+            `tracker.intervene(model, optimizer)`, which `train` calls at the start of every epoch.
         name: what the pipeline is called, in the store too; the name of the function unless given. Together
             with the recipe, the scale and the seed it makes the id of a run.
         recipe: settings of your code, of any name: `{"optimizer": "lion", "dropout": 0.1, "betas": [0.9,
@@ -129,10 +134,24 @@ def run(
     """
     _check_function(train)
     called = name or _name_of(train)
-    study = own_study(called, recipe or {}, scales, seeds, grid=grid, chaos=chaos, split=split)
-    version = fingerprint(train) | watched_files(watch)
+    if interventions and scales is not SCALES:
+        raise ConfigError("scales and interventions in one study (allowed: one of them)")
+    given = interventions if isinstance(interventions, Mapping) else {}
+    functions = {text: function for text, function in given.items() if function is not None}
+    study = own_study(
+        called,
+        recipe or {},
+        [1.0] if interventions else scales,
+        seeds,
+        grid=grid,
+        chaos=chaos,
+        split=split,
+        interventions=list(interventions),
+        own=functions,
+    )
+    version = fingerprint(train, *functions.values()) | watched_files(watch)
     code = {recipe.id: version for recipe in study.recipes}
-    trainer = PipelineTrainer(train, project_of(workdir), on_epoch)
+    trainer = PipelineTrainer(train, project_of(workdir), on_epoch, functions)
     settings = Settings(trainer=trainer, timeout=timeout, code=code, slots=gpu_slots(gpus))
     chosen = engine_for(engine, settings, workers)
     with watching(sys.stderr if progress else None) as bar:
@@ -198,6 +217,7 @@ class PipelineTrainer:
     train: Train
     project: Path | None = None  # what working directories mirror; None: runs share the present one
     on_epoch: OnEpoch | None = None  # the user's
+    functions: Mapping[str, Function] = field(default_factory=dict)  # interventions of the user
 
     def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
         """Train runs, one after the other."""
@@ -205,7 +225,7 @@ class PipelineTrainer:
 
     def _one(self, run: Run, on_epoch: OnEpoch) -> RunRecord:
         started, began = time.perf_counter(), time.time()
-        init = Init.of(run)
+        init = Init.of(run, self.functions)
         order = int(generator(run.seed_of("order"), "order", GLOBAL).integers(1 << 62))
         log = Log(self.on_epoch, run, self.project)
 
@@ -219,6 +239,7 @@ class PipelineTrainer:
                 warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
                 returned = self.train(init, tracker)
             tracker.detach()
+            init.check_intervened(tracker.epochs)
             if run.pins and not tracker.started:
                 raise ConfigError("split: training never began (allowed: tracker.attach before training)")
             if isinstance(returned, Mapping):

@@ -32,7 +32,7 @@ from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed, is_text
 from initmem.metric import metric_name, metric_of
 from initmem.pipeline.first_batches import FirstBatches
-from initmem.pipeline.init import TRACKER_FILE, Init, told_path, variables
+from initmem.pipeline.init import TRACKER_FILE, Init, Model, told_path, variables
 from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
 from initmem.record import LARGEST_VALUE, MOST_INITIAL, MOST_PREDICTIONS, SUMMARY_FIELDS, TESTED
 from initmem.store.encoding import LARGEST_CLASS, decode_array, encode_array
@@ -131,6 +131,21 @@ class Tracker:
             kernel.place.follow(model)
         for rate in np.asarray(learning_rate, dtype=float).reshape(-1).tolist():
             clocks.add([(clocks.groups[0], rate, momentum, clocks.penalty)], leading=True)
+
+    def intervene(self, model: Model, optimizer: Any = None) -> Model:
+        """Make the intervention of the run if it is due now, and return the model (of JAX: a new one).
+
+        Call it at the start of every epoch; with texts as in study files or functions of your own, as
+        `initmem.run(train, interventions=...)` was given them.
+        """
+        if self._init is None or not self._rows:  # at the start, `init.apply` makes it
+            return model
+        return self._init.intervene(model, self.epochs, optimizer)
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs have ended."""
+        return len(self._rows)
 
     def end_epoch(self, **metrics: Any) -> None:
         """End an epoch with its metrics: numbers of any name, the same names in every epoch.

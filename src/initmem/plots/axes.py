@@ -19,7 +19,18 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from initmem.plots.model import SYMBOLS, Heatmap, Interval, Intervals, Panel, Series, Style
+from initmem.intervention import Level, level_text
+from initmem.plots.model import (
+    SYMBOLS,
+    Heatmap,
+    Interval,
+    Intervals,
+    Panel,
+    Series,
+    Style,
+    numbered,
+    numbers,
+)
 
 FAINT, INK = "#8A8A8A", "#404040"
 MANY = 12  # points beyond which only some carry a marker
@@ -60,7 +71,12 @@ def draw_panel(axes: Axes, panel: Panel, log_limits: Limits | None = None, named
     if not panel.has_values():
         no_runs(axes, panel.void if panel.series else "no runs")
         return
+    (panel,), names = numbered([panel])
     axes.set(xlabel=panel.x_title, ylabel=panel.y_title)
+    if names:  # names have no order, so that no line joins them
+        axes.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right")
+        bare = [one._replace(style=one.style._replace(dash="none")) for one in panel.series]
+        panel = panel._replace(series=bare)
     _scales(axes, panel, log_limits)
     if panel.span is not None:
         axes.axhspan(*panel.span, color="0.9", linewidth=0)
@@ -106,7 +122,7 @@ def _frame(axes: Axes, panel: Panel) -> None:
 
 def _scales(axes: Axes, panel: Panel, log_limits: Limits | None) -> None:
     """Logarithmic axes, where the values span enough for one."""
-    ticks = [x for series in panel.series for x in series.x]
+    ticks = [x for series in panel.series for x in numbers(series.x)]
     if panel.log_x and 0 < 10 * min(ticks) < max(ticks):
         axes.set_xscale("log")
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -265,7 +281,7 @@ def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
     axes.tick_params(length=0)
     x = panel.rows[0].x
     ticks = _ticks(x)
-    axes.set_xticks(ticks, [f"{x[i]:g}" for i in ticks])
+    axes.set_xticks(ticks, [level_text(x[i]) for i in ticks])
     axes.set_xlabel(panel.x_title)
     for i, j in np.ndindex(len(panel.rows), len(x)):
         if not math.isnan(panel.rows[i].y[j]):
@@ -278,10 +294,11 @@ def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
     return image
 
 
-def _ticks(scales: Sequence[float]) -> list[int]:
-    """All scales where there is room, else those on a round half."""
-    if len(scales) <= 10:
-        return list(range(len(scales)))
+def _ticks(levels: Sequence[Level]) -> list[int]:
+    """All scales where there is room, else those on a round half; all interventions."""
+    scales = numbers(levels)
+    if len(scales) <= 10 or len(scales) < len(levels):
+        return list(range(len(levels)))
     round_ones = [i for i, scale in enumerate(scales) if abs(2 * scale - round(2 * scale)) < 1e-9]
     return [0, *round_ones] if round_ones else list(range(0, len(scales), 4))
 

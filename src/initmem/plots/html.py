@@ -13,7 +13,8 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from initmem.plots.model import Interval, Plot, Series
+from initmem.plots.model import Interval, Plot, Series, numbered
+from initmem.plots.model import numbers as values_of
 from initmem.plots.styles import ORDERED, PALETTE
 
 Json = dict[str, Any]
@@ -41,7 +42,8 @@ def chart_json(plots: Mapping[str, Plot]) -> Json:
     runs: dict[str, list[Any]] = {}
     choices = []
     for key, plot in plots.items():
-        first = plot.panels[0]
+        panels, names = numbered(plot.panels)
+        first = panels[0]
         choices.append(
             {
                 "key": key,
@@ -50,13 +52,14 @@ def chart_json(plots: Mapping[str, Plot]) -> Json:
                 "x": first.x_title,
                 "y": first.y_title,
                 "xlog": first.log_x,
+                "names": names,
                 "ylog": first.log_y,
                 "ceiling": first.ceiling is not None,
                 "band": first.band,
                 "limits": first.limits,
                 "panels": [
                     {"title": panel.title, "series": [_series(one, values, runs) for one in panel.series]}
-                    for panel in plot.panels
+                    for panel in panels
                 ],
             }
         )
@@ -83,7 +86,7 @@ def _series(series: Series, values: dict[str, Json], runs: dict[str, list[Any]])
         "name": series.name or series.label,
         "recipe": series.recipe_id,
         "style": (*PALETTE, *ORDERED).index(series.style),
-        "x": numbers(series.x[i] for i in at),
+        "x": numbers(values_of(series.x)[i] for i in at),
         "values": _index(values, columns),
         "runs": _index(runs, list(series.runs)) if series.runs else None,
     }
@@ -164,14 +167,17 @@ def sparkline(series: Series, low: float, high: float) -> Markup:
     """A metric against scale: means as a line with their band, on an axis shared by all recipes."""
     if not series.x:
         return Markup("")
-    xs = _positions(series.x, series.x[0], series.x[-1])
+    places = range(len(series.x)) if any(isinstance(x, str) for x in series.x) else values_of(series.x)
+    xs = _positions(places, places[0], places[-1])
     banded = [i for i, end in enumerate(series.low) if not math.isnan(end)]
     there = _path([xs[i] for i in banded], [series.high[i] for i in banded], low, high)
     back = _path([xs[i] for i in reversed(banded)], [series.low[i] for i in reversed(banded)], low, high)
     dots = "".join(
         f'<circle cx="{x}" cy="{_height(y, low, high)}" r="1.8"/>' for x, y in zip(xs, series.y, strict=True)
     )
-    ends = [f"{series.y[i]:.3g} at scale {series.x[i]:g}" for i in (0, -1)]
+    if isinstance(places, range):  # names have no order: no line joins them
+        return _spark(dots, f"means from {min(series.y):.3g} to {max(series.y):.3g}")
+    ends = [f"{series.y[i]:.3g} at scale {places[i]:g}" for i in (0, -1)]
     return _spark(
         f'<polygon points="{there} {back}"/><polyline points="{_path(xs, series.y, low, high)}"/>'
         f"{dots if len(xs) <= 12 else ''}",

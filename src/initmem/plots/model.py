@@ -11,7 +11,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from initmem.intervention import Level, level_order, level_text
+
 SYMBOLS = {"=": "", "<": "< ", "<=": "≤ ", ">": "> ", ">=": "≥ ", "about": "≈ "}  # before published values
+
+INTERVENTION = "intervention"  # the title of an axis of names
 
 
 class Style(NamedTuple):
@@ -33,7 +37,7 @@ class Series(NamedTuple):
 
     label: str
     style: Style
-    x: Sequence[float]
+    x: Sequence[Level]  # labels where the runs differ by an intervention
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()  # inf: beyond the last epoch
@@ -63,7 +67,7 @@ class Series(NamedTuple):
         there = [False, *(not math.isnan(y) for y in self.y), False]
         return [i for i in range(len(self.y)) if there[i : i + 3] == [False, True, False]]
 
-    def at(self, x: float) -> int | None:
+    def at(self, x: Level) -> int | None:
         """The index of a point."""
         return list(self.x).index(x) if x in self.x else None
 
@@ -181,6 +185,26 @@ class Heatmap(NamedTuple):
 
 
 AnyPanel = Panel | Intervals | Heatmap
+
+
+def numbered(panels: Sequence[Panel]) -> tuple[list[Panel], list[str]]:
+    """Panels whose x are numbers, and the names of these numbers, from 1 on, where x were interventions."""
+    levels = sorted({x for panel in panels for one in panel.series for x in one.x}, key=level_order)
+    if not any(isinstance(level, str) for level in levels):
+        return list(panels), []
+    places = {level: float(i) for i, level in enumerate(levels, start=1)}
+    placed = [
+        panel._replace(
+            x_title=INTERVENTION, series=[one._replace(x=[places[x] for x in one.x]) for one in panel.series]
+        )
+        for panel in panels
+    ]
+    return placed, [level_text(level) for level in levels]
+
+
+def numbers(levels: Sequence[Level]) -> list[float]:
+    """The x of a series, as far as they are numbers."""
+    return [level for level in levels if not isinstance(level, str)]
 
 
 def decimals_between(low: float, high: float) -> int:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from initmem.intervention import Level
 from initmem.measures.beta import BetaCurve
-from initmem.measures.design import by_scale, profile
+from initmem.measures.design import by_level, profile
 from initmem.measures.scales import median_interpolation
 from initmem.measures.statistics import mean_band, spread_of, student
 from initmem.metric import metric_of
@@ -59,9 +60,9 @@ def scale_series(
     `expected` says how many runs there should be at every scale; without it, the scales are those that have
     a value.
     """
-    groups = by_scale(records)
+    groups = by_level(records)
     values = {scale: [v for v in map(value, group) if v is not None] for scale, group in groups.items()}
-    scales = [scale for scale in groups if values[scale]] if expected is None else list(expected)
+    scales: list[Level] = [level for level in groups if values[level]] if expected is None else list(expected)
     samples = [np.asarray(values.get(scale, []), dtype=float) for scale in scales]
     bands = [np.percentile(x, [10, 90]) if len(x) else (math.nan, math.nan) for x in samples]
     return Series(
@@ -89,7 +90,7 @@ def profile_series(
     values = np.full((len(seeds), len(series.x)), np.nan)
     for record in records:
         if (shown := value(record)) is not None:
-            values[seeds.index(record.run.seed), list(series.x).index(record.run.scale)] = shown
+            values[seeds.index(record.run.seed), list(series.x).index(record.run.level)] = shown
     low, high = (np.clip(limit, *metric_of(metric).bounds).tolist() for limit in mean_band(values))
     return series._replace(low=low, high=high)
 
@@ -114,8 +115,8 @@ def interpolation_series(
 
     Here `n_censored` counts runs of `n`: they never interpolate, but they are part of the estimate.
     """
-    groups = by_scale(records)
-    scales = list(groups) if expected is None else list(expected)
+    groups = by_level(records)
+    scales: list[Level] = list(groups) if expected is None else list(expected)
     medians = [median_interpolation(groups.get(scale, ())) for scale in scales]
     return Series(
         label=label,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from initmem.clocks import CLOCK_NAMES
+from initmem.intervention import Level, level_order
 from initmem.labels import labels
 from initmem.measures.memory import Memory
 from initmem.metric import metric_of, metric_title
@@ -20,7 +21,7 @@ from initmem.plots.series import UNSTYLED, beta_series
 from initmem.plots.styles import ORDERED, PALETTE, nth
 from initmem.recipe import AnyRecipe
 from initmem.record import INTERPOLATION
-from initmem.report.content import Content, RecipeStats, runs_of
+from initmem.report.content import Content, RecipeStats, at_level, runs_of
 
 MOST_METRICS = 8
 MOST_EPOCHS = 48  # points of a learning curve
@@ -73,7 +74,7 @@ def curves(content: Content) -> dict[str, Plot]:
 def learning(content: Content) -> dict[str, Plot]:
     """Every metric that was recorded epoch by epoch: a panel per recipe, a line per scale."""
     columns = dict.fromkeys(name for item in content.stats.values() for name in item.columns)
-    scales = sorted({scale for item in content.stats.values() for scale in item.runs})
+    scales = sorted({level for item in content.stats.values() for level in item.runs}, key=level_order)
     even = np.linspace(0, len(scales) - 1, min(len(scales), len(ORDERED))).round().astype(int)
     shown = [scales[i] for i in even]
     few = f" {len(shown)} of {len(scales)} scales are drawn." if len(shown) < len(scales) else ""
@@ -84,26 +85,29 @@ def learning(content: Content) -> dict[str, Plot]:
             Panel(content.names[recipe], "epoch", metric_title(column), _learning(item, column, shown))
             for recipe, item in content.stats.items()
         ]
-        about = f"Mean {title} over seeds at every epoch, a line per initialization scale.{few}"
+        about = (
+            f"Mean {title} over seeds at every epoch, a line per initialization scale or intervention.{few}"
+        )
         plots[column] = Plot([panels], head=title.capitalize(), about=[about])
     return _with_values(plots)
 
 
-def _learning(item: RecipeStats, column: str, shown: Sequence[float]) -> list[Series]:
-    means, n, scales = item.learning(column)
+def _learning(item: RecipeStats, column: str, shown: Sequence[Level]) -> list[Series]:
+    means, n, levels = item.learning(column)
     at = thinned(means.shape[1], MOST_EPOCHS)
     epochs = [float(epoch + 1) for epoch in at]
     return [
         Series(
-            f"σ = {scale:g}",
+            at_level(level),
             ORDERED[i],
             epochs,
             means[row, at].tolist(),
             n=n[row, at].tolist(),
             recipe_id=item.recipe.id,
         )
-        for i, scale in enumerate(shown)
-        for row in np.flatnonzero(scales == scale)
+        for i, level in enumerate(shown)
+        for row, own in enumerate(levels)
+        if own == level
     ]
 
 
@@ -268,7 +272,7 @@ class HeatMap(NamedTuple):
 
     title: str
     x_title: str
-    x: Sequence[float]
+    x: Sequence[Level]
     limits: tuple[float, float]
     form: str
     rows: Sequence[tuple[str, Sequence[HeatCell]]] = ()
@@ -324,7 +328,7 @@ def metric_maps(content: Content) -> list[HeatMap]:
 def _metric_map(content: Content, facet: Facet, limits: tuple[float, float]) -> HeatMap:
     metric = metric_of(content.metric)
     curves = {recipe: content.stats[recipe].curve(metric.name) for recipe, _, _ in facet.members}
-    scales = sorted({scale for curve in curves.values() for scale in curve.x})
+    scales = sorted({level for curve in curves.values() for level in curve.x}, key=level_order)
     few = ".1f" if len(scales) <= 12 else ".0f"  # with many scales there is no room for tenths
     form = few if metric.is_percentage else form_between(*limits)
     heat = HeatMap(facet.title or metric.title.capitalize(), SIGMA, scales, limits, form)
@@ -370,13 +374,13 @@ def _layer_cell(heat: HeatMap, recipe: AnyRecipe, layer: str, epoch: int, value:
     return heat.cell(value, tip, runs_of(recipe.id))
 
 
-def _tip(content: Content, recipe: AnyRecipe, curve: Series, scale: float) -> str:
-    i = curve.at(scale)
+def _tip(content: Content, recipe: AnyRecipe, curve: Series, level: Level) -> str:
+    i = curve.at(level)
     if i is None:
         return "no runs"
-    limits, train, ids = curve.limits[i], content.stats[recipe].train.get(scale), curve.runs[i]
+    limits, train, ids = curve.limits[i], content.stats[recipe].train.get(level), curve.runs[i]
     percent = "%" if metric_of(content.metric).is_percentage else ""
-    text = f"{content.names[recipe]}, σ = {scale:g}: {curve.y[i]:.4g}{percent}"
+    text = f"{content.names[recipe]}, {at_level(level)}: {curve.y[i]:.4g}{percent}"
     text += f", 95% interval {limits[0]:.4g} to {limits[1]:.4g}" if limits else ""
     text += f", n = {curve.n[i]}" + (f", train accuracy {train:.1f}%" if train is not None else "")
     more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +19,19 @@ from initmem.clocks import CLOCK_NAMES, CLOCKS
 from initmem.clocks import clocks as clocks_of
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
+from initmem.intervention import Level, level_text
 from initmem.labels import labels
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse, families
 from initmem.measures.design import (
     Analysis,
     analyses_of,
+    by_level,
     by_recipe,
-    by_scale,
     curve_metrics,
     curves,
     default_metric,
+    of_scales,
     own_metrics,
     plain,
     profile,
@@ -51,9 +54,14 @@ Limits = tuple[float, float]
 SEEDS_SHOWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # where the estimate is shown as seeds come in
 
 
-def runs_of(recipe_id: str, scale: float | None = None) -> str:
+def runs_of(recipe_id: str, level: Level | None = None) -> str:
     """Where on the page the runs behind a number are listed."""
-    return f"#runs:{recipe_id}" + ("" if scale is None else f":{scale:g}")
+    return f"#runs:{recipe_id}" + ("" if level is None else f":{quote(level_text(level))}")
+
+
+def at_level(level: Level) -> str:
+    """A level in a sentence or a legend."""
+    return level if isinstance(level, str) else f"σ = {level:g}"
 
 
 class RecipeStats:
@@ -64,7 +72,7 @@ class RecipeStats:
         self._trained = [record for record in plain(records) if record.status != "crashed"]
         self._curves: dict[str, Series] = {}
         self.recipe: AnyRecipe = records[0].run.recipe
-        self.runs = {scale: [record.id for record in at] for scale, at in by_scale(self._trained).items()}
+        self.runs = {scale: [record.id for record in at] for scale, at in by_level(self._trained).items()}
         self.epochs = max(record.summary.epochs for record in records)  # of the longest run
 
     @cached_property
@@ -107,7 +115,7 @@ class RecipeStats:
         return self._curves[metric]
 
     @property
-    def train(self) -> dict[float, float]:
+    def train(self) -> dict[Level, float]:
         """Mean train accuracy of the selected models, in percent, by scale."""
         curve = self.curve("train_accuracy")
         return dict(zip(curve.x, curve.y, strict=True))
@@ -129,7 +137,7 @@ class RecipeStats:
         """The metrics that were recorded epoch by epoch, without clocks and the like."""
         return curve_metrics(self._trained)
 
-    def learning(self, column: str) -> tuple[Array, Array, Array]:
+    def learning(self, column: str) -> tuple[Array, Array, list[Level]]:
         """A metric by epoch and scale in its display unit: means over seeds and n, (scale, epoch); scales."""
         values, scales, _ = curves(self._trained, column)
         n = np.isfinite(values).sum(axis=0)
@@ -150,12 +158,12 @@ class RecipeStats:
     @cached_property
     def beta(self) -> BetaCurve:
         """The slope of that metric on the scale, epoch by epoch."""
-        return beta_curve(self._records, self.followed)
+        return beta_curve(of_scales(self._records), self.followed)
 
     @cached_property
     def half_life(self) -> tuple[HalfLife | None, str, HalfLife | None]:
         """How long |beta| takes to halve for good: in epochs, and on which clock of the family how long."""
-        lives = half_lives(self._records, self.followed) if len(self.beta.beta) else []
+        lives = half_lives(of_scales(self._records), self.followed) if len(self.beta.beta) else []
         by_unit = {life.unit: life for life in lives}
         epochs = by_unit.pop("epochs", None)
         clock, life = next(iter(by_unit.items()), ("", None))

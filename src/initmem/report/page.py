@@ -20,6 +20,7 @@ from markupsafe import Markup
 from initmem import __version__
 from initmem.errors import StoreError, count
 from initmem.files import write_output
+from initmem.intervention import level_text
 from initmem.measures.applied import TITLE, applied_tables
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.fit import cold_notes
@@ -31,7 +32,7 @@ from initmem.plots.model import Plot
 from initmem.plots.series import profile_series
 from initmem.record import RunRecord, cause_line
 from initmem.report import charts, tables
-from initmem.report.content import Content, clocks, published, runs_of
+from initmem.report.content import Content, at_level, clocks, published, runs_of
 from initmem.store.results import Results, Survey
 from initmem.table import Cell, cell
 
@@ -205,7 +206,15 @@ def environment() -> jinja2.Environment:
     templates.filters["count_of"] = count
     templates.globals |= {
         function.__name__: function
-        for function in (cause_line, memory_cells, metric_title, runs_of, tables.describe)
+        for function in (
+            at_level,
+            cause_line,
+            level_text,
+            memory_cells,
+            metric_title,
+            runs_of,
+            tables.describe,
+        )
     }
     return templates
 

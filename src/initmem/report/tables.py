@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from initmem.errors import count
+from initmem.intervention import Level, level_order, level_text
 from initmem.measures.fit import Mode
 from initmem.measures.memory import Memory, Verdict
 from initmem.measures.scales import AtScale, scale_means
@@ -21,7 +22,7 @@ from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, number
 from initmem.plots.model import decimals_between
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord, crash_lines, crashed_alike
-from initmem.report.content import Content, runs_of
+from initmem.report.content import Content, at_level, runs_of
 from initmem.store.results import study_status
 from initmem.study import Run
 from initmem.table import Cell, Column, Table, cell
@@ -86,7 +87,7 @@ def verdicts(content: Content) -> dict[str, Any]:
         "headline": headline(rows, waiting=len(content.names) - len(rows)),
         "failures": crash_lines(content.survey.records),
         "reached": by_recipe,
-        "scales": sorted({scale for row in by_recipe for scale in row.by_scale}),
+        "scales": sorted({level for row in by_recipe for level in row.by_scale}, key=level_order),
         "table": replace(table, id="memory", style="stack"),
         "statistics": replace(memory_table(rows, STATISTICS, links), id="statistics"),
         "remarks": remarks(content),
@@ -176,7 +177,7 @@ class Reached(NamedTuple):
     recipe: AnyRecipe
     metric: str
     picture: Markup
-    by_scale: dict[float, AtScale]
+    by_scale: dict[Level, AtScale]
     digits: int
 
 
@@ -314,7 +315,7 @@ def packs(content: Content) -> dict[str, tuple[int, list[int]]]:
 def describe(content: Content, run: Run) -> str:
     """A run by its recipe, scale and seed."""
     name = content.names.get(run.recipe, "unknown")
-    return ", ".join(filter(None, [name, f"σ = {run.scale:g}", f"seed {run.seed}", kind_of(run)]))
+    return ", ".join(filter(None, [name, at_level(run.level), f"seed {run.seed}", kind_of(run)]))
 
 
 def kind_of(run: Run) -> str:
@@ -336,16 +337,18 @@ def missing(content: Content) -> list[tuple[str, int, str]]:
 
 def which(runs: Sequence[Run]) -> str:
     """Runs in words: scales that lack the same seeds together."""
-    seeds: dict[float, list[int]] = {}
+    seeds: dict[Level, list[int]] = {}
     for run in runs:
         if not kind_of(run):
-            seeds.setdefault(run.scale, []).append(run.seed)
-    scales: dict[tuple[int, ...], list[str]] = {}
-    for scale, lacking in sorted(seeds.items()):
-        scales.setdefault(tuple(lacking), []).append(f"{scale:g}")
-    phrases = [
-        f"σ {', '.join(alike)}: seeds {', '.join(map(str, lacking))}" for lacking, alike in scales.items()
-    ]
+            seeds.setdefault(run.level, []).append(run.seed)
+    levels: dict[tuple[int, ...], list[Level]] = {}
+    for level in sorted(seeds, key=level_order):
+        levels.setdefault(tuple(seeds[level]), []).append(level)
+    phrases = []
+    for lacking, alike in levels.items():
+        sigma = "" if any(isinstance(level, str) for level in alike) else "σ "
+        which_levels = ", ".join(map(level_text, alike))
+        phrases.append(f"{sigma}{which_levels}: seeds {', '.join(map(str, lacking))}")
     others = sum(bool(kind_of(run)) for run in runs)
     phrases += [f"{others} perturbed or with a seed role of their own"] if others else []
     return "; ".join(phrases)
@@ -357,7 +360,8 @@ def run_rows(content: Content, recipe: AnyRecipe) -> dict[str, Any]:
     metric = content.stats[recipe].metric
     own = [] if metric == "test_accuracy" else [metric]
     records = sorted(
-        content.groups[recipe], key=lambda r: (r.run.scale, r.run.seed, r.run.pins, r.run.perturbation)
+        content.groups[recipe],
+        key=lambda r: (level_order(r.run.level), r.run.seed, r.run.pins, r.run.perturbation),
     )
     rows = []
     for record in records:
@@ -366,7 +370,7 @@ def run_rows(content: Content, recipe: AnyRecipe) -> dict[str, Any]:
         test, val, repair = numbers(None if share is None else 100 * share for share in shares)
         faults = origin.get("faults")
         causes = [f"{n} {cause}" for cause, n in faults.items()] if isinstance(faults, Mapping) else []
-        row = [record.id, run.scale, run.seed, kind_of(run), record.status, test, val]
+        row = [record.id, run.level, run.seed, kind_of(run), record.status, test, val]
         row += [
             summary.tau_best,
             summary.tau_interp,

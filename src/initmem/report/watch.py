@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from initmem.engines.packs import cost
 from initmem.errors import InitmemError, duration
+from initmem.intervention import level_order
 from initmem.measures.design import preferred
 from initmem.metric import metric_of
 from initmem.plots.html import course, numbers
@@ -222,8 +223,8 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
     }
 
 
-def _key(content: Content, run: Run) -> tuple[str, float, int]:
-    return content.names[run.recipe], run.scale, run.seed
+def _key(content: Content, run: Run) -> tuple[str, tuple[bool, float, str], int]:
+    return content.names[run.recipe], level_order(run.level), run.seed
 
 
 # -- pace -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from initmem.data.dataset import Sizes
 from initmem.errors import ConfigError, ModelError, allowed
@@ -23,7 +24,7 @@ from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.layers import by_replica
 from initmem.train.networks import Grouped, Network, build
-from initmem.train.variables import Role, TorchPlace, Variable
+from initmem.train.variables import Variable
 
 Array = NDArray[np.float64]
 
@@ -45,35 +46,29 @@ def initialized(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtyp
 def initialize(network: Grouped, runs: Sequence[Run]) -> None:
     """Initialize every replica of a network for its run."""
     for replica, run in enumerate(runs):
-        initialize_replica(replica_variables(network, replica), run)
+        initialize_replica(network.replica_variables(replica), run, replica_tensors(network, replica))
 
 
-def replica_variables(network: Grouped, replica: int = 0) -> list[Variable]:
-    """The kernels and biases of one replica, in the order in which they are drawn."""
-    layers = network.named_layers()
-    variables = []
-    for path, layer in layers.items():
-        roles: tuple[tuple[Role, float | None], ...] = (("kernel", float(layer.fan_in)), ("bias", None))
-        for role, fan_in in roles:
-            name = f"{path}.{role}"
-            share = by_replica(getattr(layer, role), network.replicas)[replica]
-            share_of_layer = TorchPlace(name, layer, role, (share,))
-            is_output = role == "kernel" and path == list(layers)[-1]
-            variables.append(
-                Variable(name, tuple(share.shape), role, fan_in, "", share_of_layer, is_output=is_output)
-            )
-    return variables
+def replica_tensors(network: Network, replica: int) -> dict[str, Tensor]:
+    """Every parameter and buffer of one replica that checkpoints hold, by name."""
+    return {
+        name: by_replica(value, network.replicas)[replica] for name, value in network.state_dict().items()
+    }
 
 
 @torch.no_grad()
-def initialize_replica(variables: Sequence[Variable], run: Run) -> None:
-    """Initialize one network for the scale and seed of a run."""
+def initialize_replica(variables: Sequence[Variable], run: Run, tensors: Mapping[str, Tensor]) -> None:
+    """Initialize one network for the scale, the seed and the intervention of a run."""
     recipe, rng = run.recipe.network, generator(run.seed_of("init"), "init")
     if recipe.init_mode == "rescale":
         rescale(variables, factors(recipe, run.scale, variables))
     else:
         draw_kernel = partial(draw, rng, distribution=recipe.distribution)
         redraw(variables, deviations(recipe, run.scale, variables), draw_kernel, rng.standard_normal)
+    if run.intervention:
+        from initmem.train.interventions import intervene
+
+        intervene(run, 0, variables, tensors)
     first = next(variable for variable in variables if variable.role == "kernel")
     first.place.parameters[0].view(-1)[0] *= run.perturbation
 
@@ -123,21 +118,22 @@ def factors(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> dict
     scaled = scaled_names(recipe, variables)
     factors = {variable.name: scale if variable.name in scaled else 1.0 for variable in drawn}
     for selector, fixed in recipe.fixed_scales.items():
-        for name in _chosen(selector, "layer_scales", drawn):
+        for name in chosen_names(selector, "layer_scales", drawn):
             factors[name] *= fixed
     return factors
 
 
 def scaled_names(recipe: Recipe, variables: Sequence[Variable]) -> set[str]:
     """The names of what the scale multiplies."""
-    return _chosen(recipe.scaled, "scaled", _kernels_and_biases(variables))
+    return chosen_names(recipe.scaled, "scaled", _kernels_and_biases(variables))
 
 
 def _kernels_and_biases(variables: Sequence[Variable]) -> list[Variable]:
     return [variable for variable in variables if variable.role in ("kernel", "bias")]
 
 
-def _chosen(text: str, field: str, variables: Sequence[Variable]) -> set[str]:
+def chosen_names(text: str, field: str, variables: Sequence[Variable]) -> set[str]:
+    """The names of the variables that selectors name; `field` is where a user wrote them."""
     chosen: set[str] = set()
     for selector in selectors(text):
         matching = {variable.name for variable in variables if _matches(variable, selector)}

@@ -67,6 +67,8 @@ def train_epoch(pack: Pack, pause: Callable[[], bool] = lambda: False) -> bool:
     batches = pack.batches(epoch)
     first_update = pack.updates - pack.position + 1
 
+    if pack.position == 0:
+        pack.intervene()
     pack.network.train()
     for i in range(pack.position, len(batches)):
         x, y = pack.train.packed(*batches[i])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -29,10 +30,11 @@ from initmem.register import in_a_line
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.init import deviations, factors, initialize_replica
+from initmem.train.layers import by_replica
 from initmem.train.loop import train_epoch
 from initmem.train.networks import BUILDERS, MODULES, Network, build, count
 from initmem.train.pack import Pack
-from initmem.train.variables import Variable, torch_variables
+from initmem.train.variables import Share, Variable, torch_variables
 
 BUILDING, NOISE = 1, 1 << 40  # indices of the streams for building and for dropout: no epoch has them
 # A trial of whether runs can share a pack.
@@ -56,19 +58,25 @@ class ModulePack(Network):
     """R replicas of a module; alone, the module itself."""
 
     def __init__(
-        self, modules: Sequence[nn.Module], kernels: Sequence[str], sizes: Sizes, noise_seed: int
+        self, modules: Sequence[nn.Module], variables: Sequence[Variable], sizes: Sizes, noise_seed: int
     ) -> None:
         super().__init__(len(modules))
         self.net, self.sizes = modules[0], sizes
         named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
         self.shapes = {name: tensor.shape for name, tensor in named.items()}  # of one replica
         _stack(modules)
-        self._kernels = list(kernels)
+        self._variables = list(variables)
         self._noise_seed, self._update = noise_seed, 0
 
     def kernel_names(self) -> list[str]:
         """The parameters that are kernels by the rules of `Init`."""
-        return [f"net.{name}" for name in self._kernels]
+        return [f"net.{variable.name}" for variable in self._variables if variable.role == "kernel"]
+
+    def replica_variables(self, replica: int = 0) -> list[Variable]:
+        """The parameters of one replica, under the names that they have in the module."""
+        named = {v.name: self.net.get_parameter(v.name) for v in self._variables}
+        shares = {name: by_replica(whole.detach(), self.replicas)[replica] for name, whole in named.items()}
+        return [replace(v, place=Share(shares[v.name].view(self.shapes[v.name]))) for v in self._variables]
 
     def begin_update(self, k: int) -> None:
         """Note which update comes next: dropout draws the same numbers in it after a resumption."""
@@ -169,14 +177,13 @@ def module_pack(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtyp
     """Build, initialize and stack the module of every run."""
     recipe = runs[0].recipe.network
     modules: list[nn.Module] = []
-    kernels: list[str] = []
+    variables: list[Variable] = []
     for run in runs:
         module = build_module(recipe, sizes, seed=_seed(run, "init", BUILDING)).to(device, dtype)
         variables = _variables(module, recipe)
-        initialize_replica(variables, run)
-        kernels = [variable.name for variable in variables if variable.role == "kernel"]
+        initialize_replica(variables, run, module.state_dict())
         modules.append(module)
-    return ModulePack(modules, kernels, sizes, _seed(runs[0], "augment", NOISE))
+    return ModulePack(modules, variables, sizes, _seed(runs[0], "augment", NOISE))
 
 
 def _seed(run: Run, role: Any, index: int) -> int:

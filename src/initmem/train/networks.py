@@ -21,8 +21,9 @@ from initmem.errors import ModelError
 from initmem.recipe import Norm, Recipe
 from initmem.register import Tokens
 from initmem.train import native
-from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, in_one_call, norm_layer
+from initmem.train.layers import Conv, ConvNormRelu, Dense, Layer, by_replica, in_one_call, norm_layer
 from initmem.train.requirements import Shape, check_input
+from initmem.train.variables import Role, Share, Variable
 
 GPT2_STD = 0.02
 
@@ -48,6 +49,10 @@ class Network(nn.Module, ABC):
         return [self.get_parameter(name) for name in self.kernel_names()]
 
     @abstractmethod
+    def replica_variables(self, replica: int = 0) -> list[Variable]:
+        """The variables of one replica, in the order in which they are drawn."""
+
+    @abstractmethod
     def begin_update(self, k: int) -> None:
         """Called before update k: random numbers of a network depend on k, and on nothing before it."""
 
@@ -66,6 +71,19 @@ class Grouped(Network):
     def kernel_names(self) -> list[str]:
         """The kernels of all layers."""
         return [f"{path}.kernel" for path in self.named_layers()]
+
+    def replica_variables(self, replica: int = 0) -> list[Variable]:
+        """The kernels and biases of one replica, in the order in which they are drawn."""
+        layers = self.named_layers()
+        variables = []
+        for path, layer in layers.items():
+            roles: tuple[tuple[Role, float | None], ...] = (("kernel", float(layer.fan_in)), ("bias", None))
+            for role, fan_in in roles:
+                share = by_replica(getattr(layer, role).detach(), self.replicas)[replica]
+                is_output = role == "kernel" and path == list(layers)[-1]
+                name, shape = f"{path}.{role}", tuple(share.shape)
+                variables.append(Variable(name, shape, role, fan_in, "", Share(share), is_output=is_output))
+        return variables
 
     def begin_update(self, k: int) -> None:
         """Nothing to do: these networks draw no random numbers."""

@@ -24,7 +24,8 @@ from initmem.record import COLUMNS, Status
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train import compiled, native
-from initmem.train.init import initialized
+from initmem.train.init import initialized, replica_tensors
+from initmem.train.interventions import intervene
 from initmem.train.layers import BatchNorm, MovingStatistics, by_replica
 from initmem.train.networks import choose_layout
 from initmem.train.optimizers import Optimizer, PerReplica, optimizer_for
@@ -127,6 +128,17 @@ class Pack:
         """Begin the epoch after the completed ones."""
         self.epoch, self.position, self.seconds = completed, 0, 0.0
         self.running = {name: torch.zeros(self.replicas, device=self.device) for name in RUNNING}
+
+    def intervene(self) -> None:
+        """Apply the interventions that are due after the last completed epoch, each to its own replica."""
+        if not self.epoch or not any(run.intervention for run in self.runs):
+            return
+        moments = [tensor for tensor in self.optimizer.state(self.names).values() if tensor.ndim]
+        for r, run in enumerate(self.runs):
+            if run.intervention:
+                tensors = replica_tensors(self.network, r)
+                own = [self._of_replica(tensor, r) for tensor in moments]
+                intervene(run, self.epoch, self.network.replica_variables(r), tensors, own)
 
     @property
     def finished(self) -> bool:

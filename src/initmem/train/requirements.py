@@ -62,6 +62,8 @@ def check(study: Study) -> None:
             from initmem.train.modules import check_optimizer
 
             check_optimizer(recipe, shape)
+        if study.interventions:
+            _check_interventions(study, recipe, shape)
 
 
 def notes_of(recipe: Recipe, shape: Sizes) -> list[str]:
@@ -79,12 +81,29 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
         return
     import torch
 
-    from initmem.train.init import factors, replica_variables
+    from initmem.train.init import factors
     from initmem.train.networks import build
 
     with torch.device("meta"):
         network = build(recipe, shape)
-    factors(recipe, 1.0, replica_variables(network))
+    factors(recipe, 1.0, network.replica_variables())
+
+
+def _check_interventions(study: Study, recipe: Recipe, shape: Sizes) -> None:
+    """Apply every intervention to an untrained network: its layers and its file have to be there."""
+    import torch
+
+    from initmem.intervention import Intervention
+    from initmem.study import Run
+    from initmem.train.init import initialized, replica_tensors
+    from initmem.train.interventions import intervene
+
+    cpu = torch.device("cpu")
+    network = initialized([Run(recipe, 1.0, 0)], shape, device=cpu, dtype=torch.float32)
+    for text in study.interventions:
+        run = Run(recipe, 1.0, 0, intervention=text)
+        epoch = Intervention.parse(text).epoch
+        intervene(run, epoch, network.replica_variables(), replica_tensors(network, 0))
 
 
 class Flops(NamedTuple):

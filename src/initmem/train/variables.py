@@ -218,6 +218,36 @@ class TorchPlace(Place):
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Share(Place):
+    """The share of one replica in a variable of a pack."""
+
+    tensor: Tensor
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        """The share itself."""
+        return (self.tensor,)
+
+    def value(self) -> Tensor:
+        """The share itself."""
+        return self.tensor
+
+    @torch.no_grad()
+    def set(self, values: NDArray[np.float64]) -> None:
+        """Copy the values into the pack."""
+        # First the type, then the place: not every device knows float64.
+        self.tensor.copy_(torch.from_numpy(values).to(self.tensor.dtype).to(self.tensor.device))
+
+    @torch.no_grad()
+    def rescale(self, factor: float | NDArray[np.float64]) -> None:
+        """Multiply it."""
+        self.tensor.mul_(factor if isinstance(factor, float) else torch.from_numpy(factor).to(self.tensor))
+
+    def follow(self, model: Any) -> None:
+        """Nothing to do: a pack changes in place."""
+
+
 def torch_variables(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
     """Every parameter of a torch model once."""
     choose = choice(kernels, _usual_fan_in)

@@ -88,11 +88,14 @@ const initmem = (() => {
   function draw(host, spec) {
     const width = Math.max(260, Math.round(host.clientWidth)), height = Math.round(Math.min(400, Math.max(240, width * 0.58)));
     const strip = spec.ceiling ? 22 : 0;
-    const box = { right: width - 10, top: 8 + strip, bottom: height - 44 };
+    const names = spec.x.names || [], longest = Math.max(0, ...names.map((name) => name.length));
+    const box = { right: width - 10, top: 8 + strip, bottom: height - 44 - Math.min(70, 3.5 * longest) };
     const y = axis(...spec.y.limits, spec.y.log, box.bottom, box.top);
     const letters = Math.max(...y.ticks.map((v) => tickText(v).length), strip ? "never".length : 0);
     box.left = Math.max(50, 28 + 7 * letters); // the title of the axis, then its longest label
+    if (names.length) box.left = Math.max(box.left, 6 * names[0].length); // it is slanted, and ends at its tick
     const x = axis(...spec.x.limits, spec.x.log, box.left + 6, box.right - 6, spec.x.whole);
+    if (names.length) x.ticks = names.map((_, i) => i + 1);
     const crowded = spec.lines.length > 3 ? { class: "crowded" } : {}; // bands on bands hide the lines: see the one that is pointed at
     const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", ...crowded });
     host.setAttribute("role", "img");
@@ -109,7 +112,7 @@ const initmem = (() => {
       svg("rect", { x: box.left, y: 0, width: box.right - box.left, height: box.bottom + MARK }),
     ]);
     root.append(svg("defs", {}, [hidden]));
-    for (const line of spec.lines) root.append(drawLine(line, x, y, box, strip, dots, hidden.id));
+    for (const line of spec.lines) root.append(drawLine(line, x, y, box, strip, dots, hidden.id, names.length > 0));
     const here = svg("circle", { class: "here", r: 8, visibility: "hidden" });
     root.append(here);
     host.replaceChildren(root);
@@ -117,11 +120,12 @@ const initmem = (() => {
   }
 
   function described(spec) {
+    const at = (p) => (typeof p.level === "string" ? p.level : short(p.x));
     const ends = spec.lines.map((line) => {
       const there = line.points.filter((p) => p.y !== null && p.y !== undefined);
       if (!there.length) return `${line.label}: no values`;
       const [a, b] = [there[0], there[there.length - 1]];
-      return `${line.label}: ${short(a.y)} at ${short(a.x)} to ${short(b.y)} at ${short(b.x)}`;
+      return `${line.label}: ${short(a.y)} at ${at(a)} to ${short(b.y)} at ${at(b)}`;
     });
     return `${spec.title ? `${spec.title}. ` : ""}${spec.y.title} against ${spec.x.title}. ${ends.join("; ")}. Arrow keys read the points.`;
   }
@@ -138,7 +142,9 @@ const initmem = (() => {
       const at = x.place(v);
       root.append(
         svg("line", { class: "frame", x1: at, x2: at, y1: box.bottom, y2: box.bottom + 4 }),
-        svg("text", { class: "tick", x: at, y: box.bottom + 17, "text-anchor": "middle" }, [tickText(v)]),
+        spec.x.names?.length
+          ? svg("text", { class: "tick", transform: `translate(${at} ${box.bottom + 14}) rotate(-30)`, "text-anchor": "end" }, [spec.x.names[v - 1]])
+          : svg("text", { class: "tick", x: at, y: box.bottom + 17, "text-anchor": "middle" }, [tickText(v)]),
       );
     }
     root.append(
@@ -148,17 +154,20 @@ const initmem = (() => {
     );
   }
 
-  function drawLine(line, x, y, box, strip, dots, clip) {
+  // Without an order of x (`bare`) points have error bars and no line.
+  function drawLine(line, x, y, box, strip, dots, clip, bare) {
     const group = svg("g", { class: `series s${line.style % COLORS}`, "data-name": line.label });
     const lowest = y.log ? y.low : -Infinity;
     const up = (v) => y.place(Math.max(v, lowest)).toFixed(1);
     const inner = svg("g", { "clip-path": `url(#${clip})` });
-    for (const run of pieces(line.points, (p) => p.y !== null && p.low !== null && p.high !== null && p.low !== undefined)) {
+    const banded = (p) => p.y !== null && p.low !== null && p.high !== null && p.low !== undefined;
+    for (const p of bare ? line.points.filter(banded) : []) inner.append(svg("path", { class: "mean", d: `M${x.place(p.x).toFixed(1)} ${up(p.low)}V${up(p.high)}` }));
+    for (const run of bare ? [] : pieces(line.points, banded)) {
       const there = run.map((p) => `${x.place(p.x).toFixed(1)} ${up(p.high)}`);
       const back = run.map((p) => `${x.place(p.x).toFixed(1)} ${up(p.low)}`).reverse();
       inner.append(svg("path", { class: "band", d: `M${[...there, ...back].join("L")}Z` }));
     }
-    for (const run of pieces(line.points, (p) => p.y !== null && (!y.log || p.y > 0))) {
+    for (const run of bare ? [] : pieces(line.points, (p) => p.y !== null && (!y.log || p.y > 0))) {
       const d = run.map((p) => `${x.place(p.x).toFixed(1)} ${up(p.y)}`).join("L");
       const dash = DASHES[line.style % DASHES.length];
       inner.append(svg("path", { class: "mean", d: `M${d}`, ...(dash ? { "stroke-dasharray": dash } : {}) }));

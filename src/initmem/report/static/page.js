@@ -125,9 +125,9 @@
     const whole = ["seeds", "epoch"].includes(choice.x);
     const ends = lines.flat().filter((line) => line.points.length).map((line) => Math.max(...line.points.map((p) => p.x)));
     const apart = Math.max(...ends) / Math.min(...ends); // recipes of 12 and of 2,400 epochs do not fit on one scale
-    const several = choice.panels.length > 1 && apart > 3, xlog = choice.xlog || (!several && whole && apart > 5);
+    const several = !choice.names.length && choice.panels.length > 1 && apart > 3, xlog = choice.xlog || (!several && whole && apart > 5);
     if (xlog) for (const line of lines.flat()) line.points = line.points.filter((p) => p.x > 0);
-    const xOf = (shown) => ({ title: choice.x, log: xlog, whole, limits: initmem.domain(shown.flatMap((line) => line.points.map((p) => p.x)), xlog) });
+    const xOf = (shown) => ({ title: choice.x, names: choice.names, log: xlog, whole, limits: initmem.domain(shown.flatMap((line) => line.points.map((p) => p.x)), xlog) });
     const y = { title: choice.y, log: ylog, limits: initmem.domain(heights, ylog, 4) };
     const ceiling = points.some((p) => p.beyond), x = xOf(lines.flat());
     return choice.panels.map((panel, i) => ({ title: panel.title, lines: lines[i], x: several ? xOf(lines[i]) : x, y, ceiling }));
@@ -156,14 +156,15 @@
     const values = data.values[series.values], ids = series.runs === null ? null : data.runs[series.runs][i];
     const at = (name) => values[name]?.[i] ?? null;
     const [y, low, high, limits, never, n] = ["y", "low", "high", "limits", "never", "n"].map(at);
-    const words = [`${choice.x} = ${short(x)}`];
+    const level = choice.names.length ? choice.names[x - 1] : x;
+    const words = [choice.names.length ? level : `${choice.x} = ${short(x)}`];
     words.push(y === null ? `${choice.y}: not reached by half of the runs` : `${choice.y}: ${short4(y)}`);
     if (limits && limits[0] !== null) words.push(`${choice.limits}: ${short4(limits[0])} to ${short4(limits[1])}`);
     if (y !== null && low !== null && high !== null) words.push(`${choice.band}: ${short4(low)} to ${short4(high)}`);
     words.push(`n = ${n}${never ? (choice.ceiling ? `, of which ${never} never got there` : `; ${never} more without a value`) : ""}`);
     if (ids) words.push(`runs ${listed(ids)}`);
-    const href = `#runs:${series.recipe}${ids ? `:${String(x)}` : ""}`;
-    return { x, y, low, high, open: Boolean(never), beyond: choice.ceiling && y === null && n > 0, words, n, limits, href };
+    const href = `#runs:${series.recipe}${ids ? `:${encodeURIComponent(level)}` : ""}`;
+    return { x, level, y, low, high, open: Boolean(never), beyond: choice.ceiling && y === null && n > 0, words, n, limits, href };
   }
 
   const short4 = (v) => String(Number(v.toPrecision(4)));
@@ -200,7 +201,7 @@
   }
 
   const titlesOf = (choice) => ["line", choice.x, choice.y, `${choice.band}, from`, "to", `${choice.limits}, from`, "to", "n"];
-  const valuesOf = (p) => [p.x, p.y, p.low, p.high, p.limits?.[0] ?? null, p.limits?.[1] ?? null, p.n];
+  const valuesOf = (p) => [p.level, p.y, p.low, p.high, p.limits?.[0] ?? null, p.limits?.[1] ?? null, p.n];
 
   function link(text, href) {
     return html("a", { href }, [text]);
@@ -312,11 +313,14 @@
   }
 
   function scales(recipe, scale) {
-    const values = recipe.selectedOptions[0].dataset.scales.trim().split(/\s+/).filter(Boolean);
+    const values = recipe.selectedOptions[0].dataset.scales.split("\n").filter(Boolean);
     if (!values.includes(asked.scale)) asked.scale = "";
     scale.replaceChildren(...["", ...values].map((value) => html("option", { value }, [value || "all"])));
     scale.value = asked.scale;
   }
+
+  // A scale, or the name of an intervention.
+  const levelText = (level) => (typeof level === "number" ? String(Number(level.toPrecision(6))) : level);
 
   async function showRuns() {
     const place = document.getElementById("run-table");
@@ -324,7 +328,7 @@
     const found = await initmem.runRows(wanted.recipe);
     if (!found || wanted.recipe !== asked.recipe || !place.isConnected) return;
     const at = found.columns.indexOf("scale");
-    const rows = found.rows.filter((row) => !wanted.scale || short(row[at]) === short(Number(wanted.scale)));
+    const rows = found.rows.filter((row) => !wanted.scale || levelText(row[at]) === wanted.scale);
     const shown = rows.slice(asked.page * PAGE, (asked.page + 1) * PAGE);
     const used = found.columns.map((_, i) => shown.some((row) => row[i] !== null && row[i] !== ""));
     const words = ["run", "kind", "status", "environment", "faults"];
@@ -358,10 +362,10 @@
   }
 
   function follow() {
-    const found = /^#runs:([0-9a-f]{16})(?::([\d.e+-]+))?$/.exec(location.hash);
+    const found = /^#runs:([0-9a-f]{16})(?::(.+))?$/.exec(location.hash);
     const form = document.getElementById("explorer");
     if (!found || !form) return;
-    Object.assign(asked, { recipe: found[1], scale: found[2] ? short(Number(found[2])) : "", page: 0 });
+    Object.assign(asked, { recipe: found[1], scale: found[2] ? decodeURIComponent(found[2]) : "", page: 0 });
     explorer(form);
     showRuns();
     form.scrollIntoView({ block: "start" });

@@ -1,0 +1,155 @@
+"""Interventions on the state of training, as study files write them: `WORD[=VALUE][:TARGET][@EPOCH]`.
+
+    scale=2.5              multiplies the kernels before training
+    scale=2:residual2*@20  multiplies the layers with these names after epoch 20
+    mix=0.5:FILE           halfway between the initialization and a checkpoint
+
+This module reads them; `initmem.train.interventions` applies them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from initmem.catalog import INTERVENTIONS, OPTIMIZERS, InterventionRow
+from initmem.errors import ConfigError, allowed, is_text
+from initmem.recipe import AnyRecipe, Recipe
+from initmem.register import interventions
+
+NONE = "none"  # the run that others are compared with
+# A point of the axis that a study varies: an initialization scale, or the label of an intervention.
+Level: TypeAlias = float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """What is done to the state of training, and after which epoch; 0: before the first."""
+
+    word: str
+    value: str = ""
+    target: str = ""  # a pattern of layer names, or a file
+    epoch: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Intervention:
+        """Read an intervention; whether its word exists is checked by `checked`."""
+        before, at, after = text.strip().rpartition("@")
+        timed = bool(at) and after.isascii() and after.isdigit()
+        head, epoch = (before, int(after)) if timed else (text.strip(), 0)
+        word, _, rest = head.partition("=") if "=" in head else head.partition(":")
+        row = row_of(word)
+        if row is not None and not row.number:
+            return cls(word, "", rest, epoch)
+        value, _, target = rest.partition(":")
+        return cls(word, value, target, epoch)
+
+    @property
+    def number(self) -> float:
+        """The value, as a number."""
+        return float(self.value)
+
+    @property
+    def path(self) -> Path:
+        """The file that it names; behind the # stand the first digits of its SHA-256."""
+        return Path(self.target.rpartition("#")[0])
+
+    @property
+    def label(self) -> str:
+        """What people read, and what the id of a run contains: a file by its name and digest alone."""
+        row = row_of(self.word)
+        if row is not None and row.target == "file":
+            return str(replace(self, target=self.target.rpartition("/")[2]))
+        return str(self)
+
+    def __str__(self) -> str:
+        parts = [part for part in (self.value, self.target) if part]
+        given = f"={':'.join(parts)}" if parts else ""
+        return f"{self.word}{given}" + (f"@{self.epoch}" if self.epoch else "")
+
+
+def row_of(word: str) -> InterventionRow | None:
+    """What an intervention of initmem or of a plugin takes; None: its word is not known here."""
+    return INTERVENTIONS.get(word) or interventions.find(word)
+
+
+def level_text(level: Level) -> str:
+    """A level as people read it."""
+    return level if isinstance(level, str) else f"{level:g}"
+
+
+def level_order(level: Level) -> tuple[bool, float, str]:
+    """The order of levels: scales by size, then the untouched run, then interventions by name."""
+    if isinstance(level, str):
+        return True, 0.0, "" if level == NONE else level
+    return False, level, ""
+
+
+def checked(text: str, recipe: AnyRecipe) -> str:
+    """An intervention in its usual form; a `ConfigError` if it is unknown or does nothing in a recipe."""
+    one = Intervention.parse(text)
+    row = row_of(one.word)
+    if row is None:
+        words = [*INTERVENTIONS, *interventions.names()]
+        raise ConfigError(f"intervention {text!r}: unknown word ({allowed(words, one.word)})")
+    _check_value(text, one, row)
+    check_epoch(text, one, recipe)
+    if row.when == "later" and not one.epoch:
+        raise ConfigError(f"intervention {text!r} does nothing before training (allowed: {one.word}@EPOCH)")
+    if row.when == "start" and one.epoch:
+        raise ConfigError(f"intervention {text!r} is an initialization (allowed: without @{one.epoch})")
+    if isinstance(recipe, Recipe):
+        _check_recipe(text, one, row, recipe)
+    value = f"{one.number:g}" if row.number else ""
+    target = _with_digest(text, one.target) if row.target == "file" else one.target
+    return str(replace(one, value=value, target=target))
+
+
+def _check_value(text: str, one: Intervention, row: InterventionRow) -> None:
+    if row.number:
+        low, high = row.number
+        try:
+            number = one.number
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high:
+            raise ConfigError(f"intervention {text!r} (allowed: {one.word}=VALUE from {low:g} to {high:g})")
+    if one.target and not row.target:
+        raise ConfigError(f"intervention {text!r} (allowed: {one.word} without a target)")
+    if row.target == "file" and not one.target:
+        raise ConfigError(f"intervention {text!r} (allowed: {one.word}=VALUE:FILE)")
+
+
+def check_epoch(text: str, one: Intervention, recipe: AnyRecipe) -> None:
+    """Refuse an epoch after which nothing is trained."""
+    epochs = recipe.get("epochs")
+    if one.epoch and epochs is not None and one.epoch >= epochs:
+        raise ConfigError(
+            f"intervention {text!r}: the recipe has {epochs} epochs (allowed: @1 to @{epochs - 1})"
+        )
+
+
+def _check_recipe(text: str, one: Intervention, row: InterventionRow, recipe: Recipe) -> None:
+    if row.draws and recipe.init_mode == "rescale":
+        raise ConfigError(f"intervention {text!r} with init_mode = 'rescale' (it draws by fan-in: redraw)")
+    rule = OPTIMIZERS.get(recipe.optimizer)
+    if one.epoch and rule is not None and rule.rule.startswith("ScheduleFree"):
+        raise ConfigError(
+            f"intervention {text!r} with optimizer = {recipe.optimizer!r} (it also trains an average of the "
+            "weights; allowed: before training)"
+        )
+
+
+def _with_digest(text: str, target: str) -> str:
+    """A file is known by its content: a changed one makes new runs."""
+    path = Path(target.rpartition("#")[0] or target) if not Path(target).exists() else Path(target)
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"intervention {text!r} ({error.strerror})") from None
+    if not is_text(str(path.resolve())):
+        raise ConfigError(f"intervention {text!r} (allowed: a path of printable characters)")
+    return f"{path.resolve()}#{digest[:12]}"

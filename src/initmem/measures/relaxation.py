@@ -1,0 +1,220 @@
+"""Relaxation: how fast the difference to the untouched run of the same seed goes away after an intervention.
+
+At every epoch after the intervention, the run is compared with the run `none` of the same seed, which was the
+same until then: the logarithm of the ratio of their kernel norms, and the difference of a metric. The model
+is an exponential, start * exp(-rate * t), fitted by least squares to the mean over seeds, with t in epochs or
+on the clock of the recipe's family. Rate and start have Student's limits from a jackknife over seeds. A rate
+that is not significantly positive is an answer as well: the half-life has no upper limit. Half-lives beyond
+the last epoch are not extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from initmem.clocks import family_of
+from initmem.errors import ConfigError, allowed
+from initmem.intervention import NONE, Intervention, Level, level_order
+from initmem.measures.design import Groups, Measure, Row, curve_metrics, plain, preferred
+from initmem.measures.fit import has_moving_averages
+from initmem.measures.statistics import student
+from initmem.metric import metric_of
+from initmem.record import RunRecord
+from initmem.table import RECIPE, Column, number
+
+Array = NDArray[np.float64]
+
+FEWEST_EPOCHS = 3  # an exponential has two parameters
+RATES = np.concatenate([-np.geomspace(3.0, 0.01, 30), [0.0], np.geomspace(0.01, 300.0, 150)])  # per last time
+WELL_FITTED = 0.8  # of the variance over time
+NORM = "norm"
+
+
+class Relaxation(NamedTuple):
+    """The decay of one difference on one axis of time. None: not known, or beyond all limits."""
+
+    unit: str  # "epochs" or a clock
+    start: float  # the difference right after the intervention
+    start_low: float | None
+    start_high: float | None
+    rate: float  # per unit of time; negative: the difference grows
+    rate_low: float | None
+    rate_high: float | None
+    explained: float  # share of the variance over time that the exponential explains
+    left: float | None  # share of the start in the last epoch; None: there was no difference to begin with
+    span: float  # time from the intervention to the last epoch
+    n_seeds: int
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether there was a difference to begin with."""
+        low, high = self.start_low, self.start_high
+        return low is None or high is None or not low <= 0 <= high
+
+    @property
+    def half_life(self) -> tuple[float | None, float | None, float | None]:
+        """The time to half of the start with its limits; None: not known, or beyond the last epoch.
+
+        What is beyond the last epoch was not observed: an exponential that fits before need not fit there.
+        """
+        if not self.has_effect:
+            return None, None, None
+        value, high, low = (self._half(rate) for rate in (self.rate, self.rate_low, self.rate_high))
+        return value, self.span if low is None and self.rate_high is not None else low, high
+
+    def _half(self, rate: float | None) -> float | None:
+        half = math.log(2) / rate if rate is not None and rate > 0 else math.inf
+        return half if half <= self.span else None
+
+
+def relaxation(differences: Array, time: Array, unit: str = "epochs") -> Relaxation:
+    """Fit an exponential to differences of shape (seed, epoch) at times since the intervention, (epoch,)."""
+    n = len(differences)
+    mean = differences.mean(axis=0)
+    rate, start, explained = exponential(mean, time)
+    limits: list[tuple[float | None, float | None]] = [(None, None), (None, None)]
+    if n > 1:
+        others = [exponential(np.delete(differences, i, axis=0).mean(axis=0), time)[:2] for i in range(n)]
+        errors = np.sqrt((n - 1) / n * ((others - np.mean(others, axis=0)) ** 2).sum(axis=0))
+        half = student(n - 1) * errors
+        limits = [(x - h, x + h) for x, h in zip((rate, start), half.tolist(), strict=True)]
+    (rate_low, rate_high), (low, high) = limits
+    span = float(time[-1])
+    fit = Relaxation(unit, start, low, high, rate, rate_low, rate_high, explained, None, span, n)
+    return fit._replace(left=float(mean[-1] / start) if fit.has_effect and start else None)
+
+
+def exponential(values: Array, time: Array) -> tuple[float, float, float]:
+    """Rate and start of the least-squares exponential, and the share of the variance that it explains.
+
+    For a given rate the best start is known, so that only the rate is searched: on a grid, then around its
+    best point.
+    """
+    from scipy.optimize import minimize_scalar
+
+    rates = RATES / time[-1]
+
+    def left_over(rate: float) -> float:
+        basis = np.exp(-rate * time)
+        return float(((values - (basis @ values) / (basis @ basis) * basis) ** 2).sum())
+
+    best = int(np.argmin([left_over(rate) for rate in rates]))
+    around = rates[max(best - 1, 0)], rates[min(best + 1, len(rates) - 1)]
+    options = {"xatol": 1e-6 * (around[1] - around[0])}
+    rate = float(minimize_scalar(left_over, bounds=around, method="bounded", options=options).x)
+    basis = np.exp(-rate * time)
+    total = float(((values - values.mean()) ** 2).sum())
+    explained = 1 - left_over(rate) / total if total else 0.0
+    return rate, float((basis @ values) / (basis @ basis)), explained
+
+
+def differences(
+    records: Sequence[RunRecord], level: Level, column: str
+) -> tuple[Array, list[tuple[RunRecord, RunRecord]]]:
+    """Differences to the untouched runs after an intervention, (seed, epoch), and the pairs of runs.
+
+    Of norms the difference is that of their logarithms. The last epoch is that of the shortest run.
+    """
+    runs = {(r.run.seed, r.run.level): r for r in plain(records) if column in r.history}
+    pairs = []
+    for (seed, one), run in runs.items():
+        untouched = runs.get((seed, NONE)) or runs.get((seed, 1.0))
+        if one == level and untouched is not None:
+            pairs.append((run, untouched))
+    start = Intervention.parse(str(level)).epoch
+    end = min((len(run.history[column]) for pair in pairs for run in pair), default=0)
+    shown = np.log if column == NORM else lambda values: metric_of(column).factor * values
+    rows = [[shown(run.history[column][start:end]) for run in pair] for pair in pairs]
+    values = [touched - untouched for touched, untouched in rows]
+    return np.array(values).reshape(len(pairs), max(end - start, 0)), pairs
+
+
+def relaxations(records: Sequence[RunRecord], level: Level, column: str) -> list[Relaxation]:
+    """The relaxation of one difference in epochs, and on the clock of the recipe's family if it moves."""
+    values, pairs = differences(records, level, column)
+    usable = [i for i, row in enumerate(values) if np.isfinite(row).all()]
+    values, pairs = values[usable], [pairs[i] for i in usable]
+    if not len(values) or values.shape[1] < FEWEST_EPOCHS:
+        return []
+    start = Intervention.parse(str(level)).epoch
+    axes = {"epochs": np.arange(1.0, values.shape[1] + 1)}
+    clock = _clock(pairs[0][0])
+    if clock is not None:
+        ticks = pairs[0][0].history[f"clock_{clock}"]
+        axes[clock] = ticks[start : start + values.shape[1]] - ticks[start - 1]
+    return [relaxation(values, time, unit) for unit, time in axes.items() if (np.diff(time) > 0).all()]
+
+
+def _clock(record: RunRecord) -> str | None:
+    """The clock of a recipe's family that was recorded; for SGD with momentum it is `momentum`."""
+    clock, history = family_of(record.run.recipe), record.history
+    if clock == "sgd" and not np.array_equal(history.get("clock_momentum", 0), history.get("clock_sgd", 0)):
+        clock = "momentum"
+    return clock if clock and f"clock_{clock}" in history else None
+
+
+# -- table ------------------------------------------------------------------------------------------------
+
+
+def _rows(groups: Groups, metric: str | None) -> list[Row]:
+    columns = {name for records in groups.values() for record in records for name in record.history}
+    if metric is not None and metric not in columns:
+        raise ConfigError(f"metric = {metric!r}: not recorded epoch by epoch ({allowed(preferred(columns))})")
+    rows = []
+    for label, records in groups.items():
+        levels = {r.run.level for r in records if Intervention.parse(r.run.intervention).epoch}
+        for level in sorted(levels, key=level_order):
+            for column in dict.fromkeys([NORM, *([metric] if metric else curve_metrics(records)[:1])]):
+                fits = relaxations(records, level, column)
+                rows += [_row(label, level, column, records, one) for one in fits]
+    return rows
+
+
+def _row(label: str, level: Level, column: str, records: Sequence[RunRecord], one: Relaxation) -> Row:
+    value, low, high = one.half_life
+    notes = []
+    if not one.has_effect:
+        notes.append("no significant difference to begin with")
+    elif one.rate_low is not None and one.rate_low <= 0:
+        notes.append("no significant relaxation")
+    elif value is None:
+        notes.append("more than half is left at the end")
+    if one.has_effect and one.explained < WELL_FITTED:
+        notes.append(f"not exponential ({100 * max(one.explained, 0):.0f}% explained)")
+    if column != NORM and has_moving_averages(records[0].run.recipe):
+        notes.append("moving averages of batch norm lag behind")
+    quantity = "log norm ratio" if column == NORM else column
+    cells: Row = {"recipe": label, "intervention": level, "quantity": quantity}
+    cells |= {"half_life": value, "low": low, "high": high}
+    return cells | one._asdict() | {"note": "; ".join(notes)}
+
+
+MEASURES = {
+    "relaxation": Measure(
+        "Relaxation after an intervention: the difference to the untouched run of the same seed",
+        _rows,
+        {
+            "recipe": RECIPE,
+            "intervention": Column("intervention", "text", "what was done, and after which epoch"),
+            "quantity": Column("quantity", "text", "whose difference relaxes; accuracies in points"),
+            "start": number("start", "the difference right after the intervention, from the fit", ".3g"),
+            ("start_low", "start_high"): number("start: 95% interval", "of this", ".3g", priority=8),
+            "half_life": number(
+                "half-life", "time to half of the start; empty: beyond the last epoch", ".3g"
+            ),
+            "low": number("low", "lower 95% limit, over seeds", ".3g"),
+            "high": number("high", "upper 95% limit; empty: beyond the last epoch", ".3g"),
+            "unit": Column("unit", "text", "of time: epochs, or the clock of the recipe's family"),
+            "rate": number("rate", "ln 2 over the half-life", ".3g", priority=9),
+            "explained": number("explained", "share of the variance over time", ".2f", priority=6),
+            "left": number("left", "share of the start that is left in the last epoch", ".2f", priority=4),
+            "n_seeds": number("seeds", "with both runs", priority=7),
+            "note": Column("note", "text", "where the half-life is not to be trusted", priority=2),
+        },
+    )
+}
