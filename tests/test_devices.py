@@ -42,7 +42,7 @@ def test_every_worker_is_told_its_device(tmp_path: Path, tiny_study: Study) -> N
 
     class Noted(SimpleNamespace):
         def start(self) -> None:
-            given.append(self.args[-1].device)
+            given.append(next(one.device for one in self.args if isinstance(one, Settings)))
 
     ends = (SimpleNamespace(), SimpleNamespace(close=lambda: None))
     engine._context = SimpleNamespace(Pipe=lambda duplex: ends, Process=Noted)  # type: ignore[assignment]
