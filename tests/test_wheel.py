@@ -76,7 +76,8 @@ def test_version_authors_and_address_are_the_same_everywhere(metadata: Message) 
     assert metadata["Author"] == cited["authors"][0]["name"]
     assert cited["repository-code"] == PROJECT["urls"]["Repository"]
     assert cited["preferred-citation"]["title"].startswith("Do Deep Networks Forget Initialization?")
-    others = ("README.md", "mkdocs.yml", ".github/workflows/ci.yml", "CONTRIBUTING.md")
+    assert f"git clone {PROJECT['urls']['Repository']} " in (ROOT / "README.md").read_text("utf-8")
+    others = ("mkdocs.yml", ".github/workflows/ci.yml", "CONTRIBUTING.md")
     assert not [path for path in others if PROJECT["urls"]["Repository"] in (ROOT / path).read_text("utf-8")]
 
 
