@@ -57,6 +57,11 @@ def seeds_option(text: str) -> str:
     return f"seeds={list(range(int(text)))}" if text.strip().isdecimal() else f"seeds=[{text}]"
 
 
+def settings_of(overrides: Sequence[str] | None, *given: str | None) -> list[str]:
+    """All overrides: those of --set, and those that have an option of their own."""
+    return [*(overrides or ()), *filter(None, given)]
+
+
 StudyArgument = Annotated[
     str,
     typer.Argument(

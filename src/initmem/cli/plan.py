@@ -166,7 +166,7 @@ def plan(
     from initmem.engines.plan import plan as plan_of
     from initmem.pipeline import bundled_pipeline
 
-    settings = [*(overrides or ()), *filter(None, (scales, seeds))]
+    settings = base.settings_of(overrides, scales, seeds)
     results = stored(study, preset=preset, set=settings, plugin=plugins)
     if results and power is None:
         raise ConfigError(f"plan {study}: what a store holds is trained already (allowed: --power NOISE)")

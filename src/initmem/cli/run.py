@@ -60,7 +60,7 @@ def run(
     from initmem.store.paths import default_store
     from initmem.study_file import bundled
 
-    settings = [*(overrides or ()), *filter(None, (scales, seeds))]
+    settings = base.settings_of(overrides, scales, seeds)
     slots: tuple[dict[str, str], ...] = ()
     if command is not None:
         from initmem.pipeline.command import parse, placeholders, study_of

@@ -127,7 +127,7 @@ def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, list[Level
     Runs that stopped early, diverged or are missing leave gaps; nothing is carried forward.
     """
     chosen = [record for record in plain(records) if column in record.history]
-    levels = sorted({record.run.level for record in chosen}, key=level_order)
+    levels = levels_of(chosen)
     seeds = sorted({record.run.seed for record in chosen})
     epochs = max((len(record.history[column]) for record in chosen), default=0)
     values = np.full((len(seeds), len(levels), epochs), np.nan)

@@ -27,6 +27,7 @@ from initmem.measures.design import (
     analyses_of,
     default_metric,
     labelled,
+    levels_of,
     of_scales,
 )
 from initmem.measures.fit import Matched, cold_notes
@@ -182,7 +183,7 @@ def at_scales(source: Source, scales: Sequence[Level] | None) -> Collection:
     data = collected(source)
     if scales is None:
         return data
-    there = sorted({record.run.level for record in data.records}, key=level_order)
+    there = levels_of(data.records)
     if missing := sorted(set(scales) - set(there), key=level_order):
         raise ConfigError(f"scales = {missing} ({allowed(there)})")
     return Collection([r for r in data.records if r.run.level in scales], data.studies)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from initmem.errors import ConfigError, allowed
 from initmem.intervention import NONE, Intervention, Level, level_order
 from initmem.measures.design import Groups, Measure, Row, curve_metrics, plain, preferred
 from initmem.measures.fit import has_moving_averages
-from initmem.measures.statistics import student
+from initmem.measures.statistics import jackknife
 from initmem.metric import metric_of
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Column, number
@@ -76,14 +77,14 @@ def relaxation(differences: Array, time: Array, unit: str = "epochs") -> Relaxat
     """Fit an exponential to differences of shape (seed, epoch) at times since the intervention, (epoch,)."""
     n = len(differences)
     mean = differences.mean(axis=0)
-    rate, start, explained = exponential(mean, time)
-    limits: list[tuple[float | None, float | None]] = [(None, None), (None, None)]
-    if n > 1:
-        others = [exponential(np.delete(differences, i, axis=0).mean(axis=0), time)[:2] for i in range(n)]
-        errors = np.sqrt((n - 1) / n * ((others - np.mean(others, axis=0)) ** 2).sum(axis=0))
-        half = student(n - 1) * errors
-        limits = [(x - h, x + h) for x, h in zip((rate, start), half.tolist(), strict=True)]
-    (rate_low, rate_high), (low, high) = limits
+
+    @cache
+    def fitted(*seeds: int) -> tuple[float, float, float]:
+        return exponential(differences[list(seeds)].mean(axis=0), time)
+
+    rate, start, explained = fitted(*range(n))
+    _, rate_low, rate_high = jackknife(lambda seeds: fitted(*seeds.tolist())[0], n)
+    _, low, high = jackknife(lambda seeds: fitted(*seeds.tolist())[1], n)
     span = float(time[-1])
     fit = Relaxation(unit, start, low, high, rate, rate_low, rate_high, explained, None, span, n)
     return fit._replace(left=float(mean[-1] / start) if fit.has_effect and start else None)

@@ -177,6 +177,7 @@
   const rowsWithRecipe = (root) => [...root.querySelectorAll("tbody tr")].filter(recipeOf);
 
   function matches(recipe) {
+    if (!filter.length) return true;
     const row = rowsWithRecipe(document.getElementById("memory") ?? document.body).find((one) => recipeOf(one) === recipe);
     const text = (row?.textContent ?? "").toLowerCase();
     return !row || filter.every((word) => text.includes(word));
