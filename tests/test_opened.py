@@ -179,3 +179,12 @@ def test_large_files_count_by_size_and_that_is_said(tmp_path: Path, monkeypatch)
     result = initmem.run(load, scales=[1.0], seeds=[0], store="runs", engine="inline")
     assert "files too large to compare except for their size: large.npy" in result.notes
     assert json.dumps(result.records[0].provenance["opened"]) == '{"large.npy": "928 bytes"}'
+
+
+def test_compiled_python_counts_as_its_source_whoever_compiled_it() -> None:
+    from initmem.pipeline.opened import _relative
+
+    names = ["model.cpython-311.pyc", "model.cpython-311.opt-1.pyc", "model.cpython-311-pytest-9.2.0.pyc"]
+    compiled = [f"/project/src/__pycache__/{name}" for name in names]
+    assert list(_relative(compiled, [Path("/project")])) == ["src/model.py"] * 3
+    assert list(_relative(["/project/data.pyc", "/other/a"], [Path("/project")])) == ["data.pyc"]

@@ -9,7 +9,6 @@ that are not Python.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -123,9 +122,15 @@ def _relative(paths: Iterable[str], roots: list[Path]) -> Iterator[str]:
     for path in paths:
         for root in map(str, roots):
             if path.startswith(root.rstrip("/") + "/"):
-                is_cache = "__pycache__" in path and path.endswith(".pyc")
-                yield os.path.relpath(importlib.util.source_from_cache(path) if is_cache else path, root)
+                yield os.path.relpath(_source_of(Path(path)), root)
                 break
+
+
+def _source_of(path: Path) -> Path:
+    """The source of compiled Python, whatever tag its file name has (pytest adds one); else the path."""
+    if path.parent.name != "__pycache__" or path.suffix != ".pyc":
+        return path
+    return path.parent.parent / f"{path.name.partition('.')[0]}.py"
 
 
 def _counts(path: Path, project: Path) -> bool:
