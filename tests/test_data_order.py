@@ -12,7 +12,13 @@ from torch import nn, optim
 import initmem
 
 run = functools.partial(
-    initmem.run, scales=(0.5, 1.0), seeds=range(3), engine="inline", progress=False, name="order"
+    initmem.run,
+    scales=(0.5, 1.0),
+    seeds=range(3),
+    engine="inline",
+    workdir="shared",
+    progress=False,
+    name="order",
 )
 SAME, FULL = "every seed saw the data in the same order", "every update used the same batch"
 

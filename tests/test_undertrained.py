@@ -9,7 +9,9 @@ from torch import nn, optim
 
 import initmem
 
-run = functools.partial(initmem.run, scales=(0.1, 1.0, 2.5), seeds=range(6), engine="inline", progress=False)
+run = functools.partial(
+    initmem.run, scales=(0.1, 1.0, 2.5), seeds=range(6), engine="inline", workdir="shared", progress=False
+)
 
 
 def noise(init: initmem.Init, epoch: int = 0, size: float = 0.002) -> float:

@@ -16,7 +16,9 @@ from initmem.store.store import Store
 from initmem.study import Study
 
 SCALES = (0.1, 1.0, 2.5)
-run = functools.partial(initmem.run, scales=SCALES, seeds=range(6), engine="inline", progress=False)
+run = functools.partial(
+    initmem.run, scales=SCALES, seeds=range(6), engine="inline", workdir="shared", progress=False
+)
 
 
 def noise(init: initmem.Init, epoch: int = 0, size: float = 0.002) -> float:

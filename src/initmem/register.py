@@ -28,6 +28,7 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -216,9 +217,15 @@ def load(modules: Iterable[str]) -> None:
 
 def load_installed() -> None:
     """Import the plugins of installed packages, once."""
-    for point in importlib.metadata.entry_points(group=GROUP):
+    for point in _entry_points(tuple(sys.path)):
         if point.value.partition(":")[0] not in sys.modules:
             _imported(point.value, point.load)
+
+
+@cache
+def _entry_points(path: tuple[str, ...]) -> importlib.metadata.EntryPoints:
+    """What is installed on a search path; reading it takes milliseconds, and names are looked up often."""
+    return importlib.metadata.entry_points(group=GROUP)
 
 
 def _imported(name: str, action: Callable[[], Any]) -> None:
