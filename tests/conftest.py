@@ -57,6 +57,12 @@ def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder: every run of user code mirrors the present one, here a thousand files."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+
+
+@pytest.fixture
 def tiny() -> Recipe:
     """A recipe that trains in a fraction of a second."""
     return Recipe(

@@ -24,7 +24,10 @@ from initmem.recipe import PipelineRecipe
 from initmem.record import RunRecord, crashed
 from initmem.study import Run
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other
+pytestmark = [
+    pytest.mark.usefixtures("empty_folder"),
+    pytest.mark.filterwarnings("ignore"),  # those libraries warn about each other
+]
 
 keras, adapter = Deferred("keras"), Deferred("initmem.pipeline.keras")
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))

@@ -13,6 +13,8 @@ import initmem
 from initmem.errors import ConfigError
 from initmem.pipeline.tracker import Tracker
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 
 class SharpnessAware(optim.Optimizer):
     """Two half steps; nobody calls `step`."""

@@ -24,6 +24,8 @@ from initmem.pipeline.command import command_fingerprint, study_of
 from initmem.pipeline.source import Fingerprint
 from initmem.store.store import Store
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 PROJECT = {
     "mine.py": '''
 """A pipeline of two models."""

@@ -7,12 +7,15 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn, optim
 
 import initmem
 from initmem.pipeline.tracker import Tracker
 from initmem.store.encoding import decode, encode
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 run = functools.partial(initmem.run, scales=[1.0], seeds=[0], engine="inline", progress=False)
 

@@ -21,6 +21,8 @@ from initmem.pipeline.tracker import Tracker
 from initmem.recipe import PipelineRecipe
 from initmem.study import Run
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 ONES = functools.partial(jnp.ones, dtype=jnp.float32)
 PLAIN = {"hidden": {"w": ONES((3, 40)), "b": ONES(40)}, "out": {"w": ONES((40, 2)), "b": ONES(2)}, "step": 3}
 FLAX = {

@@ -8,9 +8,12 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 import initmem
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 HOW = {"scales": [1.0, 2.0], "seeds": [0, 1], "progress": False}
 

@@ -15,6 +15,8 @@ from initmem.pipeline.tracker import Tracker
 from initmem.recipe import PipelineRecipe
 from initmem.study import Run
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 EPOCHS = 4
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from initmem.errors import ConfigError
 from initmem.measures.beta import half_lives
 from initmem.plots.tables import render
 from initmem.store.store import Store
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 SEEDS, SCALES = range(5), (0.1, 1.0, 2.5)
 STEPS = 7  # updates of an epoch
@@ -44,16 +47,17 @@ def train_regression(init: initmem.Init, tracker: initmem.Tracker) -> dict[str, 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory) -> initmem.Result:
     """A pipeline with a learning rate at which it remembers, and one at which it forgets."""
-    return initmem.run(
-        train, SCALES, SEEDS, tmp_path_factory.mktemp("own") / "store", engine="inline", progress=False,
-        recipe={"optimizer": "sgd", "classes": 10}, grid={"lr": [0.01, 0.1]},
-    )  # fmt: skip
+    with chdir(tmp_path_factory.mktemp("own")):
+        return initmem.run(
+            train, SCALES, SEEDS, "store", engine="inline", progress=False,
+            recipe={"optimizer": "sgd", "classes": 10}, grid={"lr": [0.01, 0.1]},
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory) -> initmem.Result:
-    store = tmp_path_factory.mktemp("own") / "losses"
-    return initmem.run(train_regression, SCALES, SEEDS, store, engine="inline", progress=False)
+    with chdir(tmp_path_factory.mktemp("losses")):
+        return initmem.run(train_regression, SCALES, SEEDS, "store", engine="inline", progress=False)
 
 
 # -- tables -----------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ from initmem.store.store import Store
 from initmem.study import Run
 from initmem.study_file import own_study
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)
 run = functools.partial(initmem.run, engine="inline", progress=False)
 
