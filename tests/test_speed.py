@@ -122,5 +122,5 @@ def test_what_bench_is_asked() -> None:
     assert asked_peers("none") == []
     with pytest.raises(ConfigError, match=r"'resnet7' .*quickstart"):
         asked_workloads(["resnet7"], everything=False)
-    with pytest.raises(ConfigError, match=r"'jax' .*keras"):
-        asked_peers("jax")
+    with pytest.raises(ConfigError, match=r"'tinygrad' .*keras"):
+        asked_peers("tinygrad")

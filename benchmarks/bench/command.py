@@ -17,7 +17,7 @@ from initmem.table import Column, Key, Table, table_of
 from .compare import PEERS, Tell, compare, gemm_limit, missing
 from .workloads import CORE, WORKLOADS, Workload
 
-PACKAGES = ("torch", "keras", "tensorflow", "tensorflow-cpu", "numpy")
+PACKAGES = ("torch", "keras", "tensorflow", "tensorflow-cpu", "jax", "numpy")
 
 
 def asked_workloads(names: Sequence[str], *, everything: bool) -> list[Workload]:

@@ -27,7 +27,7 @@ from .workloads import Workload
 
 Tell = Callable[[str], None]
 
-PEERS = {"keras": "tensorflow", "torch": "torch"}  # peer: the package it needs beside initmem
+PEERS = {"keras": "tensorflow", "torch": "torch", "jax": "optax"}  # peer: the package it needs beside initmem
 ROOT = Path(__file__).parents[2]  # from where peers are imported
 LONGEST = 1800  # seconds one measurement of a peer may take
 HOPELESS = 1.3  # so many times a peer's best setting in the first round, and a setting is not tried again
@@ -35,17 +35,18 @@ HOPELESS = 1.3  # so many times a peer's best setting in the first round, and a 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a peer is run: how many trainings at once, and its own switches."""
+    """How a peer is run: how many processes at once, and its own switches."""
 
     at_once: int
     threads: int | None  # None: what the framework takes by default
     compile: bool = False
     channels_last: bool = False
+    mode: str = ""  # how one process trains many replicas together; empty: a process trains one run
 
     def __str__(self) -> str:
         threads = "default threads" if self.threads is None else f"{self.threads} thread"
         switches = [name for name in ("compile", "channels_last") if getattr(self, name)]
-        return ", ".join([f"{self.at_once} at once", threads, *switches])
+        return ", ".join([f"{self.at_once} at once", threads, *filter(None, [self.mode]), *switches])
 
 
 AS_IS = Setting(1, None)
@@ -64,7 +65,7 @@ class Comparison:
     def ratio(self, peer: str, *, best: bool) -> float | None:
         """How many times longer a peer takes."""
         found = self.peers.get(peer, {})
-        seconds = [s for name, s in found.items() if best or name == str(AS_IS)]
+        seconds = [s for name, s in found.items() if best or name == str(settings(peer)[0])]
         return min(seconds) / self.seconds if seconds else None
 
     def row(self) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def compare(
         tell(f"{workload.name}: initmem {seconds:.1f} s, pack {found.pack}")
         for peer, timed in found.peers.items():
             for setting in settings(peer):
-                if not _may_count(setting, timed):
+                if not _may_count(setting, timed, as_is=setting == settings(peer)[0]):
                     continue
                 spent = time_peer(peer, workload, setting)
                 if spent is None:
@@ -111,17 +112,21 @@ def compare(
     return found
 
 
-def _may_count(setting: Setting, timed: dict[str, float]) -> bool:
+def _may_count(setting: Setting, timed: dict[str, float], *, as_is: bool) -> bool:
     """Whether a peer's setting is as is, new, or near its best so far."""
     known = timed.get(str(setting))
-    return setting == AS_IS or known is None or known < HOPELESS * min(timed.values())
+    return as_is or known is None or known < HOPELESS * min(timed.values())
 
 
 def settings(peer: str) -> list[Setting]:
     """As it comes, and every way that might be its best."""
+    if peer == "jax":  # as it comes: all replicas in one process, which uses every core
+        modes = ("patches", "convolution", "map")
+        return [Setting(1, None, mode="convolution"), *(Setting(cores(), 1, mode=mode) for mode in modes)]
+    together = [Setting(cores(), 1, compile, mode="vmap") for compile in (False, True) if peer == "torch"]
     layouts = (False, True) if peer == "torch" else (False,)  # TensorFlow has but one on a processor
     switches = itertools.product((False, True), layouts)
-    return [AS_IS, *(Setting(cores(), 1, compile, layout) for compile, layout in switches)]
+    return [AS_IS, *(Setting(cores(), 1, compile, layout) for compile, layout in switches), *together]
 
 
 def missing(peer: str) -> str | None:
@@ -169,16 +174,19 @@ def time_peer(peer: str, workload: Workload, setting: Setting) -> float | None:
     """Seconds for all runs by a peer; None where it does not run in this setting."""
     if setting.compile and peer == "torch" and not (shutil.which("g++") or shutil.which("clang++")):
         return None  # torch.compile writes C++
+    replicas = math.ceil(workload.runs / setting.at_once) if setting.mode else 1
     task = workload.spec() | {
-        "threads": setting.threads, "compile": setting.compile, "channels_last": setting.channels_last
+        "threads": setting.threads, "compile": setting.compile, "channels_last": setting.channels_last,
+        "mode": setting.mode, "replicas": replicas,
     }  # fmt: skip
-    command = [sys.executable, "-m", f"benchmarks.bench.peer_{peer}", json.dumps(task)]
+    module = "vmap" if setting.mode == "vmap" else peer
+    command = [sys.executable, "-m", f"benchmarks.bench.peer_{module}", json.dumps(task)]
     try:
         told = [json.loads(line) for line in race(command, setting.at_once)]
     except (ValueError, OSError, subprocess.TimeoutExpired):
         return None
     seconds = statistics.mean(whole(one["epochs"], one["end"], workload.epochs) for one in told)
-    return seconds * math.ceil(workload.runs / setting.at_once)
+    return seconds * math.ceil(workload.runs / (setting.at_once * replicas))
 
 
 GEMM = """
@@ -202,17 +210,20 @@ def gemm_limit() -> float:
 
 
 def race(command: list[str], at_once: int) -> list[str]:
-    """Start processes that say `ready`, let all go at the same moment, return what each printed last."""
+    """Start processes that say `ready`, let all go at the same moment, return what each printed last.
+
+    The last argument of each is its number, for a peer that has to be kept on one core.
+    """
     processes = [
         subprocess.Popen(
-            command,
+            [*command, str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=ROOT,
         )
-        for _ in range(at_once)
+        for number in range(at_once)
     ]
     try:
         for process in processes:

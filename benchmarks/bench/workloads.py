@@ -61,9 +61,10 @@ def _cifar_size(
 
 
 def _quickstart(optimizer: str) -> Workload:
+    """A recipe of the demo: 5 scales x 6 seeds."""
     return _workload(
-        "quickstart", runs=20, timed=3, epochs=30, dataset="digits", width=4, batch_size=16,
-        optimizer=optimizer,
+        "quickstart", runs=30, timed=12, epochs=250, dataset="digits", train_size=200, test_unused=True,
+        width=4, batch_size=16, optimizer=optimizer, learning_rate=1e-2, batch_statistics="re-estimated",
     )  # fmt: skip
 
 

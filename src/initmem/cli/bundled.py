@@ -236,8 +236,8 @@ def bench(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every workload; an hour or two.")] = False,
     peers: Annotated[
-        str, typer.Option(metavar="LIST", help="Comma-separated: keras, torch; or none.")
-    ] = "keras,torch",
+        str, typer.Option(metavar="LIST", help="Comma-separated: keras, torch, jax; or none.")
+    ] = "keras,torch,jax",
     rounds: Annotated[
         int, typer.Option(min=1, metavar="N", help="How often each is timed; the fastest counts.")
     ] = 2,
@@ -246,7 +246,7 @@ def bench(
     ] = None,
     as_json: base.AsJson = False,
 ) -> None:
-    """Time initmem beside Keras and plain PyTorch.
+    """Time initmem next to Keras, PyTorch and JAX.
 
     Needs a checkout of the repository and an idle machine.
     """
