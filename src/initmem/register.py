@@ -36,6 +36,9 @@ from initmem import catalog
 from initmem.catalog import InterventionRow, Option
 from initmem.errors import ConfigError, allowed
 
+if typing.TYPE_CHECKING:
+    from initmem.recipe import Recipe
+
 GROUP = "initmem.plugins"
 ARGUMENTS = ("input", "outputs", "width")  # of every builder, before its options
 KINDS: tuple[type, ...] = (bool, int, float, str)
@@ -196,6 +199,11 @@ def check_name(kind: Literal["dataset", "model", "optimizer"], name: str) -> Non
             own = [one for one in catalog.OPTIMIZERS if one not in of_torch]
             offered = of_torch if name.startswith("torch:") else [*own, *optimizers.names(), "torch:NAME"]
     raise ValueError(allowed(offered, name) + "; --plugin MODULE brings others")
+
+
+def is_used_by(recipe: Recipe) -> bool:
+    """Whether a plugin registered the network, the optimizer or the dataset of a recipe."""
+    return any((models.find(recipe.model), optimizers.find(recipe.optimizer), datasets.find(recipe.dataset)))
 
 
 def options_of(name: str) -> tuple[Option, ...] | None:

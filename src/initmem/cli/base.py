@@ -33,6 +33,24 @@ app = typer.Typer(
 UNLIMITED = 10_000  # columns: wider than any table
 
 
+# -- options that several commands share, and those of `initmem run` ---------------------------------------
+
+
+def argument(help: str, **more: Any) -> Any:
+    """A word of a command."""
+    return typer.Argument(help=help, **more)
+
+
+def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
+    """An option with a value; its name is that of the parameter unless given."""
+    return typer.Option(*names, metavar=metavar, help=help, **more)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=help)
+
+
 def bundled_studies(incomplete: str) -> list[str]:
     """Names for shell completion."""
     from initmem.study_file import bundled
@@ -57,75 +75,6 @@ def seeds_option(text: str) -> str:
     return f"seeds={list(range(int(text)))}" if text.strip().isdecimal() else f"seeds=[{text}]"
 
 
-def settings_of(overrides: Sequence[str] | None, *given: str | None) -> list[str]:
-    """All overrides: those of --set, and those that have an option of their own."""
-    return [*(overrides or ()), *filter(None, given)]
-
-
-StudyArgument = Annotated[
-    str,
-    typer.Argument(
-        help="A bundled study (see `initmem studies`) or a .toml file.", autocompletion=bundled_studies
-    ),
-]
-StoreArgument = Annotated[
-    Path, typer.Argument(help="A directory that `initmem run` wrote, or an archive of one.")
-]
-StoresArgument = Annotated[
-    list[Path],
-    typer.Argument(help="Directories that `initmem run` wrote, or archives; several count as one."),
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        help="Size of the study; `initmem studies NAME` lists them.",
-        metavar="NAME",
-        autocompletion=presets_of_study,
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe field."),
-]
-Scales = Annotated[
-    str | None,
-    typer.Option("--scales", parser=lambda text: f"scales=[{text}]", metavar="LIST", help="As in 0.1,1,2.5."),
-]
-Seeds = Annotated[
-    str | None,
-    typer.Option(
-        "--seeds",
-        parser=seeds_option,
-        metavar="N|LIST",
-        help="5: seeds 0 to 4; 5,7: these two; 5,: seed 5 alone.",
-    ),
-]
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--plugin", metavar="MODULE", help="Import a module that registers networks or datasets of yours."
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Worker processes.", show_default="one per core"),
-]
-Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="PATH", help="A file; with `all`, a directory.")
-]
-PageOutput = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="The page.")]
-Reference = Annotated[
-    bool, typer.Option("--reference", help="Show the paper's values beside the measured ones.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs (see docs/json.md).")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Where datasets are kept.", show_default="$XDG_CACHE_HOME/initmem"),
-]
-
-# -- options of `initmem run`: what to train, where and how, what to do about crashed or old runs ------------
-
-
 def engine_option(text: str) -> tuple[str, str | int]:
     """Read `partition=long`."""
     key, sign, value = text.partition("=")
@@ -134,104 +83,105 @@ def engine_option(text: str) -> tuple[str, str | int]:
     return key, int(value) if value.isdecimal() else value
 
 
-def seconds(text: str) -> float:
-    """A duration: a number of seconds, or one with the unit s, m or h."""
-    number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "s")
-    try:
-        value = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:
-        raise ConfigError(f"timeout = {text!r} (allowed: a duration, as in 90, 90s, 15m, 2h)")
-    return value
-
-
+WITH_COMMAND = "With --command: "
+StudyArgument = Annotated[
+    str, argument("A bundled study (see `initmem studies`) or a .toml file.", autocompletion=bundled_studies)
+]
 StudyName = Annotated[
     str | None,
-    typer.Argument(
-        help="A bundled study or a .toml file; not needed with --command.", autocompletion=bundled_studies
-    ),
+    argument("A bundled study or a .toml file; not needed with --command.", autocompletion=bundled_studies),
 ]
+StudyOrStore = Annotated[
+    str, argument("A bundled study, a .toml file, or a store or archive.", autocompletion=bundled_studies)
+]
+StoreArgument = Annotated[Path, argument("A directory that `initmem run` wrote, or an archive of one.")]
+StoresArgument = Annotated[
+    list[Path], argument("Directories that `initmem run` wrote, or archives; several count as one.")
+]
+Preset = Annotated[
+    str | None,
+    option("NAME", "Size of the study; `initmem studies NAME` lists them.", autocompletion=presets_of_study),
+]
+Overrides = Annotated[list[str] | None, option("KEY=VALUE", "Override a recipe field.", "--set")]
+Scales = Annotated[
+    str | None, option("LIST", "As in 0.1,1,2.5.", "--scales", parser=lambda text: f"scales=[{text}]")
+]
+Seeds = Annotated[
+    str | None,
+    option("N|LIST", "5: seeds 0 to 4; 5,7: these two; 5,: seed 5 alone.", "--seeds", parser=seeds_option),
+]
+Plugins = Annotated[
+    list[str] | None,
+    option("MODULE", "Import a module that registers networks or datasets of yours.", "--plugin"),
+]
+Workers = Annotated[int | None, option("N", "Worker processes.", min=1, show_default="one per core")]
+Output = Annotated[Path | None, option("PATH", "A file; with `all`, a directory.", "-o", "--output")]
+Reference = Annotated[bool, flag("--reference", "Show the paper's values beside the measured ones.")]
+AsJson = Annotated[bool, flag("--json", "Print JSON for programs (see docs/json.md).")]
+
 StoreOption = Annotated[
-    Path | None,
-    typer.Option("--store", metavar="DIR", help="Where the records go.", show_default="runs/STUDY-PRESET"),
+    Path | None, option("DIR", "Where the records go.", "--store", show_default="runs/STUDY-PRESET")
 ]
 Command = Annotated[
     str | None,
-    typer.Option(
-        metavar="PROGRAM",
-        help="Train with your own program, which writes JSON lines: "
+    option(
+        "PROGRAM",
+        "Train with your own program, which writes JSON lines: "
         "'python train.py --scale {scale} --seed {seed} --out {history}'.",
     ),
 ]
-Name = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="With --command: its name.", show_default="that of the script"),
-]
+Name = Annotated[str | None, option("NAME", f"{WITH_COMMAND}its name.", show_default="that of the script")]
 Watch = Annotated[
-    list[Path] | None,
-    typer.Option("--watch", metavar="FILE", help="With --command: another file that training depends on."),
+    list[Path] | None, option("FILE", f"{WITH_COMMAND}another file that training depends on.", "--watch")
 ]
 Workdir = Annotated[
     str,
-    typer.Option(
-        metavar="own|shared",
-        help="With --command: a working directory for every run, removed afterwards, or the present one.",
+    option(
+        "own|shared",
+        f"{WITH_COMMAND}a working directory for every run, removed afterwards, or the present one.",
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    option(
+        "N",
+        f"{WITH_COMMAND}N workers with a GPU each: CUDA_VISIBLE_DEVICES, or {{gpu}} in the command.",
+        min=1,
     ),
 ]
 Until = Annotated[
     float | None,
-    typer.Option(
-        min=0.01,
-        metavar="PP",
-        help="Add seeds, at planned interim analyses, until every interval is at most this wide.",
+    option(
+        "PP", "Add seeds, at planned interim analyses, until every interval is at most this wide.", min=0.01
     ),
 ]
-MaxSeeds = Annotated[int, typer.Option(min=1, metavar="N", help="With --until: the most seeds per recipe.")]
-Gpus = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="With --command: N workers with a GPU each: CUDA_VISIBLE_DEVICES, or {gpu} in the command.",
-    ),
-]
-EngineName = Annotated[
-    str, typer.Option("--engine", metavar="NAME", help="Where runs execute: local, inline, ray or slurm.")
-]
+MaxSeeds = Annotated[int, option("N", "With --until: the most seeds per recipe.", min=1)]
+EngineName = Annotated[str, option("NAME", "Where runs execute: local, inline, ray or slurm.", "--engine")]
 EngineOptions = Annotated[
     list[Any] | None,
-    typer.Option(
+    option(
+        "KEY=VALUE",
+        "For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
         "-E",
         "--engine-option",
         parser=engine_option,
-        metavar="KEY=VALUE",
-        help="For ray: address=HOST:PORT. For slurm: partition=..., timeout_min=..., ...",
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N (untested).")]
+Device = Annotated[str, option("NAME", "cpu, cuda or cuda:N (untested).")]
 PackSize = Annotated[
-    int | None,
-    typer.Option("--pack", min=1, metavar="N", help="Replicas trained together.", show_default="by shape"),
+    int | None, option("N", "Replicas trained together.", "--pack", min=1, show_default="by shape")
 ]
-CheckpointEvery = Annotated[
-    float, typer.Option(min=0, metavar="SECONDS", help="Time between two checkpoints.")
-]
+CheckpointEvery = Annotated[float, option("SECONDS", "Time between two checkpoints.", min=0)]
 Timeout = Annotated[
     float | None,
-    typer.Option(
-        parser=seconds,
-        metavar="TIME",
-        help="End a pack that finishes no epoch for this long: 90, 90s, 15m or 2h.",
-        show_default="never",
-    ),
+    option("SECONDS", "End a pack that finishes no epoch for this long.", min=0.001, show_default="never"),
 ]
-RetryCrashed = Annotated[bool, typer.Option("--retry-crashed", help="Train crashed runs again.")]
-KeepOld = Annotated[
-    bool, typer.Option("--keep-old", help="Keep runs trained before your program or plugin changed.")
-]
-KeepGoing = Annotated[
-    bool, typer.Option("--keep-going", help="Do not stop when the first runs all crash alike.")
+RetryCrashed = Annotated[bool, flag("--retry-crashed", "Train crashed runs again.")]
+KeepOld = Annotated[bool, flag("--keep-old", "Keep runs trained before your program or plugin changed.")]
+KeepGoing = Annotated[bool, flag("--keep-going", "Do not stop when the first runs all crash alike.")]
+Verbose = Annotated[
+    bool,
+    typer.Option("-v", "--verbose", help="Also print the layers in use, the metric and a legend."),
 ]
 
 
@@ -257,8 +207,7 @@ def main() -> None:
 
 @app.callback(invoke_without_command=True)
 def _without_command(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    context: typer.Context, version: Annotated[bool, flag("--version", "Print the version and exit.")] = False
 ) -> None:
     if version:
         say(f"initmem {__version__}")
@@ -283,11 +232,18 @@ def say(text: str, *, err: bool = False) -> None:
     print(line, file=stream)
 
 
-def show(table: Table) -> None:
-    """Print a table, fitted to the terminal; in a pipe all of it."""
+def fail(message: str, *, code: int = 2) -> NoReturn:
+    """End with one line on stderr."""
+    say("initmem: " + " ".join(message.split()), err=True)
+    sys.exit(code)
+
+
+def show(*tables: Table, legend: bool = True) -> None:
+    """Print tables with the same columns, fitted to the terminal, in a pipe all of them; one legend below."""
     from initmem.plots.tables import print_table
 
-    print_table(table, console())
+    for table in tables:
+        print_table(table, console(), legend=legend and table is tables[-1])
 
 
 def show_rows(title: str, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
@@ -307,15 +263,9 @@ def print_json(schema: str, rows: Sequence[Mapping[str, Any]], **summary: Any) -
     print(json.dumps(plain_values(content), indent=1, default=str, allow_nan=False))
 
 
-def fail(message: str, *, code: int = 2) -> NoReturn:
-    """End with one line on stderr."""
-    say("initmem: " + " ".join(message.split()), err=True)
-    sys.exit(code)
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Where tables and progress go. It reads no markup, and cuts nothing where there is no terminal."""
+def console() -> Console:
+    """Where tables go. It reads no markup, and cuts nothing where there is no terminal."""
     from rich.console import Console
 
-    width = None if (sys.stderr if stderr else sys.stdout).isatty() else UNLIMITED
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
+    width = None if sys.stdout.isatty() else UNLIMITED
+    return Console(highlight=False, markup=False, emoji=False, width=width)

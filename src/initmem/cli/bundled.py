@@ -12,7 +12,7 @@ import typer
 
 import initmem
 from initmem.cli import base
-from initmem.cli.base import app, print_help, print_json, say, show, show_rows
+from initmem.cli.base import app, argument, flag, option, print_help, print_json, say, show, show_rows
 from initmem.errors import ConfigError, allowed, first_of
 
 MISSING_SHOWN = 3  # of the runs that a figure or table lacks
@@ -37,6 +37,9 @@ def models(plugins: base.Plugins = None, as_json: base.AsJson = False) -> None:
 data_app = typer.Typer(help="List and download datasets.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
+DataDir = Annotated[
+    Path | None, option("DIR", "Where datasets are kept.", show_default="$XDG_CACHE_HOME/initmem")
+]
 OWN = "FILE.npz with x and y, or x_train, y_train, x_test and y_test; text:LENGTH:FILE"
 
 
@@ -46,9 +49,7 @@ def _without_command(context: typer.Context) -> None:
 
 
 @data_app.command("list")
-def list_data(
-    data_dir: base.DataDir = None, plugins: base.Plugins = None, as_json: base.AsJson = False
-) -> None:
+def list_data(data_dir: DataDir = None, plugins: base.Plugins = None, as_json: base.AsJson = False) -> None:
     """List the datasets, their sizes and where they are."""
     from initmem import catalog, register
     from initmem.data.sources import sizes
@@ -82,16 +83,11 @@ def _availability(name: str, source: str, data_dir: Path | None) -> str:
 
 @data_app.command("get")
 def get_data(
-    name: Annotated[str, typer.Argument(help="cifar10, cifar100, svhn, mnist, fashion-mnist or text")],
+    name: Annotated[str, argument("cifar10, cifar100, svhn, mnist, fashion-mnist or text")],
     source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="PATH",
-            help="The official file or a folder of them, or the same as .npz.",
-        ),
+        Path | None, option("PATH", "The official file or a folder of them, or the same as .npz.", "--from")
     ] = None,
-    data_dir: base.DataDir = None,
+    data_dir: DataDir = None,
     as_json: base.AsJson = False,
 ) -> None:
     """Download a dataset, verify it and keep it as plain array files."""
@@ -112,12 +108,10 @@ def get_data(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="1 to 8, scale, memory, beta, clocks, or all.")],
+    name: Annotated[str, argument("1 to 8, scale, memory, beta, clocks, or all.")],
     stores: base.StoresArgument,
     output: base.Output = None,
-    ending: Annotated[
-        str, typer.Option(metavar="FORMAT", help="Without a file name: pdf, png or svg.")
-    ] = "pdf",
+    ending: Annotated[str, option("FORMAT", "Without a file name: pdf, png or svg.")] = "pdf",
     reference: base.Reference = False,
     as_json: base.AsJson = False,
 ) -> None:
@@ -147,12 +141,10 @@ def figure(
 
 @app.command()
 def table(
-    name: Annotated[str, typer.Argument(help="1 to 7, or all.")],
+    name: Annotated[str, argument("1 to 7, or all.")],
     store: base.StoreArgument,
     output: base.Output = None,
-    ending: Annotated[
-        str, typer.Option(metavar="FORMAT", help="Without a file name: txt, md, tex or csv.")
-    ] = "md",
+    ending: Annotated[str, option("FORMAT", "Without a file name: txt, md, tex or csv.")] = "md",
     reference: base.Reference = False,
     as_json: base.AsJson = False,
 ) -> None:
@@ -194,14 +186,10 @@ def table(
 
 @app.command()
 def theory(
-    name: Annotated[
-        str, typer.Argument(help="propositions, exponents, fig9, diagonal, resetting or linear.")
-    ],
-    seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Seed of the networks, the data and the targets.")
-    ] = 0,
+    name: Annotated[str, argument("propositions, exponents, fig9, diagonal, resetting or linear.")],
+    seed: Annotated[int, option("N", "Seed of the networks, the data and the targets.", min=0)] = 0,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also draw the picture to a file.")
+        Path | None, option("FILE", "Also draw the picture to a file.", "-o", "--output")
     ] = None,
     as_json: base.AsJson = False,
 ) -> None:
@@ -231,19 +219,12 @@ def theory(
 @app.command()
 def bench(
     workloads: Annotated[
-        list[str] | None,
-        typer.Argument(help="Workloads by part of their names.", show_default="the core ones"),
+        list[str] | None, argument("Workloads by part of their names.", show_default="the core ones")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every workload; an hour or two.")] = False,
-    peers: Annotated[
-        str, typer.Option(metavar="LIST", help="Comma-separated: keras, torch, jax; or none.")
-    ] = "keras,torch,jax",
-    rounds: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How often each is timed; the fastest counts.")
-    ] = 2,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the JSON to a file.")
-    ] = None,
+    everything: Annotated[bool, flag("--all", "Every workload; an hour or two.")] = False,
+    peers: Annotated[str, option("LIST", "Comma-separated: keras, torch, jax; or none.")] = "keras,torch,jax",
+    rounds: Annotated[int, option("N", "How often each is timed; the fastest counts.", min=1)] = 2,
+    output: Annotated[Path | None, option("FILE", "Also write the JSON to a file.", "-o", "--output")] = None,
     as_json: base.AsJson = False,
 ) -> None:
     """Time initmem next to Keras, PyTorch and JAX.

@@ -8,10 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from initmem.cli import base
-from initmem.cli.base import app, bundled_studies, print_json, say, show_rows
+from initmem.cli.base import app, argument, option, print_json, say, show, show_rows
 from initmem.errors import ConfigError, StoreError, count, duration
 
 if TYPE_CHECKING:
@@ -24,14 +22,15 @@ if TYPE_CHECKING:
 
 
 FIRST = "quickstart"
+WITH_POWER = "With --power: "
 
 
 @app.command(name="studies")
 def list_studies(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="A study: list its presets.", show_default="every study", autocompletion=bundled_studies
+        argument(
+            "A study: list its presets.", show_default="every study", autocompletion=base.bundled_studies
         ),
     ] = None,
     as_json: base.AsJson = False,
@@ -94,14 +93,6 @@ def _only(rows: list[dict[str, Any]], columns: Columns) -> list[dict[str, Any]]:
     return [{str(key): row[str(key)] for key in columns} for row in rows]
 
 
-StudyOrStore = Annotated[
-    str,
-    typer.Argument(
-        help="A bundled study, a .toml file, or a store or archive.", autocompletion=bundled_studies
-    ),
-]
-
-
 def stored(name: str, **options: object) -> Results | None:
     """The store or archive that a path leads to; None: the path or name is one of a study."""
     from initmem.store.results import open_results
@@ -109,15 +100,15 @@ def stored(name: str, **options: object) -> Results | None:
 
     if name in bundled() or Path(name).suffix == ".toml" or not Path(name).exists():
         return None
-    for option, value in options.items():
+    for word, value in options.items():
         if value:
-            raise ConfigError(f"--{option} with the store {name} (allowed: with a study)")
+            raise ConfigError(f"--{word} with the store {name} (allowed: with a study)")
     return open_results(name)
 
 
 @app.command()
 def plan(
-    study: StudyOrStore,
+    study: base.StudyOrStore,
     preset: base.Preset = None,
     overrides: base.Overrides = None,
     scales: base.Scales = None,
@@ -126,34 +117,22 @@ def plan(
     workers: base.Workers = None,
     power: Annotated[
         str | None,
-        typer.Option(
-            metavar="NOISE",
-            help="In place of the cost: how many seeds a verdict takes. NOISE is the standard deviation over "
+        option(
+            "NOISE",
+            "In place of the cost: how many seeds a verdict takes. NOISE is the standard deviation over "
             "seeds in points, or a store to take it from.",
         ),
     ] = None,
     memory: Annotated[
-        float | None,
-        typer.Option(
-            min=1e-9, metavar="X", help="With --power: the memory to detect.", show_default="5 points"
-        ),
+        float | None, option("X", f"{WITH_POWER}the memory to detect.", min=1e-9, show_default="5 points")
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(
-            min=1e-9,
-            metavar="X",
-            help="With --power: the range that counts as forgotten.",
-            show_default="2 points",
-        ),
+        option("X", f"{WITH_POWER}the range that counts as forgotten.", min=1e-9, show_default="2 points"),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="With --power: the metric of the noise.",
-            show_default="test or val accuracy",
-        ),
+        option("NAME", f"{WITH_POWER}the metric of the noise.", show_default="test or val accuracy"),
     ] = None,
     as_json: base.AsJson = False,
 ) -> None:
@@ -166,7 +145,7 @@ def plan(
     from initmem.engines.plan import plan as plan_of
     from initmem.pipeline import bundled_pipeline
 
-    settings = base.settings_of(overrides, scales, seeds)
+    settings = [*(overrides or ()), *filter(None, (scales, seeds))]
     results = stored(study, preset=preset, set=settings, plugin=plugins)
     if results and power is None:
         raise ConfigError(f"plan {study}: what a store holds is trained already (allowed: --power NOISE)")
@@ -201,6 +180,7 @@ def _print_power(
     from initmem.measures.advice import COLUMNS, power_rows
     from initmem.metric import metric_name
     from initmem.store.results import open_results
+    from initmem.table import table_of
 
     assumed, pilot = None, []
     try:
@@ -210,17 +190,16 @@ def _print_power(
     if assumed is not None and not 0 < assumed < math.inf:
         raise ConfigError(f"power = {noise} (allowed: points above 0, or a store)")
     chosen = metric and metric_name(metric)
-    tables = {
-        f"{one.name}, preset {one.preset}": [
+    rows_of = {
+        f"{one.name}, preset {one.preset}: seeds for a verdict in 80% of studies": [
             row._asdict() for row in power_rows(one, noise=assumed, pilot=pilot, metric=chosen, **sizes)
         ]
         for one in studies
     }
     if as_json:
-        print_json("plan.power", [row for rows in tables.values() for row in rows])
+        print_json("plan.power", [row for rows in rows_of.values() for row in rows])
         return
-    for name, rows in tables.items():
-        show_rows(f"{name}: seeds for a verdict in 80% of studies", rows, COLUMNS)
+    show(*(table_of(title, rows, COLUMNS) for title, rows in rows_of.items()))
     say("simulated with normal noise, equal at all scales; empty: more than 100 seeds")
 
 
@@ -243,9 +222,7 @@ def _print(made: Plan) -> None:
 def clocks(
     study: Annotated[
         str | None,
-        typer.Argument(
-            help="A study; without one, a single recipe made of --set.", autocompletion=bundled_studies
-        ),
+        argument("A study; without one, a single recipe made of --set.", autocompletion=base.bundled_studies),
     ] = None,
     preset: base.Preset = None,
     overrides: base.Overrides = None,
@@ -281,17 +258,18 @@ def clocks(
 
 
 SHOWN = 5  # recipes of the records that are printed for a recipe; --json has all
+SEEN_KEYS = ("clock", "text", "verdict", "recipe", "source")
 
 
 @app.command()
 def advise(
-    study: StudyOrStore,
+    study: base.StudyOrStore,
     preset: base.Preset = None,
     overrides: base.Overrides = None,
     plugins: base.Plugins = None,
     records: Annotated[
         list[Path] | None,
-        typer.Option(metavar="STORE", help="A store or archive to look up such clocks in; may be repeated."),
+        option("STORE", "A store or archive to look up such clocks in; may be repeated."),
     ] = None,
     as_json: base.AsJson = False,
 ) -> None:
@@ -320,18 +298,15 @@ def advise(
         return
     title = f"{asked.name}, preset {asked.preset}: clocks at the last epoch"
     show_rows(title, [row | {"family": FAMILY_NAMES[row["family"]]} for row in rows], ADVICE)
-    if records:
-        records_seen = [
-            {"asked": row["recipe"]}
-            | {name: one[name] for name in ("clock", "text", "verdict", "recipe", "source")}
-            for row in rows
-            for one in [one for one in row["seen"] if one["source"] != "paper"][:SHOWN]
-        ]
-        title = f"The records at such clocks, up to {SHOWN} of each recipe"
-        if records_seen:
-            show_rows(title, records_seen, SEEN)
-        else:
-            say("no record of a recipe of the same family")
+    seen_here = [
+        {"asked": row["recipe"]} | {name: one[name] for name in SEEN_KEYS}
+        for row in rows
+        for one in [one for one in row["seen"] if one["source"] != "paper"][:SHOWN]
+    ]
+    if seen_here:
+        show_rows(f"The records at such clocks, up to {SHOWN} of each recipe", seen_here, SEEN)
+    elif records:
+        say("no record of a recipe of the same family")
     say("Clocks and what was seen at them: this is not a prediction.")
 
 

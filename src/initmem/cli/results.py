@@ -12,16 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from initmem.cli import base
-from initmem.cli.base import app, print_json, say, show, show_rows
+from initmem.cli.base import app, argument, flag, option, print_json, say, show
 from initmem.errors import ConfigError, count
-from initmem.table import Table, flat
+from initmem.table import Table, flat, table_of
 
 
 @app.command()
 def status(
     store: base.StoreArgument,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check every record against its checksum, changed or not.")
+        bool, flag("--verify", "Check every record against its checksum, changed or not.")
     ] = False,
     as_json: base.AsJson = False,
 ) -> None:
@@ -44,23 +44,17 @@ def status(
         ]
         print_json("status", rows, store=state["store"], studies=studies, damaged=state["damaged"])
     else:
+        tables, lines = [], []
         for study in state["studies"]:
             done = f"{study['done']:,} of {count(study['runs'], 'run')} done"
-            title = f"{study['name']}, preset {study['preset']}: {done}"
-            show_rows(title, study["recipes"], STATUS)
-            for cause in study["crashes"]:
-                say(f"crashed: {CrashCause(**cause)}")
-        for line in state["damaged"]:
-            say(f"unreadable: {line}")
+            title = f"{study['name']}, preset {study['preset']}"
+            tables.append(table_of(f"{title}: {done}", study["recipes"], STATUS))
+            lines += [f"{title}: crashed: {CrashCause(**cause)}" for cause in study["crashes"]]
+        show(*tables)
+        for line in [*lines, *(f"unreadable: {line}" for line in state["damaged"])]:
+            say(line)
     if broken:
         raise typer.Exit(1)
-
-
-def measures(incomplete: str) -> list[str]:
-    """Names for shell completion."""
-    from initmem.measures.measure import MEASURES
-
-    return [name for name in ("memory", *MEASURES) if name.startswith(incomplete)]
 
 
 @app.command()
@@ -68,52 +62,41 @@ def measure(
     stores: base.StoresArgument,
     what: Annotated[
         str,
-        typer.Option(
-            metavar="MEASURE",
-            help="memory, fit, scale, difference, failures, beta, half-life, collapse, clocks, radial, "
+        option(
+            "MEASURE",
+            "memory, fit, scale, difference, failures, beta, half-life, collapse, clocks, radial, "
             "layers, function, relaxation, interpolation, repair, chaos or seeds.",
-            autocompletion=measures,
         ),
     ] = "memory",
     metric: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Any recorded metric.", show_default="test or val accuracy"),
+        str | None, option("NAME", "Any recorded metric.", show_default="test or val accuracy")
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            metavar="X",
-            help="Largest memory that counts as forgotten.",
-            show_default="2 pp for accuracies",
-        ),
+        option("X", "Largest memory that counts as forgotten.", min=0, show_default="2 pp for accuracies"),
     ] = None,
     scales: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Only these scales or interventions, as in 0.1,1,2.5: memories compare over equal scales.",
+        option(
+            "LIST",
+            "Only these scales or interventions, as in 0.1,1,2.5: memories compare over equal scales.",
         ),
     ] = None,
     failure_tolerance: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "X",
+            "Largest difference between scales in the rate of untrained runs that `forgets` allows.",
             min=0,
             max=1,
-            metavar="X",
-            help="Largest difference between scales in the rate of untrained runs that `forgets` allows.",
             show_default="any, if no run is untrained",
         ),
     ] = None,
     adjust: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="For the number of recipes or pairs: bh (Benjamini-Hochberg) or none."
-        ),
+        str, option("NAME", "For the number of recipes or pairs: bh (Benjamini-Hochberg) or none.")
     ] = "bh",
     form: Annotated[
-        str | None,
-        typer.Option("--format", metavar="NAME", help="In place of a table here: latex, markdown or csv."),
+        str | None, option("NAME", "In place of a table here: latex, markdown or csv.", "--format")
     ] = None,
     as_json: base.AsJson = False,
 ) -> None:
@@ -130,8 +113,11 @@ def measure(
     if form and as_json:
         raise ConfigError(f"--format {form} with --json (allowed: one of them)")
     data = at_scales(stores, levels(scales))
-    options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
-    options |= {"failure_tolerance": failure_tolerance}
+    options: dict[str, Any] = {
+        "tolerance": tolerance,
+        "adjust": adjust,
+        "failure_tolerance": failure_tolerance,
+    }
     if what == "memory" and not as_json:
         memories = memory_table(data, metric, **options)
         write(verdict_table(memories), memories.rows(), form)
@@ -178,7 +164,11 @@ def levels(text: str | None) -> list[float | str] | None:
 
 
 @app.command()
-def report(store: base.StoreArgument, output: base.PageOutput = None, as_json: base.AsJson = False) -> None:
+def report(
+    store: base.StoreArgument,
+    output: Annotated[Path | None, option("FILE", "The page.", "-o", "--output")] = None,
+    as_json: base.AsJson = False,
+) -> None:
     """Write one self-contained HTML page about a store.
 
     It opens offline.
@@ -198,13 +188,10 @@ def report(store: base.StoreArgument, output: base.PageOutput = None, as_json: b
 @app.command()
 def board(
     store: base.StoreArgument,
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 finds a free port.")] = 8765,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Any address but loopback requires a token.")
-    ] = "127.0.0.1",
+    port: Annotated[int, option("N", "0 finds a free port.", min=0, max=65535)] = 8765,
+    host: Annotated[str, option("ADDRESS", "Any address but loopback requires a token.")] = "127.0.0.1",
     token: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Visitors must present it.", show_default="made where needed"),
+        str | None, option("TEXT", "Visitors must present it.", show_default="made where needed")
     ] = None,
     as_json: base.AsJson = False,
 ) -> None:
@@ -229,12 +216,10 @@ def board(
 def archive(
     store: base.StoreArgument,
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="File to write.", show_default="STORE.initmem"),
+        Path | None, option("FILE", "File to write.", "-o", "--output", show_default="STORE.initmem")
     ] = None,
     study: Annotated[
-        str | None,
-        typer.Option("--study", metavar="NAME", help="Only the runs of this study.", show_default="all"),
+        str | None, option("NAME", "Only the runs of this study.", "--study", show_default="all")
     ] = None,
     as_json: base.AsJson = False,
 ) -> None:
@@ -263,11 +248,8 @@ def archive(
 
 @app.command()
 def restore(
-    archives: Annotated[list[Path], typer.Argument(help="Files that `initmem archive` wrote.")],
-    store: Annotated[
-        Path,
-        typer.Option("--store", metavar="DIR", help="Directory of the store: a new one, or one to add to."),
-    ],
+    archives: Annotated[list[Path], argument("Files that `initmem archive` wrote.")],
+    store: Annotated[Path, option("DIR", "Directory of the store: a new one, or one to add to.", "--store")],
     as_json: base.AsJson = False,
 ) -> None:
     """Turn archives back into a store.
@@ -291,29 +273,20 @@ def restore(
         say(f"{row['archive']}: {count(row['records'], 'record')}, {row['new']:,} of them new in {store}")
 
 
-def formats(incomplete: str) -> list[str]:
-    """Names for shell completion."""
-    from initmem.export import FORMATS
-
-    return [name for name in FORMATS if name.startswith(incomplete)]
-
-
 @app.command()
 def export(
     store: base.StoreArgument,
     to: Annotated[
         str,
-        typer.Option(
-            metavar="FORMAT", help="csv, parquet, tensorboard, mlflow or wandb.", autocompletion=formats
-        ),
+        option("FORMAT", "csv, parquet, tensorboard, mlflow or wandb."),
     ],
     output: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "PATH",
+            "A directory; for mlflow an SQLite file or the address of a tracking server.",
             "-o",
             "--output",
-            metavar="PATH",
-            help="A directory; for mlflow an SQLite file or the address of a tracking server.",
             show_default="STORE-csv and so on",
         ),
     ] = None,

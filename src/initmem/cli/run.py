@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from initmem.engines.engine import Settings, Trainer
     from initmem.session import Outcome
     from initmem.store.store import Store
-    from initmem.study import Study
+    from initmem.study import Run, Study
 
 
 @app.command()
@@ -48,6 +48,7 @@ def run(
     retry_crashed: base.RetryCrashed = False,
     keep_old: base.KeepOld = False,
     keep_going: base.KeepGoing = False,
+    verbose: base.Verbose = False,
     as_json: base.AsJson = False,
 ) -> None:
     """Train every run of a study that is not in the store yet.
@@ -60,13 +61,12 @@ def run(
     from initmem.store.paths import default_store
     from initmem.study_file import bundled
 
-    settings = base.settings_of(overrides, scales, seeds)
+    settings = [*(overrides or ()), *filter(None, (scales, seeds))]
     slots: tuple[dict[str, str], ...] = ()
     if command is not None:
         from initmem.pipeline.command import parse, placeholders, study_of
 
-        files = watch_files or ()
-        work = Work(*study_of(command, name, study, preset, settings, files, workdir))
+        work = Work(*study_of(command, name, study, preset, settings, watch_files or (), workdir))
         by_program = "gpu" in placeholders(parse(command))
         if by_program and gpus is None:
             raise ConfigError("command: {gpu} (needed: --gpus N)")
@@ -93,6 +93,7 @@ def run(
         ),
     )
     folder = store or default_store(f"{work.study.name}-{work.study.preset}")
+    native = engine == "local" and device == "cpu"
     with watching(sys.stderr) as watch:
         outcome = run_study(
             work.study,
@@ -104,14 +105,12 @@ def run(
             retry_crashed=retry_crashed,
             keep_old=keep_old,
             keep_going=keep_going,
-            on_start=lambda: introduce(work.study, folder, native=engine == "local" and device == "cpu"),
+            on_start=lambda: introduce(work.study, folder, native=native, verbose=verbose),
             watch=watch,
         )
-    print_outcome(work.study, folder, outcome, chosen.settings, until=until, as_json=as_json)
-    if outcome.interrupted:
-        raise typer.Exit(130)
-    if not outcome.complete:
-        raise typer.Exit(1)
+    print_outcome(work.study, folder, outcome, chosen.settings, until, verbose=verbose, as_json=as_json)
+    if outcome.interrupted or not outcome.complete:
+        raise typer.Exit(130 if outcome.interrupted else 1)
 
 
 class Work(NamedTuple):
@@ -133,69 +132,50 @@ def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: 
     asked = load_study(study, preset, overrides, plugins=plugins)
     if pipeline := bundled_pipeline(asked):
         return Work(asked, {}, pipeline.trainer, pipeline.pack)
-    with_plugins = [
-        network
-        for network in (recipe.network for recipe in asked.recipes)
-        if register.models.find(network.model)
-        or register.optimizers.find(network.optimizer)
-        or register.datasets.find(network.dataset)
-    ]
+    networks = [recipe.network for recipe in asked.recipes]
+    registered = [network for network in networks if register.is_used_by(network)]
     words = [Intervention.parse(text).word for text in asked.interventions]
     own = [one.apply for word in words if (one := register.interventions.find(word))]
-    if not with_plugins and not own:
+    if not registered and not own:
         return Work(asked, {})
     from initmem.pipeline.code_version import fingerprint, plugin_fingerprints  # it loads torch
 
     by_recipe = {recipe.id: fingerprint(*own) for recipe in asked.recipes} if own else {}
-    return Work(asked, plugin_fingerprints(with_plugins) | by_recipe)
+    return Work(asked, plugin_fingerprints(registered) | by_recipe)
 
 
-def introduce(study: Study, store: Path, *, native: bool = False) -> None:
+def introduce(study: Study, store: Path, *, native: bool = False, verbose: bool = False) -> None:
     """Print on stderr what is about to happen."""
     from initmem.data.sources import sizes
     from initmem.train.requirements import notes_of
 
     about = f" ({study.about})" if study.about else ""
     say(f"{study.name}, preset {study.preset}{about}", err=True)
-    grid = [
-        (study.recipes, "recipe"),
-        (study.levels, "intervention" if study.interventions else "scale"),
-        (study.seeds, "seed"),
-    ]
-    product = " x ".join(count(len(values), noun) for values, noun in grid)
+    grid = {
+        "recipe": len(study.recipes),
+        "intervention" if study.interventions else "scale": len(study.levels),
+        "seed": len(study.seeds),
+    }
+    product = " x ".join(count(n, noun) for noun, n in grid.items())
     runs = len(study.all_runs())
-    if further := runs - math.prod(len(values) for values, _ in grid):
+    if further := runs - math.prod(grid.values()):
         kinds = {
             "more seeds": study.more_seeds,
             "perturbed replicates": study.perturbation != 1.0,
             "seeds by role": study.split,
         }
-        named = ", ".join(kind for kind, used in kinds.items() if used)
-        product += f" + {further} further runs ({named})"
+        product += f" + {further} further runs ({', '.join(kind for kind, used in kinds.items() if used)})"
     say(f"{product} = {count(runs, 'run')}, store {store}", err=True)
     networks = [recipe.network for recipe in study.recipes if not recipe.is_pipeline]
     if native and networks:
         from initmem.train.compiled import library
 
         layers = library()  # compiled here, once, if need be: not by every worker
-        if layers.code is None:
+        if layers.code is None or verbose:
             say(f"layers: {layers}", err=True)
     notes = (f"{recipe.model}: {note}" for recipe in networks for note in notes_of(recipe, sizes(recipe)))
     for note in dict.fromkeys(notes):
         say(note, err=True)
-
-
-def epochs_kept(study: Study, store: Store) -> str:
-    """How many epochs the checkpoints of unfinished runs hold."""
-    from initmem.clocks import updates_per_epoch
-    from initmem.data.sources import sizes
-
-    kept = 0
-    for run in study.all_runs():
-        if update := store.checkpoints.newest(run.id):
-            recipe = run.recipe.network
-            kept += update // updates_per_epoch(recipe, sizes(recipe).n_train)
-    return count(kept, "epoch")
 
 
 def print_outcome(
@@ -203,12 +183,14 @@ def print_outcome(
     store: Path,
     outcome: Outcome,
     settings: Settings,
-    *,
     until: float | None,
+    *,
+    verbose: bool,
     as_json: bool,
 ) -> None:
-    """Print how the study stands, and the memory of each of its recipes."""
+    """Print the memory of each recipe of the study, and how the study stands."""
     from initmem.engines.provenance import run_notes, stale_note
+    from initmem.measures.applied import applied_lines
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
     from initmem.measures.verdict import verdict_table
@@ -218,12 +200,10 @@ def print_outcome(
 
     opened = Store(outcome.store)
     records = [record for record in opened.records() if record.run.recipe in study.recipes]
-    notes = run_notes(records)
-    if settings.code and (note := stale_note(records, settings.fingerprint)):
-        notes.append(note)
-    for note in notes:
+    stale = stale_note(records, settings.fingerprint) if settings.code else ""
+    for note in filter(None, [*run_notes(records), stale]):
         say(f"initmem: {note}", err=True)
-    memories, metric = Memories(), ""
+    memories, metric = Memories(), "test_accuracy"
     if any(record.status != "crashed" for record in records):
         metric = default_metric(records)
         memories = memory_table(Collection(records, opened.studies()), metric, recipes=study.recipes)
@@ -234,19 +214,25 @@ def print_outcome(
         about = {"study": study.name, "preset": study.preset} | asdict(outcome)
         print_json("run", memory_rows(memories, records), **about, crashes=causes)
         return
-    say(f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}")
+    end = f"{count(outcome.trained, 'run')} trained in {duration(outcome.seconds)}; {outcome.summary()}"
     if outcome.interrupted:
-        kept = f"{epochs_kept(study, opened)} of unfinished runs are kept"
-        say(f"interrupted; the same command resumes ({kept})")
+        kept = sum(epochs_kept(run, opened) for run in study.all_runs())
+        say(end)
+        say(f"interrupted; the same command resumes ({count(kept, 'epoch')} of unfinished runs are kept)")
         return
-    for line in crash_lines(records):
+    for line in [*crash_lines(records), *(applied_lines(records) if settings.trainer else ())]:
         say(line)
-    if settings.trainer is not None:
-        from initmem.measures.applied import applied_lines
-
-        for line in applied_lines(records):
-            say(line)
     if memories:
-        show(verdict_table(memories, until=until))
+        show(verdict_table(memories, until=until), legend=verbose)
+    if memories and (verbose or metric != "test_accuracy"):
         say(metric_reason(metric, records))
-    say(f"next: initmem report {store}")
+    say(f"{end}; next: initmem report {store}")
+
+
+def epochs_kept(run: Run, store: Store) -> int:
+    """How many epochs of an unfinished run its newest checkpoint holds."""
+    from initmem.clocks import updates_per_epoch
+    from initmem.data.sources import sizes
+
+    update = store.checkpoints.newest(run.id)
+    return update // updates_per_epoch(run.recipe.network, sizes(run.recipe.network).n_train) if update else 0

@@ -59,7 +59,7 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def print_table(table: Table, console: Console) -> None:
+def print_table(table: Table, console: Console, *, legend: bool = True) -> None:
     """Print a table as wide as the console allows; below it what was left out, a legend and the notes."""
     table = table.without_pictures()
     shown, left_out = fitted(table, console.width)
@@ -72,19 +72,19 @@ def print_table(table: Table, console: Console) -> None:
     if left_out:
         names = ", ".join(column.title for column in left_out)
         _line(console, f"left out to fit {console.width} columns: {names} (| cat shows all)", "dim")
-    for line in legend(shown.columns):
+    for line in meanings(shown.columns) if legend else ():
         _line(console, line, "dim")
     for note in table.footing():
         _line(console, note)
 
 
-def legend(columns: Sequence[Column]) -> list[str]:
+def meanings(columns: Sequence[Column]) -> list[str]:
     """What the columns mean, a line each; those that mean the same share a line."""
-    meanings: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for column in columns:
         if column.about:
-            meanings.setdefault(column.about, []).append(str(column))
-    return [f"{', '.join(names)}: {about}" for about, names in meanings.items()]
+            names.setdefault(column.about, []).append(str(column))
+    return [f"{', '.join(alike)}: {about}" for about, alike in names.items()]
 
 
 def fitted(table: Table, width: int) -> tuple[Table, list[Column]]:
