@@ -30,12 +30,12 @@ Numbers = dict[str, list[dict[str, Any]]]
 
 def compute() -> Numbers:
     """Every part of the theory, each with its picture, and the study `linear` by its commands."""
-    from initmem.theory.show import ENTRIES, show
+    from initmem.theory.show import PARTS, show
 
     found = {}
-    for name, entry in ENTRIES.items():
-        picture = HERE / "images" / f"theory-{name}.png" if entry.plot else None
-        found[name] = show(name, output=picture).rows
+    for name, part in PARTS.items():
+        picture = HERE / "images" / f"theory-{name}.png" if part.plot else None
+        found[name] = show(name, output=picture)
     found["study"] = [row for row in _initmem("studies", "--json") if row["study"] == "linear"]
     for row in found["study"]:
         for key in ("hours_here", "gpu_hours", "title", "default"):

@@ -116,7 +116,7 @@ def test_the_angular_clock_sees_the_norm_before_every_update() -> None:
     run = Run(recipe(batch_size=512, schedule="constant"), 2.0, 0)  # one update per epoch
     (record,) = train_linear([run])
     path = trajectories([run], linear_task())
-    squares = squared_norm(path.factors)[:, 0]
+    squares = squared_norm(path)[:, 0]
     np.testing.assert_allclose(record.history["clock_angular"], np.cumsum(0.01 / squares[:-1]), rtol=1e-12)
     np.testing.assert_allclose(record.history["norm"], np.sqrt(squares[1:]), rtol=1e-12)
     assert record.summary.norm_init == pytest.approx(np.sqrt(squares[0]))
@@ -138,7 +138,7 @@ def test_the_test_is_taken_at_the_selected_epoch_with_perturbed_weights() -> Non
     best = record.summary.tau_best
     assert best is not None
     assert 1 < best < 12
-    v, u = (layer[best, 0] for layer in trajectories([run], task).factors)
+    v, u = (layer[best, 0] for layer in trajectories([run], task))
     perturbed = [(u + f) @ (v + e) for e, f in zip(*task.perturbations, strict=True)]
     truth = task.test_x @ task.truth.T
     losses = [np.mean(np.sum((task.test_x @ w.T - truth) ** 2, axis=1)) / 2 for w in perturbed]

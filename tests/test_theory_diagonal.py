@@ -42,7 +42,7 @@ def test_the_closed_form_fits_and_is_optimal(seed, log_scale, samples, more):
 
 
 def test_the_closed_form_is_what_a_general_optimizer_finds():
-    problem = sparse_problem(seed=3, samples=3, features=6, weights=(1.0,))
+    problem = sparse_problem(seed=3, samples=3, features=6)
     found = minimize(
         lambda w: hypentropy(w, 0.3),
         diagonal.least_l2(problem),
@@ -71,7 +71,7 @@ def test_the_closed_form_is_as_exact_as_rounding_allows_in_an_ill_conditioned_pr
     assert np.abs(w - diagonal.least_l1(problem)).max() < 1e-3
 
 
-@pytest.mark.parametrize("scale", [1e-3, 0.03, 0.3, 2.0])
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 2.0])
 def test_flow_ends_at_the_closed_form(scale):
     np.testing.assert_allclose(_from(scale), closed_form(PROBLEM, scale), atol=1e-7)
     assert np.abs(_from(scale) - closed_form(PROBLEM, 1.1 * scale)).max() > 1e-5
@@ -133,7 +133,7 @@ def test_a_step_shrinks_u_v_by_exactly_the_squared_gradient():
 
 @pytest.fixture(scope="module")
 def reached():
-    return diagonal.reach(PROBLEM, (0.01, 1.0), seed=0, steps=20_000)
+    return diagonal.compute(0, (0.01, 1.0), steps=20_000)
 
 
 def test_flow_and_sgd_remember_the_scale_and_decay_and_label_noise_erase_it(reached):
@@ -156,12 +156,8 @@ def test_every_solution_is_that_of_its_effective_scale(reached):
 
 
 def test_rows(reached):
-    rows = reached.rows()
-    assert [(r["method"], r["scale"]) for r in rows[:3]] == [
-        ("flow", 0.01),
-        ("flow", 1.0),
-        ("decay", 0.01),
-    ]
+    rows = diagonal.rows(reached)
+    assert [(r["method"], r["scale"]) for r in rows[:3]] == [("flow", 0.01), ("flow", 1.0), ("decay", 0.01)]
     large = rows[1]
     assert large["place"] == pytest.approx(0.996, abs=2e-3)
     assert large["effective_scale"] == pytest.approx(1.0)
@@ -170,27 +166,25 @@ def test_rows(reached):
 
 
 def test_a_scale_at_which_sgd_diverges_is_nan_and_silent():
-    found = diagonal.reach(PROBLEM, (0.1, 20.0), seed=0, steps=200)
+    found = diagonal.compute(0, (0.1, 20.0), steps=200)
     by_method = {o.method: o for o in found.outcomes}
     assert np.isnan(by_method["sgd"].solution[1]).all()
     assert np.isfinite(by_method["sgd"].solution[0]).all()
     assert np.isfinite(by_method["flow"].solution).all()
-    assert [r["diverged"] for r in found.rows() if r["method"] == "sgd"] == [False, True]
+    assert [r["diverged"] for r in diagonal.rows(found) if r["method"] == "sgd"] == [False, True]
 
 
-def test_a_flow_that_cannot_reach_its_goal_says_so():
+def test_a_flow_that_cannot_reach_its_goal_says_so(monkeypatch):
+    monkeypatch.setattr(diagonal, "FIT", -1.0)
     with pytest.raises(InitmemError, match="flow: the solver stopped before the end"):
-        _from(1.0, fit=-1.0)
+        _from(1.0)
 
 
-def test_wrong_arguments_are_named():
-    with pytest.raises(ConfigError, match="more features than samples"):
-        Problem(np.ones((3, 3)), np.ones(3))
-    with pytest.raises(ConfigError, match="x has rank 1; allowed: 2"):
-        Problem(np.ones((2, 3)), np.ones(2))
+def test_what_has_no_solution_is_refused():
     with pytest.raises(ConfigError, match="nonzero entries"):
         flow(PROBLEM, np.zeros(40), np.ones(40))
-    with pytest.raises(ConfigError, match="scales"):
-        diagonal.reach(PROBLEM, (0.0,), seed=0)
-    with pytest.raises(ConfigError, match="scale"):
-        closed_form(PROBLEM, 0.0)
+    rank_one = Problem(np.ones((2, 3)), np.array([1.0, 2.0]))
+    with pytest.raises((InitmemError, np.linalg.LinAlgError)):
+        closed_form(rank_one, 1.0)
+    with pytest.raises(InitmemError, match="least l1: no solution"):
+        diagonal.least_l1(rank_one)

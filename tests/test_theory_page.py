@@ -1,71 +1,164 @@
-"""The page docs/theory.md is what its template and its numbers give, and its numbers are still true."""
+"""What `initmem theory` and docs/theory.md show: rows, pictures, and numbers that are still true."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
+import runpy
 import sys
+from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
-from initmem.cli import main
+from initmem.errors import ConfigError, StoreError
+from initmem.plots.captions import caption
 from initmem.study_file import load_study
-from initmem.theory import diagonal, fading, figure9, resetting
-from initmem.theory.lab import train_linear
-from initmem.theory.show import ENTRIES, show
+from initmem.theory import diagonal, fading, figure9, propositions, resetting
+from initmem.theory.lab import LinearSettings, train_linear
+from initmem.theory.show import PARTS, Part, show
 
-DOCS = Path(__file__).parent.parent / "docs"
-
-
-def builder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_theory", DOCS / "build_theory.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-BUILD = builder()
+DOCS = Path(__file__).parents[1] / "docs"
+BUILD = runpy.run_path(str(DOCS / "build_theory.py"))
 PAGE = (DOCS / "theory.md").read_text("utf-8")
 NUMBERS = json.loads((DOCS / "theory.json").read_text())
 
 
-def test_the_page_is_what_the_template_gives() -> None:
-    """Runs the page's Python, too: what it prints is part of the page."""
-    assert BUILD.render(NUMBERS) == PAGE
+def small(name: str):
+    """A part of the theory on a scale on which every command can be run."""
+    short = [
+        figure9._thin(panel, eta, order, figure9.gradient_path(eta, targets))
+        for panel in "abcd"
+        for order, targets in (("full", [1.0] * 20), ("cyclic", [0.0, 2.0] * 10))
+        for eta in figure9.RATES
+    ]
+    return {
+        "propositions": partial(propositions.check_all, trials=1),
+        "exponents": lambda seed: [propositions.movement("leakage", "sgd", 2.0, seed=seed, networks=9)],
+        "fig9": lambda seed: short,
+        "diagonal": partial(diagonal.compute, scales=(0.1, 1.0), steps=200),
+    }.get(name, PARTS[name].compute)
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every part on a small scale, and computed once."""
+    for name, part in list(PARTS.items()):
+        monkeypatch.setitem(PARTS, name, part._replace(compute=cache(small(name))))
+    monkeypatch.setattr(fading, "load_study", lambda name: load_study(name, "smoke"))
+
+
+# -- the command ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("light")
+@pytest.mark.parametrize("name", ["propositions", "exponents", "fig9", "diagonal", "resetting", "linear"])
+def test_every_part_gives_a_table_json_and_a_picture_if_it_has_one(
+    name: str, tmp_path: Path, command
+) -> None:
+    part, before = PARTS[name], "matplotlib.pyplot" in sys.modules
+    picture = tmp_path / "picture.png"
+    code, table, _ = command("theory", name, *(["-o", picture] if part.plot else []))
+    assert code == 0
+    code, text, _ = command("theory", name, "--json")
+    assert code == 0
+    content = json.loads(text)
+    assert content["schema"] == f"initmem.theory.{name}/1"
+    rows = content["rows"]
+    assert len({tuple(row) for row in rows}) == 1
+    assert "NaN" not in text
+    if name == "fig9":
+        assert [row["D"] for row in rows[:2]] == pytest.approx([-34.6, -3.07], rel=2e-3)
+    left_out = {"kind", "check", "seed", "diverged", "to_least_l1", "to_least_l2"}
+    assert [key for key in rows[0] if key not in table and key not in left_out] == []
+    assert "True" not in table
+    assert "None" not in table
+    if part.plot:
+        assert caption(part.plot(part.compute(0))) == ""  # the page says it
+        assert f"picture: {picture}" in table.replace("\n", "")
+        assert picture.stat().st_size > 20_000
+    assert ("matplotlib.pyplot" in sys.modules) == before
+
+
+def test_mistakes_are_explained_before_anything_is_computed(monkeypatch, tmp_path: Path, command) -> None:
+    for name, part in PARTS.items():
+        monkeypatch.setitem(PARTS, name, part._replace(compute=lambda _: pytest.fail("computed")))
+    code, _, refused = command("theory", "fig10")
+    assert code == 2
+    assert refused.count("\n") == 1
+    assert "theory 'fig10' (allowed: propositions, exponents, fig9," in refused
+    with pytest.raises(ConfigError, match=r"exponents has no picture \(allowed: fig9, diagonal, res"):
+        show("exponents", output=tmp_path / "x.png")
+    with pytest.raises(ConfigError, match=r"x.docx' \(allowed endings: .*pdf, .*png"):
+        show("fig9", output=tmp_path / "x.docx")
+
+
+@pytest.mark.usefixtures("light")
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"nowhere/x.png: cannot be written \(No such file"):
+        show("fig9", output=tmp_path / "nowhere" / "x.png")
+
+
+def test_what_diverged_is_none_in_json_and_a_dash_in_the_table(monkeypatch, command) -> None:
+    row = {"distance": float("nan"), "holds": True, "error": 1.5}
+    monkeypatch.setitem(PARTS, "odd", Part("odd", lambda _: [row]))
+    assert show("odd") == [{"distance": None, "holds": True, "error": 1.5}]
+    _, table, _ = command("theory", "odd")
+    assert {"-", "yes", "1.5"} <= set(table.split())
+
+
+# -- the study `linear` ---------------------------------------------------------------------------------
+
+
+def test_the_time_to_a_level_is_interpolated() -> None:
+    slopes = np.array([4.0, 2.0, 1.0, 0.5])
+    axes = {"epochs": np.arange(4.0), "sgd": 10 * np.arange(4.0)}
+    one = fading.Fading("x", LinearSettings(), axes, slopes, slopes, slopes)
+    assert one.until(1.5, "epochs") == pytest.approx(1.5)
+    assert one.until(1.5, "sgd") == pytest.approx(15)
+    assert one.until(1.0, "epochs") == pytest.approx(2)
+    assert one.until(0.1, "epochs") is None
+
+
+@pytest.mark.usefixtures("light")
+def test_families_hold_the_recipes_of_the_study_and_one_slower_adam() -> None:
+    families = fading.families(0)
+    assert [family.clock for family in families] == ["sgd", "l2", "adaptive"]
+    assert [[one.recipe.batch_size for one in family.members] for family in families] == [[4, 8, 16]] * 3
+    assert [len(family.others) for family in families] == [0, 0, 1]
+    assert families[2].others[0].recipe.learning_rate == 0.03
+    sgd = families[0].members[0]
+    assert list(sgd.axes["epochs"]) == [0, 1, 2]
+    assert sgd.axes["sgd"][-1] == pytest.approx(2 * 128 * 0.01**2 / 4)
+    # At the start the norm is the scale times that of the standard draw, about sqrt(4 + 4).
+    assert sgd.beta[0] == pytest.approx(np.sqrt(8), rel=0.2)
+    assert fading.families(1)[0].members[0].beta[0] != sgd.beta[0]
+
+
+# -- the page -------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_what_its_template_and_its_numbers_give() -> None:
+    """Runs the Python on the page as well: what it prints is part of the page."""
+    render = BUILD["render"]
+    assert render(NUMBERS) == PAGE
     assert PAGE.count("```python") == PAGE.count("```text") == 2
+    NUMBERS["fig9"][0]["D"], known = -33.3, NUMBERS["fig9"][0]["D"]
+    assert "-33.3" in render(NUMBERS)
+    NUMBERS["fig9"][0]["D"] = known
 
 
-def test_another_number_makes_another_page() -> None:
-    changed = json.loads(json.dumps(NUMBERS))
-    changed["fig9"][0]["D"] = -33.3
-    assert "-33.3" in BUILD.render(changed)
-
-
-def test_the_numbers_of_resetting_are_those_of_today() -> None:
-    for row, old in zip(show("resetting").rows, NUMBERS["resetting"], strict=True):
+def test_the_numbers_of_the_page_are_those_of_today() -> None:
+    """Those that take a second to compute; figure 9 and the exponents have tests of their own."""
+    rows = show("resetting")
+    for row, old in zip(rows, NUMBERS["resetting"], strict=True):
         assert row == pytest.approx(old, rel=0.05)
-    x, y = resetting.example(seed=0)
-    norms = [np.linalg.norm(resetting.ridge(x, y, row["r"])) for row in NUMBERS["resetting"]]
-    assert norms == pytest.approx([row["ridge_norm"] for row in NUMBERS["resetting"]])
-
-
-def test_all_propositions_held() -> None:
-    rows = NUMBERS["propositions"]
-    assert [row["proposition"] for row in rows] == list(range(1, 9))
-    for row in rows:
+    assert resetting.rows(resetting.compute(1))[0]["distance"] != rows[0]["distance"]  # the seed matters
+    for row in NUMBERS["propositions"]:
         assert row["discrepancy"] <= row["tolerance"] == (1e-8 if row["kind"] == "flow" else 1e-10)
-
-
-def test_the_diagonal_rows_are_those_of_the_closed_form() -> None:
     problem = diagonal.sparse_problem(seed=0)
-    solutions = diagonal.least_l1(problem), diagonal.least_l2(problem)
-    reached = diagonal.Diagonal(problem, (), *solutions)
+    reached = diagonal.Diagonal(problem, (), diagonal.least_l1(problem), diagonal.least_l2(problem))
     flow = [row for row in NUMBERS["diagonal"] if row["method"] == "flow"]
     places = [float(reached.position(diagonal.closed_form(problem, row["scale"]))) for row in flow]
     assert places == pytest.approx([row["place"] for row in flow], abs=1e-5)
@@ -75,59 +168,39 @@ def test_the_rows_of_the_study_are_those_of_its_runs() -> None:
     study = load_study("linear")
     recipe = next(r for r in study.recipes if r.get("batch_size") == 16 and r.get("l2"))
     records = train_linear(study.runs(recipe))
-    label = "linear sgd constant b16 epochs=30 l2=0.1 lr=0.004"
-    row = BUILD.find(NUMBERS["linear"], recipe=label)
-    one = fading.fading(row["recipe"], "l2", records)
+    find, label = BUILD["find"], "linear sgd constant b16 epochs=30 l2=0.1 lr=0.004"
+    row = find(NUMBERS["linear"], recipe=label)
+    one = fading.fading(label, "l2", records)
     assert one.beta[-1] == pytest.approx(row["beta_end"], rel=1e-3)
     assert one.until(one.beta[0] / 4, "l2") == pytest.approx(row["clock_to_quarter"], rel=1e-3)
-    measured = BUILD.find(NUMBERS["memory"], recipe=row["recipe"])
     accuracy = np.array([r.summary.test_accuracy for r in records]).reshape(len(study.seeds), -1)
+    measured = find(NUMBERS["memory"], recipe=label)
     assert np.ptp(100 * accuracy.mean(axis=0)) == pytest.approx(measured["memory"], rel=1e-3)
 
 
 def test_pictures_are_there_and_shown() -> None:
     shown = set(re.findall(r"\(images/(theory-[\w-]+\.png)\)", PAGE))
-    assert shown == {f"theory-{name}.png" for name, entry in ENTRIES.items() if entry.plot}
+    assert shown == {f"theory-{name}.png" for name, part in PARTS.items() if part.plot}
     for name in shown:
         data = (DOCS / "images" / name).read_bytes()
         assert data.startswith(b"\x89PNG")
         assert len(data) < 300_000
 
 
-@pytest.fixture
-def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slow parts on a smaller scale."""
-    reach = diagonal.reach
-    monkeypatch.setattr(
-        diagonal, "reach", lambda problem, *, seed: reach(problem, (0.1, 1.0), seed=seed, steps=200)
-    )
-    monkeypatch.setattr(figure9, "figure9_data", lambda *, seed: short_figure9())
-
-
-def short_figure9() -> tuple[figure9.Experiment, ...]:
-    lines = figure9._trajectories(figure9.gradient_path, 20, ("full", (1.0,)))
-    return tuple(figure9.Experiment(letter, "short", lines) for letter in "abcd")
-
-
-@pytest.mark.usefixtures("light", "no_workers")
-def test_commands_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every command of the page, in order; the study at its smallest preset."""
+@pytest.mark.usefixtures("no_workers")
+def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command) -> None:
+    """Every command of the page, in order, the study at its smallest preset; `theory` ran above."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     commands = [line.partition("#")[0].split() for block in blocks for line in block.splitlines()]
     assert len(commands) == 9
-    for words in commands:
-        assert words[0] == "initmem"
-        smaller = ["--preset", "smoke", "--workers", "1"] if words[1] == "run" else []
-        monkeypatch.setattr(sys, "argv", [*words, *smaller])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert not ended.value.code, capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "fig9.png",
-        "linear-store",
-        "diagonal.png",
-        "resetting.png",
-    }
+    for program, *words in commands:
+        assert program == "initmem"
+        if words[0] == "theory":
+            assert words[1] in PARTS
+            assert words[2:] in ([], ["-o", f"{words[1]}.png"])
+            continue
+        smaller = ["--preset", "smoke", "--workers", "1"] if words[0] == "run" else []
+        code, _, complaint = command(*words, *smaller)
+        assert code == 0, complaint
+    assert {path.name for path in tmp_path.iterdir()} == {"linear-store"}

@@ -199,19 +199,17 @@ def theory(
     """
     from initmem.paper.reference import imbalance_of
     from initmem.plots.columns import THEORY
-    from initmem.table import Column, Key
-    from initmem.theory.show import show as shown_of
+    from initmem.theory.show import PARTS
+    from initmem.theory.show import show as rows_of
 
-    shown = shown_of(name, seed=seed, output=output)
+    rows = rows_of(name, seed=seed, output=output)
     if name == "fig9":
-        rows = [row | {"paper": imbalance_of(row["panel"], row["eta"])} for row in shown.rows]
-        shown = shown._replace(rows=rows, columns=(*shown.columns, "paper"))
+        rows = [row | {"paper": imbalance_of(row["panel"], row["eta"])} for row in rows]
     if as_json:
-        print_json(f"theory.{name}", shown.rows)
+        print_json(f"theory.{name}", rows)
         return
-    columns: dict[Key, Column] = {key: column for key, column in THEORY.items() if key in shown.columns}
-    rows = [{key: "-" if row[key] is None else row[key] for key in shown.columns} for row in shown.rows]
-    show_rows(shown.title, rows, columns)
+    cells = [{key: "-" if row[key] is None else row[key] for key in row if key in THEORY} for row in rows]
+    show_rows(PARTS[name].title, cells, THEORY)
     if output is not None:
         say(f"picture: {output}")
 

@@ -14,7 +14,9 @@ perfect fit, which reveals the selected solution.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,34 +26,21 @@ from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
 from initmem.plots.styles import BLUE, GREEN, PURPLE, VERMILLION
 from initmem.theory import Array, require
 
+FIT = 1e-9  # how closely a flow has to fit y, relative to its largest entry
 
-@dataclass(frozen=True)
-class Problem:
+
+class Problem(NamedTuple):
     """Regression with more features than samples: `x` is (sample, feature), `y` is (sample,)."""
 
     x: Array
     y: Array
-
-    def __post_init__(self) -> None:
-        samples, features = self.x.shape
-        require(
-            self.y.shape == (samples,) and samples < features,
-            f"problem: x {self.x.shape}, y {self.y.shape}; "
-            "allowed: (sample, feature) with more features than samples, and (sample,)",
-        )
-        rank = int(np.linalg.matrix_rank(self.x))
-        require(
-            rank == len(self.y),
-            f"problem: x has rank {rank}; allowed: {len(self.y)}, so that every y can be fitted",
-        )
 
     def gradient(self, w: Array) -> Array:
         """The gradient of |X w - y|^2 / (2 n) at w, (..., feature)."""
         return (w @ self.x.T - self.y) @ self.x / len(self.y)
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The solutions that one method reached, one per scale.
 
     `scales` is (scale,). `solution`, its closed-form prediction `predicted` and the `effective` scale
@@ -71,8 +60,7 @@ class Outcome:
         return mean
 
 
-@dataclass(frozen=True)
-class Diagonal:
+class Diagonal(NamedTuple):
     """The outcome of every method, and the two solutions between which they lie, (feature,) each."""
 
     problem: Problem
@@ -86,33 +74,12 @@ class Diagonal:
         relative: Array = (np.abs(solution).sum(axis=-1) - low) / (high - low)
         return relative
 
-    def rows(self) -> list[dict[str, object]]:
-        """One row per method and scale: norms, relative l1 norm, and distances to the reference solutions."""
-        return [
-            {
-                "method": outcome.method,
-                "scale": float(scale),
-                "diverged": bool(np.isnan(w).any()),
-                "effective_scale": float(outcome.mean_effective[i]),
-                "l1_norm": float(np.abs(w).sum()),
-                "l2_norm": float(np.linalg.norm(w)),
-                "place": float(self.position(w)),
-                "to_closed_form": float(np.abs(w - outcome.predicted[i]).max()),
-                "to_least_l1": float(np.abs(w - self.least_l1).max()),
-                "to_least_l2": float(np.abs(w - self.least_l2).max()),
-            }
-            for outcome in self.outcomes
-            for i, (scale, w) in enumerate(zip(outcome.scales, outcome.solution, strict=True))
-        ]
 
-
-def sparse_problem(
-    *, seed: int, samples: int = 20, features: int = 40, weights: ArrayLike = (1.0, -1.0, 0.5)
-) -> Problem:
-    """Gaussian inputs, and outputs that depend only on the first few features."""
-    truth = np.zeros(features)
-    truth[: np.size(weights)] = weights
+def sparse_problem(*, seed: int, samples: int = 20, features: int = 40) -> Problem:
+    """Gaussian inputs, and outputs that depend only on the first three features."""
     x = np.random.default_rng(seed).normal(size=(samples, features))
+    truth = np.zeros(features)
+    truth[:3] = (1.0, -1.0, 0.5)
     return Problem(x, x @ truth)
 
 
@@ -132,7 +99,7 @@ def least_l2(problem: Problem) -> Array:
     return np.linalg.pinv(problem.x) @ problem.y
 
 
-def closed_form(problem: Problem, scale: ArrayLike, *, tolerance: float = 1e-9) -> Array:
+def closed_form(problem: Problem, scale: ArrayLike) -> Array:
     """The interpolating solution of least hypentropy: w = 2 scale^2 sinh(X' nu) with X w = y.
 
     `scale` is one number or one per feature. nu minimizes sum 2 s cosh(X' nu) - y' nu, a convex function with
@@ -140,7 +107,6 @@ def closed_form(problem: Problem, scale: ArrayLike, *, tolerance: float = 1e-9) 
     """
     x, y = problem.x, problem.y
     s = np.broadcast_to(np.asarray(scale, dtype=np.float64) ** 2, x.shape[1:])
-    require(bool(np.all(s > 0)), f"scale: {scale!r}; allowed: > 0")
     nu = np.zeros(len(y))
     for _ in range(1000):
         angle = x.T @ nu
@@ -148,24 +114,18 @@ def closed_form(problem: Problem, scale: ArrayLike, *, tolerance: float = 1e-9) 
         step = np.linalg.solve((x * (2 * s * np.cosh(angle))) @ x.T, residual)
         change = float(np.abs(x.T @ step).max())  # of the angle
         nu = nu - step / max(1.0, change)
-        if change < tolerance:  # relative to w, because adding to the angle multiplies sinh
+        if change < 1e-9:  # relative to w, because adding to the angle multiplies sinh
             break
     # In an ill-conditioned problem rounding keeps the change above the tolerance, but small.
-    if change > 1e-6:
+    if not change <= 1e-6:
         raise InitmemError(f"closed form: no convergence at scale {scale!r}")
     return 2 * s * np.sinh(x.T @ nu)
 
 
 def flow(
-    problem: Problem,
-    u: Array,
-    v: Array,
-    *,
-    decay: float = 0.0,
-    time: float | None = None,
-    fit: float = 1e-9,
+    problem: Problem, u: Array, v: Array, *, decay: float = 0.0, time: float | None = None
 ) -> tuple[Array, Array]:
-    """Gradient flow on (u, v), each (feature,): for `time`, or until y is fitted to within `fit`.
+    """Gradient flow on (u, v), each (feature,): for `time`, or until y is fitted.
 
     The solver works on log |u| and log |v|, in which all scales look alike and u v is conserved to rounding.
     At small scales the last directions are fitted very slowly, so the solver is one for stiff systems.
@@ -174,7 +134,7 @@ def flow(
 
     require(bool(np.all(u * v != 0)), "u, v: allowed: nonzero entries (an entry at zero never moves)")
     d, x, y = len(u), problem.x, problem.y
-    goal = fit * max(1.0, float(np.abs(y).max()))
+    goal = FIT * max(1.0, float(np.abs(y).max()))
     start = np.log(np.abs(np.concatenate([u, v])))
 
     def weights(state: Array) -> Array:
@@ -196,15 +156,9 @@ def flow(
         return np.abs(u), np.abs(v)  # already fitted: the event below would never fire
     residual.terminal = True  # type: ignore[attr-defined]
     with warnings.catch_warnings(action="ignore"):  # the status is checked instead
+        span, event = ((0.0, 1e15), residual) if time is None else ((0.0, time), None)
         result = solve_ivp(
-            velocity,
-            (0.0, 1e15 if time is None else time),
-            start,
-            method="LSODA",
-            jac=jacobian,
-            rtol=1e-12,
-            atol=1e-12,
-            events=residual if time is None else None,
+            velocity, span, start, method="LSODA", jac=jacobian, rtol=1e-12, atol=1e-12, events=event
         )
     if result.status != (1 if time is None else 0):
         raise InitmemError(f"flow: the solver stopped before the end ({result.message})")
@@ -235,31 +189,20 @@ def sgd(
     return u, v
 
 
-def reach(
-    problem: Problem,
-    scales: ArrayLike = (1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0),
-    *,
-    seed: int,
-    rate: float = 4e-3,
-    steps: int = 40_000,
-    label_noise: float = 2.0,
-    decay: float = 0.1,
-    time: float = 50.0,
+def compute(
+    seed: int, scales: Sequence[float] = (1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0), steps: int = 40_000
 ) -> Diagonal:
     """Run every method from every scale and compare each solution with its closed form."""
-    alphas = np.atleast_1d(np.asarray(scales, dtype=np.float64))
-    require(bool(np.all(alphas > 0)), f"scales: {scales!r}; allowed: > 0")
-    start = np.repeat(alphas[:, None], problem.x.shape[1], axis=1)
-    rng = np.random.default_rng(seed)
+    problem = sparse_problem(seed=seed)
+    start = np.repeat(np.array(scales)[:, None], problem.x.shape[1], axis=1)
+    noisy = partial(sgd, problem, start, start, rng=np.random.default_rng(seed), rate=4e-3, steps=steps)
     phases: dict[str, tuple[Array, Array] | Array] = {
         "flow": (start, start),
-        "decay": np.stack([flow(problem, a, a, decay=decay, time=time) for a in start], axis=1),
-        "sgd": sgd(problem, start, start, rng=rng, rate=rate, steps=steps),
-        "sgd with label noise": sgd(
-            problem, start, start, rng=rng, rate=rate, steps=steps, label_noise=label_noise
-        ),
+        "decay": np.stack([flow(problem, a, a, decay=0.1, time=50.0) for a in start], axis=1),
+        "sgd": noisy(),
+        "sgd with label noise": noisy(label_noise=2.0),
     }
-    outcomes = tuple(_outcome(problem, name, alphas, *phase) for name, phase in phases.items())
+    outcomes = tuple(_outcome(problem, name, start[:, 0], *phase) for name, phase in phases.items())
     return Diagonal(problem, outcomes, least_l1(problem), least_l2(problem))
 
 
@@ -272,6 +215,26 @@ def _outcome(problem: Problem, method: str, scales: Array, u: Array, v: Array) -
         a, b = flow(problem, u[i], v[i])
         solution[i] = a * a - b * b
     return Outcome(method, scales, solution, predicted, effective)
+
+
+def rows(reached: Diagonal) -> list[dict[str, object]]:
+    """One row per method and scale: norms, relative l1 norm, and distances to the reference solutions."""
+    return [
+        {
+            "method": outcome.method,
+            "scale": float(scale),
+            "diverged": bool(np.isnan(w).any()),
+            "effective_scale": float(outcome.mean_effective[i]),
+            "l1_norm": float(np.abs(w).sum()),
+            "l2_norm": float(np.linalg.norm(w)),
+            "place": float(reached.position(w)),
+            "to_closed_form": float(np.abs(w - outcome.predicted[i]).max()),
+            "to_least_l1": float(np.abs(w - reached.least_l1).max()),
+            "to_least_l2": float(np.abs(w - reached.least_l2).max()),
+        }
+        for outcome in reached.outcomes
+        for i, (scale, w) in enumerate(zip(outcome.scales, outcome.solution, strict=True))
+    ]
 
 
 # -- the picture ------------------------------------------------------------------------------------------
@@ -291,7 +254,7 @@ def plot(reached: Diagonal) -> Plot:
     scales = np.geomspace(3e-6, 2.0, 60)
     closed = reached.position(np.stack([closed_form(reached.problem, scale) for scale in scales]))
 
-    def panel(x_title: str, of_outcomes: list[Array], least: float) -> Panel:
+    def panel(x_title: str, of_outcomes: list[Array], least: float, texts: Sequence[Text] = ()) -> Panel:
         shown = scales >= least
         return Panel(
             title="",
@@ -305,12 +268,13 @@ def plot(reached: Diagonal) -> Plot:
             levels=(0, 1),
             log_x=True,
             y_ticks={0: "least $\\ell_1$", 0.5: "half-way", 1: "least $\\ell_2$"},
+            texts=texts,
         )
 
-    left = panel("scale of initialization $\\alpha$", [o.scales for o in reached.outcomes], 6e-4)
-    left = left._replace(texts=[Text(0.45, 0.6, "remembered"), Text(0.97, 0.1, "forgotten")])
-    remaining = "scale that is left, geometric mean of $\\sqrt{u_i v_i}$"
-    right = panel(remaining, [o.mean_effective for o in reached.outcomes], 0.0)
+    words = [Text(0.45, 0.6, "remembered"), Text(0.97, 0.1, "forgotten")]
+    initial, remaining = [o.scales for o in reached.outcomes], [o.mean_effective for o in reached.outcomes]
+    left = panel("scale of initialization $\\alpha$", initial, 6e-4, words)
+    right = panel("scale that is left, geometric mean of $\\sqrt{u_i v_i}$", remaining, 0.0)
     methods = [Entry(o.method, METHOD_STYLES[o.method]) for o in reached.outcomes]
     entries = [Entry("closed form", CLOSED_FORM), *methods]
     return Plot([[left, right]], [entries], row_height=3.0, lettered=False)

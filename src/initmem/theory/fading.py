@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from initmem.clocks import family_of
 from initmem.labels import labels
 from initmem.measures.beta import beta_curve
 from initmem.measures.collapse import collapse
 from initmem.plots.model import Entry, Panel, Plot, Series, Style, Text
 from initmem.plots.styles import GREY, nth
-from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.study_file import load_study
 from initmem.theory import Array
@@ -83,20 +83,15 @@ def families(seed: int) -> list[Family]:
 
     def family(clock: str) -> Family:
         members, others = (
-            [recipe for recipe in group if _clock_of(recipe) == clock] for group in (study.recipes, slower)
+            [fading(names[recipe], clock, records[recipe]) for recipe in group if family_of(recipe) == clock]
+            for group in (study.recipes, slower)
         )
-        distances = collapse([records[recipe] for recipe in members], "norm").apart
+        groups = [records[recipe] for recipe in study.recipes if family_of(recipe) == clock]
+        distances = collapse(groups, "norm").apart
         apart = {axis: math.inf if distance is None else distance for axis, distance in distances.items()}
-        of_members, of_others = (
-            [fading(names[recipe], clock, records[recipe]) for recipe in group] for group in (members, others)
-        )
-        return Family(clock, of_members, of_others, apart)
+        return Family(clock, members, others, apart)
 
     return [family(clock) for clock in CLOCK_TITLES]
-
-
-def _clock_of(recipe: AnyRecipe) -> str:
-    return "l2" if recipe.get("l2") else "adaptive" if recipe.get("optimizer") == "adam" else "sgd"
 
 
 def fading(label: str, clock: str, records: list[RunRecord]) -> Fading:
@@ -148,22 +143,17 @@ def _panel(family: Family, axis: str) -> Panel:
     title, clock = CLOCK_TITLES[family.clock]
     first = family.members[0].recipe
     l2 = f", l2 = {first.l2:g}" if first.l2 else ""
-    sizes = [
+    series = [
         one.series(f"$b = {one.recipe.batch_size}$", nth(i), axis) for i, one in enumerate(family.members)
     ]
-    others = [
-        one.series(
-            rf"Adam, $\eta = {one.recipe.learning_rate:g}$, $b = {one.recipe.batch_size}$",
-            Style(GREY, "x", "--"),
-            axis,
-        )
-        for one in family.others
-    ]
+    for one in family.others:
+        label = rf"Adam, $\eta = {one.recipe.learning_rate:g}$, $b = {one.recipe.batch_size}$"
+        series.append(one.series(label, Style(GREY, "x", "--"), axis))
     return Panel(
         title=rf"{title}: $\eta = {first.learning_rate:g}${l2}",
         x_title="epochs" if axis == "epochs" else clock,
         y_title=r"$\beta$ of the norm",
-        series=sizes + others,
+        series=series,
         texts=[Text(0.98, 0.97, f"{family.apart[axis]:.2f} decades apart")],
         log_x=True,
     )

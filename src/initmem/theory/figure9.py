@@ -12,7 +12,7 @@ The loops are plain scalar Python: for a single trajectory this is about twenty 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
@@ -25,6 +25,12 @@ from initmem.theory import Array
 START = (1.0, 6.0)
 RATES = (0.01, 0.04)
 TARGETS = (0.0, 1.0, 2.0)
+TITLES = {
+    "a": "Gradient descent",
+    "b": "SGD, cyclic targets",
+    "c": "Adam, full batch",
+    "d": "Adam, minibatch targets",
+}
 Points = list[tuple[float, float]]
 
 
@@ -34,6 +40,7 @@ class Trajectory(NamedTuple):
     `order` says how the targets follow each other: `full` (always their mean), `cyclic`, `random`.
     """
 
+    panel: str
     eta: float
     order: str
     steps: Array
@@ -46,40 +53,35 @@ class Trajectory(NamedTuple):
         return float(self.a[-1] ** 2 - self.b[-1] ** 2)
 
 
-class Experiment(NamedTuple):
-    """One optimizer: its letter, what it is, and a trajectory per rate (and target order)."""
-
-    letter: str
-    title: str
-    trajectories: tuple[Trajectory, ...]
-
-
-def rows(experiments: Sequence[Experiment]) -> list[dict[str, object]]:
+def rows(trajectories: Sequence[Trajectory]) -> list[dict[str, object]]:
     """One row per trajectory: `panel`, `eta`, `D`, and the `order` and number of `steps`."""
     return [
         {
-            "panel": experiment.letter,
-            "eta": trajectory.eta,
-            "D": trajectory.imbalance,
-            "order": trajectory.order,
-            "steps": int(trajectory.steps[-1]),
+            "panel": one.panel,
+            "eta": one.eta,
+            "D": one.imbalance,
+            "order": one.order,
+            "steps": int(one.steps[-1]),
         }
-        for experiment in experiments
-        for trajectory in experiment.trajectories
+        for one in trajectories
     ]
 
 
-def figure9_data(*, seed: int) -> tuple[Experiment, ...]:
-    """Compute all trajectories; `seed` draws the random targets of panel d."""
-    rng = np.random.default_rng(seed)
-    full, cyclic = ("full", (1.0,)), ("cyclic", TARGETS)
-    random = ("random", tuple(rng.choice(TARGETS, size=200_000).tolist()))
-    return (
-        Experiment("a", "Gradient descent", _trajectories(gradient_path, 20, full)),
-        Experiment("b", "SGD, cyclic targets", _trajectories(gradient_path, 50_000, cyclic)),
-        Experiment("c", "Adam, full batch", _trajectories(adam_path, 5_000, full)),
-        Experiment("d", "Adam, minibatch targets", _trajectories(adam_path, 200_000, random, cyclic)),
-    )
+def compute(seed: int) -> list[Trajectory]:
+    """All trajectories; `seed` draws the random targets of panel d."""
+    random = np.random.default_rng(seed).choice(TARGETS, size=200_000).tolist()
+    cyclic = list(islice(cycle(TARGETS), 200_000))
+    return [
+        _thin(panel, eta, order, path(eta, targets))
+        for panel, order, path, targets in (
+            ("a", "full", gradient_path, [1.0] * 20),
+            ("b", "cyclic", gradient_path, cyclic[:50_000]),
+            ("c", "full", adam_path, [1.0] * 5_000),
+            ("d", "random", adam_path, random),
+            ("d", "cyclic", adam_path, cyclic),
+        )
+        for eta in RATES
+    ]
 
 
 def gradient_path(eta: float, targets: Iterable[float]) -> Points:
@@ -93,15 +95,9 @@ def gradient_path(eta: float, targets: Iterable[float]) -> Points:
     return points
 
 
-def adam_path(
-    eta: float,
-    targets: Iterable[float],
-    *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-7,
-) -> Points:
+def adam_path(eta: float, targets: Iterable[float]) -> Points:
     """Points (a, b) of Adam on (a b - target)^2, one target per step."""
+    beta1, beta2, epsilon = 0.9, 0.999, 1e-7
     a, b = START
     m_a = m_b = v_a = v_b = 0.0
     decay1 = decay2 = 1.0
@@ -122,22 +118,12 @@ def adam_path(
     return points
 
 
-def _trajectories(
-    path: Callable[[float, Iterable[float]], Points],
-    steps: int,
-    *orders: tuple[str, tuple[float, ...]],
-) -> tuple[Trajectory, ...]:
-    """A trajectory for each rate and each order, a name and the targets to cycle through."""
-    seen = [(order, list(islice(cycle(targets), steps))) for order, targets in orders]
-    return tuple(_thin(eta, order, path(eta, goals)) for order, goals in seen for eta in RATES)
-
-
-def _thin(eta: float, order: str, points: Points, keep: int = 600) -> Trajectory:
+def _thin(panel: str, eta: float, order: str, points: Points, keep: int = 600) -> Trajectory:
     """Keep about `keep` points: all of the first steps, ever fewer later, always the last."""
     last = len(points) - 1
     steps = np.unique(np.rint(np.geomspace(1, last + 1, keep)).astype(np.int64)) - 1
     a, b = np.array(points)[steps].T
-    return Trajectory(eta, order, steps.astype(np.float64), a, b)
+    return Trajectory(panel, eta, order, steps.astype(np.float64), a, b)
 
 
 # The shapes of the end points carry the difference between the rates without any color.
@@ -149,9 +135,9 @@ _LEAST_NORM = Style(PURPLE, "*", "none", size=13)
 _START = Style("#000000", "s", "none", size=5)
 
 
-def plot(experiments: Sequence[Experiment]) -> Plot:
+def plot(trajectories: Sequence[Trajectory]) -> Plot:
     """The four panels: minima, least-norm points, trajectories, and what is left of D."""
-    panels = [_panel(experiment) for experiment in experiments]
+    panels = [_panel(title, [one for one in trajectories if one.panel == p]) for p, title in TITLES.items()]
     hollow = Entry("hollow, in (d): cyclic", Style("#595959", "o", "none", hollow=True, size=6))
     entries = [
         Entry("minima $ab = 1$", _MINIMA),
@@ -163,19 +149,17 @@ def plot(experiments: Sequence[Experiment]) -> Plot:
     return Plot([panels[:2], panels[2:]], [entries], row_height=3.7)
 
 
-def _panel(experiment: Experiment) -> Panel:
+def _panel(title: str, trajectories: list[Trajectory]) -> Panel:
     a = np.linspace(0.1, 6.0, 400)
-    first = experiment.trajectories[0]
-    several = len(experiment.trajectories) > len(RATES)
-    text = "\n".join(_describe(one, several) for one in experiment.trajectories)
+    first = trajectories[0]
+    several = len(trajectories) > len(RATES)
+    text = "\n".join(_describe(one, several) for one in trajectories)
     start_text = f"start: $D = {START[0] ** 2 - START[1] ** 2:g}$"
     return Panel(
-        title=f"{experiment.title}: {int(first.steps[-1]):,} steps",
+        title=f"{title}: {int(first.steps[-1]):,} steps",
         x_title="$a$",
         y_title="$b$",
-        series=[
-            drawn for one in experiment.trajectories for drawn in _drawn(one, hollow=one.order != first.order)
-        ],
+        series=[drawn for one in trajectories for drawn in _drawn(one, hollow=one.order != first.order)],
         guides=[
             Series("minima $ab = 1$", _MINIMA, a.tolist(), (1 / a).tolist()),
             Series("", _MINIMA, (-a).tolist(), (-1 / a).tolist()),

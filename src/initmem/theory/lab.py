@@ -27,12 +27,14 @@ interpolates, and tau_interp is always missing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
+from itertools import count
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from initmem.clocks import RateSums, epoch_rates
@@ -43,12 +45,9 @@ from initmem.seeds import generator
 from initmem.study import Run
 from initmem.theory import (
     Array,
-    Estimate,
     Factors,
-    Integers,
-    Path,
+    Loss,
     descend,
-    matrix_sum,
     optimizer,
     product,
     random_network,
@@ -107,36 +106,25 @@ class Task:
     perturbations: Factors
 
 
-def linear_task(
-    *,
-    seed: int = 0,
-    width: int = 4,
-    features: int = 4,
-    samples: int = 512,
-    points: int = 256,
-    noise: float = 3.0,
-    perturbation: float = 0.25,
-    draws: int = 8,
-) -> Task:
-    """Draw a task whose minibatch noise is isotropic.
+def linear_task(*, width: int = 4) -> Task:
+    """The task, whose minibatch noise is isotropic; its data are the same at every width.
 
     Inputs are whitened and the true map is twice a rotation: noise then shrinks U'U and VV' alike, and D
-    decays to zero rather than to another imbalance. The data are the same at every width.
+    decays to zero rather than to another imbalance.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
+    samples, features = 512, 4
     x = np.linalg.qr(rng.normal(size=(samples, features))).Q * np.sqrt(samples)
     truth = 2 * np.linalg.qr(rng.normal(size=(features, features))).Q
-    y = x @ truth.T + noise * rng.normal(size=(samples, features))
-    val_x, test_x = rng.normal(size=(2, points, features))
-    perturbations = tuple(
-        perturbation * rng.normal(size=(draws, *shape)) for shape in ((width, features), (features, width))
-    )
-    return Task(x, y, val_x, test_x, truth, perturbations)
+    y = x @ truth.T + 3.0 * rng.normal(size=(samples, features))
+    val_x, test_x = rng.normal(size=(2, 256, features))
+    lower, upper = (0.25 * rng.normal(size=(8, *shape)) for shape in ((width, features), (features, width)))
+    return Task(x, y, val_x, test_x, truth, (lower, upper))
 
 
 def trajectories(
     runs: Sequence[Run], task: Task, *, watch: Callable[[int, Factors], None] | None = None
-) -> Path:
+) -> Factors:
     """Train the runs of one recipe together; the path holds the start and the end of every epoch.
 
     Its factors are (epoch, run, ...). A seed draws the same standard normals at every scale, and each epoch
@@ -148,10 +136,11 @@ def trajectories(
         "runs: of several recipes; allowed: runs of one recipe",
     )
     rates = all_rates(recipe, len(task.x))
+    settings = recipe.model_dump(include={"momentum", "beta1", "beta2", "epsilon"})
     return descend(
-        _initial(runs, task.x.shape[1]),
-        _minibatches(runs, task),
-        optimizer(recipe.optimizer, **recipe.model_dump(include={"momentum", "beta1", "beta2", "epsilon"})),
+        _initial(runs, recipe.width, task.x.shape[1]),
+        _losses(runs, recipe.batch_size, task),
+        optimizer(recipe.optimizer, **settings),
         rates,
         len(rates),
         decay=2 * recipe.l2,  # the gradient of l2 |W|^2 is 2 l2 W
@@ -177,7 +166,8 @@ def evaluate(
         return loss, accuracy
     predicted = inputs @ product(factors).mT  # (..., point, feature)
     correct = np.argmax(predicted, axis=-1) == np.argmax(outputs, axis=-1)
-    return matrix_sum((predicted - outputs) ** 2) / (2 * len(inputs)), correct.mean(axis=-1)
+    squares: Array = np.sum((predicted - outputs) ** 2, axis=(-2, -1))
+    return squares / (2 * len(inputs)), correct.mean(axis=-1)
 
 
 def all_rates(recipe: LinearSettings, samples: int) -> Array:
@@ -187,13 +177,13 @@ def all_rates(recipe: LinearSettings, samples: int) -> Array:
 
 def squared_norm(factors: Factors) -> Array:
     """The squared Frobenius norm of both factors together, (...)."""
-    lower, upper = (matrix_sum(factor * factor) for factor in factors)
-    return lower + upper
+    lower, upper = (np.sum(factor * factor, axis=(-2, -1)) for factor in factors)
+    return np.asarray(lower + upper)
 
 
-def _initial(runs: Sequence[Run], features: int) -> Factors:
+def _initial(runs: Sequence[Run], width: int, features: int) -> Factors:
     """The factors of every run, (run, width, feature) and (run, feature, width)."""
-    dims = (features, LinearSettings.of(runs[0].recipe).width, features)
+    dims = (features, width, features)
     drawn = [
         random_network(dims, rng=generator(run.seed_of("init"), "init"), scale=run.scale) for run in runs
     ]
@@ -202,31 +192,28 @@ def _initial(runs: Sequence[Run], features: int) -> Factors:
     return lower, upper
 
 
-def _minibatches(runs: Sequence[Run], task: Task) -> Estimate:
-    """The gradient of every run on its own minibatch of update k, (run, feature, feature).
+def _losses(runs: Sequence[Run], batch_size: int, task: Task) -> Iterator[Loss]:
+    """For every update the loss of all runs, each on its own minibatch.
 
     A minibatch enters the gradient W (x x') - (y x') only through two means over its samples, which are
     computed for a whole epoch at once, and only once for all runs with the same data order.
     """
     n = len(task.x)
-    starts = np.arange(0, n, LinearSettings.of(runs[0].recipe).batch_size)
-    counts = np.diff(starts, append=n)[:, None, None]
+    starts = np.arange(0, n, batch_size)
+    counts = np.diff(starts, append=n)[:, None, None, None]
     outer = [side[:, :, None] * task.x[:, None, :] for side in (task.x, task.y)]
     seeds, which = np.unique([run.seed_of("order") for run in runs], return_inverse=True)
-
-    @lru_cache(maxsize=1)
-    def means(epoch: int) -> list[Array]:
+    for epoch in count(1):
         orders = [generator(int(seed), "order", epoch).permutation(n) for seed in seeds]
         sums = [[np.add.reduceat(samples[order], starts) for order in orders] for samples in outer]
-        return [np.stack(of_seed, axis=1)[:, which] / counts[:, None] for of_seed in sums]
+        # (update, run, feature, feature) each
+        inputs, outputs = (np.stack(of_seed, axis=1)[:, which] / counts for of_seed in sums)
+        for of_inputs, of_outputs in zip(inputs, outputs, strict=True):
+            yield partial(_gradient, of_inputs, of_outputs)
 
-    def estimate(k: int, w: Array) -> Array:
-        epoch, update = divmod(k, len(starts))
-        inputs, outputs = means(epoch + 1)  # (update, run, feature, feature)
-        gradient: Array = w @ inputs[update] - outputs[update]
-        return gradient
 
-    return estimate
+def _gradient(inputs: Array, outputs: Array, w: Array) -> Array:
+    return w @ inputs - outputs
 
 
 def train(runs: list[Run], on_epoch: Callable[[Run, dict[str, float]], None]) -> list[RunRecord]:
@@ -256,23 +243,29 @@ def train_linear(runs: Sequence[Run]) -> list[RunRecord]:
     with np.errstate(all="ignore"):  # a diverged run ends at its last finite epoch
         columns = _measured(path, task, recipe.l2)
         columns |= _clocks(recipe, rates, np.cumsum(angular, axis=0))
-    seconds = time.perf_counter() - started
-    columns["seconds"] = np.full_like(angular, seconds / angular.size)
+        seconds = time.perf_counter() - started
+        columns["seconds"] = np.full_like(angular, seconds / angular.size)
+        # The epochs until one is not finite, (epoch, run). The selected epoch is counted from 1; for a run
+        # without a finite epoch it is 0, its initialization.
+        alive = np.logical_and.accumulate(np.isfinite(list(columns.values())).all(axis=0))
+        lengths = alive.sum(axis=0)
+        best = np.argmin(np.where(alive, columns["val_objective"], np.inf), axis=0) + 1
+        ends = _ends(path, task, np.where(lengths > 0, best, 0), recipe.l2)
     provenance = {"numpy": np.__version__, "torch": torch.__version__, "seconds": round(seconds, 3)}
-    lengths, best = _selected(columns)
-    histories = [{name: col[:n, r].copy() for name, col in columns.items()} for r, n in enumerate(lengths)]
-    statuses: list[Status] = ["completed" if n == recipe.epochs else "diverged" for n in lengths]
-    return [
-        RunRecord(run, status, summarize(history, selects="val_objective", **ends), history, provenance)
-        for run, status, history, ends in zip(
-            runs, statuses, histories, _ends(path, task, best, recipe.l2), strict=True
+    records = []
+    for r, (run, length) in enumerate(zip(runs, lengths, strict=True)):
+        history = {name: column[:length, r].copy() for name, column in columns.items()}
+        summary = summarize(
+            history, selects="val_objective", **{name: float(column[r]) for name, column in ends.items()}
         )
-    ]
+        status: Status = "completed" if length == recipe.epochs else "diverged"
+        records.append(RunRecord(run, status, summary, history, provenance))
+    return records
 
 
-def _measured(path: Path, task: Task, l2: float) -> Columns:
+def _measured(path: Factors, task: Task, l2: float) -> Columns:
     """The metrics of the networks at the end of every epoch, (epoch, run) each."""
-    trained = tuple(layer[1:] for layer in path.factors)
+    trained = tuple(layer[1:] for layer in path)
     squares = squared_norm(trained)
     train, train_accuracy = evaluate(trained, task.x, task.y)
     plain, accuracy = evaluate(trained, task.val_x, task.val_x @ task.truth.T, task.perturbations)
@@ -297,24 +290,10 @@ def _clocks(recipe: LinearSettings, rates: Array, angular: Array) -> Columns:
     return columns | {"clock_angular": angular}
 
 
-def _selected(columns: Columns) -> tuple[Integers, Integers]:
-    """The number of finite epochs of each run, and its selected epoch, counted from 1: (run,) each.
-
-    For a run without a finite epoch, the selected epoch is 0, its initialization.
-    """
-    finite = np.logical_and.reduce([np.isfinite(column) for column in columns.values()])
-    alive = np.logical_and.accumulate(finite)  # (epoch, run)
-    losses = np.where(alive, columns["val_objective"], np.inf)
-    lengths = alive.sum(axis=0)
-    return lengths, np.where(lengths > 0, np.argmin(losses, axis=0) + 1, 0)
-
-
-def _ends(path: Path, task: Task, best: Integers, l2: float) -> list[dict[str, float]]:
-    """The initial norm of every run, and its test results at the selected epoch."""
-    runs = np.arange(len(best))
-    chosen = tuple(layer[best, runs] for layer in path.factors)
+def _ends(path: Factors, task: Task, best: NDArray[np.int64], l2: float) -> Columns:
+    """The initial norm of every run, and its test results at the selected epoch, (run,) each."""
+    chosen = tuple(layer[best, np.arange(len(best))] for layer in path)
     loss, accuracy = evaluate(chosen, task.test_x, task.test_x @ task.truth.T, task.perturbations)
-    norm = np.sqrt(squared_norm(tuple(layer[0] for layer in path.factors)))
+    norm = np.sqrt(squared_norm(tuple(layer[0] for layer in path)))
     objective = loss + l2 * squared_norm(chosen)
-    values = {"norm_init": norm, "test_loss": loss, "test_objective": objective, "test_accuracy": accuracy}
-    return [{name: float(column[r]) for name, column in values.items()} for r in runs]
+    return {"norm_init": norm, "test_loss": loss, "test_objective": objective, "test_accuracy": accuracy}

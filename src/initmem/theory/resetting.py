@@ -1,18 +1,19 @@
 """Stochastic resetting: forgetting by starting over at random times.
 
 Least squares under gradient flow, dw/dt = -(A w - c) with A = X'X / n and c = X'y / n, keeps the component of
-its initial point that the data do not constrain. Reset w to a fixed point `home` at the events of a Poisson
-process with rate r. The time since the last event is then exponential, and the stationary mean is the flow
-from home averaged over that time,
+its initial point that the data do not constrain. Reset w to zero at the events of a Poisson process with rate
+r. The time since the last event is then exponential, and the stationary mean is the flow from zero averaged
+over that time,
 
-    E w = integral of r exp(-r t) w(t) dt = (A + r I)^-1 (c + r home),
+    E w = integral of r exp(-r t) w(t) dt = (A + r I)^-1 c,
 
-which for home = 0 is ridge regression with penalty r. The initial point of a run matters only until its first
-reset: the memory of it decays as exp(-r t), even in directions that the data do not constrain.
+which is ridge regression with penalty r. The initial point of a run matters only until its first reset: the
+memory of it decays as exp(-r t), even in directions that the data do not constrain.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from initmem.plots.model import Entry, Panel, Plot, Series, Style
 from initmem.plots.styles import COLORS, MARKERS
-from initmem.theory import Array, require
+from initmem.theory import Array
 
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
@@ -46,23 +47,11 @@ class Resetting:
         """Mean minus closed form, in standard errors, (rate, feature)."""
         return (self.mean - self.closed_form) / self.error
 
-    def rows(self) -> list[dict[str, float]]:
-        """One row per rate: the distance to ridge regression, its standard error, and the largest |z|."""
-        columns = {
-            "r": self.rates,
-            "distance": np.sqrt(np.sum((self.mean - self.closed_form) ** 2, axis=1)),
-            "error": np.sqrt(np.sum(self.error**2, axis=1)),
-            "ridge_norm": np.sqrt(np.sum(self.closed_form**2, axis=1)),
-            "largest_z": np.abs(self.z).max(axis=1),
-        }
-        return [{name: float(values[i]) for name, values in columns.items()} for i in range(len(self.rates))]
 
-
-def ridge(x: Array, y: Array, penalty: float, center: ArrayLike = 0.0) -> Array:
-    """The minimizer of |X w - y|^2 / (2 n) + penalty |w - center|^2 / 2, (feature,)."""
+def ridge(x: Array, y: Array, penalty: float) -> Array:
+    """The minimizer of |X w - y|^2 / (2 n) + penalty |w|^2 / 2, (feature,)."""
     n, d = x.shape
-    pull = penalty * np.broadcast_to(np.asarray(center, dtype=np.float64), (d,))
-    w: Array = np.linalg.solve(x.T @ x / n + penalty * np.eye(d), x.T @ y / n + pull)
+    w: Array = np.linalg.solve(x.T @ x / n + penalty * np.eye(d), x.T @ y / n)
     return w
 
 
@@ -88,11 +77,10 @@ def simulate(
     rng: np.random.Generator,
     runs: int,
     start: ArrayLike = 0.0,
-    home: ArrayLike = 0.0,
 ) -> Array:
     """Simulate independent processes from `start` up to `time`, event by event: (run, feature).
 
-    `start` and `home` broadcast to (run, feature).
+    `start` broadcasts to (run, feature).
     """
     last = np.zeros(runs)
     upcoming = rng.exponential(1 / rate, size=runs)
@@ -100,35 +88,33 @@ def simulate(
         last[alive] = upcoming[alive]
         upcoming[alive] += rng.exponential(1 / rate, size=int(alive.sum()))
     # Between events the flow is deterministic, so only the time since the last one matters.
-    origin = np.where(last[:, None] > 0, home, np.broadcast_to(start, (runs, x.shape[1])))
+    origin = np.where(last[:, None] > 0, 0.0, np.broadcast_to(start, (runs, x.shape[1])))
     return flow(x, y, origin, time - last)
 
 
 def stationary_mean(
-    x: Array, y: Array, rates: ArrayLike, *, seed: int, runs: int = 20_000, home: ArrayLike = 0.0
+    x: Array, y: Array, rates: Sequence[float], *, seed: int, runs: int = 20_000
 ) -> Resetting:
     """Estimate the stationary mean at each rate and compare it with ridge regression of that penalty.
 
     Each process runs for thirty mean intervals between resets; a fraction exp(-30) is never reset.
     """
-    speeds = np.atleast_1d(np.asarray(rates, dtype=np.float64))
-    require(
-        x.ndim == 2 and y.shape == x.shape[:1],
-        f"data: inputs {x.shape}, outputs {y.shape}; allowed: (sample, feature) and (sample,)",
-    )
-    require(bool(np.all(speeds > 0)), f"rates: {rates!r}; allowed: > 0")
-    require(runs >= 2, f"runs: {runs}; allowed: 2 or more")
     rng = np.random.default_rng(seed)
-    ends = [simulate(x, y, r, 30 / r, rng=rng, runs=runs, home=home) for r in speeds]
+    ends = [simulate(x, y, r, 30 / r, rng=rng, runs=runs) for r in rates]
     return Resetting(
         x,
         y,
-        speeds,
+        np.array(rates),
         mean=np.stack([w.mean(axis=0) for w in ends]),
         error=np.stack([w.std(axis=0, ddof=1) / np.sqrt(runs) for w in ends]),
-        closed_form=np.stack([ridge(x, y, r, home) for r in speeds]),
+        closed_form=np.stack([ridge(x, y, r) for r in rates]),
         runs=runs,
     )
+
+
+def compute(seed: int) -> Resetting:
+    """The example at all rates."""
+    return stationary_mean(*example(seed=seed), RATES, seed=seed)
 
 
 def example(*, seed: int) -> tuple[Array, Array]:
@@ -136,6 +122,18 @@ def example(*, seed: int) -> tuple[Array, Array]:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(40, 6)) @ np.diag(np.geomspace(1.0, 0.1, 6)) @ rng.normal(size=(6, 6))
     return x, x @ rng.normal(size=6) + 0.5 * rng.normal(size=40)
+
+
+def rows(means: Resetting) -> list[dict[str, float]]:
+    """One row per rate: the distance to ridge regression, its standard error, and the largest |z|."""
+    columns = {
+        "r": means.rates,
+        "distance": np.linalg.norm(means.mean - means.closed_form, axis=1),
+        "error": np.linalg.norm(means.error, axis=1),
+        "ridge_norm": np.linalg.norm(means.closed_form, axis=1),
+        "largest_z": np.abs(means.z).max(axis=1),
+    }
+    return [{name: float(values[i]) for name, values in columns.items()} for i in range(len(means.rates))]
 
 
 def plot(means: Resetting) -> Plot:
