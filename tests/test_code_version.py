@@ -375,9 +375,9 @@ CHANGES = [
     (TRAIN, "helpers.py", "return deeper", "return -deeper", "function helpers.evaluate was edited"),
     (TRAIN, "helpers.py", "0.9**epoch", "0.8**epoch", "function helpers.scheduled was edited"),
     (TRAIN, "helpers.py", "return 0.0", "return 1.0", "function helpers.loss was edited"),
-    (TRAIN, "late.py", "x + SHIFT", "x - SHIFT", "late"),
-    (TRAIN, "late.py", "SHIFT = 1", "SHIFT = 2", "late"),
-    (TRAIN, "later.py", "NOISE = 1", "NOISE = 2", "later.NOISE 1 -> 2"),
+    (TRAIN, "late.py", "x + SHIFT", "x - SHIFT", "file late.py was edited"),
+    (TRAIN, "late.py", "SHIFT = 1", "SHIFT = 2", "file late.py was edited"),
+    (TRAIN, "later.py", "NOISE = 1", "NOISE = 2", "file later.py was edited"),
     (TRAIN, "helpers.py", "range(2)", "range(3)", "function helpers.timed.twice was edited"),
     (TRAIN, "mine.py", '"warmup": 5', '"warmup": 6', "mine.SET_HERE['warmup'] 5 -> 6"),
     (TRAIN, "mine.py", "batch=16", "batch=17", "mine.TOLD['batch'] 16 -> 17"),
@@ -605,19 +605,13 @@ def test_a_changed_value_is_noticed(tmp_path: Path, name: str) -> None:
     assert differences(*versions) != []
 
 
+@pytest.mark.usefixtures("fresh_modules")
 def test_a_loaded_library_is_the_same_in_every_process(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import ctypes\nX = ctypes.CDLL(None)\ndef train(init, tracker):\n    return X\n"
-    )
-    code = "import mine; from initmem.pipeline.code_version import fingerprint as f; print(f(mine.train))"
-    texts = {
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout
-        for _ in range(3)
-    }
-    assert len(texts) == 1
-    assert "mine.X" in texts.pop()
+    code = "import ctypes\nX = ctypes.CDLL(None)\ndef train(init, tracker):\n    return X\n"
+    mine = load(tmp_path, {"mine.py": code})
+    before = fingerprint(mine.train)
+    mine.X._handle += 4096  # as in another process
+    assert fingerprint(mine.train) == before and "#" in before["mine.X"]
 
 
 CELLS = {
@@ -746,14 +740,12 @@ COMMAND = (
     "python train.py run.json --config=run.toml --yaml run.yaml --lr 0.1 --scale {scale} --out {history}"
 )
 COMMAND_CHANGES = [
-    ("train.py", "EPOCHS = 20", "EPOCHS = 1", "train.EPOCHS 20 -> 1"),
-    ("train.py", "return EPOCHS", "return EPOCHS + 1", "function train.loop was edited"),
-    ("train.py", "size = 3", "size = 4", "class train.Data was edited"),
-    ("train.py", "print(loop())", "print(-loop())", "file train.py was edited"),
-    ("model.py", "depth = parts.DEPTH", "depth = -parts.DEPTH", "class model.Net was edited"),
-    ("parts.py", "DEPTH = 2", "DEPTH = 3", "parts.DEPTH 2 -> 3"),
-    ("run.toml", "lr = 0.1", "lr = 0.2", "run.toml: lr 0.1 -> 0.2"),
-    ("run.json", "0.99", "0.999", "run.json: betas [0.9, 0.99] -> [0.9, 0.999]"),
+    ("train.py", "EPOCHS = 20", "EPOCHS = 1", "file train.py was edited"),
+    ("train.py", "size = 3", "size = 4", "file train.py was edited"),
+    ("model.py", "depth = parts.DEPTH", "depth = -parts.DEPTH", "file model.py was edited"),
+    ("parts.py", "DEPTH = 2", "DEPTH = 3", "file parts.py was edited"),
+    ("run.toml", "lr = 0.1", "lr = 0.2", "file run.toml was edited"),
+    ("run.json", "0.99", "0.999", "file run.json was edited"),
     ("run.yaml", "lr: 0.1", "lr: 0.2", "file run.yaml was edited"),
     ("tokens.bin", "abc", "abd", "file tokens.bin was edited"),
     ("", "--lr 0.1", "--lr 0.5", "argument --lr 0.1 -> 0.5"),
@@ -830,8 +822,8 @@ def test_files_that_settings_name_count_for_their_recipe_alone(tmp_path: Path, m
     Path("grid.toml").write_text('scales = [1.0]\n[[grid]]\nconfig = ["a.toml", "b.toml"]\n')
     study, code, _ = study_of("echo {config} {scale} {history}", "mine", "grid.toml", None, ())
     first, second = (code[recipe.id] for recipe in study.recipes)
-    assert (first["a.toml: lr"], second["b.toml: lr"]) == ("0.1", "0.2")
-    assert "b.toml: lr" not in first
+    assert "file a.toml" in first and "file b.toml" in second
+    assert "file b.toml" not in first and "file a.toml" not in second
 
 
 def test_a_watched_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:

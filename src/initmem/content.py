@@ -14,16 +14,16 @@ LARGE = 64 * 2**20  # bytes of a file that is compared by its size alone
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def content_digest(path: Path) -> str:
-    """Python as parsed, JSON and TOML by value, other files by bytes, large ones by their size."""
+def content_digest(path: Path, *, whole: bool = False) -> str:
+    """Python as parsed, JSON and TOML by value, other files by bytes; unless `whole`, large ones by size."""
     status = path.stat()
+    if status.st_size > LARGE and not whole:
+        return f"{status.st_size} bytes"
     return _content_digest(path, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1024)
 def _content_digest(path: Path, size: int, changed: int) -> str:
-    if size > LARGE:
-        return f"{size} bytes"
     content = path.read_bytes()
     with suppress(ValueError):  # not valid: its bytes count
         if path.suffix == ".py" and (tree := parsed(content.decode())) is not None:

@@ -27,7 +27,7 @@ import random
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -46,19 +46,22 @@ from initmem.recipe import SPLIT_SIZES, Recipe
 
 UNHASHABLE = "cannot be hashed"
 MOST_ENTRIES = 60  # of a dict that is shown entry by entry
-SCALARS = (bool, int, float, complex, str, bytes, types.NoneType, PurePath, enum.Enum)
-PLAIN = (*SCALARS, np.generic, torch.dtype, torch.device, range, slice)
+SCALARS = (
+    *(bool, int, float, complex, str, bytes, types.NoneType, range, slice),
+    *(PurePath, enum.Enum, np.generic, torch.dtype, torch.device),
+)
 COLLECTIONS = (list, tuple, dict, set, frozenset)
 CODE = (types.FunctionType, types.BuiltinFunctionType, type)
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
-def fingerprint(*functions: object) -> Fingerprint:
-    """The version of everything that training functions use."""
+def fingerprint(*functions: object, watch: Iterable[str | Path] = ()) -> Fingerprint:
+    """The version of everything that training functions use, and of files that count as a part of them."""
     walk = _Walk()
     for function in functions:
         walk.callable(function)
     walk.read_globals()
+    source.note_files(walk.entries, watch)
     if (dtype := torch.get_default_dtype()) != torch.float32:
         walk.entries["default dtype of torch"] = str(dtype)
     return dict(sorted(walk.entries.items()))
@@ -112,17 +115,21 @@ class _Walk:
         self._note("trained by", source.qualified_name(thing))
         if isinstance(thing, types.FunctionType | type):
             self.code(thing)
-        elif isinstance(thing, types.MethodType):
-            self._bound(thing.__self__, thing.__func__)
-        else:
-            self._bound(thing, inspect.getattr_static(type(thing), "__call__", None))
-
-    def _bound(self, owner: object, method: object) -> None:
-        """A method and its object, attribute by attribute, except for state that the method keeps."""
+            return
+        # An object counts attribute by attribute, except for state that its methods keep.
+        owner, method = thing, inspect.getattr_static(type(thing), "__call__", None)
+        if isinstance(thing, types.MethodType):
+            owner, method = thing.__self__, thing.__func__
         kind = owner if isinstance(owner, type) else type(owner)
         uses: Uses = set()
-        for function in source.methods_reached(kind, method):
-            uses |= source.uses_of(source.definition(function.__code__), {"self"})
+        waiting, reached = [method], set()
+        while waiting:  # the method, and those of the same class that it may call
+            function = waiting.pop()
+            if isinstance(function, types.FunctionType) and function not in reached:
+                reached.add(function)
+                uses |= source.uses_of(source.definition(function.__code__), {"self"})
+                called = source.names_used(function.__code__)[1]
+                waiting += [inspect.getattr_static(kind, name, None) for name in called]
         for name, value in _attributes(owner).items():
             self._setting(f"{kind.__name__}.{name}", value, _hows(uses, f"self.{name}"))
         self.code(kind)
@@ -165,8 +172,12 @@ class _Walk:
         for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if (value := _content(cell)) is not function:
                 self._setting(f"{name.rpartition('.')[0]}.{key}", value, _hows(uses, key))
-        for import_name in source.imported(node) if node else ():
-            self._import(import_name, Path(code.co_filename).parent)
+        for imported in source.imported(node) if node else ():
+            # By its file: the same whether it is loaded yet or not.
+            if paths := source.module_files(imported, Path(code.co_filename).parent):
+                source.note_files(self.entries, paths, self._files)
+            else:
+                self._package(imported)
         for key in sorted(loaded & function.__globals__.keys()):
             value = function.__globals__[key]
             if isinstance(value, types.ModuleType):
@@ -187,13 +198,11 @@ class _Walk:
                     self.code(inner)
             elif isinstance(value, (bool, int, float, str, *COLLECTIONS)) and not key.startswith("__"):
                 self.value(f"{name}.{key}", value)
-        node = source.definition(kind)
-        bases = ", ".join(map(source.qualified_name, kind.__bases__))
-        source.note(
-            self.entries,
-            f"class {name}",
-            source.class_digest(node) if isinstance(node, ast.ClassDef) else bases,
-        )
+        if isinstance(node := source.definition(kind), ast.ClassDef):
+            text = source.class_digest(node)
+        else:
+            text = ", ".join(map(source.qualified_name, kind.__bases__))
+        self._note(f"class {name}", text)
         for base in (*kind.__bases__, type(kind)):
             self.code(base)
 
@@ -209,14 +218,6 @@ class _Walk:
             elif id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._module(value, attributes)
-
-    def _import(self, name: str, folder: Path) -> None:
-        """A module that a function imports counts by its file: the same whether it is loaded yet or not."""
-        paths = source.module_files(name, folder)
-        for path in paths:
-            source.note_all(self.entries, source.python_fingerprint(path, self._files))
-        if not paths:
-            self._package(name)
 
     def _package(self, module: str) -> None:
         top = module.partition(".")[0]
@@ -242,10 +243,10 @@ class _Walk:
         except (OSError, TypeError, KeyError):
             return  # a notebook has no such source
         for statement in tree.body if tree else ():
-            is_empty = not any(isinstance(part, ast.Constant) for part in ast.walk(statement))
-            for name, text in source.named_parts(source.short_name(module), statement):
-                if name == f"{source.short_name(module)}.{key}" and not is_empty:
-                    self._note(name, text)
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == key:
+                    if any(isinstance(part, ast.Constant) for part in ast.walk(value)):
+                        self._note(f"{source.short_name(module)}.{key}", source.shortened(ast.unparse(value)))
 
     def _setting(self, name: str, value: object, hows: set[str]) -> None:
         """A value that is not state, without entries that the code writes, as in CONFIG["lr"] = rate."""
@@ -323,7 +324,9 @@ class _Hasher(NumpyHasher):  # type: ignore[misc]
             path = Path(str(obj._name))
             obj = ("library", path.name, content_digest(path) if path.is_file() else "")
         elif isinstance(obj, torch.Tensor):
-            obj = ("tensor", str(obj.dtype), _array(obj))
+            plain = obj.detach().cpu().to_dense()
+            values = plain.float() if plain.dtype == torch.bfloat16 else plain
+            obj = ("tensor", str(obj.dtype), values.numpy())
         elif is_keras(obj):  # the pickle of a model has a date in it
             obj = (type(obj), obj.get_config(), obj.get_weights())
         elif isinstance(obj, set | frozenset):  # in an order that does not depend on the process
@@ -340,17 +343,6 @@ def _is_code(thing: object) -> bool:
     return isinstance(thing, CODE) or isinstance(getattr(thing, "__wrapped__", None), types.FunctionType)
 
 
-def _array(tensor: torch.Tensor) -> Any:
-    """The values of a tensor, where they are not zero if it is sparse; the shape if it has no values."""
-    if tensor.is_meta:
-        return tuple(tensor.shape)
-    plain = tensor.detach().cpu()
-    if plain.layout != torch.strided:
-        plain = plain.to_sparse_coo().coalesce()
-        return tuple(plain.shape), _array(plain.indices()), _array(plain.values())
-    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
-
-
 def _short_text(value: object) -> str | None:
     """A small plain value as Python writes it; None for anything else."""
     if isinstance(value, COLLECTIONS) and len(value) <= source.LONGEST:
@@ -359,7 +351,7 @@ def _short_text(value: object) -> str | None:
             ast.literal_eval(text)
         except (ValueError, SyntaxError):
             return None
-    elif isinstance(value, PLAIN):
+    elif isinstance(value, SCALARS):
         text = repr(value)
     else:
         return None

@@ -43,7 +43,7 @@ from initmem.measures.applied import MOST_MODELS
 from initmem.pipeline.init import INIT_FILE, TOLD, TRACKER_FILE
 from initmem.pipeline.opened import environment_of, opened_by_program
 from initmem.pipeline.run import OnEpoch, own_record
-from initmem.pipeline.source import Fingerprint, note_all, watched_files
+from initmem.pipeline.source import Fingerprint, note_files
 from initmem.pipeline.tracker import Row, Tracker
 from initmem.pipeline.workdir import changes_in, own_workdir, project_of
 from initmem.record import RunRecord
@@ -315,7 +315,7 @@ def command_fingerprint(
     declared = [
         Path(value) for value in (settings or {}).values() if isinstance(value, str) and _is_file(value)
     ]
-    note_all(entries, watched_files([*_named_files(parts), *watched, *declared]))
+    note_files(entries, [*_named_files(parts), *watched, *declared])
     return dict(sorted(entries.items()))
 
 

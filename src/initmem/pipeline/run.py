@@ -47,7 +47,6 @@ from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.init import Function, Init, UntouchedWarning
 from initmem.pipeline.opened import noting_files, noting_no_files, opened_here
 from initmem.pipeline.result import Result
-from initmem.pipeline.source import watched_files
 from initmem.pipeline.tracker import Row, Tracker
 from initmem.pipeline.workdir import changes_in, own_workdir, project_of, working_in
 from initmem.record import TESTED, RunRecord, summarize
@@ -149,7 +148,7 @@ def run(
         interventions=list(interventions),
         own=functions,
     )
-    version = fingerprint(train, *functions.values()) | watched_files(watch)
+    version = fingerprint(train, *functions.values(), watch=watch)
     code = {recipe.id: version for recipe in study.recipes}
     trainer = PipelineTrainer(train, project_of(workdir), on_epoch, functions)
     settings = Settings(trainer=trainer, timeout=timeout, code=code, slots=gpu_slots(gpus))

@@ -1,8 +1,4 @@
-"""Parsed Python: code without comments, docstrings and formatting, and what it reads and changes.
-
-Whatever is defined has an entry in a fingerprint, a mapping from names to short texts: functions, methods and
-classes by a digest of their parsed source, constants by their value.
-"""
+"""Parsed Python: code without comments, docstrings and formatting, what it uses, and its files."""
 
 from __future__ import annotations
 
@@ -10,17 +6,15 @@ import ast
 import dis
 import hashlib
 import inspect
-import json
 import sys
 import sysconfig
-import tomllib
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from initmem.content import DEFINITIONS, parsed
+from initmem.content import DEFINITIONS, content_digest, parsed
 from initmem.errors import ConfigError
 
 Fingerprint = dict[str, str]
@@ -44,16 +38,9 @@ def note(entries: Fingerprint, name: str, text: str) -> None:
     entries[free] = text
 
 
-def note_all(entries: Fingerprint, more: Fingerprint) -> None:
-    """Enter every text of another fingerprint."""
-    for name, text in more.items():
-        note(entries, name, text)
-
-
-def digest(text: str | bytes) -> str:
+def digest(text: str) -> str:
     """A short digest, long enough to tell versions of one thing apart."""
-    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    return hashlib.sha256(data).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def shortened(text: str) -> str:
@@ -109,46 +96,30 @@ def names_used(code: types.CodeType) -> tuple[set[str], set[str]]:
     return loaded, attributes
 
 
-def methods_reached(kind: type, method: object) -> Iterator[types.FunctionType]:
-    """A method, and the methods of the same class that it may call."""
-    waiting, seen = [method], set()
-    while waiting:
-        function = waiting.pop()
-        if isinstance(function, types.FunctionType) and function not in seen:
-            seen.add(function)
-            yield function
-            called = names_used(function.__code__)[1]
-            waiting += [inspect.getattr_static(kind, name, None) for name in sorted(called)]
-
-
 # -- state ----------------------------------------------------------------------------------------------
 
 
 def uses_of(node: ast.AST | None, roots: set[str]) -> Uses:
     """How code reads and changes what it did not create: names that begin with one of `roots`."""
     uses: Uses = set()
-
-    def mark(target: ast.AST, how: str) -> None:
-        name = _dotted(target)
-        if name.partition(".")[0] in roots:
-            uses.add((name, how))
-
     for part in ast.walk(node) if node else ():
         match part:
-            case ast.Call(func=ast.Attribute(value=owner, attr="update"), keywords=keywords):
-                mark(owner, "updated")
-                for keyword in keywords:
-                    mark(owner, f"key {keyword.arg}")
-            case ast.Call(func=ast.Attribute(value=owner, attr=method)) if method in MUTATORS:
-                mark(owner, "changed")
-            case ast.Subscript(value=owner, slice=ast.Constant(value=str(key)), ctx=ast.Store() | ast.Del()):
-                mark(owner, f"key {key}")
-            case ast.Subscript(value=owner, ctx=ast.Store() | ast.Del()):
-                mark(owner, "changed")
+            case ast.Call(func=ast.Attribute(value=target, attr="update"), keywords=keywords):
+                hows = ["updated", *(f"key {keyword.arg}" for keyword in keywords)]
+            case ast.Call(func=ast.Attribute(value=target, attr=method)) if method in MUTATORS:
+                hows = ["changed"]
+            case ast.Subscript(value=target, slice=index, ctx=ast.Store() | ast.Del()):
+                is_key = isinstance(index, ast.Constant) and isinstance(index.value, str)
+                hows = [f"key {index.value}" if is_key else "changed"]
             case ast.AugAssign(target=target):
-                mark(target, "counted")
+                hows = ["counted"]
             case ast.Name(ctx=context) | ast.Attribute(ctx=context):
-                mark(part, "read" if isinstance(context, ast.Load) else "assigned")
+                target, hows = part, ["read" if isinstance(context, ast.Load) else "assigned"]
+            case _:
+                continue
+        name = _dotted(target)
+        if name.partition(".")[0] in roots:
+            uses |= {(name, how) for how in hows}
     return uses
 
 
@@ -172,81 +143,20 @@ def is_state(value: object, hows: set[str]) -> bool:
 # -- files ----------------------------------------------------------------------------------------------
 
 
-def file_fingerprint(path: Path) -> Fingerprint:
-    """Python as parsed, with the modules that it imports; JSON and TOML by value; other files by bytes."""
-    content = path.read_bytes()
-    try:
-        match path.suffix:
-            case ".py":
-                return python_fingerprint(path, set())
-            case ".json":
-                return dict(_flat(f"{path.name}: ", json.loads(content)))
-            case ".toml":
-                return dict(_flat(f"{path.name}: ", tomllib.loads(content.decode())))
-    except ValueError:
-        pass  # not valid JSON or TOML: its bytes count
-    return {f"file {path.name}": digest(content)}
-
-
-def watched_files(paths: Iterable[str | Path]) -> Fingerprint:
-    """The fingerprint of several files."""
-    entries: Fingerprint = {}
-    for path in dict.fromkeys(map(Path, paths)):
+def note_files(entries: Fingerprint, paths: Iterable[str | Path], seen: set[Path] | None = None) -> None:
+    """Enter files by their content, and with a file of Python the modules of the project that it imports."""
+    seen = set() if seen is None else seen
+    for path in map(Path, paths):
+        if path.resolve() in seen:
+            continue
+        seen.add(path.resolve())
         try:
-            note_all(entries, file_fingerprint(path))
+            note(entries, f"file {path.name}", content_digest(path, whole=True))
+            tree = parsed(path.read_bytes().decode("utf-8", "replace")) if path.suffix == ".py" else None
         except OSError as error:
             raise ConfigError(f"--watch {path}: cannot be read ({error.strerror})") from None
-    return entries
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The values of nested mappings by their path: `run.toml: data.path`."""
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _flat(f"{name}{key}.", part)
-    else:
-        yield name.rstrip(".: "), shortened(json.dumps(value, default=str))
-
-
-def python_fingerprint(path: Path, seen: set[Path]) -> Fingerprint:
-    """The definitions of a file by name, other statements as one, and the modules that it imports."""
-    if path.resolve() in seen:
-        return {}
-    seen.add(path.resolve())
-    text = path.read_bytes().decode("utf-8", "replace")
-    tree = parsed(text)
-    if tree is None:
-        return {f"file {path.name}": digest(text)}
-    entries: Fingerprint = {}
-    label = path.parent.name if path.stem == "__init__" else path.stem
-    others = []
-    for statement in tree.body:
-        parts = list(named_parts(label, statement))
-        others += [] if parts else [ast.unparse(statement)]
-        for name, part in parts:
-            note(entries, name, part)
-    note(entries, f"file {path.name}", digest("\n".join(others)))
-    for module in imported(tree):
-        for neighbor in module_files(module, path.parent):
-            note_all(entries, python_fingerprint(neighbor, seen))
-    return entries
-
-
-def named_parts(label: str, node: ast.AST) -> Iterator[tuple[str, str]]:
-    """A function, the parts of a class, or a constant by value; nothing for any other statement."""
-    match node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-            yield f"function {label}.{name}", digest(ast.unparse(node))
-        case ast.ClassDef(name=name):
-            yield f"class {label}.{name}", class_digest(node)
-            for part in node.body:
-                if isinstance(part, DEFINITIONS):
-                    yield from named_parts(f"{label}.{name}", part)
-        case ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value):
-            try:
-                yield f"{label}.{name}", shortened(repr(ast.literal_eval(value)))
-            except (ValueError, TypeError):
-                yield f"{label}.{name}", f"#{digest(ast.unparse(value))}"
+        for module in imported(tree) if tree else ():
+            note_files(entries, module_files(module, path.parent), seen)
 
 
 def imported(node: ast.AST) -> Iterator[str]:

@@ -31,9 +31,8 @@ from torch import Tensor
 from initmem.clocks import CLOCKS
 from initmem.errors import ConfigError, allowed, is_text
 from initmem.metric import metric_name, metric_of
-from initmem.pipeline.first_batches import FirstBatches
 from initmem.pipeline.init import TRACKER_FILE, Init, Model, told_path, variables
-from initmem.pipeline.update_clocks import NORM_EVERY, Optimizers, UpdateClocks
+from initmem.pipeline.observers import NORM_EVERY, FirstBatches, Optimizers, UpdateClocks
 from initmem.record import LARGEST_VALUE, MOST_INITIAL, MOST_PREDICTIONS, SUMMARY_FIELDS, TESTED
 from initmem.store.encoding import LARGEST_CLASS, decode_array, encode_array
 from initmem.train.variables import Kernels, Variable
@@ -130,7 +129,8 @@ class Tracker:
         for kernel in clocks.kernels if model is not None else ():
             kernel.place.follow(model)
         for rate in np.asarray(learning_rate, dtype=float).reshape(-1).tolist():
-            clocks.add([(clocks.groups[0], rate, momentum, clocks.penalty)], leading=True)
+            clocks.add(clocks.groups[0], rate, momentum, clocks.penalty)
+            clocks.end_update()
 
     def intervene(self, model: Model, optimizer: Any = None) -> Model:
         """Make the intervention of the run if it is due now, and return the model (of JAX: a new one).

@@ -1,13 +1,15 @@
-"""The clocks of training, counted at every update of the optimizers, and the norm of the kernels."""
+"""What hooks on the optimizers and the model see of training: the clocks of every update, the norm of the
+kernels, and the first batches."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from initmem.clocks import RateSums, decay_rate
 from initmem.errors import ConfigError
@@ -19,6 +21,8 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 NORM_EVERY = 64
 DIVIDED = ("sgd", "momentum")  # clocks that divide by the batch size
 SUMS = ("rate", "eta", "eta2", "corrected", "decay")
+WATCHED = 2  # batches
+MOST_CLASSES = 100_000
 
 
 class _Group(RateSums[float]):
@@ -32,36 +36,15 @@ class _Group(RateSums[float]):
         self.share = 0.0  # of the kernels' values of all groups
         self.rate = 0.0  # of the last update
 
-    def add(self, rate: float, momentum: float, penalty: float) -> None:
-        square = rate * rate
-        self.rate = rate
-        self.eta += rate
-        self.eta2 += square
-        self.corrected += square / (1.0 - momentum) ** 2 if momentum else square
-        self.decay += rate * penalty
-
-
-Update = list[tuple[_Group, float, float, float]]  # (group, rate, momentum, penalty)
-
-
-class _Step(NamedTuple):
-    """An update of which only the device knows yet whether it was skipped."""
-
-    skipped: Tensor
-    update: Update
-    leading: bool
-
 
 class UpdateClocks:
-    """Counts updates. What a device has still to compute is read at the end of an epoch, not waited for."""
+    """Counts updates, and samples the norm of the kernels now and then."""
 
     def __init__(self) -> None:
         self.updates = 0
         self.kernels: list[Variable] = []
         self.groups: list[_Group] = []
         self.penalty = 0.0
-        self.waiting: list[_Step] = []
-        self.multiple = 1  # of the rate of SGD: examples of an update whose loss is a sum over them
         self._batch: int | None = None  # None: not given
         self._watched: list[str] | None = None  # types of the optimizers; None: nothing is attached
         self._every = NORM_EVERY
@@ -70,7 +53,6 @@ class UpdateClocks:
         self._inverse = 0.0  # 1 / ||W||^2 at that sample
         self._since = 0.0  # sum of eta since then
         self._window = 0  # updates since then
-        self._samples: list[tuple[float, int, Tensor]] = []  # (sum of eta, updates, ||W||^2), not read yet
 
     def watch(
         self,
@@ -82,17 +64,22 @@ class UpdateClocks:
         every: int,
         multiple: int = 1,
     ) -> None:
-        """Count the updates of these optimizers from now on; `batch` examples stand behind each."""
+        """Count the updates of these optimizers from now on; `batch` examples stand behind each.
+
+        The rate of SGD counts `multiple` times: where a loss is a sum over the examples of an update.
+        """
         self.detach()
         several = _optimizers(optimizers)
-        self.multiple, self._watched = multiple, [type(one).__name__ for one in several]
+        self._watched = [type(one).__name__ for one in several]
         self.kernels, self._batch, self.penalty, self._every = list(kernels), batch, penalty, max(1, every)
-        self._inverse = _inverse(self._norm_squared())
+        self._inverse = self._inverse_square()
         for group in self.groups:
             group.size = 0
         first = 0
         for one in several:
-            self._hooks.append(one.register_step_post_hook(_Hook(self, first, one)))
+            # Other optimizers normalize their gradients: their steps do not depend on the size of the loss.
+            by = multiple if isinstance(one, torch.optim.SGD) else 1
+            self._hooks.append(one.register_step_post_hook(_Hook(self, first, one, by)))
             self.weigh([group["params"] for group in one.param_groups], first)
             first += len(one.param_groups)
 
@@ -112,7 +99,7 @@ class UpdateClocks:
         What was not measured is not there: no clock without an update or an optimizer to watch, none that
         divides by a batch size that nobody gave, and no angular clock without kernels.
         """
-        self._settle()
+        self._sample_norm()
         if not self.groups:
             return {}
         ticks: dict[str, float] = {}
@@ -126,13 +113,11 @@ class UpdateClocks:
 
     def not_yet(self, norm_init: float | None) -> bool:
         """Whether the optimizers that are watched have made no update so far."""
-        return bool(self._watched) and not (self.updates or self.waiting or self.missed_steps(norm_init))
+        return bool(self._watched) and not (self.updates or self.missed_steps(norm_init))
 
     def missed_steps(self, norm_init: float | None) -> bool:
         """Whether weights changed, though no update was counted."""
-        if self.updates or self.waiting or not self._watched or norm_init is None:
-            return False
-        return self.norm() != norm_init
+        return bool(self._watched) and not self.updates and norm_init is not None and self.norm() != norm_init
 
     def missing(self, norm_init: float | None) -> list[str]:
         """Which clocks were not measured, and why."""
@@ -166,7 +151,7 @@ class UpdateClocks:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values from which `load_state_dict` resumes."""
-        self._settle()
+        self._sample_norm()
         return {
             "groups": [{name: getattr(group, name) for name in SUMS} for group in self.groups],
             "updates": self.updates,
@@ -180,8 +165,7 @@ class UpdateClocks:
             for name in SUMS:
                 setattr(group, name, float(sums[name]))
         self.updates, self._angular = int(state["updates"]), float(state["angular"])
-        self._since, self._window, self._samples, self.waiting = 0.0, 0, [], []
-        self._inverse = _inverse(self._norm_squared())
+        self._since, self._window, self._inverse = 0.0, 0, self._inverse_square()
 
     def group(self, index: int) -> _Group:
         """A parameter group by its number over all optimizers."""
@@ -202,47 +186,40 @@ class UpdateClocks:
         for group, size in zip(self.groups, sizes, strict=True):
             group.share = size / (sum(sizes) or 1)
 
-    def add(self, update: Update, *, leading: bool) -> None:
-        """Count an update, and sample the norm now and then: more often at first, when it moves most."""
-        for group, rate, momentum, penalty in update:
-            group.add(rate, momentum, penalty)
-            self._since += group.share * rate
-        if not leading:  # of several optimizers, the first one counts
-            return
+    def add(self, group: _Group, rate: float, momentum: float, penalty: float) -> None:
+        """Count the part of an update that belongs to a parameter group."""
+        square = rate * rate
+        group.rate = rate
+        group.eta += rate
+        group.eta2 += square
+        group.corrected += square / (1.0 - momentum) ** 2 if momentum else square
+        group.decay += rate * penalty
+        self._since += group.share * rate
+
+    def end_update(self) -> None:
+        """Count a whole update, and sample the norm: more often at first, when it moves most."""
         self.updates += 1
         self._window += 1
         k = self.updates
-        if self.kernels and (k % self._every == 0 or (k < self._every and k & (k - 1) == 0)):
+        if k % self._every == 0 or (k < self._every and k & (k - 1) == 0):
             self._sample_norm()
 
     def _sample_norm(self) -> None:
-        """Note ||W||^2 without waiting for the device."""
-        self._samples.append((self._since, self._window, self._norm_squared()))
-        self._since, self._window = 0.0, 0
+        """Advance the angular clock: the norm before each update counts, taken to change evenly meanwhile."""
+        if not (self.kernels and self._window):
+            return
+        inverse = self._inverse_square()
+        mean = self._inverse + (inverse - self._inverse) * (self._window - 1) / (2 * self._window)
+        self._angular += self._since * mean
+        self._inverse, self._since, self._window = inverse, 0.0, 0
 
-    def _settle(self) -> None:
-        """Read what the device has computed meanwhile."""
-        if self.waiting:
-            skipped = torch.stack([step.skipped.reshape(()).cpu() for step in self.waiting]).tolist()
-            for was_skipped, step in zip(skipped, self.waiting, strict=True):
-                if not was_skipped:
-                    self.add(step.update, leading=step.leading)
-            self.waiting = []
-        if self.kernels and self._window:
-            self._sample_norm()
-        for since, window, square in self._samples:
-            inverse = _inverse(square)
-            # The norm before each update counts, taken to change evenly between two samples.
-            mean = self._inverse + (inverse - self._inverse) * (window - 1) / (2 * window)
-            self._angular += since * mean
-            self._inverse = inverse
-        self._samples = []
+    def _inverse_square(self) -> float:
+        square = float(self._norm_squared()) if self.kernels else 0.0
+        return 1 / square if square else 0.0
 
     @torch.no_grad()
     def _norm_squared(self) -> Tensor:
         """The squared Frobenius norm of all kernels."""
-        if not self.kernels:
-            return torch.zeros(())
         values = [kernel.place.value().detach() for kernel in self.kernels]
         half = any(value.dtype in (torch.float16, torch.bfloat16) for value in values)
         norms = torch._foreach_norm(values, 2, torch.float32) if half else torch._foreach_norm(values, 2)
@@ -253,29 +230,27 @@ class UpdateClocks:
 class _Hook:
     """Runs after every real step of one optimizer; made to be quick."""
 
-    def __init__(self, clocks: UpdateClocks, first: int, optimizer: torch.optim.Optimizer) -> None:
-        self.clocks, self.first = clocks, first
+    def __init__(
+        self, clocks: UpdateClocks, first: int, optimizer: torch.optim.Optimizer, multiple: int
+    ) -> None:
+        self.clocks, self.first, self.multiple = clocks, first, multiple
         # The momentum of Muon does not lengthen its steps.
         self.inert = "muon" in type(optimizer).__name__.lower()
-        # Other optimizers normalize their gradients: their steps do not depend on the size of the loss.
-        self.multiple = clocks.multiple if isinstance(optimizer, torch.optim.SGD) else 1
 
     def __call__(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         clocks, params = self.clocks, optimizer.param_groups
+        skipped = getattr(optimizer, "found_inf", None)  # fused steps in mixed precision
+        if skipped is not None and bool(skipped):
+            return
         if len(clocks.groups) < self.first + len(params):  # a group was added while training
             clocks.weigh([group["params"] for group in params], self.first)
-        update = []
         for index, group in enumerate(params, start=self.first):
             momentum = 0.0 if self.inert else group.get("momentum", 0.0)
             penalty = decay_rate(clocks.penalty, group.get("weight_decay", 0.0))
             rate = self.multiple * float(group["lr"])
-            update.append((clocks.groups[index], rate, momentum, penalty / self.multiple))
-        leading = self.first == 0
-        skipped = getattr(optimizer, "found_inf", None)  # fused steps in mixed precision: on the device
-        if skipped is None:
-            clocks.add(update, leading=leading)
-        else:
-            clocks.waiting.append(_Step(skipped.clone(), update, leading))
+            clocks.add(clocks.groups[index], rate, momentum, penalty / self.multiple)
+        if self.first == 0:  # of several optimizers, the first one counts
+            clocks.end_update()
 
 
 def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
@@ -293,5 +268,57 @@ def _optimizers(given: Optimizers | None) -> list[torch.optim.Optimizer]:
     return optimizers
 
 
-def _inverse(square: Tensor) -> float:
-    return 1 / float(square) if float(square) else 0.0
+class FirstBatches:
+    """A forward hook for two training batches of a torch model: the order of the data, and the classes."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []  # a digest of each batch
+        self.classes: int | None = None  # the width of the logits of a classifier, (example, class)
+        self._handle: Any = None
+
+    def watch(self, model: Any) -> None:
+        """Look at the first batches of a torch module; other models are left alone."""
+        self.remove()
+        if isinstance(model, nn.Module) and len(self.order) < WATCHED:
+            self._handle = model.register_forward_hook(self, with_kwargs=True)
+
+    def remove(self) -> None:
+        """Take the hook off the model."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Passes without gradients, or in evaluation mode, are not training."""
+        if torch.compiler.is_compiling() or not (model.training and torch.is_grad_enabled()):
+            return
+        digest, tensors = hashlib.blake2b(digest_size=8), list(_tensors([args, kwargs]))
+        try:
+            for tensor in tensors:
+                plain = tensor.detach().cpu().contiguous().reshape(-1)
+                digest.update(plain.view(torch.uint8).numpy().tobytes())
+            self.order.append(digest.hexdigest())
+        except (RuntimeError, TypeError, ValueError):  # tensors without values, as under vmap
+            tensors = []
+        if not tensors:  # batches of which nothing is seen are not the same
+            self.order = []
+            self.remove()
+        logits = getattr(output, "logits", output)
+        is_matrix = isinstance(logits, Tensor) and logits.ndim == 2
+        self.classes = int(logits.shape[1]) if is_matrix and 2 <= logits.shape[1] <= MOST_CLASSES else None
+        if len(self.order) >= WATCHED:
+            self.remove()
+
+    def about(self) -> dict[str, Any]:
+        """What joins the provenance of a run."""
+        seen = {"order": self.order, "classes": self.classes}
+        return {name: value for name, value in seen.items() if value}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested mappings and sequences."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | Sequence) and not isinstance(value, str | bytes):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(one)
