@@ -179,7 +179,7 @@ def test_tags_say_what_changed(board: Board, store: Store, tiny_study: Study) ->
     assert set(before) == {"live", *pages.SECTIONS}
     store.commit([fake_record(tiny_study.all_runs()[-1], 0.5)])
     until(lambda: all(tags()[name] != before[name] for name in ("verdicts", "runs")))
-    assert tags()["paper"] == before["paper"]
+    assert tags()["init"] == before["init"]
     assert ask(board.port, "/part/runs").headers["ETag"] == f'"{tags()["runs"]}"'
 
 
@@ -292,9 +292,9 @@ def test_the_time_left_is_the_work_left_over_the_workers() -> None:
     content = Content(Survey([done], [], [study], frozenset()))
     live_runs = {runs[1].id: live_run(2, 2.0), runs[2].id: live_run(1, 5.0, pid=2)}
     shown = live(content, live_runs)
-    assert shown["pace"].workers == 2
+    assert shown["workers"] == 2
     # sgd: 4 epochs of 2 s; adam: 5 of 5 s in flight and 6 of 5 s waiting; two workers
-    assert shown["pace"].seconds_left == pytest.approx((4 * 2 + 5 * 5 + 6 * 5) / 2)
+    assert shown["seconds_left"] == pytest.approx((4 * 2 + 5 * 5 + 6 * 5) / 2)
     assert shown["share"] == pytest.approx((6 + 2 + 1) / 24)
     assert (shown["finished"], shown["total"], shown["training"]) == (1, 4, 2)
 
@@ -305,7 +305,7 @@ def test_what_a_worker_has_begun_it_ends_alone() -> None:
     content = Content(Survey([], [], [study], frozenset()))
     pack = {run.id: live_run(1, 3.0) for run in runs[:2]}
     shown = live(content, pack | {runs[2].id: live_run(5, 3.0, pid=2)})
-    assert shown["pace"].seconds_left == pytest.approx(2 * 5 * 3.0)
+    assert shown["seconds_left"] == pytest.approx(2 * 5 * 3.0)
 
 
 def test_a_recipe_that_has_not_begun_is_told_by_its_cost() -> None:
@@ -314,7 +314,7 @@ def test_a_recipe_that_has_not_begun_is_told_by_its_cost() -> None:
     first, _ = study.all_runs()
     content = Content(Survey([], [], [study], frozenset()))
     shown = live(content, {first.id: live_run(3, 1.0)})
-    assert shown["pace"].seconds_left == pytest.approx(3 * 1.0 + 6 * 4.0)
+    assert shown["seconds_left"] == pytest.approx(3 * 1.0 + 6 * 4.0)
     assert [row["run"] for row in shown["live_runs"]] == [first]
 
 
@@ -323,7 +323,7 @@ def test_a_dead_worker_is_not_counted_but_shown() -> None:
     first, _ = study.all_runs()
     content = Content(Survey([], [], [study], frozenset()))
     shown = live(content, {first.id: live_run(1, 1.0, heartbeat_age=600.0)})
-    assert shown["pace"].seconds_left is None
+    assert shown["seconds_left"] is None
     page = pages.fragment("live", {"problem": "", **shown})
     assert "no worker is running" in page and "no longer respond" in page
     assert worker_of(shown).endswith("no heartbeat for 10 min")
@@ -355,11 +355,11 @@ def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
         os.utime(claim, (0, time.time() + skew + 10 * beat))
         assert "no heartbeat" not in worker_of(live_now(watching)), beat
         now += 10
-    assert live_now(watching)["pace"].workers == 1
+    assert live_now(watching)["workers"] == 1
     now += EXPIRY
     shown = live_now(watching)
     assert worker_of(shown).endswith("no heartbeat for 70 s")
-    assert shown["pace"].workers == 0
+    assert shown["workers"] == 0
 
 
 def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, tiny_study: Study) -> None:
@@ -376,7 +376,7 @@ def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, 
     (study,) = store_status(Store(store.path))["studies"]
     assert (study["recipes"][0]["training"], study["recipes"][0]["missing"]) == (0, 1)
     parts = pages.sections(Content(Survey.of(store)))
-    assert "1 run to come" in parts["verdicts"].html and f"seeds {run.seed}" in parts["runs"].html
+    assert "1 run to come" in parts["verdicts"].html
     shown = pages.fragment("live", {"problem": ""} | live_now(store))
     assert "process has ended" in shown
 

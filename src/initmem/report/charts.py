@@ -16,11 +16,10 @@ from initmem.metric import metric_of, metric_title
 from initmem.plots.builders import BETA, CLOCK_TITLES
 from initmem.plots.captions import SIGMA, phrase
 from initmem.plots.html import thinned
-from initmem.plots.model import Panel, Plot, Series, Style, form_between
+from initmem.plots.model import Panel, Plot, Series, Style
 from initmem.plots.series import UNSTYLED, beta_series
 from initmem.plots.styles import ORDERED, PALETTE, nth
 from initmem.recipe import AnyRecipe
-from initmem.record import INTERPOLATION
 from initmem.report.content import Content, RecipeStats, at_level, runs_of
 
 MOST_METRICS = 8
@@ -264,7 +263,6 @@ class HeatCell(NamedTuple):
     step: int
     tip: str
     href: str
-    crossed: bool
 
 
 class HeatMap(NamedTuple):
@@ -281,13 +279,13 @@ class HeatMap(NamedTuple):
         """A value as it stands in a cell."""
         return format(value, self.form)
 
-    def cell(self, value: float | None, tip: str, href: str, *, crossed: bool = False) -> HeatCell:
+    def cell(self, value: float | None, tip: str, href: str) -> HeatCell:
         """A cell with its color; empty where there is no value."""
         if value is None:
-            return HeatCell("", -1, tip, "", crossed=False)
+            return HeatCell("", -1, tip, "")
         low, high = self.limits
         step = min(STEPS - 1, int(STEPS * (value - low) / ((high - low) or 1.0)))
-        return HeatCell(self.text(value), step, tip, href, crossed)
+        return HeatCell(self.text(value), step, tip, href)
 
 
 def memory_map(content: Content) -> HeatMap | None:
@@ -316,40 +314,6 @@ def memory_map(content: Content) -> HeatMap | None:
     )
 
 
-def metric_maps(content: Content) -> list[HeatMap]:
-    """The metric over initialization scale, a row per recipe, a map per chart of the curves."""
-    means = [mean for item in content.stats.values() for mean in item.curve(content.metric).y]
-    if not means:
-        return []
-    maps = [_metric_map(content, facet, (min(means), max(means))) for facet in facets_by_study(content)]
-    return [heat for heat in maps if heat.rows]
-
-
-def _metric_map(content: Content, facet: Facet, limits: tuple[float, float]) -> HeatMap:
-    metric = metric_of(content.metric)
-    curves = {recipe: content.stats[recipe].curve(metric.name) for recipe, _, _ in facet.members}
-    scales = sorted({level for curve in curves.values() for level in curve.x}, key=level_order)
-    few = ".1f" if len(scales) <= 12 else ".0f"  # with many scales there is no room for tenths
-    form = few if metric.is_percentage else form_between(*limits)
-    heat = HeatMap(facet.title or metric.title.capitalize(), SIGMA, scales, limits, form)
-    rows = []
-    for recipe, label, _ in facet.members:
-        curve, train = curves[recipe], content.stats[recipe].train
-        means = dict(zip(curve.x, curve.y, strict=True))
-        cells = [
-            heat.cell(
-                means.get(scale),
-                _tip(content, recipe, curve, scale),
-                runs_of(recipe.id, scale),
-                crossed=train.get(scale, 100.0) < 100 * INTERPOLATION,
-            )
-            for scale in scales
-        ]
-        if means:
-            rows.append((label, cells))
-    return heat._replace(rows=rows)
-
-
 def layer_maps(content: Content) -> list[HeatMap]:
     """The cosine to the initial weights over epoch and layer, a map per recipe that recorded it."""
     curves = {recipe: stats.cosines for recipe, stats in content.stats.items() if stats.cosines}
@@ -357,31 +321,19 @@ def layer_maps(content: Content) -> list[HeatMap]:
     values = [value for layers in shown.values() for curve in layers.values() for value in curve.values()]
     maps = []
     for recipe, layers in shown.items():
+        title = content.names[recipe]
         epochs = sorted({epoch for curve in layers.values() for epoch in curve})
         epochs = [epochs[i] for i in thinned(len(epochs), MOST_COLUMNS)]
-        names = list(layers)[:: math.ceil(len(layers) / MOST_LAYERS)]
-        heat = HeatMap(content.names[recipe], "epoch", epochs, (min(values), max(values)), ".2f")
-        rows = [
-            (name, [_layer_cell(heat, recipe, name, epoch, layers[name].get(epoch)) for epoch in epochs])
-            for name in names
-        ]
+        heat = HeatMap(title, "epoch", epochs, (min(values), max(values)), ".2f")
+        rows = []
+        for name in list(layers)[:: math.ceil(len(layers) / MOST_LAYERS)]:
+            cells = []
+            for epoch in epochs:
+                cosine = layers[name].get(epoch)
+                words = "no value" if cosine is None else f"cosine {cosine:.3f}"
+                cells.append(
+                    heat.cell(cosine, f"{title}, {name}, epoch {epoch}: {words}", runs_of(recipe.id))
+                )
+            rows.append((name, cells))
         maps.append(heat._replace(rows=rows))
     return maps
-
-
-def _layer_cell(heat: HeatMap, recipe: AnyRecipe, layer: str, epoch: int, value: float | None) -> HeatCell:
-    tip = "no value" if value is None else f"{heat.title}, {layer}, epoch {epoch}: cosine {value:.3f}"
-    return heat.cell(value, tip, runs_of(recipe.id))
-
-
-def _tip(content: Content, recipe: AnyRecipe, curve: Series, level: Level) -> str:
-    i = curve.at(level)
-    if i is None:
-        return "no runs"
-    limits, train, ids = curve.limits[i], content.stats[recipe].train.get(level), curve.runs[i]
-    percent = "%" if metric_of(content.metric).is_percentage else ""
-    text = f"{content.names[recipe]}, {at_level(level)}: {curve.y[i]:.4g}{percent}"
-    text += f", 95% interval {limits[0]:.4g} to {limits[1]:.4g}" if limits else ""
-    text += f", n = {curve.n[i]}" + (f", train accuracy {train:.1f}%" if train is not None else "")
-    more = f" and {len(ids) - 4} more" if len(ids) > 4 else ""
-    return f"{text}, runs {', '.join(ids[:4])}{more}"

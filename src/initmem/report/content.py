@@ -1,15 +1,13 @@
-"""What the pages show: a store by recipe, every measure of it, computed when it is first needed, and what
-stands next to them: clocks and published values."""
+"""What the pages show: a store by recipe, and every measure of it, computed when it is first needed."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -40,17 +38,15 @@ from initmem.measures.fit import train_metric
 from initmem.measures.layers import by_epoch, kernels_of
 from initmem.measures.memory import Memory, judged, measured
 from initmem.metric import DERIVED, metric_of
-from initmem.paper.reference import Reference, references
 from initmem.plots.captions import common
 from initmem.plots.model import Series
-from initmem.plots.series import UNSTYLED, folded, interpolation_series, profile_series
-from initmem.recipe import AnyRecipe, PipelineRecipe, Recipe
+from initmem.plots.series import UNSTYLED, interpolation_series, profile_series
+from initmem.recipe import AnyRecipe, PipelineRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Survey
 from initmem.study import Run, Study
 
 Array = NDArray[np.float64]
-Limits = tuple[float, float]
 SEEDS_SHOWN = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # where the estimate is shown as seeds come in
 
 
@@ -193,15 +189,14 @@ class Content:
         }
         self._collapses: dict[tuple[RecipeStats, ...], Collapse] = {}
         if previous is not None:
-            self._reuse(previous)
-
-    def _reuse(self, previous: Content) -> None:
-        for recipe, stats in self.stats.items():
-            before = previous.stats.get(recipe)
-            if before is not None and before.state == stats.state:
-                self.stats[recipe] = before
-        current = set(self.stats.values())
-        self._collapses = {k: v for k, v in previous._collapses.items() if current.issuperset(k)}
+            before = previous.stats
+            self.stats |= {
+                key: before[key]
+                for key, new in self.stats.items()
+                if key in before and before[key].state == new.state
+            }
+            current = set(self.stats.values())
+            self._collapses = {k: v for k, v in previous._collapses.items() if current.issuperset(k)}
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -281,86 +276,3 @@ def _clocks_at_end(recipe: AnyRecipe) -> dict[str, float]:
     """The clocks at the last epoch that follow from the recipe alone."""
     network = recipe.network
     return clocks_of(network, sizes(network).n_train).at_end()
-
-
-# -- published values -------------------------------------------------------------------------------------
-
-
-QUANTITIES = {
-    "spread": "memory",
-    "test": "test accuracy",
-    "train": "least train accuracy over scales",
-    "gap": "difference between scales",
-    "beta": "|β|, last epoch",
-    "tau_best": "epoch of the returned model, mean over scales",
-    "tau_interp": "median interpolation epoch, mean over scales",
-}
-
-
-class Published(NamedTuple):
-    """A published value, and the same quantity measured here; `void` says why there is none."""
-
-    recipe: Recipe
-    reference: Reference
-    quantity: str
-    value: float | None
-    limits: Limits | None
-    void: str
-    settings: str
-
-
-def published(content: Content) -> list[Published]:
-    """The published values whose procedure was run here, at whatever size."""
-    return [
-        _published(recipe, stats, item)
-        for recipe, stats in content.stats.items()
-        for item in references()
-        if isinstance(recipe, Recipe) and item.fits(recipe)
-    ]
-
-
-def _published(recipe: Recipe, stats: RecipeStats, item: Reference) -> Published:
-    value, limits = _measured(stats, item)
-    scale = "" if item.scale is None else f" at σ = {item.scale:g}"
-    unit = f" ({item.unit})" if item.unit in ("pp", "%") else ""
-    void = ""
-    if value is None:
-        reached = item.quantity == "tau_interp" and bool(stats.interpolation.y)
-        void = "not reached from every scale" if reached else "not run"
-    settings = common([recipe], ("learning_rate", "l2", "batch_size", "momentum"))
-    return Published(recipe, item, f"{QUANTITIES[item.quantity]}{scale}{unit}", value, limits, void, settings)
-
-
-def _measured(stats: RecipeStats, item: Reference) -> tuple[float | None, Limits | None]:
-    """The same quantity from our records, with its interval."""
-    match item.quantity:
-        case "spread" | "gap":
-            low, high = stats.memory.low, stats.memory.high
-            return stats.memory.memory, None if low is None or high is None else (low, high)
-        case "test":
-            curve = stats.curve("test_accuracy")
-            i = None if item.scale is None else curve.at(item.scale)
-            return (None, None) if i is None else (curve.y[i], curve.limits[i])
-        case "train":  # published as a bound for all scales
-            return min(stats.train.values(), default=None), None
-        case "tau_best":
-            return _mean(stats.curve("tau_best").y), None
-        case "tau_interp":
-            return _mean(stats.interpolation.y), None
-        case _:
-            return _last_slope(stats)
-
-
-def _mean(epochs: Sequence[float]) -> float | None:
-    """The mean over scales; None where a scale has no value."""
-    complete = epochs and not any(map(math.isnan, epochs))
-    return sum(epochs) / len(epochs) if complete else None
-
-
-def _last_slope(stats: RecipeStats) -> tuple[float | None, Limits | None]:
-    """|beta| at the last epoch."""
-    beta = stats.beta
-    if not len(beta.beta) or math.isnan(beta.beta[-1]):
-        return None, None
-    low, high = (limit[-1] for limit in folded(beta.low, beta.high))
-    return abs(float(beta.beta[-1])), None if math.isnan(low) else (low, high)

@@ -32,7 +32,7 @@ from initmem.plots.model import Plot
 from initmem.plots.series import profile_series
 from initmem.record import RunRecord, cause_line
 from initmem.report import charts, tables
-from initmem.report.content import Content, at_level, clocks, published, runs_of
+from initmem.report.content import Content, at_level, clocks, runs_of
 from initmem.store.results import Results, Survey
 from initmem.table import Cell, cell
 
@@ -72,24 +72,26 @@ def section(name: str, content: Content) -> Section:
 
 def fragment(name: str, values: Mapping[str, Any]) -> Markup:
     """The HTML inside one section."""
-    return Markup(environment().get_template(f"parts/{name}.html.j2").render(values))
+    return Markup(_render(f"parts/{name}", **values))
 
 
-def _chart_set(plots: Mapping[str, Plot]) -> dict[str, Any] | None:
-    return {"data": chart_json(plots)} if plots else None
+def _render(template: str, **values: Any) -> str:
+    return environment().get_template(f"{template}.html.j2").render(values)
+
+
+def _charts(plots_of: Callable[[Content], Mapping[str, Plot]]) -> Callable[[Content], dict[str, Any] | None]:
+    """The values of a section that is one set of charts."""
+
+    def values_of(content: Content) -> dict[str, Any] | None:
+        plots = plots_of(content)
+        return {"data": chart_json(plots)} if plots else None
+
+    return values_of
 
 
 def _heat(content: Content) -> dict[str, Any] | None:
-    maps = charts.metric_maps(content)
-    if not maps:
-        return None
-    return {
-        "memory": charts.memory_map(content),
-        "maps": maps,
-        "layers": charts.layer_maps(content),
-        "metric": metric_title(content.metric),
-        "crossed": any(cell.crossed for heat in maps for _, cells in heat.rows for cell in cells),
-    }
+    memory, layers = charts.memory_map(content), charts.layer_maps(content)
+    return {"memory": memory, "layers": layers} if memory or layers else None
 
 
 def _slopes(content: Content) -> dict[str, Any] | None:
@@ -103,11 +105,6 @@ def _slopes(content: Content) -> dict[str, Any] | None:
     }
 
 
-def _paper(content: Content) -> dict[str, Any] | None:
-    rows = published(content)
-    return {"published": rows} if rows else None
-
-
 def _init(content: Content) -> dict[str, Any] | None:
     shown = [replace(t, id=f"init-{i}") for i, t in enumerate(applied_tables(content.survey.records))]
     return {"tables": shown, "title": TITLE} if shown else None
@@ -115,12 +112,11 @@ def _init(content: Content) -> dict[str, Any] | None:
 
 SECTIONS: dict[str, tuple[str, Callable[[Content], dict[str, Any] | None]]] = {
     "verdicts": ("Verdicts", tables.verdicts),
-    "curves": ("Curves", lambda content: _chart_set(charts.curves(content))),
-    "learning": ("Learning", lambda content: _chart_set(charts.learning(content))),
+    "curves": ("Curves", _charts(charts.curves)),
+    "learning": ("Learning", _charts(charts.learning)),
     "heat": ("Heat maps", _heat),
     "slopes": ("Forgetting", _slopes),
     "clocks": ("Clocks", clocks),
-    "paper": ("Paper", _paper),
     "init": ("Model", _init),
     "runs": ("Runs", tables.audit),
 }
@@ -145,7 +141,10 @@ def render(store: Results, *, command: str | None = None) -> str:
         raise StoreError(f"{store.path}: no finished run yet (initmem run makes them)")
     content = Content(survey)
     style, script = "".join(map(static, STYLES)), "".join(map(static, SCRIPTS))
-    return _page(
+    return _render(
+        "page",
+        live=False,
+        version=__version__,
         title=title_of(survey),
         sections=sections(content),
         origin=f"{count(len(survey.records), 'run')}, written {_now()}",
@@ -159,19 +158,17 @@ def render(store: Results, *, command: str | None = None) -> str:
 
 def render_live(store: Results, title: str, shown: Mapping[str, Section]) -> str:
     """The page of the board, with its style and scripts in files of their own."""
-    return _page(
+    return _render(
+        "page",
+        live=True,
+        version=__version__,
         title=f"{title}, live",
         sections=shown,
         origin=f"Live, opened {_now()}",
         command=command_for("board", store),
-        live=True,
         styles=STYLES,
         scripts=LIVE_SCRIPTS,
     )
-
-
-def _page(*, live: bool = False, **values: Any) -> str:
-    return environment().get_template("page.html.j2").render(values, live=live, version=__version__)
 
 
 def policy(style: str, script: str) -> str:
@@ -204,18 +201,8 @@ def environment() -> jinja2.Environment:
     )
     templates.policies["json.dumps_function"] = lambda value, **_: to_json(value)
     templates.filters["count_of"] = count
-    templates.globals |= {
-        function.__name__: function
-        for function in (
-            at_level,
-            cause_line,
-            level_text,
-            memory_cells,
-            metric_title,
-            runs_of,
-            tables.describe,
-        )
-    }
+    shared = (at_level, cause_line, level_text, memory_cells, metric_title, runs_of, tables.describe)
+    templates.globals |= {function.__name__: function for function in shared}
     return templates
 
 
@@ -257,12 +244,9 @@ def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
         {"curve": Cell(picture=sparkline(curve, *bounds)), "remarks": cell(memory_remark(row))}
         for row, curve in zip(rows, curves, strict=True)
     ]
-    return (
-        environment()
-        .get_template("verdict.html.j2")
-        .render(
-            headline=tables.headline(rows),
-            table=tables.memory_table(rows, NOTEBOOK_COLUMNS, extra),
-            style=Markup(static("pictures.css")),
-        )
+    return _render(
+        "verdict",
+        headline=tables.headline(rows),
+        table=tables.memory_table(rows, NOTEBOOK_COLUMNS, extra),
+        style=Markup(static("pictures.css")),
     )

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from initmem.errors import count
-from initmem.intervention import Level, level_order, level_text
+from initmem.intervention import Level, level_order
 from initmem.measures.fit import Mode
 from initmem.measures.memory import Memory, Verdict
 from initmem.measures.scales import AtScale, scale_means
 from initmem.measures.verdict import NO_EFFECT, columns_of, memory_cells
-from initmem.metric import metric_of, metric_title
+from initmem.metric import metric_of
 from initmem.plots.builders import memory_interval
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, numbers, sparkline
 from initmem.plots.model import decimals_between
@@ -270,23 +270,14 @@ def audit(content: Content) -> dict[str, Any]:
     """The values for the template of the audit: every number leads to its runs, and no run is hidden."""
     survey = content.survey
     machines = {content.names[recipe]: hardware(group) for recipe, group in content.groups.items()}
-    diverged = []
-    for record in survey.records:
-        if record.status == "diverged":
-            metric = content.stats[record.run.recipe].metric
-            value = record.metric(metric)
-            shown = None if value is None else metric_of(metric).factor * value
-            diverged.append((record, metric_title(metric), shown))
     recipes = [recipe for study in survey.studies for recipe in study.recipes]
     status = [(study["name"], row) for study in study_status(survey) for row in study["recipes"]]
     return {
         "progress": [(name, key, row) for key, (name, row) in zip(recipes, status, strict=True)],
         "environments": environments(survey.records),
         "mixed": {name: counts for name, counts in machines.items() if len(counts) > 1},
-        "packs": packs(content),
         "crashed": crashed_alike(survey.records),
-        "diverged": diverged,
-        "missing": missing(content),
+        "diverged": [record for record in survey.records if record.status == "diverged"],
         "damaged": survey.damaged,
         "shown": SHOWN,
     }
@@ -301,17 +292,6 @@ def _environment(record: RunRecord) -> tuple[str, ...]:
     return tuple(str(record.provenance.get(key, "unknown")) for key in ENVIRONMENT)
 
 
-def packs(content: Content) -> dict[str, tuple[int, list[int]]]:
-    """Recipes with runs from several packs: the number of runs, and the sizes of the packs."""
-    several = {}
-    for recipe, records in content.groups.items():
-        together = {(r.provenance.get("pack_id"), r.provenance.get("pack")) for r in records}
-        sizes = sorted(size for _, size in together if isinstance(size, int))
-        if len(sizes) > 1 and sizes[-1] > 1:  # a run alone is always the same pack
-            several[content.names[recipe]] = len(records), sizes
-    return several
-
-
 def describe(content: Content, run: Run) -> str:
     """A run by its recipe, scale and seed."""
     name = content.names.get(run.recipe, "unknown")
@@ -323,35 +303,6 @@ def kind_of(run: Run) -> str:
     pins = ", ".join(f"{role} seed {seed}" for role, seed in run.pins)
     perturbed = f"perturbed by {run.perturbation:g}" if run.perturbation != 1.0 else ""
     return ", ".join(filter(None, [perturbed, pins]))
-
-
-def missing(content: Content) -> list[tuple[str, int, str]]:
-    """Requested runs that are neither done nor in training: recipe, how many, which."""
-    done = {record.id for record in content.survey.records} | content.survey.training
-    runs: dict[str, list[Run]] = {}
-    for run_id, run in content.requested.items():
-        if run_id not in done:
-            runs.setdefault(content.names[run.recipe], []).append(run)
-    return [(name, len(some), which(some)) for name, some in runs.items()]
-
-
-def which(runs: Sequence[Run]) -> str:
-    """Runs in words: scales that lack the same seeds together."""
-    seeds: dict[Level, list[int]] = {}
-    for run in runs:
-        if not kind_of(run):
-            seeds.setdefault(run.level, []).append(run.seed)
-    levels: dict[tuple[int, ...], list[Level]] = {}
-    for level in sorted(seeds, key=level_order):
-        levels.setdefault(tuple(seeds[level]), []).append(level)
-    phrases = []
-    for lacking, alike in levels.items():
-        sigma = "" if any(isinstance(level, str) for level in alike) else "σ "
-        which_levels = ", ".join(map(level_text, alike))
-        phrases.append(f"{sigma}{which_levels}: seeds {', '.join(map(str, lacking))}")
-    others = sum(bool(kind_of(run)) for run in runs)
-    phrases += [f"{others} perturbed or with a seed role of their own"] if others else []
-    return "; ".join(phrases)
 
 
 def run_rows(content: Content, recipe: AnyRecipe) -> dict[str, Any]:

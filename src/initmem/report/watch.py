@@ -13,7 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -34,8 +34,8 @@ from initmem.store.results import Results, Survey
 from initmem.study import Run
 
 TICK = 1.0  # seconds between two polls of the runs in training, at least
-READ_EVERY = 5.0  # seconds between two readings of all records; sooner when a run was claimed or released
-POLL_SHARE, READ_SHARE, RENDER_SHARE = 0.05, 0.1, 0.1  # of one core, at most
+READ_EVERY = 2.0  # seconds between two readings of all records, at least
+POLL_SHARE, READ_SHARE = 0.03, 0.07  # of one core, at most: together a tenth
 READING = Markup('<p class="lead">Reading the store …</p>')
 TITLES = {"live": "Now"} | {name: title for name, (title, _) in SECTIONS.items()}
 
@@ -47,12 +47,9 @@ class Watcher:
         self.store = store
         self.content: Content | None = None
         self._sections = {name: Section(title, READING) for name, title in TITLES.items()}
-        self._rendered: Content | None = None
-        self._polling, self._reading = Budget(POLL_SHARE, TICK), Budget(READ_SHARE, TICK)
-        self._rendering = Budget(RENDER_SHARE)
-        self._read_at, self._claimed_then = -math.inf, frozenset[str]()
-        self._claimed: frozenset[str] = frozenset()
-        self._problem = self._printed = ""
+        self._polling, self._reading = Budget(POLL_SHARE, TICK), Budget(READ_SHARE, READ_EVERY)
+        self._claimed: list[str] = []
+        self._problem = ""
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -105,57 +102,38 @@ class Watcher:
         """Read what is new in the store and publish it, as far as the budgets allow."""
         try:
             with self._polling.spending():
-                self._claimed = frozenset(self.store.in_flight())
-            due = self._claimed != self._claimed_then or time.monotonic() - self._read_at > READ_EVERY
-            if due and self._reading.rest() <= 0:
+                self._claimed = list(self.store.in_flight())
+            if self._reading.rest() <= 0:
+                first = self.content is None
                 with self._reading.spending():
                     self._read()
-                self._claimed_then, self._read_at, self._problem = self._claimed, time.monotonic(), ""
-            if self._rendered is not self.content and self._rendering.rest() <= 0:
-                first = self._rendered is None
-                with self._rendering.spending():
-                    self._render()
                 if first:  # everything was new: the next time will take less
-                    self._rendering = Budget(RENDER_SHARE)
+                    self._reading = Budget(READ_SHARE, READ_EVERY)
+                self._problem = ""
             with self._polling.spending():
                 self._show_live()
         except Exception as error:  # whatever it is, the page should show it, and it may pass
-            self._show_problem(error)
+            problem = f"The store cannot be read: {str(error) or type(error).__name__}"
+            if problem != self._problem:  # on the terminal once, on the page until the store can be read
+                print(f"initmem: {problem}", file=sys.stderr)
+            self._problem = problem
+            self._sections["live"] = Section("Now", fragment("live", {"problem": problem, "content": None}))
 
     def _read(self) -> None:
+        """Read all records; where there are new ones, render and publish section by section."""
         content = Content(Survey.of(self.store), self.content)
-        if self.content is None or content.state != self.content.state:
-            self.content = content
-
-    def _render(self) -> None:
-        """Render and publish section by section."""
-        content = self.content
-        if content is not None:
-            for name in SECTIONS:
-                self._show_live()  # some sections take their time
-                self._sections[name] = section(name, content)
-        self._rendered = content
+        if self.content is not None and content.state == self.content.state:
+            return
+        self.content = content
+        for name in SECTIONS:
+            self._show_live()  # some sections take their time
+            self._sections[name] = section(name, content)
 
     def _show_live(self) -> None:
         """Publish the live section."""
-        if self.content is None and not self._problem:
-            return
-        values: dict[str, Any] = {"problem": self._problem, "content": None}
         if self.content is not None:
-            values |= live(self.content, {run_id: self.store.live_run(run_id) for run_id in self._claimed})
-        self._sections["live"] = Section("Now", fragment("live", values))
-
-    def _show_problem(self, error: Exception) -> None:
-        """Show what is wrong: on the terminal once, on the page until the store can be read again."""
-        self._problem = f"The store cannot be read: {str(error) or type(error).__name__}"
-        if self._problem != self._printed:
-            self._printed = self._problem
-            print(f"initmem: {self._problem}", file=sys.stderr)
-        try:
-            self._show_live()
-        except Exception:  # then only the problem is shown
-            values = {"problem": self._problem, "content": None}
-            self._sections["live"] = Section("Now", fragment("live", values))
+            values = live(self.content, {run_id: self.store.live_run(run_id) for run_id in self._claimed})
+            self._sections["live"] = Section("Now", fragment("live", {"problem": self._problem, **values}))
 
 
 class Budget:
@@ -201,7 +179,9 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
     lengths = {run_id: content.epochs(run.recipe) or 1 for run_id, run in requested.items()}
     epochs_done = sum(lengths[run_id] for run_id in done)
     epochs_done += sum(min(len(one.rows), lengths[run_id] - 1) for run_id, one in training.items())
-    speed = pace(content, training, alive)
+    workers = {(one.claim.host, one.claim.pid) for one in alive.values() if one.claim is not None}
+    recent = [row["seconds"] for one in alive.values() for row in one.rows[-RECENT:] if "seconds" in row]
+    left = seconds_left(content, training, alive)
     order = sorted(training, key=lambda run_id: (run_id not in alive, *_key(content, requested[run_id])))
     counts = {  # runs by recipe: all, done, in training
         name: Counter(requested[run_id].recipe for run_id in ids)
@@ -214,8 +194,10 @@ def live(content: Content, live_runs: LiveRuns) -> dict[str, Any]:
         "share": epochs_done / sum(lengths.values()) if lengths else 0.0,
         "training": len(alive),
         "lost": len(training) - len(alive),
-        "pace": speed,
-        "left": "" if speed.seconds_left is None else duration(speed.seconds_left),
+        "workers": len(workers),
+        "epochs_per_minute": 60 * len(workers) * len(recent) / sum(recent) if sum(recent) else None,
+        "seconds_left": left,
+        "left": "" if left is None else duration(left),
         "live_runs": [in_training(content, requested[run_id], training[run_id]) for run_id in order[:SHOWN]],
         "more": len(order) - SHOWN,
         "counts": counts,
@@ -227,54 +209,30 @@ def _key(content: Content, run: Run) -> tuple[str, tuple[bool, float, str], int]
     return content.names[run.recipe], level_order(run.level), run.seed
 
 
-# -- pace -------------------------------------------------------------------------------------------------
+# -- time left ----------------------------------------------------------------------------------------------
 
 
-class Pace(NamedTuple):
-    """How fast the runs proceed. None: unknown."""
-
-    workers: int
-    epochs_per_minute: float | None
-    runs_per_hour: float | None
-    seconds_left: float | None
-
-
-def pace(content: Content, training: LiveRuns, alive: LiveRuns) -> Pace:
-    """The current pace, from the last epochs of the runs in training; the time left, from all epochs so far.
+def seconds_left(content: Content, training: LiveRuns, alive: LiveRuns) -> float | None:
+    """The time until all runs are done; None while no worker runs, or times or lengths are unknown.
 
     The seconds of a run are its share of the pack's seconds, so they add up to the time of one worker.
     """
-    workers = {(one.claim.host, one.claim.pid) for one in alive.values() if one.claim is not None}
-    recent = [row["seconds"] for one in alive.values() for row in one.rows[-RECENT:] if "seconds" in row]
-    per_minute = 60 * len(workers) * len(recent) / sum(recent) if workers and sum(recent) else None
-    lengths = [content.epochs(content.requested[run_id].recipe) or 0 for run_id in alive]
-    per_hour = per_minute * 60 * len(lengths) / sum(lengths) if per_minute and all(lengths) else None
-    left = _seconds_left(content, training)
-    seconds = None
-    if left and workers:  # all workers share the work, but each finishes its own pack alone
-        own = dict.fromkeys(workers, 0.0)
-        for run_id, live_run in alive.items():
-            if live_run.claim is not None:
-                own[live_run.claim.host, live_run.claim.pid] += left[run_id]
-        seconds = max(sum(left.values()) / len(workers), *own.values())
-    return Pace(len(workers), per_minute, per_hour, seconds)
-
-
-def _seconds_left(content: Content, training: LiveRuns) -> dict[str, float]:
-    """Seconds of one worker for each run that is not done; empty where time or length are unknown yet."""
     per_epoch = _seconds_per_epoch(content, training)
-    if not per_epoch:
-        return {}
     done = {record.id for record in content.survey.records}
-    left = {}
+    left: dict[str, float] = {}
     for run_id, run in content.requested.items():
+        epochs = content.epochs(run.recipe)
         if run_id not in done:
-            epochs = content.epochs(run.recipe)
-            if epochs is None:  # user code, none of whose runs has finished
-                return {}
+            if not per_epoch or epochs is None:  # no epoch yet, or user code none of whose runs has finished
+                return None
             epochs_done = len(training[run_id].rows) if run_id in training else 0
             left[run_id] = per_epoch[run.recipe] * max(0, epochs - epochs_done)
-    return left
+    own: defaultdict[tuple[str, int], float] = defaultdict(float)  # what each worker has begun
+    for run_id, one in alive.items():
+        if one.claim is not None:
+            own[one.claim.host, one.claim.pid] += left[run_id]
+    # All workers share the work, but each finishes its own pack alone.
+    return max(sum(left.values()) / len(own), *own.values()) if own else None
 
 
 def _seconds_per_epoch(content: Content, training: LiveRuns) -> dict[AnyRecipe, float]:

@@ -129,7 +129,7 @@
     const runs = answers.filter(Boolean);
     if (!runs.length) return false;
     dialog.dataset.training = runs.some((run) => run.status === "training") ? "yes" : "";
-    const title = runs.length > 1 ? `${runs.length} runs together` : runs[0].place || runs[0].id;
+    const title = runs.length > 1 ? `${runs.length} runs together` : runs[0].about || runs[0].id;
     const head = html("header", {}, [html("h2", {}, [title]), button("Close", "quiet", () => dialog.close())]);
     const keys = runs.map((run, i) => html("li", { class: "key" }, [...(runs.length > 1 ? [initmem.sample(i)] : []), said(run)]));
     const charts = html("div", { class: "charts" });
