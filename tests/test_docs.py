@@ -9,15 +9,20 @@ import runpy
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import typer.main
 from matplotlib.image import imread
 
 import initmem
 from conftest import fake_record
 from initmem.cli import app
+from initmem.export import FORMATS
+from initmem.measures.measure import MEASURES
 from initmem.store.store import Store
 from initmem.study import Study
 from initmem.study_file import load_study
@@ -76,12 +81,50 @@ def test_the_probes_do_what_their_page_says(tmp_path: Path, capsys) -> None:
     assert len(load_study(str(tmp_path / "study.toml")).all_runs()) == 3 * 3 * 3
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_in_the_documents_exists(page: Path) -> None:
-    known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    known |= {group.name for group in app.registered_groups}
-    said = re.findall(r"(?:^|`)initmem ([a-z]+)", page.read_text(), flags=re.M)
-    assert set(said) <= known
+COMMAND_LINE = typer.main.get_command(app)
+
+
+def shown_commands(text: str) -> Iterator[list[str]]:
+    """The words of every `initmem ...`, in blocks of code, where quotes may span lines, and in sentences."""
+    for block in re.findall(r"^```(?:sh|text|console)?\n(.*?)^```", text, flags=re.M | re.S):
+        for line in re.findall(
+            r"^(?:\$ )?initmem (?!:)((?:\"[^\"]*\"|'[^']*'|[^\n\"'#])+)", block, flags=re.M
+        ):
+            yield shlex.split(line.rstrip(" &"))
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    yield from map(shlex.split, re.findall(r"`initmem ([^`]+)`", prose))
+
+
+def parsed(words: list[str]) -> None:
+    """Raise unless the command line has this command, these options and the values they choose from."""
+    command, names = COMMAND_LINE, list(words)
+    while children := getattr(command, "commands", {}):
+        if not names or names[0] == "COMMAND" or names[0].startswith("--"):
+            return
+        command = children[names.pop(0)]
+    context = command.make_context("initmem", [], resilient_parsing=True)  # `--command` alone may be named
+    values, left, _ = command.make_parser(context).parse_args(names)
+    assert not left, left
+    assert values.get("what", "memory") in ("memory", *MEASURES)
+    assert values.get("to", "csv") in FORMATS
+
+
+def options(command: Any) -> set[str]:
+    """The options of a command and of its subcommands."""
+    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return own.union(*(options(child) for child in getattr(command, "commands", {}).values()))
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "AGENTS.md"], ids=lambda page: page.name)
+def test_every_command_in_the_documents_parses(page: Path) -> None:
+    text = page.read_text()
+    for words in shown_commands(text):
+        try:
+            parsed(words)
+        except (KeyError, AssertionError) as error:
+            pytest.fail(f"initmem {shlex.join(words)}: {error!r}")
+    mentioned = set(re.findall(r"(?<=`)--[a-z-]+(?=[` ])", text))
+    assert mentioned <= options(COMMAND_LINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -127,10 +170,9 @@ def test_the_ten_minute_page_runs_as_written(tmp_path: Path, monkeypatch, capsys
             (tmp_path / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)
         else:
             said += [_typed(shlex.split(line), capsys) for line in text.splitlines()]
-    first, compared, measured, fit, grid, scales = said[0], *said[-5:]
+    first, grid, measured, fit, scales = said[0], *said[-4:]
     assert re.search(r"^0\.weight +64 x 64 +kernel +1 ", first, flags=re.M)
     assert re.search(r"^mine lr=0\.01: test_accuracy .* \(5 scales x 2 seeds\)$", first, flags=re.M)
-    assert compared.count("(5 scales x 2 seeds)") == 2
     of_mine = [record for record in Store("runs").records() if record.run.recipe.get("pipeline") == "mine"]
     assert len(of_mine) == 2 * 10  # each was trained once, whoever asked
     assert grid.count("(5 scales x 2 seeds)") == 2
