@@ -14,7 +14,6 @@ import io
 import re
 import runpy
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -70,9 +69,8 @@ def _expanded(word: str) -> list[str]:
     return sorted(map(str, Path().glob(word))) if "*" in word else [word]
 
 
-def _print_narrow(table: Table, console: Console) -> None:
-    narrow = narrowed(table.without_pictures(), WIDTH)
-    print_table(replace(narrow, columns=[column._replace(about="") for column in narrow.columns]), console)
+def _print_narrow(table: Table, console: Console, *, legend: bool = True) -> None:
+    print_table(narrowed(table.without_pictures(), WIDTH), console, legend=False)
 
 
 def narrowed(table: Table, width: int) -> Table:
