@@ -159,6 +159,23 @@ def test_a_lost_worker_costs_its_own_pack_only(tiny: Recipe, tmp_path: Path) -> 
     assert codes == [-signal.SIGKILL, 0, -signal.SIGKILL]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+def test_forked_workers_have_the_surroundings_of_the_session(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    monkeypatch.setenv("A_VARIABLE", "a value")
+    monkeypatch.chdir(tmp_path)
+    engine = LocalEngine(workers=2, settings=Settings(trainer=trainers.Surroundings(tmp_path)))
+    store = Store.create(tmp_path / "store")
+    assert engine.run(store, [[Run(tiny, 1.0, seed)] for seed in (0, 1)], ignore)
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("found-*.json")]
+    assert [(one["variable"], one["folder"]) for one in found] == [("a value", str(tmp_path))] * 2
+    assert [one["threads of the server"] for one in found] == [1, 1]  # a process with threads must not fork
+    assert found[0]["draw"] != found[1]["draw"]  # code without a seed is random in every worker
+    assert capfd.readouterr().out.count("printed by a worker") == 2
+    assert len(list(tmp_path.glob("left-*"))) == 2  # what user code has to do at exit is done
+
+
 def test_processes_that_leave_with_code_0_before_a_claim_are_not_taken_for_the_end(
     tiny: Recipe, tmp_path: Path
 ) -> None:

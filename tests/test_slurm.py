@@ -59,13 +59,16 @@ def assert_went_on(store: Path, wanted: dict[str, RunRecord]) -> None:
     assert [record.provenance["faults"] for record in Store(store).records()] == [{}] * len(wanted)
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_a_job_of_the_local_executor_that_has_to_make_way_goes_on(
     tmp_path: Path, undisturbed: dict[str, RunRecord]
 ) -> None:
     def give_notice(store: Path) -> None:
         claim = next(json.loads(path.read_text()) for path in store.glob("runs/*/claim.json"))
-        worker = Path(f"/proc/{claim['pid']}/stat").read_text().rpartition(")")[2].split()
-        os.kill(int(worker[1]), signal.SIGUSR2)  # its parent is the job
+        os.kill(parent(parent(claim["pid"])), signal.SIGUSR2)  # the job has a server, the server has workers
         wait_for(lambda: list(store.glob("runs/*/checkpoint-*")))
 
     store = preempted(tmp_path, "--engine-option", "cluster=local", give_notice=give_notice)

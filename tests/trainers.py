@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,3 +57,27 @@ class LeavesOnArrival:
 
     def __call__(self, runs: list[Run], on_epoch: object) -> list[RunRecord]:
         raise AssertionError("nothing is trained here")
+
+
+@dataclass
+class Surroundings:
+    """User code that notes where it is. Each of two runs waits for the other: both have a worker."""
+
+    folder: Path
+
+    def __call__(self, runs: list[Run], on_epoch: object) -> list[RunRecord]:
+        import numpy as np
+
+        atexit.register((self.folder / f"left-{os.getpid()}").touch)
+        print("printed by a worker", flush=True)
+        tasks = os.listdir(f"/proc/{os.getppid()}/task")
+        found = {
+            "variable": os.environ["A_VARIABLE"],
+            "folder": os.getcwd(),
+            "threads of the server": len(tasks),
+            "draw": np.random.rand(),
+        }
+        (self.folder / f"found-{os.getpid()}.json").write_text(json.dumps(found))
+        while len(list(self.folder.glob("found-*.json"))) < 2:
+            time.sleep(0.02)
+        return train_bundled(runs)

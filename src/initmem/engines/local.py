@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from initmem.engines.engine import (
     Claimed,
@@ -32,7 +35,6 @@ from initmem.engines.engine import (
     Tick,
     WorkerLost,
     devices,
-    ignore,
 )
 from initmem.errors import ConfigError, InitmemError
 from initmem.store.store import Store
@@ -41,18 +43,11 @@ from initmem.study import Run
 MOST_CRASHES = 3  # of workers that have not claimed anything yet
 
 
-@dataclass(slots=True)
-class _Process:
-    process: SpawnProcess
-    connection: Connection
-    device: str
-    slot: int  # the least number that no other living worker has
-    claimed: tuple[str, ...] = ()
-    mistake: InitmemError | None = None  # for which the worker stopped
-
-
 class LocalEngine:
-    """Runs workers as processes of this machine, and replaces the ones that crash."""
+    """Runs workers as processes of this machine, and replaces the ones that crash.
+
+    A process of its own starts them, the server. It loads PyTorch once and forks: a worker begins at once.
+    """
 
     def __init__(self, *, workers: int | None = None, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
@@ -63,17 +58,20 @@ class LocalEngine:
             raise ConfigError(f"workers = {workers} with gpus = {slots} (allowed: one worker per GPU)")
         self._context = multiprocessing.get_context("spawn")
         self._stop = self._context.Event()
-        self._alive: list[_Process] = []
-        self._crashes = 0  # at start-up
+        self._server: SpawnProcess | None = None
+        self._events: Connection | None = None  # what the server reports
 
     def run(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> bool:
         """Train what has no record yet. False when interrupted: everything so far is kept."""
         packs = [pack for pack in packs if not all(store.has(run) for run in pack)]
+        if not packs:
+            return True
         try:
-            for _ in range(min(self.workers, len(packs))):
-                self._start(store, packs)
-            while self._alive:
-                self._tend(store, packs, listen)
+            self._start(store, packs)
+            for message in self._messages():
+                if isinstance(message, InitmemError):
+                    raise message
+                listen(message)
         except KeyboardInterrupt:
             listen(Stopping())
             self.stop()
@@ -87,60 +85,48 @@ class LocalEngine:
         """Let every worker finish its batch and write its checkpoint; Ctrl-C ends them at once."""
         self._stop.set()
         try:
-            while self._alive:
-                self._listen(ignore)
-                self._alive = [worker for worker in self._alive if worker.process.is_alive()]
+            for _ in self._messages():
+                pass
         except KeyboardInterrupt:
-            for worker in self._alive:
-                worker.process.kill()
+            if self._server is not None:
+                self._server.kill()  # its workers end with it
 
-    def _tend(self, store: Store, packs: Sequence[list[Run]], listen: Listener) -> None:
-        """Pass on the events of the workers; replace those that crashed."""
-        ended = self._listen(listen)
-        for worker in ended:
-            _drain(worker, listen)  # its messages between the last look and its end
-            self._alive.remove(worker)
-            if worker.mistake is not None:
-                raise worker.mistake
-            # User code can end its process with exit code 0, also before the first claim.
-            left = any(not store.has(run) for pack in packs for run in pack)
-            if worker.process.exitcode != 0 or worker.claimed or left:
-                self._after_crash(worker, listen)
-                self._start(store, packs)
-        listen(Tick())
-
-    def _listen(self, listen: Listener) -> list[_Process]:
-        """Pass on the events of all workers; return those that have ended."""
-        wait([p.connection for p in self._alive] + [p.process.sentinel for p in self._alive], timeout=0.5)
-        for worker in self._alive:
-            _drain(worker, listen)
-        return [worker for worker in self._alive if not worker.process.is_alive()]
-
-    def _after_crash(self, worker: _Process, listen: Listener) -> None:
-        """Another worker takes over its runs. If workers end before they claim any, there is no hope."""
-        code = worker.process.exitcode
-        listen(WorkerLost(code, worker.claimed))
-        self._crashes += not worker.claimed
-        if self._crashes == MOST_CRASHES:
-            raise InitmemError(f"worker processes die at start-up (exit code {code})")
-
-    def _start(self, store: Store, packs: Sequence[list[Run]]) -> None:
-        """Add a worker, on the device that has the fewest."""
-        ours, theirs = self._context.Pipe(duplex=False)
-        taken = Counter(worker.device for worker in self._alive)
-        device = min(dict.fromkeys(self._devices), key=lambda name: taken[name])
-        settings = replace(self.settings, device=device)
-        slot = min(set(range(self.workers)) - {worker.slot for worker in self._alive})
-        environment = self.settings.slots[slot] if self.settings.slots else {}
-        work = (store.path, store.session, list(packs), settings, environment)
-        process = self._context.Process(
-            target=_main, args=(theirs, self._stop, os.getpid(), *work), daemon=True
+    def _start(self, store: Store, packs: list[list[Run]]) -> None:
+        """Start the server. It never runs the user's script and loads no user code: either may start threads,
+        and no process with threads may fork."""
+        # A script that trains at its top level would train within its own workers. A trainer travels by value
+        # and does not need the script.
+        with _without_main() if self.settings.trainer is not None else contextlib.nullcontext():
+            preparation = spawn.get_preparation_data("worker")
+        count = min(self.workers, len(packs))
+        slots = self.settings.slots or ({},) * count
+        places = [_Place(self._devices[i % len(self._devices)], slots[i]) for i in range(count)]
+        work = (store.path, store.session, packs, pickle.dumps(self.settings))
+        self._events, theirs = self._context.Pipe(duplex=False)
+        self._server = self._context.Process(
+            target=_serve, args=(theirs, self._stop, os.getpid(), places, preparation, work), daemon=True
         )
-        skip_script = contextlib.nullcontext() if self.settings.trainer is None else _without_main()
-        with skip_script:
-            process.start()
+        with _without_main():
+            self._server.start()
         theirs.close()
-        self._alive.append(_Process(process, ours, device, slot))
+
+    def _messages(self) -> Iterator[Event | InitmemError]:
+        """What the server reports until it ends."""
+        server, events = self._server, self._events
+        while server is not None and events is not None:
+            alive = server.is_alive()
+            with contextlib.suppress(EOFError, OSError):
+                while events.poll():
+                    yield events.recv()
+            if not alive:
+                break
+            yield Tick()
+            wait([events, server.sentinel], timeout=0.5)
+        if server is not None and server.exitcode != 0 and not self._stop.is_set():
+            yield InitmemError(
+                f"the process that starts the workers was lost (exit code {server.exitcode}); all so far is "
+                "kept: the same command resumes"
+            )
 
 
 class InlineEngine:
@@ -181,56 +167,137 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _drain(worker: _Process, listen: Listener) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        while worker.connection.poll():
-            message: Event | InitmemError = worker.connection.recv()
-            match message:
-                case InitmemError():
-                    worker.mistake = message
-                    continue
-                case Claimed():
-                    worker.claimed = message.runs
-                case Finished() | Released():
-                    worker.claimed = ()
-            listen(message)
+class _Place(NamedTuple):
+    """What one of the workers that are alive at the same time has for itself."""
+
+    device: str
+    environment: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    place: _Place
+    claimed: tuple[str, ...] = ()
+    stopped: bool = False  # for a mistake of the user
+
+    def messages(self) -> Iterator[Event | InitmemError]:
+        """What it has reported since the last time."""
+        with contextlib.suppress(EOFError, OSError):
+            while self.connection.poll():
+                message: Event | InitmemError = self.connection.recv()
+                match message:
+                    case InitmemError():
+                        self.stopped = True
+                    case Claimed():
+                        self.claimed = message.runs
+                    case Finished() | Released():
+                        self.claimed = ()
+                yield message
+
+
+def _serve(
+    events: Connection,
+    stop: Any,
+    session: int,
+    places: list[_Place],
+    preparation: dict[str, Any],
+    work: tuple[Path, str, list[list[Run]], bytes],
+) -> None:
+    """The body of the server: start a worker for every place, pass on what they report, replace those that
+    crash, and end with the session, however that ended. Signals are for the session, which asks to stop."""
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(name, _do_nothing)
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
+    multiprocessing.current_process().daemon = False  # those may not start any
+
+    import initmem.engines.worker  # noqa: F401 - the workers have it then
+
+    make_ready()
+    # On other systems than Linux, libraries start threads as soon as they are loaded.
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    path, _, packs, _ = work
+    store = Store(path)
+    alive: list[_Worker] = []
+    crashes = 0  # of workers that had claimed nothing
+
+    def start(place: _Place) -> None:
+        ours, theirs = context.Pipe(duplex=False)
+        arguments = (theirs, stop, os.getpid(), place, preparation, work)
+        process = context.Process(target=_main, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        alive.append(_Worker(process, ours, place))
+
+    for place in places:
+        start(place)
+    while alive:
+        wait([w.connection for w in alive] + [w.process.sentinel for w in alive], timeout=0.5)
+        if os.getppid() != session:
+            for worker in alive:
+                worker.process.kill()
+            os._exit(1)
+        for worker in list(alive):
+            ended = not worker.process.is_alive()
+            for message in worker.messages():
+                events.send(message)
+            if not ended:
+                continue
+            alive.remove(worker)
+            # User code can end its process with exit code 0, also before the first claim.
+            code = worker.process.exitcode
+            left = worker.claimed or any(not store.has(run) for pack in packs for run in pack)
+            if worker.stopped or stop.is_set() or (code == 0 and not left):
+                continue
+            events.send(WorkerLost(code, worker.claimed))
+            crashes += not worker.claimed
+            if crashes == MOST_CRASHES:  # there is no hope
+                events.send(InitmemError(f"worker processes die at start-up (exit code {code})"))
+            elif crashes < MOST_CRASHES:
+                start(worker.place)
 
 
 def _main(
     connection: Connection,
     stop: Any,
-    parent: int,
-    path: Path,
-    session: str,
-    packs: list[list[Run]],
-    settings: Settings,
-    environment: Mapping[str, str],
+    server: int,
+    place: _Place,
+    preparation: dict[str, Any],
+    work: tuple[Path, str, list[list[Run]], bytes],
 ) -> None:
-    """The body of a worker process. Signals are for the parent, which asks the workers to stop."""
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(name, _do_nothing)
-    os.environ.update(environment, OMP_NUM_THREADS="1")  # before torch is loaded
+    """The body of a worker process."""
+    import numpy as np
 
     from initmem.engines.worker import Worker
 
+    np.random.seed()  # noqa: NPY002 - user code without a seed shall not draw the same in every worker
+    os.environ.update(place.environment)
+    threading.Thread(target=_exit_with, args=(server,), daemon=True).start()
+    process: Any = multiprocessing.current_process()
+    process._inheriting = True  # a script that starts processes at its top level is told so
+    spawn.prepare(preparation)
+    del process._inheriting
     # Training code may have workers of its own, a data loader's, and starts them as it would elsewhere.
-    multiprocessing.current_process().daemon = False
+    process.daemon = False
     multiprocessing.set_start_method(None, force=True)
-    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
-    make_ready()
 
     def send(message: Event | InitmemError) -> None:
-        """Report to the parent. Without one, end here: in user code an exception would crash the run."""
+        """Report to the server. Without one, end here: in user code an exception would crash the run."""
         try:
             connection.send(message)
         except OSError:
             os._exit(1)
 
+    path, session, packs, settings = work
     try:
         store = Store(path, session=session)
-        Worker(store, settings, should_stop=stop.is_set, listen=send).work(packs)
+        how = replace(pickle.loads(settings), device=place.device)
+        Worker(store, how, should_stop=stop.is_set, listen=send).work(packs)
     except InitmemError as error:
         send(error)
+    finally:
+        atexit._run_exitfuncs()  # a process that was forked ends without
 
 
 def make_ready() -> None:

@@ -51,7 +51,7 @@ from initmem.train.loop import train_pack
 from initmem.train.pack import Checkpoint, Pack
 
 WORKDIR = "initmem-run-"  # the names of working directories of user code begin with it
-PAUSE = 1.0  # seconds between two looks at packs that other workers have claimed
+SHORTEST_PAUSE, PAUSE = 0.05, 1.0  # seconds between two looks at packs that other workers have claimed
 LOOK_EVERY = 0.05  # seconds between two looks whether to stop or to save: a small step takes a millisecond
 
 dataset = lru_cache(maxsize=2)(load)  # packs of one recipe tend to follow each other
@@ -74,16 +74,18 @@ class Worker:
 
     def work(self, packs: Sequence[list[Run]]) -> None:
         """Return when every run of every pack has a record, or when asked to stop."""
-        left = list(packs)
+        left, pause = list(packs), SHORTEST_PAUSE
         while left:
             for pack in left:
                 if self.should_stop():
                     return
                 if claimed := self._claim(pack):
                     self._train(claimed, whole_pack(self.store, pack, claimed))
+                    pause = SHORTEST_PAUSE
             left = [pack for pack in left if not all(self.store.has(run) for run in pack)]
             if left:  # other workers have the rest: wait, they may drop it
-                time.sleep(PAUSE)
+                time.sleep(min(pause, PAUSE))
+                pause *= 2
 
     def _claim(self, pack: list[Run]) -> list[Run]:
         """Claim the open runs of a pack; fewer of them, or none, if workers were lost with them before."""
