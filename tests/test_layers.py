@@ -11,7 +11,7 @@ import torch
 
 from conftest import fake_record
 from initmem.data.sources import load
-from initmem.measures.layers import by_epoch
+from initmem.measures.elasticity import by_epoch
 from initmem.measures.measure import measure, remarks
 from initmem.recipe import Recipe
 from initmem.record import MOST_EPOCHS, RunRecord

@@ -113,15 +113,15 @@ def test_the_chaos_is_what_perturbed_replicates_differ_by() -> None:
     assert len(study.all_runs()) == 2 * 200
     found = chaos(perturbed_replicates(study, drift=0.02))
     # Only one of each pair drifted here, so a run's own share is the drift over the root of two.
-    assert found.deviation == pytest.approx(2 / np.sqrt(2), rel=0.15)
-    assert found.n_pairs == 200
-    assert found.noise_range == pytest.approx(2.326 * found.deviation / np.sqrt(40), rel=0.05)
+    assert found["deviation"] == pytest.approx(2 / np.sqrt(2), rel=0.15)
+    assert found["n_pairs"] == 200
+    assert found["noise_range"] == pytest.approx(2.326 * found["deviation"] / np.sqrt(40), rel=0.05)
     none = chaos(perturbed_replicates(study, drift=0.0))
-    assert (none.deviation, none.noise_range, none.n_pairs) == (None, None, 0)
-    assert none.note == "not measured: the perturbation changed nothing in 200 of 200 pairs"
+    assert (none["deviation"], none["noise_range"], none["n_pairs"]) == (None, None, 0)
+    assert none["note"] == "not measured: the perturbation changed nothing in 200 of 200 pairs"
     some = perturbed_replicates(study, drift=0.0)[:-100] + perturbed_replicates(study, drift=0.02)[-100:]
-    assert chaos(some).n_pairs == 100 and chaos(some).note.endswith("in 100 of 200 pairs")
-    assert chaos(some).deviation == pytest.approx(2 / np.sqrt(2), rel=0.2)
+    assert chaos(some)["n_pairs"] == 100 and chaos(some)["note"].endswith("in 100 of 200 pairs")
+    assert chaos(some)["deviation"] == pytest.approx(2 / np.sqrt(2), rel=0.2)
     assert chaos([r for r in perturbed_replicates(study, 0.1) if r.run.perturbation == 1]) is None
 
 
@@ -136,13 +136,13 @@ def test_seed_variance_is_split_by_role() -> None:
     def value(run: Run) -> float:
         return 0.5 + sum(size[role] * effect[role, run.seed_of(role)] for role in size)
 
-    rows = {row.role: row for row in seed_variance([fake_record(r, value(r)) for r in study.all_runs()])}
+    rows = {row["role"]: row for row in seed_variance([fake_record(r, value(r)) for r in study.all_runs()])}
     for role in size:
         expected = 100 * size[role] * np.std([effect[role, s] for s in range(30)], ddof=1)
-        assert rows[role].deviation == pytest.approx(expected, rel=1e-6, abs=1e-9)
-    assert rows["init"].low < rows["init"].deviation < rows["init"].high
-    assert rows["init"].share == pytest.approx(0.9, abs=0.2)
-    assert rows["augment"].share == pytest.approx(0, abs=1e-9)
+        assert rows[role]["deviation"] == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert rows["init"]["low"] < rows["init"]["deviation"] < rows["init"]["high"]
+    assert rows["init"]["share"] == pytest.approx(0.9, abs=0.2)
+    assert rows["augment"]["share"] == pytest.approx(0, abs=1e-9)
 
 
 def test_perturbed_and_split_runs_do_not_enter_the_memory() -> None:
@@ -190,22 +190,22 @@ def planted_memory(recipe: Recipe, memory: float, *, seeds: int = 5, scales=SCAL
 def test_a_difference_of_memories_has_an_interval_that_holds_the_truth() -> None:
     much, little = planted_memory(RECIPE, 0.2), planted_memory(Recipe(dataset="digits", l2=0.01), 0.05)
     found = difference(much, little)
-    assert found.low < -15 < found.high < 0
-    assert found.significant
-    assert (found.n_scales, found.n_seeds) == (5, 5)
+    assert found["low"] < -15 < found["high"] < 0
+    assert found["significant"]
+    assert (found["n_scales"], found["n_seeds"]) == (5, 5)
     back = difference(little, much)
-    assert (back.low, back.high) == pytest.approx((-found.high, -found.low), abs=0.1)
+    assert (back["low"], back["high"]) == pytest.approx((-found["high"], -found["low"]), abs=0.1)
     same = difference(much, planted_memory(Recipe(dataset="digits", batch_size=16), 0.2))
-    assert same.low < 0 < same.high
-    assert not same.significant
+    assert same["low"] < 0 < same["high"]
+    assert not same["significant"]
 
 
 def test_a_difference_is_taken_over_shared_scales_and_seeds() -> None:
     whole = planted_memory(RECIPE, 0.2)
     part = planted_memory(Recipe(dataset="digits", l2=0.01), 0.05, seeds=3, scales=SCALES[:3])
     found = difference(whole, part)
-    assert (found.n_scales, found.n_seeds) == (3, 3)
-    assert found.before == pytest.approx(10, abs=0.5)  # of 20 points, half the way
+    assert (found["n_scales"], found["n_seeds"]) == (3, 3)
+    assert found["before"] == pytest.approx(10, abs=0.5)  # of 20 points, half the way
     assert difference(whole, part[:3]) is None  # one seed
     assert difference(whole, [r for r in part if r.run.scale == SCALES[0]]) is None
 
@@ -284,5 +284,5 @@ def test_differences_of_many_pairs_have_q_values() -> None:
     expected = stats.false_discovery_control([row["p"] for row in rows])
     assert [row["p_adjusted"] for row in rows] == pytest.approx(list(expected))
     none = difference(planted_memory(recipes[0], 0.0), planted_memory(recipes[1], 0.0))
-    assert none.method == "intervals"
-    assert none.p > 0.05 and not none.significant
+    assert none["method"] == "intervals"
+    assert none["p"] > 0.05 and not none["significant"]

@@ -38,11 +38,11 @@ def test_the_noise_of_a_pilot_is_pooled_over_scales_and_free_of_seed_levels() ->
         1, rel=0.15
     )
     rows = power_rows(study, noise=None, pilot=records)
-    assert [row.noise_from for row in rows] == ["pilot", "pilot"]
+    assert [row["noise_from"] for row in rows] == ["pilot", "pilot"]
     other = planted.study("t", planted.grid(optimizer=["muon"]))
     (row,) = power_rows(other, noise=None, pilot=records)
-    assert (row.noise_from, row.planned) == ("pilot, other recipes", 3)
-    assert row.seeds_to_find < row.seeds_to_forget
+    assert (row["noise_from"], row["planned"]) == ("pilot, other recipes", 3)
+    assert row["seeds_to_find"] < row["seeds_to_forget"]
     with pytest.raises(ConfigError, match="allowed: points, or a store"):
         power_rows(study, noise=None)
 

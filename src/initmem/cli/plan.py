@@ -191,9 +191,9 @@ def _print_power(
         raise ConfigError(f"power = {noise} (allowed: points above 0, or a store)")
     chosen = metric and metric_name(metric)
     rows_of = {
-        f"{one.name}, preset {one.preset}: seeds for a verdict in 80% of studies": [
-            row._asdict() for row in power_rows(one, noise=assumed, pilot=pilot, metric=chosen, **sizes)
-        ]
+        f"{one.name}, preset {one.preset}: seeds for a verdict in 80% of studies": power_rows(
+            one, noise=assumed, pilot=pilot, metric=chosen, **sizes
+        )
         for one in studies
     }
     if as_json:
@@ -316,7 +316,7 @@ def _print_advice(results: Results, seen: list[Observation], *, as_json: bool) -
     from initmem.measures.advice import from_records
     from initmem.plots.columns import RECORDED_ADVICE
 
-    rows = [one.to_json() for one in from_records(results, results.path.name, seen)]
+    rows = from_records(results, results.path.name, seen)
     if not rows:
         raise StoreError(f"{results.path}: no finished run yet (initmem run makes them)")
     if as_json:
@@ -347,5 +347,5 @@ def _advice_row(label: str, recipe: Recipe, seen: list[Observation]) -> dict[str
         "paper": next((str(one) for one in near if one.source == "paper"), ""),
         "advice": in_words(options) or none,
         "seen": [one.to_json() for one in near],
-        "changes": [one.to_json() for one in options],
+        "changes": [one._asdict() | {"seen": one.seen.to_json()} for one in options],
     }

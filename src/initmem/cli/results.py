@@ -82,16 +82,6 @@ def measure(
             "Only these scales or interventions, as in 0.1,1,2.5: memories compare over equal scales.",
         ),
     ] = None,
-    failure_tolerance: Annotated[
-        float | None,
-        option(
-            "X",
-            "Largest difference between scales in the rate of untrained runs that `forgets` allows.",
-            min=0,
-            max=1,
-            show_default="any, if no run is untrained",
-        ),
-    ] = None,
     adjust: Annotated[
         str, option("NAME", "For the number of recipes or pairs: bh (Benjamini-Hochberg) or none.")
     ] = "bh",
@@ -113,11 +103,7 @@ def measure(
     if form and as_json:
         raise ConfigError(f"--format {form} with --json (allowed: one of them)")
     data = at_scales(stores, levels(scales))
-    options: dict[str, Any] = {
-        "tolerance": tolerance,
-        "adjust": adjust,
-        "failure_tolerance": failure_tolerance,
-    }
+    options: dict[str, Any] = {"tolerance": tolerance, "adjust": adjust}
     if what == "memory" and not as_json:
         memories = memory_table(data, metric, **options)
         write(verdict_table(memories), memories.rows(), form)
@@ -136,8 +122,7 @@ def measure(
         write(measure_table(what, rows), rows, form)
     else:
         say("nothing to measure: the store has no runs of the kind that this measure needs", err=bool(form))
-    conclusion = MEASURES[what].conclusion
-    for line in [*(conclusion(rows) if conclusion else ()), *left_out]:
+    for line in [*MEASURES[what].conclusion(rows), *left_out]:
         say(line, err=bool(form))
 
 

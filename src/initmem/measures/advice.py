@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,15 +20,15 @@ import numpy as np
 from initmem.catalog import OPTIMIZERS, steps_of
 from initmem.clocks import CLOCKS, effective_clocks, family_of, horizon_sums
 from initmem.errors import ConfigError, allowed
-from initmem.measures.design import by_recipe, default_metric, labelled, plain, profile
-from initmem.measures.memory import memory_table
+from initmem.measures.design import Row, by_recipe, default_metric, plain, profile
+from initmem.measures.memory import Memory, memory_table
 from initmem.measures.statistics import noise_of, spreads
 from initmem.measures.verdict import TOLERANCE_PP
 from initmem.metric import metric_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
 from initmem.store.results import Source, collected
-from initmem.study import Study, recipes_of
+from initmem.study import Study
 from initmem.table import RECIPE, Column, Columns, number
 
 
@@ -49,11 +49,11 @@ class Observation(NamedTuple):
         where = "" if self.source == "paper" else f", {self.source}"
         return f"{self.text} at {self.clock:.3g}: {self.label}{where}"
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> Row:
         """Plain values."""
-        values = self._asdict()
-        label = values.pop("label")
-        return values | {"recipe": label}
+        values = self._asdict() | {"recipe": self.label}
+        del values["label"]
+        return values
 
 
 class Change(NamedTuple):
@@ -63,10 +63,6 @@ class Change(NamedTuple):
     value: float
     clock: float  # of the family of the changed recipe
     seen: Observation
-
-    def to_json(self) -> dict[str, object]:
-        """Plain values."""
-        return self._asdict() | {"seen": self.seen.to_json()}
 
 
 def family_clock(recipe: Recipe, n_train: int) -> tuple[str, float]:
@@ -78,29 +74,33 @@ def family_clock(recipe: Recipe, n_train: int) -> tuple[str, float]:
 
 def observations(source: Source, name: str) -> list[Observation]:
     """What records saw: every recipe with a memory and a recorded clock of its family."""
-    data = collected(source)
-    groups = labelled(data.records, recipes_of(data.studies))
     seen = []
-    for row in memory_table(data) if data.records else ():
-        group = groups[row.recipe]
-        recipe = group[0].run.recipe
+    for row, recipe, clock in _measured(source):
         family = family_of(recipe)
-        clock = None if family is None else _last_clock(family, group)
         if family is not None and clock is not None and row.memory is not None:
-            forgot = row.verdict == "forgets" or (False if row.verdict.startswith("remembers") else None)
+            forgot = {"forgets": True, "remembers": False}.get(row.verdict)
             text = f"{row.memory:.3g} {row.unit}".strip()
             about = (clock, row.memory, text, row.verdict, forgot)
             seen.append(Observation(name, row.recipe, recipe, family, *about))
     return seen
 
 
-def _last_clock(family: str, records: Sequence[RunRecord]) -> float | None:
-    """A clock at the last epoch, median over runs; None: not recorded."""
-    values = []
+def _measured(source: Source) -> Iterator[tuple[Memory, AnyRecipe, float | None]]:
+    """The memory of every recipe, and the clock of its family at the last epoch."""
+    data = collected(source)
+    groups = {recipe.id: group for recipe, group in by_recipe(data.records).items()}
+    for row in memory_table(data) if data.records else ():
+        group = groups[row.recipe_id]
+        yield row, group[0].run.recipe, _last_clock(group)
+
+
+def _last_clock(records: Sequence[RunRecord]) -> float | None:
+    """The clock of a recipe's family at the last epoch, median over runs; None: not recorded."""
+    recipe, values = records[0].run.recipe, []
     for record in plain(records):
-        recorded = [name for name in CLOCKS if len(record.history.get(f"clock_{name}", ()))]
-        ticks = {name: float(record.history[f"clock_{name}"][-1]) for name in recorded}
-        if value := effective_clocks(record.run.recipe, ticks).get(family):
+        columns = {name: record.history.get(f"clock_{name}", np.empty(0)) for name in CLOCKS}
+        ticks = {name: float(column[-1]) for name, column in columns.items() if len(column)}
+        if value := effective_clocks(recipe, ticks).get(family_of(recipe) or ""):
             values.append(value)
     return float(np.median(values)) if values else None
 
@@ -133,11 +133,19 @@ def forgotten(family: str, seen: Iterable[Observation]) -> list[Observation]:
 
 
 def changes(recipe: Recipe, n_train: int, seen: Sequence[Observation]) -> list[Change]:
-    """Changes of one field each that reach a clock at which recipes forgot, the least first."""
+    """The least changes of one field each that reach a clock at which recipes forgot, the smallest first."""
     if reached(recipe, n_train, seen):
         return []
-    least = [_least(recipe, n_train, field, values(recipe), seen) for field, values in LEVERS.items()]
-    return sorted((one for one in least if one is not None), key=lambda one: _size(recipe, one))
+    options: list[tuple[float, Change]] = []
+    for field, values in LEVERS.items():
+        changed = [recipe.replace(**{field: value}) for value in values(recipe)]
+        # Clocks only grow along a lever.
+        first = bisect_left(changed, True, key=lambda one: reached(one, n_train, seen) is not None)
+        if first < len(changed) and (forgot := reached(changed[first], n_train, seen)):
+            value, old = float(getattr(changed[first], field)), float(getattr(recipe, field))
+            size = abs(math.log10(value / (old or 1e-4)))  # L2 where there was none counts from 1e-4
+            options.append((size, Change(field, value, family_clock(changed[first], n_train)[1], forgot)))
+    return [change for _, change in sorted(options, key=lambda option: option[0])]
 
 
 def in_words(options: Sequence[Change]) -> str:
@@ -148,44 +156,22 @@ def in_words(options: Sequence[Change]) -> str:
     return "; ".join(f"{' or '.join(texts)} ({seen})" for seen, texts in values.items())
 
 
-def _size(recipe: Recipe, change: Change) -> float:
-    """How large a change is, in orders of magnitude; L2 where there was none counts from 1e-4."""
-    old = float(getattr(recipe, change.field)) or 1e-4
-    return abs(math.log10(change.value / old))
-
-
 LONGEST = 20  # training that is proposed, in multiples of the present one
 
 # For each field the values to try, from the least change on: 2 significant digits, within what people use.
-LEVERS: dict[str, Callable[[Recipe], list[float]]] = {
-    "learning_rate": lambda r: [v for v in _decades(r.learning_rate, 1.0) if v > r.learning_rate],
-    "l2": lambda r: [v for v in _decades(max(r.l2, 1e-6), 0.1) if v > r.l2],
-    "batch_size": lambda r: [float(b) for b in range(r.batch_size - 1, 0, -1)],
-    "epochs": lambda r: [e for e in _decades(r.epochs, LONGEST * r.epochs) if e > r.epochs and e % 1 == 0],
+LEVERS: dict[str, Callable[[Recipe], Sequence[float]]] = {
+    "learning_rate": lambda r: _above(r.learning_rate, 1.0),
+    "l2": lambda r: _above(r.l2, 0.1),
+    "batch_size": lambda r: range(r.batch_size - 1, 0, -1),
+    "epochs": lambda r: [int(e) for e in _above(r.epochs, LONGEST * r.epochs) if e % 1 == 0],
 }
 
 
-def _decades(start: float, stop: float) -> list[float]:
-    """Numbers of two significant digits from start to stop."""
-    low, high = math.floor(math.log10(start)), math.ceil(math.log10(stop))
+def _above(start: float, stop: float) -> list[float]:
+    """Numbers of two significant digits above start, up to stop; from 1e-6 where it is less."""
+    low, high = math.floor(math.log10(max(start, 1e-6))), math.ceil(math.log10(stop))
     values = [float(f"{d / 10}e{e}") for e in range(low, high + 1) for d in range(10, 100)]
-    return [value for value in values if start <= value <= stop]
-
-
-def _least(
-    recipe: Recipe, n_train: int, field: str, values: Sequence[float], seen: Sequence[Observation]
-) -> Change | None:
-    """The first value that reaches an observation; clocks only grow along a lever, so bisect."""
-
-    def changed(value: float) -> Recipe:
-        return recipe.replace(**{field: int(value) if field in ("batch_size", "epochs") else value})
-
-    first = bisect_left(values, True, key=lambda value: bool(reached(changed(value), n_train, seen)))
-    if first == len(values):
-        return None
-    forgets = changed(values[first])
-    forgot = reached(forgets, n_train, seen)
-    return forgot and Change(field, values[first], family_clock(forgets, n_train)[1], forgot)
+    return [value for value in values if start < value <= stop]
 
 
 # -- from records -----------------------------------------------------------------------------------------
@@ -203,46 +189,17 @@ MOST_TIMES = {"epochs": LONGEST}  # how far a setting may change; any other by a
 USUAL = {"learning_rate": (0.0, 1.0), "batch_size": (1.0, math.inf)}  # where its value is declared
 
 
-class Multiple(NamedTuple):
-    """A change of one setting to a multiple of it."""
-
-    field: str
-    factor: float
-
-
-class Advice(NamedTuple):
-    """What its records tell about a recipe, and the changes that reach the clock of one that forgot."""
-
-    recipe: str
-    verdict: str
-    memory: float | None
-    unit: str
-    family: str | None  # None: not known
-    clock: float | None  # of the family, at the last epoch; None: not recorded
-    advice: str
-    changes: list[Multiple]
-    reaches: Observation | None
-
-    def to_json(self) -> dict[str, object]:
-        """Plain values."""
-        reaches = self.reaches and self.reaches.to_json()
-        return self._asdict() | {"changes": [one._asdict() for one in self.changes], "reaches": reaches}
-
-
-def from_records(source: Source, name: str, seen: Sequence[Observation]) -> list[Advice]:
-    """Advice about every recipe of a store.
+def from_records(source: Source, name: str, seen: Sequence[Observation]) -> list[Row]:
+    """Advice about every recipe of a store: what its records tell, and changes that reach a clock.
 
     Recipes of the same store that forgot count first: clocks compare best within one network and dataset.
     """
     data = collected(source)
-    groups, own = labelled(data.records, recipes_of(data.studies)), observations(data, name)
-    rows = []
-    for row in memory_table(data) if data.records else ():
-        recipe = groups[row.recipe][0].run.recipe
+    own, rows = observations(data, name), []
+    for row, recipe, clock in _measured(data):
         optimizer = recipe.get("optimizer")
         family = None if optimizer is None or steps_of(str(optimizer)) is None else family_of(recipe)
-        clock = None if family is None else _last_clock(family, groups[row.recipe])
-        reaches, options = None, list[Multiple]()
+        reaches, factors = None, dict[str, float]()
         if row.verdict in ("forgets", "untrained", "not applicable"):
             text = f"none: {'it forgets' if row.verdict == 'forgets' else row.verdict}"
         elif optimizer is None:
@@ -256,24 +213,26 @@ def from_records(source: Source, name: str, seen: Sequence[Observation]) -> list
         elif (reaches := targets[0]).clock <= clock:
             text = f"none: others forgot at such a clock ({reaches})"
         else:
-            options = _multiples(recipe, family, reaches.clock / clock)
-            words = " or ".join(f"{name} x {factor:.2g}" for name, factor in options)
+            factors = _factors(recipe, family, reaches.clock / clock)
+            words = " or ".join(f"{field} x {factor:.2g}" for field, factor in factors.items())
             text = f"{words or 'no single change within usual bounds'} ({reaches})"
-        about = (row.verdict, row.memory, row.unit, family, clock)
-        rows.append(Advice(row.recipe, *about, text, options, reaches))
+        cells: Row = {"recipe": row.recipe, "verdict": row.verdict, "memory": row.memory, "unit": row.unit}
+        cells |= {"family": family, "clock": None if family is None else clock, "advice": text}
+        cells["changes"] = [{"field": field, "factor": factor} for field, factor in factors.items()]
+        rows.append(cells | {"reaches": reaches and reaches.to_json()})
     return rows
 
 
-def _multiples(recipe: AnyRecipe, family: str, ratio: float) -> list[Multiple]:
-    """The changes of one setting that multiply the clock of a family by a ratio, within usual bounds."""
-    multiples = []
+def _factors(recipe: AnyRecipe, family: str, ratio: float) -> dict[str, float]:
+    """The factors of single settings that multiply the clock of a family by a ratio, within usual bounds."""
+    factors = {}
     for name, power in GROWTH[family].items():
         factor, declared = ratio ** (1 / power), recipe.get(name)
         low, high = USUAL.get(name, (0.0, math.inf))
         is_usual = not isinstance(declared, int | float) or low <= factor * declared <= high
         if is_usual and max(factor, 1 / factor) <= MOST_TIMES.get(name, 100):
-            multiples.append(Multiple(name, factor))
-    return multiples
+            factors[name] = factor
+    return factors
 
 
 # -- power ------------------------------------------------------------------------------------------------
@@ -284,22 +243,6 @@ SEEDS = (3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100)
 STUDIES = 500
 
 
-class Power(NamedTuple):
-    """Seeds that give a verdict in 80% of all studies. None: more than a hundred."""
-
-    recipe: str
-    metric: str  # of the pilot
-    noise: float  # standard deviation over seeds of one run, in the unit of the metric
-    noise_from: str
-    scales: int
-    memory: float
-    seeds_to_find: int | None  # `remembers`, if this is the memory, spread evenly over the scales
-    tolerance: float
-    seeds_to_forget: int | None  # `forgets`, if there is no memory
-    planned: int
-    found_as_planned: float  # share of studies with the planned seeds that find the memory
-
-
 def power_rows(
     study: Study,
     *,
@@ -308,10 +251,11 @@ def power_rows(
     metric: str | None = None,
     memory: float | None = None,
     tolerance: float | None = None,
-) -> list[Power]:
+) -> list[Row]:
     """The power of a study, recipe by recipe, from the noise of pilot records or an assumed one.
 
-    Without a memory and a tolerance, they are 5 and 2 points, if the metric is one that has points.
+    It finds a memory that is spread evenly over the scales, and forgets where there is none. Without a memory
+    and a tolerance, they are 5 and 2 points, if the metric is one that has points.
     """
     metric = metric or default_metric(pilot)
     if metric_of(metric).unit == "pp":
@@ -324,22 +268,23 @@ def power_rows(
     rows = []
     for recipe, label in zip(study.recipes, study.labels(), strict=True):
         sigma, source = (noise, "assumed") if noise is not None else _pilot_noise(recipe, measured)
-        size, limit = _rounded(memory / sigma), _rounded(tolerance / sigma)
+        # Two digits: enough for a plan, and recipes of about the same noise share their simulation.
+        size, limit = (float(f"{one / sigma:.2g}") for one in (memory, tolerance))
         planned = len(study.seeds_of(recipe))
         rows.append(
-            Power(
-                recipe=label,
-                metric=metric,
-                noise=sigma,
-                noise_from=source,
-                scales=scales,
-                memory=memory,
-                seeds_to_find=seeds_to_find(scales, size),
-                tolerance=tolerance,
-                seeds_to_forget=seeds_to_forget(scales, limit),
-                planned=planned,
-                found_as_planned=rates(scales, planned, size)[0],
-            )
+            {
+                "recipe": label,
+                "metric": metric,
+                "noise": sigma,
+                "noise_from": source,
+                "scales": scales,
+                "memory": memory,
+                "seeds_to_find": seeds_to_find(scales, size),
+                "tolerance": tolerance,
+                "seeds_to_forget": seeds_to_forget(scales, limit),
+                "planned": planned,
+                "found_as_planned": rates(scales, planned, size)[0],
+            }
         )
     return rows
 
@@ -360,11 +305,6 @@ def pooled_noise(records: Sequence[RunRecord], metric: str | None = None) -> flo
     if n < 2 or k < 2:
         return None
     return math.sqrt(float(noise_of(values).total) / (k - 1)) or None
-
-
-def _rounded(ratio: float) -> float:
-    """Two digits: enough for a plan, and recipes of about the same noise share their simulation."""
-    return float(f"{ratio:.2g}")
 
 
 @lru_cache(maxsize=4096)

@@ -8,8 +8,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.clocks import CLOCKS, family_of
-from initmem.measures.design import Groups, Measure, Row, curve_metric, curves, of_scales, plain
+from initmem.clocks import CLOCKS
+from initmem.measures.design import (
+    Groups,
+    Measure,
+    Row,
+    curves,
+    followed_metric,
+    of_scales,
+    own_clock,
+    plain,
+)
 from initmem.measures.fit import cold_until
 from initmem.measures.statistics import critical, student
 from initmem.record import RunRecord
@@ -96,17 +105,12 @@ def _seed_slopes(sums: Array) -> Array:
 
 
 def half_lives(records: Sequence[RunRecord], metric: str = "val_accuracy") -> list[HalfLife]:
-    """The half-life of |beta| in epochs, and in updates and on the clock of the recipe's family if recorded.
-
-    For SGD with momentum that clock is `momentum`.
-    """
+    """The half-life of |beta| in epochs, and in updates and on the clock of its family if recorded."""
     curve = beta_curve(records, metric)
     if not np.isfinite(curve.beta).any():
         return []
     own, _ = seed_slopes(records, metric)
-    clock = family_of(records[0].run.recipe)
-    if clock == "sgd" and not np.array_equal(curve.clocks["momentum"], curve.clocks["sgd"]):
-        clock = "momentum"
+    clock = own_clock(plain(records))
     lives = []
     axes = {"epochs": curve.epochs, "updates": _mean_over_runs(records, "updates")}
     for unit, axis in (axes | ({clock: curve.clocks[clock]} if clock else {})).items():
@@ -221,12 +225,6 @@ def _mean_over_runs(records: Sequence[RunRecord], column: str) -> Array:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def followed_metric(records: Sequence[RunRecord], metric: str | None) -> str:
-    """The metric that is followed over epochs; records without any curve have no slope, whatever its name."""
-    recorded = any(len(record.history) for record in records)
-    return metric or (curve_metric(records) if recorded else "val_accuracy")
-
-
 def _beta_rows(groups: Groups, metric: str | None) -> list[Row]:
     rows = []
     for label, records in groups.items():
@@ -255,12 +253,11 @@ def _beta_rows(groups: Groups, metric: str | None) -> list[Row]:
 
 
 def _half_life_rows(groups: Groups, metric: str | None) -> list[Row]:
-    names = {label: followed_metric(records, metric) for label, records in groups.items()}
-    return [
-        {"recipe": label, "metric": names[label]} | life._asdict()
-        for label, records in groups.items()
-        for life in half_lives(records, names[label])
-    ]
+    rows: list[Row] = []
+    for label, records in groups.items():
+        name = followed_metric(records, metric)
+        rows += [{"recipe": label, "metric": name} | one._asdict() for one in half_lives(records, name)]
+    return rows
 
 
 METRIC = Column("metric", "text", "followed over epochs", priority=3)
@@ -278,9 +275,7 @@ MEASURES = {
             "last_epoch": number("epochs", "until the first run ended", priority=6),
             "n_runs": number("runs", "number of runs behind the row", priority=5),
         },
-        of_scale=True,
-        numeric=True,
-        over_time=True,
+        of="curve",
     ),
     "half-life": Measure(
         "Half-life of the slope on the scale",
@@ -295,8 +290,6 @@ MEASURES = {
             "low": number("low", "lower 95% limit", ".4g"),
             "high": number("high", "upper 95% limit; empty: beyond the end", ".4g"),
         },
-        of_scale=True,
-        numeric=True,
-        over_time=True,
+        of="curve",
     ),
 }

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from initmem.intervention import Level
-from initmem.measures.design import Groups, Measure, Row, plain
+from initmem.measures.design import Groups, Measure, Row, levels_of, plain
 from initmem.measures.statistics import expected_range
 from initmem.metric import metric_of
 from initmem.record import RunRecord
@@ -18,55 +17,32 @@ from initmem.seeds import ROLES, Role
 from initmem.table import RECIPE, Column, number
 
 
-class Chaos(NamedTuple):
-    """How far runs drift apart when weights are perturbed; in the metric's display unit."""
+def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Row | None:
+    """Compare every perturbed replicate with its run; None where there are none.
 
-    metric: str
-    deviation: float | None  # standard deviation of a run that chaos alone explains; None: not measured
-    largest: float | None  # largest difference between a run and its perturbed replicate
-    noise_range: float | None  # expected range over scales from chaos alone, with as many scales and seeds
-    n_pairs: int
-    note: str = ""  # pairs that are left out, or why chaos is not measured
-
-
-class RoleVariance(NamedTuple):
-    """The standard deviation of a metric when only one seed role varies, in the display unit."""
-
-    role: str  # a role, or "all" for whole seeds
-    deviation: float
-    low: float
-    high: float
-    share: float  # of the variance of whole seeds; shares add up to 1 when roles do not interact
-    n: int
-
-
-def chaos(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Chaos | None:
-    """Compare every perturbed replicate with its run; None where there are none."""
+    `deviation` is the standard deviation of a run that chaos alone explains, `noise_range` the range over
+    scales that follows from it for as many scales and seeds.
+    """
     pairs = [
-        (record, parent, a, b)
+        (a - b, _same_course(record, parent))
         for record, parent in _pairs(records)
         if (a := record.metric(metric)) is not None and (b := parent.metric(metric)) is not None
     ]
     if not pairs:
         return None
-    seen = [a - b for record, parent, a, b in pairs if not _same_course(record, parent)]
-    unseen = len(pairs) - len(seen)
+    differences = metric_of(metric).factor * np.array([gap for gap, unseen in pairs if not unseen])
+    n, unseen = len(differences), len(pairs) - len(differences)
+    row: Row = {"metric": metric, "deviation": None, "largest": None, "noise_range": None, "n_pairs": n}
     note = f"the perturbation changed nothing in {unseen} of {len(pairs)} pairs" if unseen else ""
-    if not seen:
-        return Chaos(metric, None, None, None, 0, f"not measured: {note}")
-    differences = metric_of(metric).factor * np.array(seen)
+    if not n:
+        return row | {"note": f"not measured: {note}"}
     deviation = float(np.sqrt((differences**2).mean() / 2))  # a difference has twice a run's variance
     main = plain(records)
-    scales = len({record.run.level for record in main})
+    scales = len(levels_of(main))
     seeds = max(1, len(main) // max(scales, 1))
-    return Chaos(
-        metric,
-        deviation,
-        largest=float(np.abs(differences).max()),
-        noise_range=expected_range(scales) * deviation / math.sqrt(seeds),
-        n_pairs=len(differences),
-        note=note,
-    )
+    row |= {"deviation": deviation, "largest": float(np.abs(differences).max())}
+    row |= {"noise_range": expected_range(scales) * deviation / math.sqrt(seeds)}
+    return row | {"note": note}
 
 
 def _pairs(records: Sequence[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
@@ -90,10 +66,11 @@ def _same_course(record: RunRecord, parent: RunRecord) -> bool:
     return replace(record, run=parent.run, summary=summary).same_result(parent)
 
 
-def seed_variance(records: Sequence[RunRecord], metric: str = "test_accuracy") -> list[RoleVariance]:
+def seed_variance(records: Sequence[RunRecord], metric: str = "test_accuracy") -> list[Row]:
     """Split the variance over seeds by role (init, order, augment), scale by scale.
 
-    The runs that vary one role share the first seed for the others; that run belongs to every role.
+    The runs that vary one role share the first seed for the others; that run belongs to every role. A share
+    is one of the variance of whole seeds (`all`); shares add up to 1 when roles do not interact.
     """
     factor = metric_of(metric).factor
     measured = [(r, factor * value) for r in records if (value := r.metric(metric)) is not None]
@@ -109,13 +86,10 @@ def seed_variance(records: Sequence[RunRecord], metric: str = "test_accuracy") -
         elif record.id in varied:
             at = groups.setdefault(varied[record.id], {})
             at.setdefault(scale, [base[scale]] if scale in base else []).append(value)
-    rows = {name: _pooled(group) for name, group in groups.items()}
-    whole = rows["all"][0] ** 2
-    return [
-        RoleVariance(name, *rows[name][:3], rows[name][0] ** 2 / whole if whole else math.nan, rows[name][3])
-        for name in ("all", *ROLES)
-        if name in rows and rows[name][3] > 0
-    ]
+    pooled = {name: row for name in ("all", *ROLES) if (row := _pooled(groups.get(name, {})))}
+    whole = pooled["all"]["deviation"] ** 2 if "all" in pooled else 0.0
+    shares = {name: row["deviation"] ** 2 / whole if whole else math.nan for name, row in pooled.items()}
+    return [{"role": name} | row | {"share": shares[name]} for name, row in pooled.items()]
 
 
 def _varied_role(record: RunRecord) -> Role | None:
@@ -124,18 +98,18 @@ def _varied_role(record: RunRecord) -> Role | None:
     return pins[0][0] if single else None
 
 
-def _pooled(group: dict[Level, list[float]]) -> tuple[float, float, float, int]:
-    """Standard deviation pooled over scales, its 95% limits (normal noise), and the number of values."""
+def _pooled(group: dict[Level, list[float]]) -> Row | None:
+    """The standard deviation pooled over scales, its 95% limits (normal noise), and the number of values."""
     from scipy.special import chdtri
 
     usable = [np.array(values) for values in group.values() if len(values) > 1]
     freedom = sum(len(values) - 1 for values in usable)
     if freedom == 0:
-        return math.nan, math.nan, math.nan, 0
+        return None
     total = sum(float(((values - values.mean()) ** 2).sum()) for values in usable)
-    low = math.sqrt(total / float(chdtri(freedom, 0.025)))
-    high = math.sqrt(total / float(chdtri(freedom, 0.975)))
-    return math.sqrt(total / freedom), low, high, sum(len(values) for values in usable)
+    low, high = (math.sqrt(total / float(chdtri(freedom, tail))) for tail in (0.025, 0.975))
+    row: Row = {"deviation": math.sqrt(total / freedom), "low": low, "high": high}
+    return row | {"share": math.nan, "n": sum(map(len, usable))}
 
 
 # -- tables -----------------------------------------------------------------------------------------------
@@ -143,13 +117,13 @@ def _pooled(group: dict[Level, list[float]]) -> tuple[float, float, float, int]:
 
 def _chaos_rows(groups: Groups, metric: str | None) -> list[Row]:
     rows = ((label, chaos(records, metric or "test_accuracy")) for label, records in groups.items())
-    return [{"recipe": label} | row._asdict() for label, row in rows if row is not None]
+    return [{"recipe": label} | row for label, row in rows if row is not None]
 
 
 def _seed_rows(groups: Groups, metric: str | None) -> list[Row]:
     name = metric or "test_accuracy"
     return [
-        {"recipe": label} | row._asdict() | {"unit": metric_of(name).unit}
+        {"recipe": label} | row | {"unit": metric_of(name).unit}
         for label, records in groups.items()
         for row in seed_variance(records, name)
     ]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from initmem.clocks import CLOCKS
 from initmem.labels import labels
-from initmem.measures.beta import beta_curve, followed_metric, seed_slopes
-from initmem.measures.design import Groups, Measure, Row
+from initmem.measures.beta import beta_curve, seed_slopes
+from initmem.measures.design import Groups, Measure, Row, followed_metric
 from initmem.measures.statistics import student
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
@@ -241,8 +241,6 @@ MEASURES = {
             "apart_sgd": number("by sgd", APART, ".2f", priority=7),
             "apart_adaptive": number("by sum of lr", APART, ".2f", priority=7),
         },
-        of_scale=True,
-        numeric=True,
-        over_time=True,
+        of="curve",
     )
 }

@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from initmem.clocks import family_of
 from initmem.errors import ConfigError, allowed
 from initmem.intervention import Level, level_order
 from initmem.labels import labels
@@ -56,11 +57,16 @@ class Measure:
     rows: Callable[..., list[Row]]
     columns: Columns
     options: tuple[str, ...] = ()  # of adjust, tolerance and analyses (the interim analysis of each recipe)
-    of_scale: bool = False  # recipes that never used the scale have no such effect
-    numeric: bool = False  # asked of scales only: interventions are left out
-    over_time: bool = False  # epochs that are cold are left out
-    remarks: Callable[[Groups], list[str]] | None = None  # what else is left out
-    conclusion: Callable[[Sequence[Row]], list[str]] | None = None  # lines below the table
+    # runs; the effect of the scale, which recipes that never used it do not have; a slope on it, which
+    # interventions do not have either; a curve of slopes over time, without cold epochs
+    of: Literal["runs", "effect", "slope", "curve"] = "runs"
+    remarks: Callable[[Groups], list[str]] = lambda groups: []  # what else is left out
+    conclusion: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # lines below the table
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it is asked of scales only, as slopes are."""
+        return self.of in ("slope", "curve")
 
 
 # -- records ----------------------------------------------------------------------------------------------
@@ -121,6 +127,13 @@ def of_scales(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in records if not record.run.intervention]
 
 
+def own_clock(records: Sequence[RunRecord]) -> str | None:
+    """The clock of a recipe's family, recorded or not; for SGD with momentum it is `momentum`."""
+    clock = family_of(records[0].run.recipe)
+    ticks = ((r.history.get("clock_momentum", 0), r.history.get("clock_sgd", 0)) for r in records)
+    return "momentum" if clock == "sgd" and not all(np.array_equal(*pair) for pair in ticks) else clock
+
+
 def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, list[Level], Array]:
     """A history column as (values of shape (seed, level, epoch), levels, seeds); gaps are NaN.
 
@@ -140,6 +153,14 @@ def curves(records: Sequence[RunRecord], column: str) -> tuple[Array, list[Level
 def levels_of(records: Iterable[RunRecord]) -> list[Level]:
     """The scales or interventions of runs, in order."""
     return sorted({record.run.level for record in records}, key=level_order)
+
+
+def complete(records: Sequence[RunRecord], levels: Sequence[Level] | None = None) -> list[list[RunRecord]]:
+    """The runs of the seeds that have one at every level: a row per seed, in the order of the levels."""
+    runs = {(record.run.seed, record.run.level): record for record in records}
+    levels = levels_of(records) if levels is None else levels
+    seeds = sorted({seed for seed, _ in runs})
+    return [[runs[s, x] for x in levels] for s in seeds if all((s, x) in runs for x in levels)]
 
 
 def by_level(records: Sequence[RunRecord]) -> dict[Level, list[RunRecord]]:
@@ -165,17 +186,17 @@ class Profile:
 def profile(records: Sequence[RunRecord], metric: str) -> Profile:
     """Arrange the records of one recipe by seed and scale, in the metric's display unit."""
     check_metric(metric, records)
-    values_of = {(r.run.seed, r.run.level): r.metric(metric) for r in plain(records)}
-    scales = sorted({level for _, level in values_of}, key=level_order)
-    finite = {at: value for at, value in values_of.items() if value is not None and math.isfinite(value)}
-    every = sorted({seed for seed, _ in values_of})
-    seeds = [seed for seed in every if all((seed, scale) in finite for scale in scales)]
-    values = np.array([[finite[seed, scale] for scale in scales] for seed in seeds], dtype=float)
+    main = plain(records)
+    scales, every = levels_of(main), sorted({record.run.seed for record in main})
+    finite = [r for r in main if (value := r.metric(metric)) is not None and math.isfinite(value)]
+    rows = complete(finite, scales)
+    seeds = tuple(row[0].run.seed for row in rows)
+    values = np.array([[record.metric(metric) for record in row] for row in rows], dtype=float)
     return Profile(
         recipe=records[0].run.recipe,
         metric=metric,
         scales=tuple(scales),
-        seeds=tuple(seeds),
+        seeds=seeds,
         values=metric_of(metric).factor * values.reshape(len(seeds), len(scales)),
         dropped=tuple(seed for seed in every if seed not in seeds),
     )
@@ -217,15 +238,10 @@ def metric_reason(metric: str, records: Sequence[RunRecord]) -> str:
     names = ["test_accuracy", "val_accuracy", *losses, "val_objective", *own_metrics(records)]
     others = [name for name in names if name != metric and not name.startswith(DERIVED)]
     recorded = [name for name in others if any(record.metric(name) is not None for record in records)]
-    match metric:
-        case "test_accuracy":
-            why = "the default"
-        case "val_accuracy_best":
-            why = "no test accuracy was recorded"
-        case "test_loss" | "val_loss":
-            why = "no accuracy was recorded"
-        case _:
-            why = "neither an accuracy nor a loss of test or validation was recorded"
+    no_accuracy = "no accuracy was recorded"
+    whys = {"test_accuracy": "the default", "val_accuracy_best": "no test accuracy was recorded"}
+    whys |= {"test_loss": no_accuracy, "val_loss": no_accuracy}
+    why = whys.get(metric, "neither an accuracy nor a loss of test or validation was recorded")
     also = f"; also recorded: {', '.join(recorded)}" if recorded else ""
     return f"metric: {metric} ({why}{also})"
 
@@ -242,12 +258,9 @@ def preferred(columns: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for name in (*CURVES, *own) if name in names))
 
 
-def curve_metric(records: Sequence[RunRecord]) -> str:
-    """The metric whose dependence on the scale is followed over epochs."""
-    metrics = curve_metrics(records)
-    if not metrics:
-        raise ConfigError("no metric was recorded epoch by epoch (tracker.end_epoch records them)")
-    return metrics[0]
+def followed_metric(records: Sequence[RunRecord], metric: str | None = None) -> str:
+    """The metric whose dependence on the scale is followed over epochs; without any, there is no slope."""
+    return metric or next(iter(curve_metrics(records)), "val_accuracy")
 
 
 # -- interim analyses -------------------------------------------------------------------------------------
@@ -262,6 +275,9 @@ class Analysis(NamedTuple):
     alpha: float = ALPHA
     spent: float = ALPHA
     unplanned: tuple[int, ...] = ()  # numbers of seeds analyzed before others were added without a plan
+
+
+Analyses = Mapping[AnyRecipe, Analysis]
 
 
 def schedule(seeds: int, most: int) -> tuple[int, ...]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from initmem.measures.design import Analysis, Groups, Measure, Row, default_metric, profile
+from initmem.measures.design import Analyses, Groups, Measure, Row, default_metric, profile
 from initmem.measures.statistics import ALPHA, Spread, adjusted, spreads, student
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
@@ -21,35 +20,15 @@ from initmem.table import Column, number
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The memory of one recipe minus that of another, in the metric's display unit."""
-
-    before: float  # memory of the one
-    after: float  # of the other
-    difference: float
-    low: float  # interval of the difference, of level 1 - alpha
-    high: float
-    p: float
-    method: str  # "paired" contrasts where both memories are significant, else "intervals"
-    n_scales: int
-    n_seeds: int
-
-    @property
-    def significant(self) -> bool:
-        """Whether the interval excludes zero."""
-        return not self.low <= 0 <= self.high
-
-
 class Compared(NamedTuple):
-    """Differences of many pairs at once; each of shape (...,)."""
+    """Differences of memories, second minus first, of many pairs at once; each of shape (...,)."""
 
     before: Array
     after: Array
     difference: Array
-    low: Array
+    low: Array  # interval of the difference, of level 1 - alpha
     high: Array
-    paired: NDArray[np.bool_]
+    paired: NDArray[np.bool_]  # contrasts within seeds, where both memories are significant; else intervals
 
 
 def controlled_pairs(recipes: Sequence[AnyRecipe]) -> list[tuple[AnyRecipe, AnyRecipe, str]]:
@@ -69,7 +48,7 @@ def difference(
     metric: str = "test_accuracy",
     *,
     alpha: float = ALPHA,
-) -> Difference | None:
+) -> Row | None:
     """Compare the memories of two recipes; None where they share fewer than two scales or two seeds."""
     scales = {record.run.level for record in one} & {record.run.level for record in other}
     if len(scales) < 2:
@@ -80,19 +59,11 @@ def difference(
     if len(seeds) < 2:
         return None
     compared = compared_ranges(before, after, alpha=alpha)
+    row: Row = {name: float(value) for name, value in compared._asdict().items() if name != "paired"}
     paired = bool(compared.paired)
-    first, second, gap, low, high = (float(value) for value in compared[:5])
-    return Difference(
-        first,
-        second,
-        gap,
-        low,
-        high,
-        p=_paired_p(before, after) if paired else _interval_p(before, after),
-        method="paired" if paired else "intervals",
-        n_scales=after.shape[1],
-        n_seeds=len(seeds),
-    )
+    row |= {"p": _paired_p(before, after) if paired else _interval_p(before, after)}
+    row |= {"method": "paired" if paired else "intervals", "n_scales": after.shape[1], "n_seeds": len(seeds)}
+    return row | {"significant": not row["low"] <= 0 <= row["high"]}
 
 
 def compared_ranges(before: Array, after: Array, *, alpha: float = ALPHA) -> Compared:
@@ -172,9 +143,7 @@ def _interval_p(before: Array, after: Array, steps: int = 16) -> float:
 # -- table ------------------------------------------------------------------------------------------------
 
 
-def _rows(
-    groups: Groups, metric: str | None, *, analyses: Mapping[AnyRecipe, Analysis], adjust: str = "bh"
-) -> list[Row]:
+def _rows(groups: Groups, metric: str | None, *, analyses: Analyses, adjust: str = "bh") -> list[Row]:
     """Pairs of recipes that differ in one field alone, each at the stricter level of the two."""
     named = {records[0].run.recipe: (label, records) for label, records in groups.items()}
     rows: list[Row] = []
@@ -183,8 +152,7 @@ def _rows(
         alpha = min(analyses[recipe].alpha for recipe in (one, other))
         result = difference(first, second, metric or default_metric(first), alpha=alpha)
         if result is not None:
-            row = {"field": field, "from": before, "to": after} | asdict(result)
-            rows.append(row | {"significant": result.significant})
+            rows.append({"field": field, "from": before, "to": after} | result)
     ps = adjusted([row["p"] for row in rows], adjust)
     return [row | {"p_adjusted": p} for row, p in zip(rows, ps, strict=True)]
 
@@ -209,6 +177,6 @@ MEASURES = {
             "n_seeds": number("seeds", "number of seeds that both recipes have", priority=5),
         },
         options=("adjust", "analyses"),
-        of_scale=True,
+        of="effect",
     )
 }

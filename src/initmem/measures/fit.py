@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from initmem.clocks import epoch_rates
 from initmem.errors import count
-from initmem.intervention import Level, level_order, level_text
-from initmem.measures.design import Profile, plain, profile
-from initmem.measures.statistics import ALPHA, Spread, spread, student
+from initmem.intervention import Level, level_text
+from initmem.measures.design import Profile, complete, levels_of, plain, profile
+from initmem.measures.statistics import ALPHA, Limits, Spread, spread, student
 from initmem.metric import UNCLEAR, metric_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord
@@ -45,14 +45,6 @@ MOST_UPDATES = 1e6  # of an epoch that matter: after so many, no starting value 
 
 
 Mode = Literal["generalization", "trainability", "fit unknown"]
-
-
-class MeanChange(NamedTuple):
-    """The mean change from the smallest to the largest scale, with its paired 95% interval over seeds."""
-
-    value: float
-    low: float | None  # None: from a single seed
-    high: float | None
 
 
 class Matched(NamedTuple):
@@ -75,19 +67,17 @@ class Matched(NamedTuple):
 
         A scale that was not compared is replaced by the nearest one that was; interventions have none.
         """
-        ends = [nearest(self.scales, level) for level in (better, worse)]
-        if None in ends:
+        first, second = self._mean_at(better), self._mean_at(worse)
+        if first is None or second is None:
             return True
-        first, second = (self.means[self.scales.index(end)] for end in ends if end is not None)
         return first > second if metric_of(self.metric).better == "higher" else first < second
 
-
-def nearest(levels: Sequence[Level], level: Level) -> Level | None:
-    """The level itself if it is there, else the scale nearest to it; None: there is none."""
-    numbers = [one for one in levels if not isinstance(one, str)]
-    if level in levels or isinstance(level, str) or not numbers:
-        return level if level in levels else None
-    return min(numbers, key=lambda one: abs(one - level))
+    def _mean_at(self, level: Level) -> float | None:
+        means = dict(zip(self.scales, self.means, strict=True))
+        numbers = [one for one in means if not isinstance(one, str)]
+        if level in means or isinstance(level, str) or not numbers:
+            return means.get(level)
+        return means[min(numbers, key=lambda one: abs(one - level))]
 
 
 class TimeToFit(NamedTuple):
@@ -110,9 +100,9 @@ class Fit(NamedTuple):
     train: tuple[float, ...]  # mean over seeds at every scale
     last: tuple[float, ...]  # the same in the last epoch; empty if it was not recorded
     range: Spread[float | None]
-    test_change: MeanChange | None  # None: the metric and the train metric are of different kinds
-    train_change: MeanChange | None  # None: interventions have no smallest and no largest
-    gap_change: MeanChange | None
+    test_change: Limits | None  # None: the metric and the train metric are of different kinds
+    train_change: Limits | None  # None: interventions have no smallest and no largest
+    gap_change: Limits | None
     matched: Matched | str  # else the reason why there is none
     matched_by_loss: Matched | str
     time: TimeToFit | None
@@ -149,11 +139,10 @@ class Fit(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        row = self._asdict()
-        for name in ("range", "test_change", "train_change", "gap_change", "time"):
-            row[name] = None if row[name] is None else row[name]._asdict()
+        parts = (Limits, Matched, Spread, TimeToFit)
+        row = {k: v._asdict() if isinstance(v, parts) else v for k, v in self._asdict().items()}
         for name in ("matched", "matched_by_loss"):
-            row[name] = {"missing": row[name]} if isinstance(row[name], str) else row[name]._asdict()
+            row[name] = {"missing": row[name]} if isinstance(row[name], str) else row[name]
         return row
 
 
@@ -185,7 +174,7 @@ def fit(records: Sequence[RunRecord], metric: str = "test_accuracy") -> Fit | No
     if not train.seeds or len(train.scales) < 2:
         return None
     unit = metric_of(name).unit
-    train_change: MeanChange | None
+    train_change: Limits | None
     train_change, test_change, gap_change = _change(train.values), None, None
     if any(isinstance(level, str) for level in train.scales):
         train_change = None
@@ -223,13 +212,10 @@ def _counterpart(metric: str) -> str:
 
 def _crossings(records: Sequence[RunRecord], by: str) -> _Crossings | str:
     """When each run first reaches the common level; else why there is none."""
-    runs = {(r.run.seed, r.run.level): r for r in plain(records) if r.status == "completed"}
-    if not runs or not all(by in r.history for r in runs.values()):
+    runs = [record for record in plain(records) if record.status == "completed"]
+    if not runs or not all(by in record.history for record in runs):
         return f"no {by} was recorded epoch by epoch"
-    scales = sorted({level for _, level in runs}, key=level_order)
-    seeds = [s for s in sorted({seed for seed, _ in runs}) if all((s, scale) in runs for scale in scales)]
-    grid = [[runs[seed, scale] for scale in scales] for seed in seeds]
-    if not grid:
+    if not (grid := complete(runs)):
         return "no seed has all scales"
     sign = 1.0 if metric_of(by).better == "higher" else -1.0
     reached = min(float((sign * r.history[by]).max()) for row in grid for r in row)
@@ -240,7 +226,7 @@ def _crossings(records: Sequence[RunRecord], by: str) -> _Crossings | str:
     if level is None:
         return f"the runs reach no common level of {by}"
     times = np.array([[_first_crossing(r, by, level, sign) for r in row] for row in grid])
-    return _Crossings(by, level, scales, grid, times)
+    return _Crossings(by, level, levels_of(runs), grid, times)
 
 
 def _rounded_up(loss: float) -> float:
@@ -362,7 +348,7 @@ def _updates_per_epoch(record: RunRecord, recipe: Recipe) -> float:
     return count
 
 
-def _split(train: Profile, test: Profile) -> tuple[MeanChange, MeanChange | None, MeanChange | None]:
+def _split(train: Profile, test: Profile) -> tuple[Limits, Limits | None, Limits | None]:
     """The changes of the train metric, the test metric and their gap, over the seeds that have both."""
     seeds = [seed for seed in train.seeds if seed in test.seeds]
     if not seeds or train.scales != test.scales:
@@ -371,14 +357,14 @@ def _split(train: Profile, test: Profile) -> tuple[MeanChange, MeanChange | None
     return _change(fitted), _change(tested), _change(fitted - tested)
 
 
-def _change(values: Array) -> MeanChange:
-    """Values have shape (seed, scale)."""
+def _change(values: Array) -> Limits:
+    """The mean change from the smallest to the largest scale, of values (seed, scale), paired over seeds."""
     changes = values[:, -1] - values[:, 0]
     mean, n = float(changes.mean()), len(changes)
     if n < 2:
-        return MeanChange(mean, None, None)
+        return Limits(mean, None, None)
     half = student(n - 1) * float(changes.std(ddof=1)) / math.sqrt(n)
-    return MeanChange(mean, mean - half, mean + half)
+    return Limits(mean, mean - half, mean + half)
 
 
 def _positions(record: RunRecord) -> Array:
@@ -431,11 +417,9 @@ def _rises_late(crossings: _Crossings) -> bool:
 
 
 def _in_last_epoch(train: Profile, records: Sequence[RunRecord], name: str) -> tuple[float, ...]:
-    factor = metric_of(name).factor
-    runs = {
-        (r.run.seed, r.run.level): r for r in plain(records) if name in r.history and len(r.history[name])
-    }
-    pairs = [[(seed, scale) for seed in train.seeds] for scale in train.scales]
-    if not all(pair in runs for column in pairs for pair in column):
+    runs = [r for r in plain(records) if r.run.seed in train.seeds and len(r.history.get(name, ()))]
+    rows = complete(runs, train.scales)
+    if len(rows) < len(train.seeds):
         return ()
-    return tuple(factor * float(np.mean([runs[p].history[name][-1] for p in column])) for column in pairs)
+    last = np.array([[record.history[name][-1] for record in row] for row in rows])
+    return tuple((metric_of(name).factor * last.mean(axis=0)).tolist())

@@ -15,25 +15,25 @@ from initmem.measures import (
     difference,
     elasticity,
     function,
-    layers,
     relaxation,
     scales,
 )
 from initmem.measures.design import (
-    Analysis,
+    Analyses,
     Groups,
     Measure,
     Row,
     analyses_of,
+    by_recipe,
     default_metric,
     labelled,
     levels_of,
     of_scales,
 )
-from initmem.measures.fit import Matched, cold_notes
+from initmem.measures.fit import Fit, Matched, cold_notes
 from initmem.measures.memory import Memory, judged, measured, memory_table, why_inapplicable
+from initmem.measures.statistics import Limits
 from initmem.metric import metric_name, metric_of
-from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.encoding import plain_values
 from initmem.store.results import Collection, Source, collected
@@ -47,7 +47,7 @@ def _fit_rows(
     groups: Groups,
     metric: str | None,
     *,
-    analyses: Mapping[AnyRecipe, Analysis],
+    analyses: Analyses,
     tolerance: float | None = None,
     adjust: str = "bh",
 ) -> list[Row]:
@@ -56,30 +56,22 @@ def _fit_rows(
         measured(rows, metric or default_metric(rows), label, analyses[rows[0].run.recipe], tolerance)
         for label, rows in groups.items()
     ]
-    return [_fit_row(row) for row in judged(memories, adjust) if row.fit is not None]
+    return [_fit_row(row, row.fit) for row in judged(memories, adjust) if row.fit is not None]
 
 
-def _fit_row(row: Memory) -> Row:
-    fit = row.fit
-    assert fit is not None
-    cells: Row = {
-        "recipe": row.recipe,
-        "verdict": row.short_verdict,
-        "metric": row.metric,
-        "train_metric": fit.metric,
-    }
+def _fit_row(row: Memory, fit: Fit) -> Row:
+    cells: Row = {"recipe": row.recipe, "verdict": row.short_verdict}
+    cells |= {"metric": row.metric, "train_metric": fit.metric}
     for name, change in (("test", fit.test_change), ("train", fit.train_change), ("gap", fit.gap_change)):
-        value, low, high = change or (None, None, None)
-        cells |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        cells |= (change or Limits(None, None, None)).named(name)
     ends = (fit.train[0], fit.train[-1]) if fit.train_change else (None, None)
     cells |= {"train_smallest": ends[0], "train_largest": ends[1]}
     for name, match in (("matched", fit.matched), ("by_loss", fit.matched_by_loss)):
         values = match if isinstance(match, Matched) else None
-        fields = ("memory", "low", "high", "p", "level")
+        fields = ("memory", "low", "high", "p")
         cells |= {f"{name}_{field}": values and getattr(values, field) for field in fields}
+        cells[f"{name}_level"] = values and metric_of(values.by).factor * values.level
         cells[f"{name}_scales"] = list(values.scales) if values else []
-        if values:
-            cells[f"{name}_level"] = metric_of(values.by).factor * values.level  # accuracies in percent
     cells |= {f"time_{name}": fit.time and getattr(fit.time, name) for name in ("ratio", "low", "high")}
     return cells | {"n_scales": row.n_scales, "n_seeds": row.n_seeds}
 
@@ -123,20 +115,19 @@ MEASURES: dict[str, Measure] = {
             "n_seeds": number("seeds", "number of seeds that have them all", priority=11),
         },
         options=("tolerance", "adjust", "analyses"),
-        of_scale=True,
+        of="effect",
     ),
     **scales.MEASURES,
     **difference.MEASURES,
     **beta.MEASURES,
     **collapse.MEASURES,
     **elasticity.MEASURES,
-    **layers.MEASURES,
     **function.MEASURES,
     **relaxation.MEASURES,
     **chaos.MEASURES,
 }
 OF_NUMBERS = "it is asked of scales, which are numbers"
-MEMORY_OPTIONS = ("adjust", "tolerance", "failure_tolerance")
+MEMORY_OPTIONS = ("adjust", "tolerance")
 
 
 def measure(
@@ -146,7 +137,6 @@ def measure(
     metric: str | None = None,
     scales: Sequence[Level] | None = None,
     tolerance: float | None = None,
-    failure_tolerance: float | None = None,
     adjust: str = "bh",
 ) -> list[Row]:
     """The rows that `initmem measure --json` prints, as plain values.
@@ -158,7 +148,6 @@ def measure(
     if what not in ("memory", *MEASURES):
         raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES], what)})")
     given = {"adjust": None if adjust == "bh" else adjust, "tolerance": tolerance}
-    given |= {"failure_tolerance": failure_tolerance}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     taken = {"memory": MEMORY_OPTIONS} | {name: one.options for name, one in MEASURES.items()}
     for name in options:
@@ -195,7 +184,7 @@ def _groups(data: Collection) -> dict[str, list[RunRecord]]:
 
 def not_applicable(what: str, data: Collection) -> dict[str, str]:
     """The recipes in which the scale had no effect, and why, where a measure asks for its effect."""
-    if what == "memory" or not (MEASURES[what].of_scale or MEASURES[what].numeric):
+    if what == "memory" or MEASURES[what].of == "runs":
         return {}
     numeric = MEASURES[what].numeric
     reasons = {
@@ -209,19 +198,17 @@ def remarks(what: str, data: Collection) -> list[str]:
     """What a measure leaves out: cold epochs, and interventions where it asks for numbers."""
     if what == "memory":
         return []
-    notes = cold_notes(_groups(data)) if MEASURES[what].over_time else []
+    one, groups = MEASURES[what], _groups(data)
+    notes = [*(cold_notes(groups) if one.of == "curve" else []), *one.remarks(groups)]
     runs = sum(bool(record.run.intervention) for record in data.records)
-    mixed = MEASURES[what].numeric and 0 < runs < len(data.records)
-    if lines_of := MEASURES[what].remarks:
-        notes += lines_of(_groups(data))
-    return [*notes, *([f"{count(runs, 'run')} with interventions left out: {OF_NUMBERS}"] if mixed else [])]
+    if one.numeric and 0 < runs < len(data.records):
+        notes.append(f"{count(runs, 'run')} with interventions left out: {OF_NUMBERS}")
+    return notes
 
 
 def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> list[Row]:
     """Memories as plain values, each with what every scale reached."""
-    groups: dict[str, list[RunRecord]] = {}
-    for record in records:
-        groups.setdefault(record.run.recipe.id, []).append(record)
+    groups = {recipe.id: group for recipe, group in by_recipe(records).items()}
     return [
         plain_values(row.to_json())
         | {"scales": [at._asdict() for at in scales.scale_means(groups[row.recipe_id], row.metric)]}
@@ -232,12 +219,8 @@ def memory_rows(memories: Sequence[Memory], records: Sequence[RunRecord]) -> lis
 def measure_table(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """The table of one measure other than memory, with families and clocks as people call them."""
     columns = MEASURES[what].columns
-    names = {"clock": CLOCK_NAMES, "unit": CLOCK_NAMES}
-    if what == "clocks":
-        names["family"] = FAMILY_NAMES
-    named = [
-        dict(row) | {key: names[key].get(row[key], row[key]) for key in names if key in row} for row in rows
-    ]
+    names = {"clock": CLOCK_NAMES, "unit": CLOCK_NAMES, "family": FAMILY_NAMES if what == "clocks" else {}}
+    named = [{k: names[k].get(v, v) if k in names else v for k, v in row.items()} for row in rows]
     if what == "fit" and all(metric_of(row["train_metric"]).unit == "pp" for row in rows):
         columns = {key: head._replace(form=head.form.removesuffix("~")) for key, head in columns.items()}
     return table_of(MEASURES[what].title, named, columns)

@@ -27,7 +27,6 @@ from initmem.measures.verdict import (
     Memories,
     Memory,
     Verdict,
-    fit_tolerance,
     notes_of,
 )
 from initmem.metric import UNCLEAR, metric_name, metric_of
@@ -54,17 +53,15 @@ def memory(
     metric: str = "test_accuracy",
     *,
     tolerance: float | None = None,
-    failure_tolerance: float | None = None,
     label: str | None = None,
     analysis: Analysis | None = None,
 ) -> Memory:
     """Measure the memory of one recipe from its records.
 
-    `tolerance` is the range that counts as forgotten; with `failure_tolerance`, `forgets` also requires that
-    the rates of untrained runs differ by no more than that between scales. Records contain no plan of interim
-    analyses: `memory_table` takes it from a store or an archive and passes it on as `analysis`.
+    `tolerance` is the range that counts as forgotten. Records contain no plan of interim analyses:
+    `memory_table` takes it from a store or an archive and passes it on as `analysis`.
     """
-    return judged([measured(records, metric, label, analysis, tolerance, failure_tolerance)])[0]
+    return judged([measured(records, metric, label, analysis, tolerance)])[0]
 
 
 def measured(
@@ -73,7 +70,6 @@ def measured(
     label: str | None = None,
     analysis: Analysis | None = None,
     tolerance: float | None = None,
-    failure_tolerance: float | None = None,
     *,
     with_fit: bool = True,
 ) -> Memory:
@@ -113,7 +109,7 @@ def measured(
         untrained=failed.untrained,
         failure_p=failed.p,
         failure_limit=failed.largest_difference,
-        equal_failure_rates=failed.equal(failure_tolerance),
+        equal_failure_rates=failed.equal,
         unclear_scales=_unclear(records, metric, failed, limit),
         dropped_seeds=arranged.dropped,
         values=arranged.values,
@@ -169,7 +165,6 @@ def memory_table(
     *,
     recipes: Sequence[AnyRecipe] | None = None,
     tolerance: float | None = None,
-    failure_tolerance: float | None = None,
     adjust: str = "bh",
 ) -> Memories:
     """The memory of every recipe of a store, an archive, the path of one, several of these, or of records.
@@ -184,7 +179,7 @@ def memory_table(
     chosen = metric_name(metric) if metric else default_metric(records)
     analyses = analyses_of(data.studies, (r.run.recipe for r in records))
     rows = [
-        measured(group, chosen, label, analyses[group[0].run.recipe], tolerance, failure_tolerance)
+        measured(group, chosen, label, analyses[group[0].run.recipe], tolerance)
         for label, group in labelled(records, order).items()
     ]
     return judged(rows, adjust)
@@ -267,7 +262,7 @@ def _with_mode(row: Memory) -> Memory:
 
 def _fitted_scales(row: Memory, fit: Fit) -> list[Level]:
     """The scales that are fitted as well as the best one, where these are several, but not all."""
-    limit, lower = fit_tolerance(row), metric_of(fit.metric).better == "lower"
+    limit, lower = row.fit_tolerance, metric_of(fit.metric).better == "lower"
     behind = [value - min(fit.train) if lower else max(fit.train) - value for value in fit.train]
     scales = [scale for scale, gap in zip(fit.scales, behind, strict=True) if limit and gap <= limit]
     return scales if 1 < len(scales) < len(fit.scales) and set(scales) <= set(row.scales) else []

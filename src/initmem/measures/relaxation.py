@@ -18,10 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.clocks import family_of
 from initmem.errors import ConfigError, allowed
 from initmem.intervention import NONE, Intervention, Level, level_order
-from initmem.measures.design import Groups, Measure, Row, curve_metrics, plain, preferred
+from initmem.measures.design import Groups, Measure, Row, curve_metrics, own_clock, plain, preferred
 from initmem.measures.fit import has_moving_averages
 from initmem.measures.statistics import jackknife
 from initmem.metric import metric_of
@@ -144,19 +143,11 @@ def relaxations(records: Sequence[RunRecord], level: Level, column: str) -> list
         return []
     start = Intervention.parse(str(level)).epoch
     axes = {"epochs": np.arange(1.0, values.shape[1] + 1)}
-    clock = _clock(pairs[0][0])
-    if clock is not None:
-        ticks = pairs[0][0].history[f"clock_{clock}"]
+    clock = own_clock(pairs[0])
+    ticks = pairs[0][0].history.get(f"clock_{clock}")
+    if clock is not None and ticks is not None:
         axes[clock] = ticks[start : start + values.shape[1]] - ticks[start - 1]
     return [relaxation(values, time, unit) for unit, time in axes.items() if (np.diff(time) > 0).all()]
-
-
-def _clock(record: RunRecord) -> str | None:
-    """The clock of a recipe's family that was recorded; for SGD with momentum it is `momentum`."""
-    clock, history = family_of(record.run.recipe), record.history
-    if clock == "sgd" and not np.array_equal(history.get("clock_momentum", 0), history.get("clock_sgd", 0)):
-        clock = "momentum"
-    return clock if clock and f"clock_{clock}" in history else None
 
 
 # -- table ------------------------------------------------------------------------------------------------

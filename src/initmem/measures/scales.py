@@ -161,14 +161,11 @@ class Failures(NamedTuple):
     chance: float | None  # accuracies up to this one count as chance; None: not known
     memorized: int = 0  # of the untrained: fitted their training examples, but are at chance on others
 
-    def equal(self, tolerance: float | None = None) -> bool:
-        """Whether rates are equal as far as one can tell: no run is untrained, or the rates differ by no more
-        than the tolerance. With a tolerance given, that has to be shown in any case."""
-        if self.untrained == 0 and tolerance is None:
-            return True
+    @property
+    def equal(self) -> bool:
+        """Whether rates are equal as far as one can tell: no run is untrained, or they differ little."""
         dependent = self.p is not None and self.p <= ALPHA
-        limit = EQUAL_RATES if tolerance is None else tolerance
-        return not dependent and self.largest_difference <= limit
+        return self.untrained == 0 or (not dependent and self.largest_difference <= EQUAL_RATES)
 
     def __str__(self) -> str:
         are = "is" if self.untrained == 1 else "are"

@@ -106,8 +106,15 @@ class Memory:
 
     @property
     def equal_fit(self) -> bool:
-        """Whether the scales are fitted equally well: train accuracies within 2 points, or the tolerance."""
-        return self.fit is not None and self.fit.is_equal(fit_tolerance(self))
+        """Whether the scales are fitted equally well."""
+        return self.fit is not None and self.fit.is_equal(self.fit_tolerance)
+
+    @property
+    def fit_tolerance(self) -> float | None:
+        """How far train metrics may differ and count as equal; None: no difference may."""
+        if self.fit is None or self.fit.unit == self.unit:
+            return self.tolerance
+        return TOLERANCE_PP if self.fit.unit == "pp" else None
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -139,24 +146,34 @@ class Memory:
     @property
     def meaning(self) -> str:
         """The verdict in words."""
-        return meaning(self)
+        if self.verdict == "not applicable":
+            return INAPPLICABLE[self.inapplicable]
+        if self.verdict == "untrained":
+            return "No run is better than chance or than its first epoch, so there is nothing to remember."
+        if self.memory is None:
+            return f"No seed has a {self.metric} at every scale yet."
+        if self.noise_range is None:
+            shown = self.shown(self.memory)
+            return f"One seed says nothing about noise: the {self.metric} has a range of {shown}."
+        return f"{_finding(self)}. {ABOUT_INTERVAL}."
 
     def shown(self, value: float | None) -> str:
         """A value with the unit of the memory."""
         return f"{value or 0:.3g}{self.unit and ' ' + self.unit}"
 
     def __str__(self) -> str:
-        return in_one_line(self)
+        if self.verdict == "not applicable":
+            return f"{self.verdict}: {self.inapplicable}"
+        if self.memory is None:
+            return f"not measured, {self.verdict}"
+        text = self.shown(self.memory)
+        if self.low is not None:
+            text += f" [{self.low:.3g}, {self.high:.3g}], noise range {self.noise_range:.2g}"
+        needed = f" ({remark})" if (remark := _seeds_remark(self)) else ""
+        return f"{text}, {self.verdict_text}{needed}{f', {self.fit}' if self.fit else ''}"
 
     def _repr_html_(self) -> str:
         return Memories([self])._repr_html_()
-
-
-def fit_tolerance(row: Memory) -> float | None:
-    """How far train metrics may differ and count as equal; None: no difference may."""
-    if row.fit is None or row.fit.unit == row.unit:
-        return row.tolerance
-    return TOLERANCE_PP if row.fit.unit == "pp" else None
 
 
 class Memories(list[Memory]):
@@ -206,32 +223,6 @@ MODES = {
     "fit unknown": "Whether that is because some {axis} were not fitted as well as others is not known",
 }
 EQUAL_FIT = "All {axis} are fitted equally well ({fit}): the {axis} generalize differently"
-
-
-def meaning(row: Memory) -> str:
-    """The verdict in words."""
-    if row.verdict == "not applicable":
-        return INAPPLICABLE[row.inapplicable]
-    if row.verdict == "untrained":
-        return "No run is better than chance or than its first epoch, so there is nothing to remember."
-    if row.memory is None:
-        return f"No seed has a {row.metric} at every scale yet."
-    if row.noise_range is None:
-        return f"One seed says nothing about noise: the {row.metric} has a range of {row.shown(row.memory)}."
-    return f"{_finding(row)}. {ABOUT_INTERVAL}."
-
-
-def in_one_line(row: Memory) -> str:
-    """The memory with its interval, its verdict and the fit."""
-    if row.verdict == "not applicable":
-        return f"{row.verdict}: {row.inapplicable}"
-    if row.memory is None:
-        return f"not measured, {row.verdict}"
-    text = row.shown(row.memory)
-    if row.low is not None:
-        text += f" [{row.low:.3g}, {row.high:.3g}], noise range {row.noise_range:.2g}"
-    needed = f" ({remark})" if (remark := _seeds_remark(row)) else ""
-    return f"{text}, {row.verdict_text}{needed}{f', {row.fit}' if row.fit else ''}"
 
 
 def _seeds_remark(row: Memory) -> str:
@@ -301,10 +292,8 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
             "first epoch by more than the tolerance: `forgets` is not possible "
             '(declare recipe={"classes": 10})'
         )
-    kinds = (_intervention_notes, _early_notes, _length_notes, _order_notes, _file_notes, _code_notes)
-    for more in (*kinds, _machine_notes):
-        notes += more(records)
-    return notes
+    kinds = (_intervention_notes, _early_notes, _length_notes, _order_notes, _provenance_notes)
+    return notes + [note for more in kinds for note in more(records)]
 
 
 def _intervention_notes(records: Sequence[RunRecord]) -> list[str]:
@@ -339,8 +328,8 @@ def _order_notes(records: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _file_notes(records: Sequence[RunRecord]) -> list[str]:
-    """Whether runs of user code may have read each other's files, or different data or libraries."""
+def _provenance_notes(records: Sequence[RunRecord]) -> list[str]:
+    """Whether runs may have read each other's files, or differ in data, libraries, code or machines."""
     about = [record.provenance for record in records if record.status != "crashed"]
     changed = sorted({name for one in about for name in one.get("shared_files_changed", ())})
     edited = [name for name, digests in _texts(about, "opened").items() if len(digests) > 1]
@@ -351,7 +340,19 @@ def _file_notes(records: Sequence[RunRecord]) -> list[str]:
         "runs read different versions of files: {}": edited,
         "runs used different versions: {}": mixed,
     }
-    return [line.format(first_of(names, SHOWN)) for line, names in lines.items() if names]
+    notes = [line.format(first_of(names, SHOWN)) for line, names in lines.items() if names]
+    prints = [one["fingerprint"] for one in about if isinstance(one.get("fingerprint"), dict)]
+    codes = Counter(str(sorted(one.items())) for one in prints)
+    if len(codes) > 1:
+        runs = " and ".join(str(n) for _, n in codes.most_common())
+        notes.append(f"trained by {len(codes)} versions of the code ({runs} runs): the fingerprints differ")
+    layers = Counter("in C" if one["native"] else "of PyTorch" for one in about if "native" in one)
+    devices = Counter(str(one["device"]).partition(":")[0] for one in about if "device" in one)
+    for words, counts in (("with layers", layers), ("on", devices)):
+        if len(counts) > 1:
+            each = " and ".join(f"{name} ({count(n, 'run')})" for name, n in counts.most_common())
+            notes.append(f"trained {words} {each}")
+    return notes
 
 
 def _texts(about: Sequence[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
@@ -384,68 +385,19 @@ def _early_notes(records: Sequence[RunRecord]) -> list[str]:
     recipe = records[0].run.recipe
     if not isinstance(recipe, Recipe):
         return []
-    trained = [record.summary.epochs for record in records if record.status == "completed"]
-    early = [epochs for epochs in trained if epochs < recipe.epochs]
+    ends = [r.summary.epochs for r in records if r.status == "completed"]
+    early = sorted(epochs for epochs in ends if epochs < recipe.epochs)
     if not early:
         return []
-    least, most = min(early), max(early)
-    span = f"{least} to {most}" if most > least else f"{most}"
+    span = " to ".join(dict.fromkeys((str(early[0]), str(early[-1]))))
     return [
         f"{count(len(early), 'run')} stopped after {span} of {recipe.epochs} epochs: "
         f"the validation loss had not fallen for {recipe.patience} (patience)"
     ]
 
 
-def _code_notes(records: Sequence[RunRecord]) -> list[str]:
-    """Whether the runs were trained by different code: their fingerprints differ."""
-    prints = [record.provenance.get("fingerprint") for record in records if record.status != "crashed"]
-    counts = Counter(str(sorted(one.items())) for one in prints if isinstance(one, dict))
-    if len(counts) < 2:
-        return []
-    runs = " and ".join(str(n) for _, n in counts.most_common())
-    return [f"trained by {len(counts)} versions of the code ({runs} runs): the fingerprints differ"]
-
-
-def _machine_notes(records: Sequence[RunRecord]) -> list[str]:
-    """Whether the runs were trained with different layers, or on different devices."""
-    about = [record.provenance for record in records if record.status != "crashed"]
-    layers = Counter("in C" if one["native"] else "of PyTorch" for one in about if "native" in one)
-    devices = Counter(str(one["device"]).partition(":")[0] for one in about if "device" in one)
-    notes = []
-    for words, counts in (("with layers", layers), ("on", devices)):
-        if len(counts) > 1:
-            each = " and ".join(f"{name} ({count(n, 'run')})" for name, n in counts.most_common())
-            notes.append(f"trained {words} {each}")
-    return notes
-
-
 # -- the table ---------------------------------------------------------------------------------------------
 
-COLUMNS = {
-    "recipe": RECIPE,
-    "verdict": Column("verdict", "text", "whether the trained model still depends on the scale"),
-    "memory": number("memory", "range over scales (max - min) of the mean over seeds"),
-    "interval": Column("interval"),  # columns_of knows its level
-    "train": Column("train accuracy", "text", "lowest and highest mean over scales, of the selected models"),
-    "matched": Column(
-        "at equal fit",
-        "text",
-        "memory of the validation metric when each run first reaches a common level of fit",
-        priority=4,
-    ),
-    "noise_range": number("noise range", "the memory expected from noise alone", priority=7),
-    "debiased": number("debiased", "the memory minus its upward bias", priority=8),
-    "p": number("p", "p-value of the hypothesis that the scale does not matter", priority=9),
-    "p_adjusted": number(
-        "p (adjusted)",
-        "for the number of recipes; for forgets, p of the equivalence test (limit: 0.025)",
-        priority=6,
-    ),
-    "design": Column(
-        "scales × seeds", "text", "number of scales and of seeds that have them all", priority=5
-    ),
-    "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=9),
-}
 OPTIONAL = ("train", "matched")  # left out where no recipe has anything to show
 SMALLEST_P = 1e-9
 MOST_NOTES = 6
@@ -454,25 +406,30 @@ MOST_NOTES = 6
 def columns_of(rows: Sequence[Memory]) -> dict[str, Column]:
     """The columns of these memories: intervals of interim analyses are wider than 95%."""
     levels = {row.alpha for row in rows if row.low is not None} or {ALPHA}
-    if len(levels) > 1:
-        title, about = "interval", "of the memory: of 95%, or as a note says for an interim analysis"
-    else:
-        (alpha,) = levels
-        title = f"{100 * (1 - alpha):.3g}% interval"
-        about = (
-            f"of the memory, for new seeds and this test set: it holds 0 exactly when p is above {alpha:.3g}"
-        )
+    alpha = levels.pop()
+    title = "interval" if levels else f"{100 * (1 - alpha):.3g}% interval"
+    about = f"of the memory, for new seeds and this test set: it holds 0 exactly when p is above {alpha:.3g}"
+    if levels:
+        about = "of the memory: of 95%, or as a note says for an interim analysis"
     trained = dict.fromkeys(row.fit.metric.replace("_", " ") for row in rows if row.fit) or ["train accuracy"]
     axis = " or ".join(dict.fromkeys(row.axis for row in rows)) or "scales"
-    return COLUMNS | {
+    reached = "memory of the validation metric when each run first reaches a common level of fit"
+    adjusted = "for the number of recipes; for forgets, p of the equivalence test (limit: 0.025)"
+    lowest = f"lowest and highest mean over {axis}, of the selected models"
+    design = f"number of {axis} and of seeds that have them all"
+    return {
+        "recipe": RECIPE,
+        "verdict": Column("verdict", "text", "whether the trained model still depends on the scale"),
+        "memory": number("memory", f"range over {axis} (max - min) of the mean over seeds"),
         "interval": number(title, about),
-        "memory": COLUMNS["memory"]._replace(about=f"range over {axis} (max - min) of the mean over seeds"),
-        "train": COLUMNS["train"]._replace(
-            title=" or ".join(trained), about=f"lowest and highest mean over {axis}, of the selected models"
-        ),
-        "design": COLUMNS["design"]._replace(
-            title=f"{axis} × seeds", about=f"number of {axis} and of seeds that have them all"
-        ),
+        "train": Column(" or ".join(trained), "text", lowest),
+        "matched": Column("at equal fit", "text", reached, priority=4),
+        "noise_range": number("noise range", "the memory expected from noise alone", priority=7),
+        "debiased": number("debiased", "the memory minus its upward bias", priority=8),
+        "p": number("p", "p-value of the hypothesis that the scale does not matter", priority=9),
+        "p_adjusted": number("p (adjusted)", adjusted, priority=6),
+        "design": Column(f"{axis} × seeds", "text", design, priority=5),
+        "remarks": Column("remarks", "text", "what else to know about the recipe", priority=1, room=9),
     }
 
 
@@ -481,9 +438,10 @@ def verdict_table(rows: Sequence[Memory], *, until: float | None = None) -> Tabl
     metric, unit = (rows[0].metric, rows[0].unit) if rows else ("nothing", "")
     title = f"Initialization memory of {metric}" + (f" ({unit})" if unit else "")
     body = [memory_cells(row) for row in rows]
-    shown = [key for key in COLUMNS if key != "remarks"]
+    columns = columns_of(rows)
+    shown = [key for key in columns if key != "remarks"]
     shown = [key for key in shown if key not in OPTIONAL or any(cells[key].text for cells in body)]
-    columns, cells = columns_of(rows), [[row[key] for key in shown] for row in body]
+    cells = [[row[key] for key in shown] for row in body]
     return Table(title, [columns[key] for key in shown], cells, notes=shared_notes(rows, until))
 
 

@@ -100,7 +100,7 @@ def _unlike_published(lines: Sequence[Line]) -> list[str]:
             continue
         gap, small, large = of_scales.gap_change, of_scales.train[0], of_scales.train[-1]
         fitted = f"train accuracy {small:.1f}% at the smallest scale, {large:.1f}% at the largest"
-        if gap.high is not None and gap.high < 0:
+        if gap.value is not None and gap.high is not None and gap.high < 0:
             notes.append(
                 f"Unlike the published figure, the accuracy gap of {line.name} falls with the scale, by "
                 f"{-gap.value:.1f} pp; {fitted}"

@@ -16,7 +16,7 @@ from initmem.engines.provenance import run_notes, stale_note
 from initmem.errors import ConfigError, StoreError, allowed, first_of
 from initmem.measures.applied import TITLE, applied, applied_tables
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
-from initmem.measures.design import curve_metric, default_metric, metric_reason, own_metrics
+from initmem.measures.design import curve_metrics, default_metric, metric_reason, own_metrics
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
 from initmem.measures.scales import scale_means
 from initmem.metric import METRICS, metric_name
@@ -129,7 +129,9 @@ class Result:
     def _curve_metric(self, metric: str | None) -> str:
         columns = {name for record in self.records for name in record.history}
         if metric is None:
-            return curve_metric(self.records)
+            if not (names := curve_metrics(self.records)):
+                raise ConfigError("no metric was recorded epoch by epoch (tracker.end_epoch records them)")
+            return names[0]
         name = metric if metric in columns else metric_name(metric)
         if name not in columns:
             raise ConfigError(

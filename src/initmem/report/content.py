@@ -29,13 +29,14 @@ from initmem.measures.design import (
     curve_metrics,
     curves,
     default_metric,
+    followed_metric,
     of_scales,
     own_metrics,
     plain,
     profile,
 )
+from initmem.measures.elasticity import by_epoch, kernels_of
 from initmem.measures.fit import train_metric
-from initmem.measures.layers import by_epoch, kernels_of
 from initmem.measures.memory import Memory, judged, measured
 from initmem.metric import DERIVED, metric_of
 from initmem.plots.captions import common
@@ -149,7 +150,7 @@ class RecipeStats:
     @property
     def followed(self) -> str:
         """The metric whose slope on the scale is followed over epochs: validation accuracy, else a loss."""
-        return self.columns[0] if self.columns else "val_accuracy"
+        return followed_metric(self._trained)
 
     @cached_property
     def beta(self) -> BetaCurve:
