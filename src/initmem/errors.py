@@ -80,26 +80,12 @@ STUDY_FIELDS = (  # of a study file, not of a recipe
     "scales", "seeds", "split", "title",
 )  # fmt: skip
 SYNONYMS = {  # what other libraries call a field
-    "lr": "learning_rate",
-    "eta": "learning_rate",
-    "bs": "batch_size",
-    "batch": "batch_size",
-    "n_epochs": "epochs",
-    "num_epochs": "epochs",
-    "opt": "optimizer",
-    "optim": "optimizer",
-    "wd": "weight_decay",
-    "l2_penalty": "l2",
-    "network": "model",
-    "arch": "model",
-    "data": "dataset",
-    "betas": "beta1",
-    "eps": "epsilon",
-    "normalization": "norm",
-    "augmentation": "augment",
-    "scheduler": "schedule",
-    "lr_schedule": "schedule",
-}
+    "lr": "learning_rate", "eta": "learning_rate", "bs": "batch_size", "batch": "batch_size",
+    "n_epochs": "epochs", "num_epochs": "epochs", "opt": "optimizer", "optim": "optimizer",
+    "wd": "weight_decay", "l2_penalty": "l2", "network": "model", "arch": "model", "data": "dataset",
+    "betas": "beta1", "eps": "epsilon", "normalization": "norm", "augmentation": "augment",
+    "scheduler": "schedule", "lr_schedule": "schedule",
+}  # fmt: skip
 
 
 def validated(

@@ -10,12 +10,9 @@ from initmem.recipe import DEFAULTS, AnyRecipe, PipelineRecipe
 
 # How a field reads in a label: these with a short name, the bare ones as their value, others as "name=value".
 SHORT = {
-    "learning_rate": "lr",
-    "batch_size": "b",
-    "weight_decay": "wd",
+    "learning_rate": "lr=", "weight_decay": "wd=", "batch_statistics": "statistics=", "batch_size": "b",
     "width": "w",
-    "batch_statistics": "statistics",
-}
+}  # fmt: skip
 BARE = ("pipeline", "dataset", "model", "norm", "optimizer", "schedule", "augment", "distribution")
 
 # Shown even where dataset and network determine them; sizes and options of a network are not.
@@ -86,8 +83,4 @@ def _follows(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 def _short(name: str, value: object) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    if name in BARE:
-        return text
-    if name in ("batch_size", "width"):
-        return SHORT[name] + text
-    return f"{SHORT.get(name, name)}={text}"
+    return text if name in BARE else SHORT.get(name, f"{name}=") + text

@@ -13,14 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from initmem import catalog, register
 from initmem.errors import ConfigError, allowed, is_text, validated
@@ -108,7 +101,11 @@ class Recipe(BaseModel):
         if not isinstance(values, Mapping):
             return values
         given = {key: value for key, value in values.items() if value is not None}
-        given = _with_options(given, cls.model_fields)
+        model = given.get("model")
+        if isinstance(model, str) and model not in catalog.PACKED:  # what is no field is one of its options
+            options = {key: given.pop(key) for key in [*given] if key not in cls.model_fields}
+            if options:
+                given["options"] = tuple(sorted((dict(given.get("options", ())) | options).items()))
         # The defaults of a registered optimizer are part of the id: a store is read without the plugin.
         defaults = catalog.defaults_of(given.get("model"), given.get("optimizer"))
         if info.context != STORED and (own := register.optimizers.find(str(given.get("optimizer", "sgd")))):
@@ -157,23 +154,19 @@ class Recipe(BaseModel):
         """Whether a plugin registered the optimizer."""
         return self.optimizer not in catalog.OPTIMIZERS
 
-    @field_validator("scaled")
+    @field_validator("scaled", "layer_scales")
     @classmethod
-    def _some_variables(cls, text: str) -> str:
-        if not selectors(text):
+    def _readable_selectors(cls, text: str, info: ValidationInfo) -> str:
+        if info.field_name == "layer_scales":
+            factors_of(text)
+        elif not selectors(text):
             raise ValueError(allowed(["kernels", "biases", "output", "patterns of layer names"]))
-        return text
-
-    @field_validator("layer_scales")
-    @classmethod
-    def _readable_scales(cls, text: str) -> str:
-        _fixed_scales(text)
         return text
 
     @property
     def fixed_scales(self) -> dict[str, float]:
         """`layer_scales` as factors by selector."""
-        return _fixed_scales(self.layer_scales)
+        return factors_of(self.layer_scales)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], context: Mapping[str, bool] | None = None) -> Recipe:
@@ -269,7 +262,7 @@ class PipelineRecipe:
                 f"{fields} (allowed: finite numbers, integers below 2^63, strings, booleans, lists of them)"
             )
         Recipe.parse({key: value for key, value in given.items() if key in SHARED})
-        return cls(name, tuple((key, _frozen(given[key])) for key in sorted(given)))
+        return cls(name, tuple((key, _nested(given[key], tuple)) for key in sorted(given)))
 
     @property
     def id(self) -> str:
@@ -278,7 +271,7 @@ class PipelineRecipe:
 
     def changes(self) -> dict[str, Any]:
         """The name and everything that was declared: the identity of the recipe."""
-        return {"pipeline": self.pipeline} | {name: _plain(value) for name, value in self.declared}
+        return {"pipeline": self.pipeline} | {name: _nested(value, list) for name, value in self.declared}
 
     def settings(self) -> dict[str, Any]:
         """All that is known about the procedure, by name."""
@@ -298,18 +291,6 @@ class PipelineRecipe:
 
 
 AnyRecipe: TypeAlias = Recipe | PipelineRecipe
-
-
-def _with_options(given: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect what is no field of a recipe as options, if the network is one that can have them."""
-    model = given.get("model")
-    if not isinstance(model, str) or model in catalog.PACKED:
-        return given
-    own = {key: value for key, value in given.items() if key not in fields}
-    if not own:
-        return given
-    rest = {key: value for key, value in given.items() if key in fields}
-    return rest | {"options": tuple(sorted([*dict(rest.get("options", ())).items(), *own.items()]))}
 
 
 def parse_recipe(values: Mapping[str, Any], context: Mapping[str, bool] | None = None) -> AnyRecipe:
@@ -333,12 +314,9 @@ def _is_plain(value: object) -> bool:
     return is_text(value) if isinstance(value, str) else isinstance(value, float) and math.isfinite(value)
 
 
-def _frozen(value: Any) -> Value:
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
-
-
-def _plain(value: Value) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+def _nested(value: Any, kind: type[list[Any]] | type[tuple[Any, ...]]) -> Any:
+    """A value with all its lists as lists, or as tuples."""
+    return kind(_nested(item, kind) for item in value) if isinstance(value, list | tuple) else value
 
 
 def selectors(text: str) -> list[str]:
@@ -346,7 +324,8 @@ def selectors(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _fixed_scales(text: str) -> dict[str, float]:
+def factors_of(text: str) -> dict[str, float]:
+    """Factors by selector, from text such as 'output=0.5, residual*=2'."""
     scales = {}
     for part in selectors(text):
         name, _, factor = (word.strip() for word in part.partition("="))

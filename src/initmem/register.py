@@ -41,6 +41,9 @@ if typing.TYPE_CHECKING:
 
 GROUP = "initmem.plugins"
 ARGUMENTS = ("input", "outputs", "width")  # of every builder, before its options
+DATASET_FORMS = (
+    "synthetic:NxCxHxW", "modular-addition:MODULUS:FRACTION", "text:LENGTH:FILE", "a path ending in .npz"
+)  # fmt: skip
 KINDS: tuple[type, ...] = (bool, int, float, str)
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -103,6 +106,15 @@ class Registry(Generic[Thing]):
             raise ConfigError(f"{call}: {self._homes[name]} has this name already")
         self._things[name], self._homes[name] = thing(), home
 
+    def decorator(self, name: object, thing: Callable[[Any], Thing]) -> Callable[[Builder], Builder]:
+        """A decorator that registers what it is given, as `thing` describes it."""
+
+        def registered(build: Builder) -> Builder:
+            self.add(name, build, lambda: thing(build))
+            return build
+
+        return registered
+
     def find(self, name: str) -> Thing | None:
         """What was registered under a name; None if nothing was."""
         if name not in self._things and name not in self._bundled:
@@ -129,12 +141,7 @@ def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
     like any field of a recipe. `kernels` says which parameters are kernels where the usual rule does not
     know them, as for `Init.apply`.
     """
-
-    def registered(build: Builder) -> Builder:
-        models.add(name, build, lambda: Model(name, build, _options(name, build), kernels))
-        return build
-
-    return registered
+    return models.decorator(name, lambda build: Model(name, build, _options(name, build), kernels))
 
 
 def optimizer(name: str) -> Callable[[Builder], Builder]:
@@ -144,22 +151,14 @@ def optimizer(name: str) -> Callable[[Builder], Builder]:
     `weight_decay` are set by the fields of a recipe, with the defaults of the signature; all others keep
     their defaults.
     """
-
-    def registered(build: Builder) -> Builder:
-        optimizers.add(name, build, lambda: RegisteredOptimizer(name, build, _optimizer_fields(name, build)))
-        return build
-
-    return registered
+    return optimizers.decorator(
+        name, lambda build: RegisteredOptimizer(name, build, _optimizer_fields(name, build))
+    )
 
 
 def dataset(name: str) -> Callable[[Builder], Builder]:
     """Register a function without arguments that returns arrays under the names of an .npz dataset."""
-
-    def registered(load: Builder) -> Builder:
-        datasets.add(name, load, lambda: load)
-        return load
-
-    return registered
+    return datasets.decorator(name, lambda load: load)
 
 
 def intervention(
@@ -170,34 +169,29 @@ def intervention(
     Study files write it as NAME, NAME@EPOCH, with `number` (limits of a value) as NAME=VALUE and with
     `layers` as NAME=VALUE:PATTERN. `state.chosen()` are the variables that the pattern names.
     """
-
-    def registered(apply: Builder) -> Builder:
-        about, target = (apply.__doc__ or "").partition("\n")[0], "layers" if layers else ""
-        row = RegisteredIntervention(about, number, target, apply=apply)  # type: ignore[arg-type]
-        interventions.add(name, apply, lambda: row)
-        return apply
-
-    return registered
+    target: Any = "layers" if layers else ""
+    return interventions.decorator(
+        name,
+        lambda apply: RegisteredIntervention(
+            (apply.__doc__ or "").partition("\n")[0], number, target, apply=apply
+        ),
+    )
 
 
 def check_name(kind: Literal["dataset", "model", "optimizer"], name: str) -> None:
     """Refuse, with a `ValueError`, a name in a recipe that neither initmem nor a plugin has."""
-    match kind:
-        case "dataset":
-            if name.endswith(".npz") or name.split(":")[0] in catalog.DATASETS or datasets.find(name):
-                return
-            forms = ("synthetic:NxCxHxW", "modular-addition:MODULUS:FRACTION", "text:LENGTH:FILE")
-            offered = [*catalog.DATASETS, *datasets.names(), *forms, "a path ending in .npz"]
-        case "model":
-            if name in catalog.NETWORKS or models.find(name):
-                return
-            offered = [*catalog.NETWORKS, *models.names()]
-        case "optimizer":
-            if name in catalog.OPTIMIZERS or optimizers.find(name):
-                return
-            of_torch = [one for one in catalog.OPTIMIZERS if one.startswith("torch:")]
-            own = [one for one in catalog.OPTIMIZERS if one not in of_torch]
-            offered = of_torch if name.startswith("torch:") else [*own, *optimizers.names(), "torch:NAME"]
+    kinds: dict[str, tuple[Collection[str], Registry[Any], tuple[str, ...]]] = {
+        "dataset": (catalog.DATASETS, datasets, DATASET_FORMS),
+        "model": (catalog.NETWORKS, models, ()),
+        "optimizer": (catalog.OPTIMIZERS, optimizers, ("torch:NAME",)),
+    }
+    bundled, registry, forms = kinds[kind]
+    is_form = kind == "dataset" and (name.endswith(".npz") or name.split(":")[0] in bundled)
+    if name in bundled or is_form or registry.find(name):
+        return
+    of_torch = [one for one in bundled if one.startswith("torch:")]
+    own = [one for one in bundled if one not in of_torch]
+    offered = of_torch if name.startswith("torch:") and of_torch else [*own, *registry.names(), *forms]
     raise ValueError(allowed(offered, name) + "; --plugin MODULE brings others")
 
 
