@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from conftest import Deferred
 from initmem.errors import ConfigError, ModelError
-from initmem.measures.applied import applied, applied_lines, applied_tables
+from initmem.measures.provenance import applied, applied_lines, applied_tables
 from initmem.metric import metric_names
 from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.pipeline.run import PipelineTrainer

@@ -24,7 +24,7 @@ import initmem
 from initmem.cli import app
 from initmem.engines.provenance import run_notes
 from initmem.errors import ConfigError
-from initmem.measures.applied import applied_lines
+from initmem.measures.provenance import applied_lines
 from initmem.pipeline.command import CommandTrainer, ProgramError, Reader, name_of, parse, study_of
 from initmem.recipe import PipelineRecipe
 from initmem.store.store import Store

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import initmem
-from initmem.measures.applied import applied, applied_lines
+from initmem.measures.provenance import applied, applied_lines
 from initmem.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those libraries warn about each other

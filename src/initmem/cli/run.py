@@ -190,9 +190,9 @@ def print_outcome(
 ) -> None:
     """Print the memory of each recipe of the study, and how the study stands."""
     from initmem.engines.provenance import run_notes, stale_note
-    from initmem.measures.applied import applied_lines
     from initmem.measures.design import default_metric, metric_reason
     from initmem.measures.memory import Memories, memory_table
+    from initmem.measures.provenance import applied_lines
     from initmem.measures.verdict import verdict_table
     from initmem.record import crash_causes, crash_lines
     from initmem.store.results import Collection

@@ -22,8 +22,7 @@ from initmem.clocks import CLOCKS, effective_clocks, family_of, horizon_sums
 from initmem.errors import ConfigError, allowed
 from initmem.measures.design import Row, by_recipe, default_metric, plain, profile
 from initmem.measures.memory import Memory, memory_table
-from initmem.measures.statistics import noise_of, spreads
-from initmem.measures.verdict import TOLERANCE_PP
+from initmem.measures.statistics import TOLERANCE_PP, noise_of, spreads
 from initmem.metric import metric_of
 from initmem.recipe import AnyRecipe, Recipe
 from initmem.record import RunRecord

@@ -31,7 +31,7 @@ from initmem.measures.design import (
     of_scales,
 )
 from initmem.measures.fit import Fit, Matched, cold_notes
-from initmem.measures.memory import Memory, judged, measured, memory_table, why_inapplicable
+from initmem.measures.memory import Memory, judged, measured, memory_table
 from initmem.measures.statistics import Limits
 from initmem.metric import metric_name, metric_of
 from initmem.record import RunRecord
@@ -188,7 +188,7 @@ def not_applicable(what: str, data: Collection) -> dict[str, str]:
         return {}
     numeric = MEASURES[what].numeric
     reasons = {
-        label: why_inapplicable(group) if of_scales(group) or not numeric else OF_NUMBERS
+        label: scales.why_inapplicable(group) if of_scales(group) or not numeric else OF_NUMBERS
         for label, group in _groups(data).items()
     }
     return {label: reason for label, reason in reasons.items() if reason}

@@ -15,35 +15,18 @@ from functools import partial
 from initmem.intervention import Level, level_text
 from initmem.labels import informative
 from initmem.labels import label as short_name
-from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, of_scales, plain, profile
+from initmem.measures.design import Analysis, analyses_of, default_metric, labelled, profile
 from initmem.measures.fit import Fit, Matched, Mode, fit, fit_notes
-from initmem.measures.scales import Failures, clear_gain, failures
-from initmem.measures.statistics import ALPHA, Spread, adjusted, equivalence_p, spread
-from initmem.measures.verdict import (
-    NEVER_USED,
-    NO_EFFECT,
-    SIZES,
-    TOLERANCE_PP,
-    Memories,
-    Memory,
-    Verdict,
-    notes_of,
-)
+from initmem.measures.scales import failures, unclear_scales, why_inapplicable
+from initmem.measures.statistics import ALPHA, TOLERANCE_PP, Spread, adjusted, equivalence_p, spread
+from initmem.measures.verdict import SIZES, Memories, Memory, Verdict, notes_of
 from initmem.metric import UNCLEAR, metric_name, metric_of
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 from initmem.store.results import Source, collected
 from initmem.study import recipes_of
 
-__all__ = [
-    "Memories",
-    "Memory",
-    "Verdict",
-    "judged",
-    "measured",
-    "memory",
-    "memory_table",
-]
+__all__ = ["Memories", "Memory", "Verdict", "judged", "measured", "memory", "memory_table"]
 
 # -- measuring --------------------------------------------------------------------------------------------
 
@@ -73,7 +56,7 @@ def measured(
     *,
     with_fit: bool = True,
 ) -> Memory:
-    """The same before `judged` gives it a verdict; without fit, few histories are read."""
+    """A memory before `judged` gives it a verdict; without fit, few histories are read."""
     arranged, analysis = profile(records, metric), analysis or Analysis()
     recipe, shown = arranged.recipe, metric_of(metric)
     n_seeds, n_scales = arranged.values.shape
@@ -110,7 +93,7 @@ def measured(
         failure_p=failed.p,
         failure_limit=failed.largest_difference,
         equal_failure_rates=failed.equal,
-        unclear_scales=_unclear(records, metric, failed, limit),
+        unclear_scales=unclear_scales(records, metric, failed, limit),
         dropped_seeds=arranged.dropped,
         values=arranged.values,
         scales=arranged.scales,
@@ -119,44 +102,6 @@ def measured(
     if with_fit and n_seeds and not reason:
         notes += fit_notes(records, metric, row.fit, equal=row.equal_fit)
     return replace(row, notes=tuple(notes))
-
-
-def _unclear(
-    records: Sequence[RunRecord], metric: str, failed: Failures, tolerance: float | None
-) -> tuple[Level, ...]:
-    """The scales at which nothing shows that anything was learned: their runs may all be at chance.
-
-    Only `forgets` depends on it, which requires a tolerance.
-    """
-    has_accuracy = any(r.metric("test_accuracy") or r.metric("val_accuracy_best") for r in records)
-    if tolerance is None or not metric_of(metric).held_out or (failed.chance is not None and has_accuracy):
-        return ()
-    least = min(tolerance, TOLERANCE_PP) if metric_of(metric).unit == "pp" else tolerance
-    return tuple(scale for scale, clear in clear_gain(records, metric, least).items() if not clear)
-
-
-def why_inapplicable(records: Sequence[RunRecord]) -> str:
-    """Why there is no memory of the scale to measure in user code; empty: there is.
-
-    The code never asked for the scale, or weights that `init.apply` had drawn have the same norm at all
-    scales when training begins.
-    """
-    trained = [record for record in records if record.status != "crashed"]
-    if trained and not any(record.provenance.get("scale_used", True) for record in trained):
-        return NEVER_USED
-    norms: dict[int, list[float | None]] = {}
-    for record in of_scales(plain(trained)):
-        applied = record.provenance.get("applied", False)
-        norms.setdefault(record.run.seed, []).append(record.summary.norm_init if applied else None)
-    pairs = [(min(row), max(row)) for values in norms.values() if (row := _all(values)) and len(row) > 1]
-    same = pairs and len(pairs) == len(norms) and all(high - low <= 1e-6 * high for low, high in pairs)
-    return NO_EFFECT if same else ""
-
-
-def _all(values: Sequence[float | None]) -> list[float]:
-    """The values, if none is missing."""
-    present = [value for value in values if value is not None]
-    return present if len(present) == len(values) else []
 
 
 def memory_table(
@@ -254,7 +199,9 @@ def _with_mode(row: Memory) -> Memory:
             )
         elif mode != "generalization" and (fitted := _fitted_scales(row, row.fit)):
             ranges = spread(row.values[:, [row.scales.index(scale) for scale in fitted]], alpha=row.alpha)
-            notes += (_over_fitted_scales(row, fitted, ranges),)
+            limits = "" if ranges.low is None else f" [{ranges.low:.3g}, {ranges.high:.3g}]"
+            over = f"over the {row.axis} that are fitted equally well ({', '.join(map(level_text, fitted))})"
+            notes += (f"{over}: {row.shown(ranges.spread)}{limits}",)
             if mode == "fit unknown":
                 low, high = ranges.low, ranges.high
     return replace(row, mode=mode, size=size_range(low, high, row.tolerance), notes=notes)
@@ -266,12 +213,6 @@ def _fitted_scales(row: Memory, fit: Fit) -> list[Level]:
     behind = [value - min(fit.train) if lower else max(fit.train) - value for value in fit.train]
     scales = [scale for scale, gap in zip(fit.scales, behind, strict=True) if limit and gap <= limit]
     return scales if 1 < len(scales) < len(fit.scales) and set(scales) <= set(row.scales) else []
-
-
-def _over_fitted_scales(row: Memory, scales: Sequence[Level], ranges: Spread[float | None]) -> str:
-    limits = "" if ranges.low is None else f" [{ranges.low:.3g}, {ranges.high:.3g}]"
-    listed = ", ".join(map(level_text, scales))
-    return f"over the {row.axis} that are fitted equally well ({listed}): {row.shown(ranges.spread)}{limits}"
 
 
 def size_range(low: float | None, high: float | None, tolerance: float | None) -> str | None:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from initmem.data.sources import sizes_by_name
 from initmem.errors import ConfigError, DataError
 from initmem.intervention import Level, level_order
-from initmem.measures.design import SCALE, Groups, Measure, Row, by_level, default_metric, plain
-from initmem.measures.statistics import ALPHA
+from initmem.measures.design import SCALE, Groups, Measure, Row, by_level, default_metric, of_scales, plain
+from initmem.measures.statistics import ALPHA, TOLERANCE_PP
 from initmem.metric import DERIVED, metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
@@ -27,6 +27,8 @@ NEAR_CHANCE = 0.05  # of the way from chance to a perfect score
 MEMORIZED = 0.9  # accuracy on training examples from which on they count as fitted
 LOSSES = ("loss", "cross_entropy", "objective")
 EQUAL_RATES = 0.1  # rates that differ by no more than this count as equal
+NEVER_USED = "the pipeline never used the scale"
+NO_EFFECT = "the scale had no effect on the weights"
 
 
 def each_scale(groups: Groups) -> Iterator[tuple[Row, list[RunRecord]]]:
@@ -255,17 +257,48 @@ def gain(record: RunRecord, column: str) -> float:
     return float(changes[(record.summary.tau_best or 1) - 1])
 
 
-def clear_gain(records: Sequence[RunRecord], metric: str, tolerance: float) -> dict[Level, bool]:
-    """Whether the mean of a metric improved on its first epoch by more than the tolerance, by scale."""
+def unclear_scales(
+    records: Sequence[RunRecord], metric: str, failed: Failures, tolerance: float | None
+) -> tuple[Level, ...]:
+    """The scales at which nothing shows that anything was learned: their runs may all be at chance.
+
+    The mean of the metric did not improve on its first epoch by more than the tolerance, and chance is not
+    known. Only `forgets` depends on it, which requires a tolerance.
+    """
+    shown = metric_of(metric)
+    has_accuracy = any(r.metric("test_accuracy") or r.metric("val_accuracy_best") for r in records)
+    if tolerance is None or not shown.held_out or (failed.chance is not None and has_accuracy):
+        return ()
+    least = min(tolerance, TOLERANCE_PP) if shown.unit == "pp" else tolerance
     kind = metric.removeprefix("test_").removeprefix("val_").removesuffix("_best")
     names = dict.fromkeys([metric, *(f"{part}_{kind}" for part in ("test", "val", "train"))])
-
-    def largest(at: Sequence[RunRecord]) -> float:
+    unclear = []
+    for scale, at in by_level(
+        [r for r in plain(records) if r.status != "crashed" and r.summary.epochs]
+    ).items():
         shared = [name for name in names if all(name in record.history for record in at)]
-        return max((float(np.mean([gain(record, name) for record in at])) for name in shared), default=0.0)
+        gains = [float(np.mean([gain(record, name) for record in at])) for name in shared]
+        if max(gains, default=0.0) <= least:
+            unclear.append(scale)
+    return tuple(unclear)
 
-    groups = by_level([r for r in plain(records) if r.status != "crashed" and r.summary.epochs])
-    return {scale: largest(at) > tolerance for scale, at in groups.items()}
+
+def why_inapplicable(records: Sequence[RunRecord]) -> str:
+    """Why there is no memory of the scale to measure in user code; empty: there is.
+
+    The code never asked for the scale, or weights that `init.apply` had drawn have the same norm at all
+    scales when training begins.
+    """
+    trained = [record for record in records if record.status != "crashed"]
+    if trained and not any(record.provenance.get("scale_used", True) for record in trained):
+        return NEVER_USED
+    norms: dict[int, list[float]] = {}
+    for record in of_scales(plain(trained)):
+        applied, norm = record.provenance.get("applied", False), record.summary.norm_init
+        norms.setdefault(record.run.seed, []).append(math.nan if norm is None or not applied else norm)
+    # A norm that is not known is NaN, and never the same as another.
+    same = [len(row) > 1 and bool(np.ptp(row) <= 1e-6 * np.max(row)) for row in norms.values()]
+    return NO_EFFECT if same and all(same) else ""
 
 
 def _judged_columns(record: RunRecord) -> list[str]:

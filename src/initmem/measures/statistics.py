@@ -33,6 +33,7 @@ from initmem.errors import ConfigError, allowed
 
 ALPHA = 0.05
 POWER = 0.8
+TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
 ADJUSTMENTS = ("bh", "none")
 FOLDS = 5  # groups of seeds that are left out in turn
 

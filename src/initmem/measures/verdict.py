@@ -5,8 +5,7 @@ The terminal, the page and notebooks share the columns.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal
@@ -14,12 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from initmem.errors import ConfigError, count, first_of
+from initmem.errors import ConfigError, count
 from initmem.intervention import Intervention, Level, level_text
 from initmem.measures.design import Analysis, plain
 from initmem.measures.fit import Fit, Mode, has_moving_averages
-from initmem.measures.scales import EQUAL_RATES, Failures
-from initmem.measures.statistics import ALPHA, seeds_needed
+from initmem.measures.provenance import order_notes, provenance_notes
+from initmem.measures.scales import EQUAL_RATES, NEVER_USED, NO_EFFECT, Failures
+from initmem.measures.statistics import ALPHA, TOLERANCE_PP, seeds_needed
 from initmem.metric import metric_of
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
@@ -28,7 +28,6 @@ from initmem.table import RECIPE, Cell, Column, Table, cell, flat, interval, num
 
 Verdict = Literal["remembers", "forgets", "inconclusive", "untrained", "not applicable"]
 
-TOLERANCE_PP = 2.0  # a range of at most this many points counts as forgotten
 SIZES = {"large": 5.0, "moderate": 2.5, "small": 0.0}  # from so many tolerances on
 
 
@@ -205,15 +204,12 @@ class Memories(list[Memory]):
 
 # -- in words --------------------------------------------------------------------------------------------
 
-NEVER_USED = "the pipeline never used the scale"
-NO_EFFECT = "the scale had no effect on the weights"
 INAPPLICABLE = {
     NEVER_USED: "The pipeline never used the initialization scale, so there is nothing to measure.",
     NO_EFFECT: "The weights have the same norm at all scales when training begins: they were drawn again "
     "after init.apply, so there is nothing to measure.",
 }
 NEARLY_ALL = 0.9
-SHOWN = 4  # files or versions in a note
 FEW_SEEDS = 3  # up to so many miss most memories
 ABOUT_INTERVAL = "The interval accounts for the choice of seeds, not for the choice of test examples"
 MODES = {
@@ -292,7 +288,7 @@ def notes_of(row: Memory, records: Sequence[RunRecord], analysis: Analysis, fail
             "first epoch by more than the tolerance: `forgets` is not possible "
             '(declare recipe={"classes": 10})'
         )
-    kinds = (_intervention_notes, _early_notes, _length_notes, _order_notes, _provenance_notes)
+    kinds = (_intervention_notes, _early_notes, _length_notes, order_notes, provenance_notes)
     return notes + [note for more in kinds for note in more(records)]
 
 
@@ -312,55 +308,6 @@ def _intervention_notes(records: Sequence[RunRecord]) -> list[str]:
             '(batch_statistics = "re-estimated" avoids that)'
         )
     return notes
-
-
-def _order_notes(records: Sequence[RunRecord]) -> list[str]:
-    """Whether the first training batches of user code were the same for all seeds."""
-    orders = {r.run.seed: r.provenance.get("order") for r in plain(records) if r.status != "crashed"}
-    batches = [tuple(order) for order in orders.values() if isinstance(order, list) and len(order) > 1]
-    if len(orders) < 2 or len(batches) < len(orders) or len(set(batches)) > 1:
-        return []
-    if len(set(batches[0])) == 1:
-        return ["every update used the same batch: the order of the data adds no noise over seeds"]
-    return [
-        "every seed saw the data in the same order: noise is understated "
-        "(set the seed of the loader or Trainer from init.seed)"
-    ]
-
-
-def _provenance_notes(records: Sequence[RunRecord]) -> list[str]:
-    """Whether runs may have read each other's files, or differ in data, libraries, code or machines."""
-    about = [record.provenance for record in records if record.status != "crashed"]
-    changed = sorted({name for one in about for name in one.get("shared_files_changed", ())})
-    edited = [name for name, digests in _texts(about, "opened").items() if len(digests) > 1]
-    versions = _texts(about, "versions").items()
-    mixed = [f"{name} {' and '.join(sorted(kinds))}" for name, kinds in versions if len(kinds) > 1]
-    lines = {
-        "runs changed files that all runs share: {}; a run may have read another's": changed,
-        "runs read different versions of files: {}": edited,
-        "runs used different versions: {}": mixed,
-    }
-    notes = [line.format(first_of(names, SHOWN)) for line, names in lines.items() if names]
-    prints = [one["fingerprint"] for one in about if isinstance(one.get("fingerprint"), dict)]
-    codes = Counter(str(sorted(one.items())) for one in prints)
-    if len(codes) > 1:
-        runs = " and ".join(str(n) for _, n in codes.most_common())
-        notes.append(f"trained by {len(codes)} versions of the code ({runs} runs): the fingerprints differ")
-    layers = Counter("in C" if one["native"] else "of PyTorch" for one in about if "native" in one)
-    devices = Counter(str(one["device"]).partition(":")[0] for one in about if "device" in one)
-    for words, counts in (("with layers", layers), ("on", devices)):
-        if len(counts) > 1:
-            each = " and ".join(f"{name} ({count(n, 'run')})" for name, n in counts.most_common())
-            notes.append(f"trained {words} {each}")
-    return notes
-
-
-def _texts(about: Sequence[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
-    """The different texts that records hold for each name."""
-    texts: dict[str, set[str]] = {}
-    for name, text in (item for one in about for item in one.get(key, {}).items()):
-        texts.setdefault(name, set()).add(text)
-    return dict(sorted(texts.items()))
 
 
 def _length_notes(records: Sequence[RunRecord]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from initmem.data.sources import sizes
 from initmem.measures.advice import Observation, family_clock
-from initmem.measures.verdict import TOLERANCE_PP
+from initmem.measures.statistics import TOLERANCE_PP
 from initmem.plots.model import SYMBOLS
 from initmem.recipe import SIZE_FIELDS, AnyRecipe, Recipe
 from initmem.study_file import load_study

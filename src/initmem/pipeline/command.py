@@ -39,7 +39,7 @@ from typing import Any
 from initmem.engines.engine import GPU_SLOT
 from initmem.errors import ConfigError, allowed
 from initmem.files import temporary_folder
-from initmem.measures.applied import MOST_MODELS
+from initmem.measures.provenance import MOST_MODELS
 from initmem.pipeline.init import INIT_FILE, TOLD, TRACKER_FILE
 from initmem.pipeline.opened import environment_of, opened_by_program
 from initmem.pipeline.run import OnEpoch, own_record

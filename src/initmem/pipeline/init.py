@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from initmem.errors import ConfigError, ModelError, allowed, first_of
 from initmem.intervention import NONE, Intervention
-from initmem.measures.applied import MOST_MODELS, MOST_ROWS, Applied, Treated
+from initmem.measures.provenance import MOST_MODELS, MOST_ROWS, Applied, Treated
 from initmem.plots import tables
 from initmem.recipe import INITIALIZATION, PipelineRecipe, Recipe
 from initmem.seeds import Role, generator

@@ -14,10 +14,10 @@ import numpy as np
 from initmem.clocks import CLOCKS
 from initmem.engines.provenance import run_notes, stale_note
 from initmem.errors import ConfigError, StoreError, allowed, first_of
-from initmem.measures.applied import TITLE, applied, applied_tables
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.design import curve_metrics, default_metric, metric_reason, own_metrics
 from initmem.measures.memory import Memories, Memory, Verdict, memory_table
+from initmem.measures.provenance import TITLE, applied, applied_tables
 from initmem.measures.scales import scale_means
 from initmem.metric import METRICS, metric_name
 from initmem.pipeline.code_version import unhashed_note

@@ -42,7 +42,7 @@ from initmem.engines.engine import Engine, Settings, Trainer, engine_named, gpu_
 from initmem.engines.local import InlineEngine
 from initmem.engines.progress import watching
 from initmem.errors import ConfigError
-from initmem.measures.applied import applied_lines
+from initmem.measures.provenance import applied_lines
 from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.init import Function, Init, UntouchedWarning
 from initmem.pipeline.opened import noting_files, noting_no_files, opened_here

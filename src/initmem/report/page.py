@@ -21,10 +21,10 @@ from initmem import __version__
 from initmem.errors import StoreError, count
 from initmem.files import write_output
 from initmem.intervention import level_text
-from initmem.measures.applied import TITLE, applied_tables
 from initmem.measures.design import by_recipe, plain
 from initmem.measures.fit import cold_notes
 from initmem.measures.memory import Memory
+from initmem.measures.provenance import TITLE, applied_tables
 from initmem.measures.verdict import memory_cells, memory_remark
 from initmem.metric import metric_title
 from initmem.plots.html import chart_json, sparkline

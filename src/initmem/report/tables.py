@@ -14,8 +14,8 @@ from initmem.errors import count
 from initmem.intervention import Level, level_order
 from initmem.measures.fit import Mode
 from initmem.measures.memory import Memory, Verdict
-from initmem.measures.scales import AtScale, scale_means
-from initmem.measures.verdict import NO_EFFECT, columns_of, memory_cells
+from initmem.measures.scales import NO_EFFECT, AtScale, scale_means
+from initmem.measures.verdict import columns_of, memory_cells
 from initmem.metric import metric_of
 from initmem.plots.builders import memory_interval
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, numbers, sparkline
