@@ -55,7 +55,7 @@ def test_what_the_paper_saw_of_a_recipe_is_nearest_to_it(fields, memory: float) 
     assert (reached(recipe, N, published()) is not None) == (memory <= 2)
 
 
-@pytest.mark.parametrize("fields", [fields for fields, memory in PAPER if memory > 2])
+@pytest.mark.parametrize("fields", [{}, {"optimizer": "adam"}, {"learning_rate": 1e-2, "l2": 1e-3}])
 def test_a_change_is_the_least_that_reaches_a_recipe_that_forgot(fields) -> None:
     recipe = Recipe.parse(fields)
     found = changes(recipe, N, published())
