@@ -303,25 +303,11 @@ def test_plain_arrays_follow_the_same_rule() -> None:
     np.testing.assert_array_equal(layer.bias.detach(), fresh.bias(4))
 
 
-class SmallGPT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.fc = nn.Embedding(50, 16), nn.Linear(16, 16)
-
-
-def test_the_table_shows_the_models_own_sizes_and_when_to_keep_them() -> None:
-    model = SmallGPT()
-    with torch.no_grad():
-        model.words.weight.copy_(torch.linspace(-1, 1, 800).reshape(50, 16).sign() * 0.02)
-    table = Init(2.0).describe(model, draw="fan-in")
-    row = {row["parameter"]: row for row in table.rows()}["words.weight"]
-    assert (row["std"], row["std_at_scale_1"]) == (2.0, 1.0)
-    assert row["model_std"] == pytest.approx(float(model.words.weight.detach().std(correction=0)))
-    assert table.advice == "draw='own' keeps the model's own sizes (std: words.weight 1 against 0.02)"
-    assert str(table).endswith(f"{table.advice}.")
-    assert Init(2.0).describe(model).advice == ""
-    usual = nn.Sequential(nn.Linear(9, 9), nn.Conv2d(3, 8, 3), nn.Embedding(99, 9))
-    assert Init(2.0).describe(usual, draw="fan-in").advice == ""
+def test_the_table_shows_the_models_own_sizes() -> None:
+    model = nn.Embedding(50, 16)
+    row = Init(2.0).describe(model, draw="fan-in").rows()[0]
+    assert row["std"] == 2.0
+    assert row["model_std"] == pytest.approx(float(model.weight.detach().std(correction=0)))
 
 
 def test_the_table_and_apply_agree_about_what_cannot_be_set() -> None:

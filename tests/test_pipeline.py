@@ -27,7 +27,7 @@ from initmem.engines.engine import Settings
 from initmem.engines.local import InlineEngine, LocalEngine
 from initmem.errors import ConfigError, StoreError
 from initmem.labels import labels
-from initmem.pipeline.run import PipelineTrainer, Sent, engine_for
+from initmem.pipeline.run import PipelineTrainer, engine_for, train_sent
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.store.encoding import decode, encode
 from initmem.store.store import Store
@@ -575,9 +575,8 @@ def test_what_cannot_travel_is_trained_here(tmp_path: Path, capsys: pytest.Captu
 def test_functions_travel_by_value(tmp_path: Path) -> None:
     gain = 0.25
     trainer = PipelineTrainer(lambda init, tracker: {"test_accuracy": gain * init.scale})
-    sent = Sent(cloudpickle.dumps(trainer))
     study = own_study("travelled", {}, [2.0], [0])
-    (record,) = sent(study.all_runs(), lambda run, row: None)
+    (record,) = train_sent(cloudpickle.dumps(trainer), study.all_runs(), lambda run, row: None)
     assert record.summary.test_accuracy == 0.5
 
 

@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,10 @@ class Reader:
                 self.tracker.finish(**content, **final)
             else:
                 self._epochs += 1
-                self._check_epoch(epoch)
+                if epoch not in (None, self._epochs):
+                    raise ConfigError(
+                        f"epoch = {epoch!r}, where {self._epochs} is next (allowed: 1, 2, 3, ...)"
+                    )
                 self.tracker.add_row(content if final is None else content | {"final": final})
         except (ConfigError, TypeError) as error:  # TypeError: a metric is there twice
             raise ProgramError(f"line {self._line} of the history: {error}") from None
@@ -220,10 +224,6 @@ class Reader:
         except (ValueError, KeyError, TypeError, ConfigError) as error:
             raise ProgramError(f"line {self._line} of the history: {name}: {error}") from None
         return True
-
-    def _check_epoch(self, epoch: object) -> None:
-        if epoch is not None and epoch != self._epochs:
-            raise ConfigError(f"epoch = {epoch!r}, where {self._epochs} is next (allowed: 1, 2, 3, ...)")
 
 
 def _run(
@@ -311,11 +311,15 @@ def command_fingerprint(
     parts: Sequence[str], watched: Iterable[str | Path] = (), settings: Mapping[str, Any] | None = None
 ) -> Fingerprint:
     """The arguments of a command, and the files that it or a setting names, or that are `watched`."""
+    names = [*parts, *(part.partition("=")[2] for part in parts)]
+    names += [value for value in (settings or {}).values() if isinstance(value, str)]
+    for before, part in pairwise(parts):
+        if before == "-m":
+            module = part.replace(".", "/")
+            names += [f"{module}.py", f"{module}/__main__.py"]
+    files = [name for name in names if os.path.isfile(name)]  # noqa: PTH113 - it never raises
     entries = dict(_arguments(parts))
-    declared = [
-        Path(value) for value in (settings or {}).values() if isinstance(value, str) and _is_file(value)
-    ]
-    note_files(entries, [*_named_files(parts), *watched, *declared])
+    note_files(entries, [*files, *watched])
     return dict(sorted(entries.items()))
 
 
@@ -331,19 +335,3 @@ def _arguments(parts: Sequence[str]) -> Iterator[tuple[str, str]]:
         elif index:
             yield f"argument {index}", part
         option = part if part.startswith("-") and not sign else None
-
-
-def _named_files(parts: Sequence[str]) -> Iterator[Path]:
-    for before, part in zip(("", *parts), parts, strict=False):
-        names = [part, part.partition("=")[2]]
-        if before == "-m":
-            module = Path(*part.split("."))
-            names += [f"{module}.py", str(module / "__main__.py")]
-        yield from (Path(name) for name in names if _is_file(name))
-
-
-def _is_file(name: str) -> bool:
-    try:
-        return Path(name).is_file()
-    except (OSError, ValueError):
-        return False  # too long for a path, or with a null byte

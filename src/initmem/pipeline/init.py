@@ -40,16 +40,11 @@ from initmem.train.variables import Role as ParameterRole
 
 Array = NDArray[np.float64]
 Draw = Literal["own", "fan-in"]
-DRAWN_ONLY = (
-    "bias_std",
-    "distribution",
-    "width_scaling",
-)  # these need weights that are drawn
+DRAWN_ONLY = ("bias_std", "distribution", "width_scaling")  # these need weights that are drawn
 TOLD = "INITMEM_TOLD"  # the folder in which a program of `initmem run --command` leaves these two files:
 INIT_FILE = "init.jsonl"  # what it did to its models, a line for each
 TRACKER_FILE = "tracker.json"  # what its tracker saw
 ALL_ZERO = "all zero: no scale"
-ALIKE = 2.5  # times: usual initializations differ by less from N(0, 1 / fan_in)
 Model = TypeVar("Model")
 Function = Callable[..., Any]  # an intervention of the user: (model), or (model, optimizer) in training
 
@@ -64,7 +59,6 @@ class InitTable:
 
     variables: tuple[Variable, ...]
     sizes: Mapping[str, float]  # by name: the factor of the model's own values, or the deviation drawn
-    at_scale_1: Mapping[str, float]  # the same at scale 1
     own: Mapping[str, float | None]  # standard deviations of the model as it came
     scaled: frozenset[str]  # names of what the scale multiplies
     draw: Draw
@@ -72,32 +66,13 @@ class InitTable:
     explicit: bool  # whether the user named the kernels
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row of plain values per parameter."""
+        """One row of plain values per parameter; `std` is the standard deviation that is used."""
         return [
             {"parameter": v.name, "shape": tuple(v.shape), "role": v.role}
-            | self._sizes(v)
-            | {"model_std": self.own[v.name], "note": v.note}
+            | ({"factor": self.sizes.get(v.name)} if self.draw == "own" else {"fan_in": v.fan_in})
+            | {"std": self._std(v), "model_std": self.own[v.name], "note": v.note}
             for v in self.variables
         ]
-
-    def _sizes(self, variable: Variable) -> dict[str, float | None]:
-        name, size = variable.name, self.sizes.get(variable.name)
-        if self.draw == "own":
-            return {"factor": size, "std": self._std(variable)}
-        return {"fan_in": variable.fan_in, "std": size, "std_at_scale_1": self.at_scale_1.get(name)}
-
-    @property
-    def advice(self) -> str:
-        """Which kernels would be drawn at quite another size than the model's own; empty if none."""
-        if self.draw == "own":
-            return ""
-        both = [(name, self.at_scale_1.get(name), self.own[name]) for name in self.names("kernel")]
-        far = [
-            f"{name} {first:.2g} against {own:.2g}"
-            for name, first, own in both
-            if first and own and not 1 / ALIKE < first / own < ALIKE
-        ]
-        return f"draw='own' keeps the model's own sizes (std: {first_of(far, 3, ', ')})" if far else ""
 
     def names(self, role: str) -> list[str]:
         """The parameters that have a role: kernel, bias, norm, frozen, other or stuck."""
@@ -105,14 +80,12 @@ class InitTable:
 
     def applied(self) -> Applied:
         """What was done to each parameter, as a record holds it."""
-        outcomes = [self._outcome(v) for v in self.variables]
-        rows = [
-            Treated(
-                v.name, tuple(v.shape), v.role, outcome, _rounded(self.own[v.name]), _rounded(self._std(v))
-            )
-            for v, outcome in zip(self.variables[:MOST_ROWS], outcomes, strict=False)
-        ]
-        return Applied(scale=self.scale, draw=self.draw, counts=Counter(outcomes), rows=rows)
+        outcomes = {v.name: self._outcome(v) for v in self.variables}
+        rows = []
+        for v in self.variables[:MOST_ROWS]:
+            own, used = _rounded(self.own[v.name]), _rounded(self._std(v))
+            rows.append(Treated(v.name, tuple(v.shape), v.role, outcomes[v.name], own, used))
+        return Applied(scale=self.scale, draw=self.draw, counts=Counter(outcomes.values()), rows=rows)
 
     def _outcome(self, variable: Variable) -> str:
         if variable.note == ALL_ZERO:
@@ -121,21 +94,19 @@ class InitTable:
             return "scaled"
         if variable.role == "other" and not self.explicit:
             return "not recognized"
-        return (
-            "drawn at a fixed size" if self.draw == "fan-in" and variable.name in self.sizes else "left alone"
-        )
+        is_drawn = self.draw == "fan-in" and variable.name in self.sizes
+        return "drawn at a fixed size" if is_drawn else "left alone"
 
     def _std(self, variable: Variable) -> float | None:
-        """The standard deviation that is used."""
         size, own = self.sizes.get(variable.name), self.own[variable.name]
         if size is None or own is None:
             return own
         return size * own if self.draw == "own" else size
 
     def table(self) -> Table:
-        """The rows as a table, with the advice as its note."""
+        """The rows as a table."""
         rows = [row | {"shape": " x ".join(map(str, row["shape"]))} for row in self.rows()]
-        return table_of("Initialization", rows, {}, notes=[self.advice] if self.advice else [])
+        return table_of("Initialization", rows, {})
 
     def _repr_html_(self) -> str:
         return tables.html(self.table())
@@ -144,17 +115,15 @@ class InitTable:
         return tables.text(self.table()).rstrip()
 
 
-def optimizer_tensors(optimizer: Any) -> list[Tensor]:
+def _optimizer_tensors(optimizer: Any) -> list[Tensor]:
     """The state of torch optimizers, with their counts of updates."""
-    every = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-    for one in every:
+    tensors = []
+    for one in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
         if not isinstance(one, Optimizer):
-            kind = type(one).__name__
-            raise ConfigError(
-                f"tracker.intervene(model, {kind}) (allowed: optimizers of torch, or a function)"
-            )
-    states = [state for one in every for state in one.state.values()]
-    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+            call = f"tracker.intervene(model, {type(one).__name__})"
+            raise ConfigError(f"{call} (allowed: optimizers of torch, or a function)")
+        tensors += [value for state in one.state.values() for value in state.values()]
+    return [value for value in tensors if isinstance(value, Tensor)]
 
 
 class Declared(dict[str, Any]):
@@ -251,18 +220,18 @@ class Init:
             raise ModelError(
                 f"{type(model).__name__}: no kernel among its parameters ({names}; `kernels` says which)"
             )
-        now: dict[str, float] = {}
-        first: dict[str, float] = {}
+        sizes: dict[str, float] = {}
         scaled: set[str] = set()
         if any(v.role == "kernel" for v in parameters):
-            size = rules.factors if draw == "own" else rules.deviations
-            now, first = (size(recipe, scale, parameters) for scale in (self.run.scale, 1.0))
+            rule = rules.factors if draw == "own" else rules.deviations
+            sizes = rule(recipe, self.run.scale, parameters)
             scaled = rules.scaled_names(recipe, parameters)
-        if draw == "own":
-            parameters = [_noted_if_zero(v) if v.name in scaled else v for v in parameters]
+        if draw == "own":  # no factor can change zeros
+            zero = {v.name for v in parameters if v.name in scaled and not bool(v.place.value().any())}
+            parameters = [replace(v, note=ALL_ZERO) if v.name in zero else v for v in parameters]
         own = {v.name: _own_deviation(v) for v in parameters}
         return InitTable(
-            tuple(parameters), now, first, own, frozenset(scaled), draw, self.run.scale, kernels is not None
+            tuple(parameters), sizes, own, frozenset(scaled), draw, self.run.scale, kernels is not None
         )
 
     def _rules(self, draw: Draw, bias_std: float | None) -> Recipe:
@@ -348,7 +317,7 @@ class Init:
 
         chosen = self._with_roles(model) if variables is None else list(variables)
         tensors = model.state_dict() if isinstance(model, nn.Module) else {}
-        moments = None if optimizer is None else optimizer_tensors(optimizer)
+        moments = None if optimizer is None else _optimizer_tensors(optimizer)
         intervene(self.run, epoch, chosen, tensors, moments)
         if variables is None and is_pytree(model):
             from initmem.pipeline.jax import rebuilt
@@ -400,11 +369,6 @@ def told_path(name: str) -> Path | None:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
-
-
-def _noted_if_zero(variable: Variable) -> Variable:
-    """A variable, with a note if no factor can change it."""
-    return variable if bool(variable.place.value().any()) else replace(variable, note=ALL_ZERO)
 
 
 def _own_deviation(variable: Variable) -> float | None:

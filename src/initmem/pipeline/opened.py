@@ -46,23 +46,21 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 @contextmanager
 def noting_files() -> Iterator[None]:
     """Note the files that this process opens meanwhile."""
-    global _is_on, _is_hooked  # a hook cannot be taken off again
-    if not _is_hooked:
+    global _is_hooked
+    if not _is_hooked:  # a hook cannot be taken off again
         _loaded.update(str(getattr(module, "__file__", None)) for module in list(sys.modules.values()))
         sys.addaudithook(_hook)
+        _is_hooked = True
     _opened.clear()
-    _is_on = _is_hooked = True
-    try:
+    with noting(on=True):
         yield
-    finally:
-        _is_on = False
 
 
 @contextmanager
-def noting_no_files() -> Iterator[None]:
-    """Note nothing meanwhile: what is opened is no input of training."""
+def noting(*, on: bool) -> Iterator[None]:
+    """Note files, or nothing: what a callback opens is no input of training."""
     global _is_on
-    before, _is_on = _is_on, False
+    before, _is_on = _is_on, on
     try:
         yield
     finally:
@@ -122,15 +120,11 @@ def _relative(paths: Iterable[str], roots: list[Path]) -> Iterator[str]:
     for path in paths:
         for root in map(str, roots):
             if path.startswith(root.rstrip("/") + "/"):
-                yield os.path.relpath(_source_of(Path(path)), root)
+                file = Path(path)
+                if file.parent.name == "__pycache__" and file.suffix == ".pyc":  # whatever tag it has
+                    file = file.parents[1] / f"{file.name.partition('.')[0]}.py"
+                yield os.path.relpath(file, root)
                 break
-
-
-def _source_of(path: Path) -> Path:
-    """The source of compiled Python, whatever tag its file name has (pytest adds one); else the path."""
-    if path.parent.name != "__pycache__" or path.suffix != ".pyc":
-        return path
-    return path.parent.parent / f"{path.name.partition('.')[0]}.py"
 
 
 def _counts(path: Path, project: Path) -> bool:

@@ -45,7 +45,7 @@ from initmem.errors import ConfigError
 from initmem.measures.provenance import applied_lines
 from initmem.pipeline.code_version import fingerprint
 from initmem.pipeline.init import Function, Init, UntouchedWarning
-from initmem.pipeline.opened import noting_files, noting_no_files, opened_here
+from initmem.pipeline.opened import noting, noting_files, opened_here
 from initmem.pipeline.result import Result
 from initmem.pipeline.tracker import Row, Tracker
 from initmem.pipeline.workdir import changes_in, own_workdir, project_of, working_in
@@ -131,7 +131,14 @@ def run(
             all runs work in the present one.
         progress: show a bar on stderr.
     """
-    _check_function(train)
+    if not callable(train):
+        raise ConfigError(f"train = {train!r} (allowed: a function of (init, tracker))")
+    try:
+        inspect.signature(train).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"train: {error} (allowed: a function of (init, tracker))") from None
+    except ValueError:
+        pass  # some callables have no signature
     called = name or _name_of(train)
     if interventions and scales is not SCALES:
         raise ConfigError("scales and interventions in one study (allowed: one of them)")
@@ -178,7 +185,7 @@ def engine_for(name: str, settings: Settings, workers: int | None) -> Engine:
         raise ConfigError(f"timeout = {timeout!r} (allowed: seconds above 0)")
     if name != "inline":
         try:
-            sent = Sent(cloudpickle.dumps(settings.trainer))
+            sent = partial(train_sent, cloudpickle.dumps(settings.trainer))
         except Exception as error:  # whatever a user's objects raise when they are pickled
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             problem = f"this training code cannot be sent to other processes ({reason})"
@@ -189,17 +196,6 @@ def engine_for(name: str, settings: Settings, workers: int | None) -> Engine:
             return InlineEngine(settings)
         settings = replace(settings, trainer=sent)
     return engine_named(name, workers=workers, settings=settings)
-
-
-def _check_function(train: object) -> None:
-    if not callable(train):
-        raise ConfigError(f"train = {train!r} (allowed: a function of (init, tracker))")
-    try:
-        inspect.signature(train).bind(None, None)
-    except TypeError as error:
-        raise ConfigError(f"train: {error} (allowed: a function of (init, tracker))") from None
-    except ValueError:
-        return  # some callables have no signature
 
 
 def _name_of(train: object) -> str:
@@ -234,7 +230,8 @@ class PipelineTrainer:
 
         tracker = Tracker(init, on_epoch=end_epoch, on_start=partial(seed_all, order))
         with own_workdir(self.project, run.id) as workdir:
-            with working_in(workdir), noting_files(), seeded(run.seed_of("init")), warnings.catch_warnings():
+            with working_in(workdir), noting_files(), kept_generators(), warnings.catch_warnings():
+                seed_all(run.seed_of("init"))
                 warnings.simplefilter("ignore", UntouchedWarning)  # the notes of the result have it once
                 returned = self.train(init, tracker)
             tracker.detach()
@@ -268,7 +265,7 @@ class Log:
         if self._function is None:
             return
         folder = self._project if self._project and self._project.is_dir() else Path.cwd()
-        with kept_generators(), noting_no_files(), chdir(folder):
+        with kept_generators(), noting(on=False), chdir(folder):
             try:
                 self._function(self._run, dict(row))
             except Exception as error:  # it is user code
@@ -281,18 +278,12 @@ class Log:
         return {"on_epoch_error": self._error} if self._error else {}
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A pickled trainer on its way to another process, with functions of a notebook or a script.
+def train_sent(packed: bytes, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
+    """Train runs by a pickled trainer: in another process, with functions of a notebook or a script.
 
     It is unpacked where a failure to do so is a crashed run, with its traceback, not a dead worker.
     """
-
-    packed: bytes
-
-    def __call__(self, runs: list[Run], on_epoch: OnEpoch) -> list[RunRecord]:
-        """Train runs."""
-        return _unpacked(self.packed)(runs, on_epoch)
+    return _unpacked(packed)(runs, on_epoch)
 
 
 @functools.lru_cache(maxsize=1)
@@ -328,14 +319,6 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(np.random.SeedSequence(seed).generate_state(8))  # noqa: NPY002
     torch.manual_seed(seed)  # of every device
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of Python, NumPy and torch, and restore them afterwards."""
-    with kept_generators():
-        seed_all(seed)
-        yield
 
 
 @contextmanager

@@ -108,9 +108,10 @@ def uses_of(node: ast.AST | None, roots: set[str]) -> Uses:
                 hows = ["updated", *(f"key {keyword.arg}" for keyword in keywords)]
             case ast.Call(func=ast.Attribute(value=target, attr=method)) if method in MUTATORS:
                 hows = ["changed"]
-            case ast.Subscript(value=target, slice=index, ctx=ast.Store() | ast.Del()):
-                is_key = isinstance(index, ast.Constant) and isinstance(index.value, str)
-                hows = [f"key {index.value}" if is_key else "changed"]
+            case ast.Subscript(value=target, slice=ast.Constant(value=str(key)), ctx=ast.Store() | ast.Del()):
+                hows = [f"key {key}"]
+            case ast.Subscript(value=target, ctx=ast.Store() | ast.Del()):
+                hows = ["changed"]
             case ast.AugAssign(target=target):
                 hows = ["counted"]
             case ast.Name(ctx=context) | ast.Attribute(ctx=context):

@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 
@@ -172,13 +172,12 @@ def working_in(workdir: Workdir | None) -> Iterator[None]:
     if workdir is None:
         yield
         return
-    before, search = Path.cwd(), list(sys.path)
+    search = list(sys.path)
     sys.path[:] = [str(workdir.project / entry) for entry in search]  # an absolute entry stays as it is
-    os.chdir(workdir.path)
     try:
-        yield
+        with chdir(workdir.path):
+            yield
     finally:
-        os.chdir(before)
         sys.path[:] = search
 
 
