@@ -22,6 +22,9 @@ from initmem.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+REGISTERED = ("model", "optimizer", "dataset", "intervention")
+METHODS_OF_INIT = ("apply", "describe", "generator", "kernel", "bias")
+METHODS_OF_TRACKER = ("attach", "step", "intervene", "end_epoch", "finish", "predictions")
 
 
 # No --quiet: it would hide warnings from --strict, too.
@@ -110,6 +113,30 @@ def public(owner: object) -> list[str]:
     ]
 
 
+def undescribed_parameters(function: object, text: str) -> list[str]:
+    """Parameters that a docstring neither lists nor names."""
+    parameters = inspect.signature(function).parameters
+    return [
+        name for name in parameters if name != "self" and not re.search(rf"\b{name}: |`[^`]*\b{name}\b", text)
+    ]
+
+
+def test_docstrings_explain_every_parameter() -> None:
+    pytest.importorskip("lightning")
+    from initmem.pipeline.lightning import LightningTracker
+    from initmem.report.page import verdict_html
+
+    public = [getattr(initmem, name) for name in initmem.__all__]
+    callables = [value for value in public if callable(value) and value is not initmem.InitmemError]
+    callables += [getattr(initmem.plot, name) for name in initmem.plot.__all__]
+    callables += [getattr(initmem.register, name) for name in REGISTERED]
+    callables += [LightningTracker, verdict_html]
+    for owner, names in ((initmem.Init, METHODS_OF_INIT), (initmem.Tracker, METHODS_OF_TRACKER)):
+        callables += [getattr(owner, name) for name in names]
+    gaps = {each: undescribed_parameters(each, inspect.getdoc(each) or "") for each in callables}
+    assert not {each: names for each, names in gaps.items() if names}
+
+
 def test_every_public_name_is_described_and_has_an_example(site: Path) -> None:
     page = (DOCS / "api.md").read_text("utf-8")
     shown = Page(site / "api.html").ids
@@ -125,6 +152,9 @@ def test_every_public_name_is_described_and_has_an_example(site: Path) -> None:
         if not isinstance(value, str):
             assert inspect.getdoc(value), name
     assert {f"initmem.plot.{name}" for name in initmem.plot.__all__} <= shown
+    assert {f"initmem.register.{name}" for name in REGISTERED} <= shown
+    callbacks = ("lightning.LightningTracker", "keras.KerasTracker", "transformers.TransformersTracker")
+    assert {f"initmem.pipeline.{name}" for name in callbacks} | {"initmem.report.page.verdict_html"} <= shown
 
 
 def test_the_examples_of_the_reference_print_what_they_say(tmp_path: Path, monkeypatch) -> None:

@@ -112,8 +112,11 @@ class Clocks(NamedTuple):
 def clocks(recipe: Schedule, n_train: int) -> Clocks:
     """The clocks of a recipe at the end of every epoch, computed from its schedule before any training.
 
-    `n_train`, the number of training examples, determines the number of updates per epoch. All sums are
-    exact; the `angular` clock is missing, since it depends on the weights.
+    All sums are exact; the `angular` clock is missing, since it depends on the weights.
+
+    Args:
+        recipe: its learning rate, schedule, batch size, L2 and weight decay determine the clocks.
+        n_train: number of training examples; with the batch size it gives the updates per epoch.
     """
     import numpy as np
 

@@ -32,20 +32,33 @@ AnyResults: TypeAlias = "Result | Source"
 
 
 def scale(results: AnyResults, metric: str | None = None, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
-    """A metric of the selected predictor against the initialization scale, a line per recipe.
+    """A metric of the selected model against the initialization scale, a line per recipe.
 
-    Without a metric: test accuracy where it was recorded, else the next best.
+    Args:
+        results: as for all plots: the result of `initmem.run`, a store, an archive, a path, or records.
+        metric: any recorded metric; unless given, test accuracy or the next best.
+        axes: draw into these axes instead of a new figure.
     """
     return _drawn(_built(results, builders.scale_plot, metric, with_fit=False), axes)
 
 
 def norm(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
-    """The kernel norm of the selected predictor against the initialization scale."""
+    """The norm of the weights of the selected model against the initialization scale.
+
+    Args:
+        results: as for all plots: the result of `initmem.run`, a store, an archive, a path, or records.
+        axes: draw into these axes instead of a new figure.
+    """
     return scale(results, "norm_best", axes=axes)
 
 
 def interpolation(results: AnyResults, *, axes: Axes | None = None) -> tuple[Figure, Axes]:
-    """The median interpolation epoch against the initialization scale; what never interpolates is above."""
+    """The median interpolation epoch against the initialization scale; what never interpolates is above.
+
+    Args:
+        results: as for all plots: the result of `initmem.run`, a store, an archive, a path, or records.
+        axes: draw into these axes instead of a new figure.
+    """
     return _drawn(_built(results, builders.interpolation_plot), axes)
 
 
@@ -56,7 +69,14 @@ def beta(
     clock: str | None = None,
     axes: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """|beta|, the slope of a metric on the scale, against epoch or against a clock."""
+    """|beta|, the slope of a metric on the scale, against epoch or against a clock.
+
+    Args:
+        results: as for all plots: the result of `initmem.run`, a store, an archive, a path, or records.
+        metric: a metric that was recorded in every epoch.
+        clock: `sgd`, `l2`, `adaptive`, `momentum` or `angular`; the epoch unless given.
+        axes: draw into these axes instead of a new figure.
+    """
     return _drawn(_built(results, builders.beta_plot, metric, clock), axes)
 
 
@@ -67,7 +87,14 @@ def memory(
     tolerance: float | None = None,
     axes: Axes | None = None,
 ) -> tuple[Figure, Axes]:
-    """The memory of every recipe with its 95% interval, its noise range and the tolerance."""
+    """The memory of every recipe with its 95% interval, its noise range and the tolerance.
+
+    Args:
+        results: as for all plots: the result of `initmem.run`, a store, an archive, a path, or records.
+        metric: any recorded metric; unless given, test accuracy or the next best.
+        tolerance: the range that counts as forgotten, in the unit of the metric.
+        axes: draw into these axes instead of a new figure.
+    """
     if isinstance(results, Result):
         rows = results.memories(metric, tolerance=tolerance)
     else:
@@ -79,14 +106,20 @@ def clocks(results: AnyResults) -> tuple[Figure, list[Axes]]:
     """The norm elasticity of recipes against the clocks that could explain it, with fitted curves.
 
     One panel per clock; it takes recipes that differ, four or more of one family of optimizers.
+
+    Args:
+        results: as for all plots: the result of `initmem.run`, a store, an archive, a path, or records.
     """
     return matplotlib.draw(_built(results, builders.clocks_plot))
 
 
 def figure(results: AnyResults, number: int | str, *, reference: bool = False) -> tuple[Figure, list[Axes]]:
-    """A figure of the paper, 1 to 8, of the bundled networks among the results, and the axes of its panels.
+    """A figure of the paper, drawn from the bundled networks among the results, and the axes of its panels.
 
-    `reference` adds the published values.
+    Args:
+        results: as for all plots: the result of `initmem.run`, a store, an archive, a path, or records.
+        number: 1 to 8.
+        reference: add the published values.
     """
     records, studies = _records(results)
     return matplotlib.draw(figures.plot_of(str(number), records, studies, reference))

@@ -37,49 +37,86 @@ Value: TypeAlias = "Scalar | tuple[Value, ...]"
 
 
 class Recipe(BaseModel):
-    """One training procedure. The defaults are those of the paper's main grid."""
+    """One training procedure of a bundled or registered network. The defaults are the paper's main grid.
+
+    Attributes:
+        dataset: a name of `initmem data list`, or the path of an .npz file.
+        data_sha256: digest of such a file, filled in when a study is read.
+        train_size: use only the first n training examples.
+        val_size: validate on only the first n examples of the split.
+        test_size: test on only the first n examples of the split.
+        test_unused: test also on the training examples that `train_size` leaves unused.
+        model: a network of `initmem models`, or a registered one.
+        options: options of the network that differ from their defaults; given like fields.
+        width: channels of the first layer, or hidden units; the default depends on the model.
+        norm: `batch` or `layer` normalization.
+        batch_statistics: evaluate batch norm with `moving` averages, as Keras does, or with statistics
+            `re-estimated` from training batches after every epoch.
+        optimizer: a bundled optimizer, `torch:NAME` for torch.optim, or a registered one.
+        learning_rate: initial learning rate.
+        schedule: `cosine` or `constant`.
+        lr_floor: final fraction of the cosine schedule.
+        warmup: updates of linear warmup, for every schedule.
+        momentum: of momentum and muon (there 0.95 by default).
+        beta1: decay of the first moment; in Schedule-Free the weight of the average.
+        beta2: decay of the second moment.
+        epsilon: Adam's, added to sqrt(v) without bias correction.
+        weight_decay: decoupled; 1e-4 by default for adamw and muon.
+        decay_on: which variables decay: `all`, `kernels`, or `no-norm` (all but normalization layers).
+        l2: adds l2 * sum(W^2) over the kernels to the loss.
+        batch_size: examples per update.
+        epochs: passes over the training examples.
+        augment: `none` or `flip-crop`.
+        patience: stop after n epochs without a smaller validation loss.
+        select_by: the validation loss that selects the model: `objective` (with L2) or `cross-entropy`.
+        train_eval: evaluate the training split after each epoch instead of averaging over its minibatches.
+        bias_std: standard deviation of the initial biases.
+        distribution: of the initial kernels: `normal`, `uniform`, `truncated` or `orthogonal`.
+        scaled: what the scale multiplies: `kernels`, `biases`, `output`, or patterns of layer names.
+        layer_scales: fixed factors of the initialization, as in `output=0.5, residual*=2`.
+        width_scaling: `fan-in`, or `mup`: the last kernel is smaller by the root of its fan-in.
+        init_mode: `redraw` draws the weights; `rescale` multiplies the network's own initialization.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     is_pipeline: ClassVar[bool] = False
 
-    dataset: str = "cifar10"  # of `initmem data list`, or a .npz file
-    data_sha256: str | None = None  # digest of the user's file, filled in when a study is read
-    train_size: Size | None = None  # use only the first n training examples
-    val_size: Size | None = None  # validate on the first n of the split only
-    test_size: Size | None = None  # test on the first n of the split only
-    test_unused: bool = False  # test also on the training examples that train_size leaves unused
-    model: str = "resnet9"  # a network of `initmem models`
-    options: tuple[tuple[str, Scalar], ...] = ()  # of the network, unlike their defaults; given like fields
-    width: Count = 64  # channels of the first layer, or hidden units; default by model
+    dataset: str = "cifar10"
+    data_sha256: str | None = None
+    train_size: Size | None = None
+    val_size: Size | None = None
+    test_size: Size | None = None
+    test_unused: bool = False
+    model: str = "resnet9"
+    options: tuple[tuple[str, Scalar], ...] = ()
+    width: Count = 64
     norm: Norm = "batch"
-    # Batch norm is evaluated with moving averages, as in Keras, or with statistics that are re-estimated from
-    # training batches after every epoch.
     batch_statistics: Literal["moving", "re-estimated"] = "moving"
-    optimizer: str = "sgd"  # torch:NAME for those of torch.optim, or a registered one
-    learning_rate: float = Field(1e-3, gt=0)  # initial
+    optimizer: str = "sgd"
+    learning_rate: float = Field(1e-3, gt=0)
     schedule: Literal["cosine", "constant"] = "cosine"
-    lr_floor: float = Field(0.01, ge=0, le=1)  # final fraction of the cosine schedule
-    warmup: int = Field(0, ge=0, le=10**9)  # updates of linear warmup, whatever the schedule
-    momentum: float = Field(0.9, ge=0, lt=1)  # default 0.95 for muon
-    beta1: float = Field(0.9, ge=0, lt=1)  # first-moment decay; in Schedule-Free the share of the average
-    beta2: float = Field(0.999, ge=0, lt=1)  # second-moment decay
-    epsilon: float = Field(1e-7, gt=0)  # Adam's, added to the uncorrected sqrt(v)
-    weight_decay: float = Field(0.0, ge=0)  # decoupled; 1e-4 for adamw and muon
-    decay_on: Literal["all", "kernels", "no-norm"] = "all"  # no-norm: all but normalization layers
-    l2: float = Field(0.0, ge=0)  # kernel penalty l2 * sum(W^2)
+    lr_floor: float = Field(0.01, ge=0, le=1)
+    warmup: int = Field(0, ge=0, le=10**9)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-7, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    decay_on: Literal["all", "kernels", "no-norm"] = "all"
+    l2: float = Field(0.0, ge=0)
     batch_size: Count = 128
     epochs: Count = 300
     augment: Literal["none", "flip-crop"] = "none"
-    patience: Count | None = None  # stop early after n epochs without a smaller validation loss
-    select_by: Literal["objective", "cross-entropy"] = "objective"  # the validation loss that selects
-    train_eval: bool = False  # measure the train split after each epoch, as validation is, not while training
-    bias_std: float = Field(0.2, ge=0)  # standard deviation of the initial biases
-    distribution: Distribution = "normal"  # of the initial kernels
-    scaled: str = "kernels"  # what the scale multiplies: kernels, biases, output, patterns of layer names
-    layer_scales: str = ""  # fixed factors of the initialization, as in 'output=0.5, residual*=2'
-    width_scaling: Literal["fan-in", "mup"] = "fan-in"  # mup: last kernel smaller by the root of its fan-in
-    init_mode: Literal["redraw", "rescale"] = "redraw"  # rescale: multiply the network's own initialization
+    patience: Count | None = None
+    select_by: Literal["objective", "cross-entropy"] = "objective"
+    train_eval: bool = False
+    bias_std: float = Field(0.2, ge=0)
+    distribution: Distribution = "normal"
+    scaled: str = "kernels"
+    layer_scales: str = ""
+    width_scaling: Literal["fan-in", "mup"] = "fan-in"
+    init_mode: Literal["redraw", "rescale"] = "redraw"
 
     @property
     def network(self) -> Recipe:
@@ -92,7 +129,7 @@ class Recipe(BaseModel):
 
     @property
     def selecting_loss(self) -> str:
-        """The column of a history whose least value selects the predictor."""
+        """The column of a history whose smallest value selects the model."""
         return "val_" + self.select_by.replace("-", "_")
 
     @model_validator(mode="before")

@@ -103,7 +103,18 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The record of one run. `history` has one array of shape (epoch,) per column."""
+    """The record of one run.
+
+    Attributes:
+        run: what was trained.
+        status: `completed`, `diverged` or `crashed`.
+        summary: values of the selected model and of the whole run.
+        history: one array of shape (epoch,) per column.
+        provenance: machine, versions, pack, attempts and faults.
+        error: the traceback of a crashed run.
+        finals: metrics that user code returned.
+        arrays: predictions, and norms and cosines of layers, where they were recorded.
+    """
 
     run: Run
     status: Status
@@ -111,7 +122,7 @@ class RunRecord:
     history: History = field(repr=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, repr=False)
     error: str | None = field(default=None, repr=False)
-    finals: Mapping[str, float] = field(default_factory=dict, repr=False)  # metrics that user code returned
+    finals: Mapping[str, float] = field(default_factory=dict, repr=False)
     arrays: Arrays = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

@@ -136,10 +136,13 @@ interventions: Registry[RegisteredIntervention] = Registry("intervention", catal
 def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
     """Register the builder of a network, called as `build(input, outputs, width, **options)`.
 
-    `input` is (channel, height, width), or `Tokens` of token data. Everything after `width` is an option: its
-    type is that of its default (or its annotation: `Literal["a", "b"]` lists choices), and study files set it
-    like any field of a recipe. `kernels` says which parameters are kernels where the usual rule does not
-    know them, as for `Init.apply`.
+    `input` is (channel, height, width), or `Tokens` for token data. Every argument after `width` is an
+    option, which study files set like a field of a recipe. Its type follows from its annotation or its
+    default; `Literal["a", "b"]` lists choices.
+
+    Args:
+        name: for `model` in a recipe.
+        kernels: which parameters are kernels, where the usual rule does not cover them; as for `Init.apply`.
     """
     return models.decorator(name, lambda build: Model(name, build, _options(name, build), kernels))
 
@@ -147,9 +150,12 @@ def model(name: str, *, kernels: Any = None) -> Callable[[Builder], Builder]:
 def optimizer(name: str) -> Callable[[Builder], Builder]:
     """Register a `torch.optim.Optimizer`: its class, or a function that returns one, with an argument `lr`.
 
-    The rate of every update comes from the schedule. The arguments `momentum`, `betas`, `eps` and
+    The learning rate of every update comes from the schedule. The arguments `momentum`, `betas`, `eps` and
     `weight_decay` are set by the fields of a recipe, with the defaults of the signature; all others keep
     their defaults.
+
+    Args:
+        name: for `optimizer` in a recipe.
     """
     return optimizers.decorator(
         name, lambda build: RegisteredOptimizer(name, build, _optimizer_fields(name, build))
@@ -157,7 +163,13 @@ def optimizer(name: str) -> Callable[[Builder], Builder]:
 
 
 def dataset(name: str) -> Callable[[Builder], Builder]:
-    """Register a function without arguments that returns arrays under the names of an .npz dataset."""
+    """Register a function without arguments that returns the arrays of a dataset.
+
+    They have the names of an .npz dataset: `x` and `y`, or `x_train`, `y_train`, `x_test` and `y_test`.
+
+    Args:
+        name: for `dataset` in a recipe.
+    """
     return datasets.decorator(name, lambda load: load)
 
 
@@ -166,8 +178,11 @@ def intervention(
 ) -> Callable[[Builder], Builder]:
     """Register a function of the state of training, as `initmem.train.interventions.State` describes it.
 
-    Study files write it as NAME, NAME@EPOCH, with `number` (limits of a value) as NAME=VALUE and with
-    `layers` as NAME=VALUE:PATTERN. `state.chosen()` are the variables that the pattern names.
+    Args:
+        name: its word in study files: `NAME`, or `NAME@EPOCH` after an epoch.
+        number: limits of a value, which is then required: `NAME=VALUE`.
+        layers: whether it takes patterns of layer names: `NAME=VALUE:PATTERN`. `state.chosen()` are the
+            variables that they match.
     """
     target: Any = "layers" if layers else ""
     return interventions.decorator(

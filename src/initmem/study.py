@@ -28,8 +28,14 @@ PERTURBATION = 1.001  # the factor on perturbed weights
 class Run:
     """One training run: a recipe, an initialization scale and a seed.
 
-    `pins` fixes the seeds of single roles; `perturbation` multiplies one weight of the initialization
-    (bundled networks), or the largest one of every kernel (user code).
+    Attributes:
+        recipe: the training procedure.
+        scale: multiplies the initial weights.
+        seed: of the initialization, the data order and the augmentation.
+        pins: seeds of single roles that differ from `seed`, as pairs (role, seed).
+        perturbation: multiplies one initial weight (bundled networks) or the largest of every kernel (user
+            code), to measure chaos.
+        intervention: what is varied in place of the scale, as in `scale=2@20`.
     """
 
     recipe: AnyRecipe
@@ -37,7 +43,7 @@ class Run:
     seed: int
     pins: tuple[tuple[Role, int], ...] = ()
     perturbation: float = 1.0
-    intervention: str = ""  # see `initmem.intervention`
+    intervention: str = ""
 
     @property
     def level(self) -> Level:
@@ -116,8 +122,23 @@ def _address(run: Run) -> dict[str, Any]:
 class Study:
     """A resolved study, as `initmem run` trains it and `load_study` returns it.
 
-    The runs are the product of `recipes`, `scales` and `seeds`, plus the additional runs that the other
-    fields request. A study with `interventions` varies these at scale 1.
+    The runs are the product of `recipes`, `scales` and `seeds`, plus those that the other fields add.
+
+    Attributes:
+        name: of the study, in the store and in commands.
+        title: one line for tables and the report.
+        preset: the size of the study.
+        about: a few sentences.
+        recipes: the training procedures.
+        scales: the initialization scales.
+        seeds: of every recipe and scale.
+        pins: seeds of single roles, for every run.
+        perturbation: if not 1, every run also has a perturbed replicate.
+        split: roles whose seeds are also varied alone, with the others at the first seed.
+        more_seeds: seeds beyond `seeds`, by recipe id.
+        schedule: numbers of seeds at which `--until` analyzes the results.
+        analyzed: numbers of seeds analyzed before others were added without a plan.
+        interventions: varied in place of the scale, at scale 1.
     """
 
     name: str
@@ -128,12 +149,12 @@ class Study:
     scales: tuple[float, ...]
     seeds: tuple[int, ...]
     pins: tuple[tuple[Role, int], ...] = ()
-    perturbation: float = 1.0  # if not 1, every run also gets a perturbed replicate
-    split: tuple[Role, ...] = ()  # roles whose seeds are also varied alone, with the others at the first seed
-    more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()  # per recipe id, beyond `seeds`
-    schedule: tuple[int, ...] = ()  # numbers of seeds at which `--until` analyzes the results
-    analyzed: tuple[int, ...] = ()  # numbers of seeds analyzed before others were added without a plan
-    interventions: tuple[str, ...] = ()  # varied in place of the scale
+    perturbation: float = 1.0
+    split: tuple[Role, ...] = ()
+    more_seeds: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    schedule: tuple[int, ...] = ()
+    analyzed: tuple[int, ...] = ()
+    interventions: tuple[str, ...] = ()
 
     @property
     def levels(self) -> tuple[tuple[float, str], ...]:

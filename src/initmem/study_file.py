@@ -69,7 +69,11 @@ def load_study(
 ) -> Study:
     """Read a bundled study by name, or a study file by path.
 
-    `plugins` are modules to import first: they register networks and datasets that the study names.
+    Args:
+        name: a study of `initmem studies`, or the path of a .toml file.
+        preset: the size of the study; the default preset unless given.
+        overrides: fields to change, as in `["epochs=50", "seeds=[0, 1]"]`.
+        plugins: modules to import first; they register networks and datasets that the study names.
     """
     register.load(plugins)
     file = _read(name)

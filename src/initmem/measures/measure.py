@@ -141,9 +141,14 @@ def measure(
 ) -> list[Row]:
     """The rows that `initmem measure --json` prints, as plain values.
 
-    `source` is a store or an archive, the path of one, several of these, or records. Plain records contain
-    neither the order of recipes nor planned interim analyses. `what` is a measure; `scales` chooses some of
-    the scales or interventions.
+    Args:
+        source: a store or an archive, the path of one, several of these, or records. Plain records contain
+            neither the order of recipes nor planned interim analyses.
+        what: a measure, as for `initmem measure --what`.
+        metric: any recorded metric; unless given, test accuracy or the next best.
+        scales: use only these scales or interventions.
+        tolerance: the range that counts as forgotten, in the unit of the metric.
+        adjust: `bh` adjusts p-values for the number of recipes (Benjamini-Hochberg), `none` does not.
     """
     if what not in ("memory", *MEASURES):
         raise ConfigError(f"what = {what!r} ({allowed(['memory', *MEASURES], what)})")

@@ -41,8 +41,13 @@ def memory(
 ) -> Memory:
     """Measure the memory of one recipe from its records.
 
-    `tolerance` is the range that counts as forgotten. Records contain no plan of interim analyses:
-    `memory_table` takes it from a store or an archive and passes it on as `analysis`.
+    Args:
+        records: the runs of one recipe, at several scales and seeds.
+        metric: any recorded metric.
+        tolerance: the range that counts as forgotten, in the unit of the metric; 2 points for accuracies.
+        label: name of the recipe in the result.
+        analysis: which of several planned interim analyses this is. Records do not contain the plan;
+            `memory_table` takes it from a store or an archive.
     """
     return judged([measured(records, metric, label, analysis, tolerance)])[0]
 
@@ -112,11 +117,15 @@ def memory_table(
     tolerance: float | None = None,
     adjust: str = "bh",
 ) -> Memories:
-    """The memory of every recipe of a store, an archive, the path of one, several of these, or of records.
+    """The memory of every recipe, with verdicts that are adjusted for the number of recipes.
 
-    Plain records contain no study: recipes come in order of appearance, and no interim analyses are taken
-    into account. `recipes` chooses some. Verdicts are adjusted for the number of recipes
-    (Benjamini-Hochberg; `adjust="none"`: not). Without a metric: test accuracy, or the next best recorded.
+    Args:
+        source: a store or an archive, the path of one, several of these, or records. Plain records contain no
+            study: recipes come in order of appearance, and interim analyses are not taken into account.
+        metric: any recorded metric; unless given, test accuracy or the next best.
+        recipes: measure only these.
+        tolerance: the range that counts as forgotten, in the unit of the metric; 2 points for accuracies.
+        adjust: `bh` (Benjamini-Hochberg), or `none` for verdicts of single recipes.
     """
     data = collected(source)
     order = recipes_of(data.studies) if recipes is None else recipes

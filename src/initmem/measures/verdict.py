@@ -38,6 +38,45 @@ class Memory:
     `low` is positive exactly when `p` is at most `alpha`, and `high` is within the tolerance exactly when
     `p_equivalence` is at most `alpha` / 2. The verdict follows from these, `forgets` first, where they also
     stand after an adjustment for the `family` of recipes that were measured together.
+
+    Attributes:
+        recipe: label of the recipe; `recipe_id` is its id.
+        metric: the metric that is measured, in `unit`.
+        n_scales: number of scales.
+        n_seeds: number of seeds with a value at every scale; `dropped_seeds` have not.
+        memory: range over scales of the mean over seeds.
+        low: lower limit of its interval of level 1 - `alpha`.
+        high: upper limit.
+        noise_range: the memory expected from seed noise alone.
+        p: p-value of a range of 0.
+        debiased: the memory without its upward bias.
+        verdict: `remembers`, `forgets`, `inconclusive`, `untrained` or `not applicable`.
+        unit: `pp` for accuracies.
+        recipe_id: id of the recipe.
+        inapplicable: why the verdict is `not applicable`.
+        mode: of `remembers`: `generalization`, `trainability` or `fit unknown`.
+        fit: the train metric; None for metrics that are not of new data, or if none was recorded.
+        size: of a significant memory: the classes that its interval reaches.
+        tolerance: the range that counts as forgotten.
+        p_equivalence: p-value of a range beyond the tolerance, by two one-sided tests.
+        p_adjusted: `p`, adjusted, where it decides the verdict.
+        p_equivalence_adjusted: `p_equivalence`, adjusted, where it decides the verdict.
+        p_matched_adjusted: p-value of no memory at matched fit, adjusted: it decides the mode.
+        adjust: `bh` (Benjamini-Hochberg) or `none`.
+        family: number of recipes that it is adjusted for.
+        next_alpha: level at which the next verdict of the family would be given.
+        alpha: level of this analysis.
+        analysis: number of this analysis in a planned schedule.
+        alpha_spent: over all analyses so far.
+        untrained: number of runs at chance, or diverged.
+        failure_p: p-value of equal rates of untrained runs at all scales.
+        failure_limit: no two of these rates differ by more, at 97.5% confidence.
+        equal_failure_rates: whether `forgets` is possible, as far as these rates are known.
+        unclear_scales: scales at which nothing shows that anything was learned: no `forgets`.
+        dropped_seeds: seeds without a value at some scale.
+        notes: remarks that belong to the verdict.
+        scales: the scales, or interventions.
+        values: the metric, shape (seed, scale).
     """
 
     recipe: str
@@ -47,35 +86,35 @@ class Memory:
     memory: float | None
     low: float | None
     high: float | None
-    noise_range: float | None  # expected from noise alone
-    p: float | None  # of "the range is 0"
+    noise_range: float | None
+    p: float | None
     debiased: float | None
     verdict: Verdict
     unit: str
     recipe_id: str
-    inapplicable: str = ""  # why the verdict is `not applicable`
-    mode: Mode | None = None  # of a memory: whether the scales differ at equal fit; None: does not apply
-    fit: Fit | None = None  # None: the metric is not one of new data, or no train metric was recorded
-    size: str | None = None  # of a memory that is significant: the classes that its interval reaches
+    inapplicable: str = ""
+    mode: Mode | None = None
+    fit: Fit | None = None
+    size: str | None = None
     tolerance: float | None = None
-    p_equivalence: float | None = None  # of "the range exceeds the tolerance", by two one-sided tests
-    p_adjusted: float | None = None  # of the two p-values the one that decides the verdict, adjusted
+    p_equivalence: float | None = None
+    p_adjusted: float | None = None
     p_equivalence_adjusted: float | None = None
-    p_matched_adjusted: float | None = None  # of no memory at matched fit: it decides the mode
+    p_matched_adjusted: float | None = None
     adjust: str = "bh"
-    family: int = 1  # number of recipes that it is adjusted for
-    next_alpha: float = ALPHA  # level at which the next verdict of the family would be given
-    alpha: float = ALPHA  # level of this analysis; the interval has level 1 - alpha
-    analysis: int = 1  # its number in a planned schedule
-    alpha_spent: float = ALPHA  # over all analyses so far
-    untrained: int = 0  # runs at chance, or diverged
-    failure_p: float | None = None  # of rates of untrained runs that are equal at all scales
-    failure_limit: float | None = None  # no two scales' rates of untrained runs differ by more, at 97.5%
-    equal_failure_rates: bool = True  # as far as one can tell: `forgets` requires it
-    unclear_scales: tuple[Level, ...] = ()  # where nothing shows that anything was learned: no `forgets`
+    family: int = 1
+    next_alpha: float = ALPHA
+    alpha: float = ALPHA
+    analysis: int = 1
+    alpha_spent: float = ALPHA
+    untrained: int = 0
+    failure_p: float | None = None
+    failure_limit: float | None = None
+    equal_failure_rates: bool = True
+    unclear_scales: tuple[Level, ...] = ()
     dropped_seeds: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
-    scales: tuple[Level, ...] = ()  # or interventions
+    scales: tuple[Level, ...] = ()
     values: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)), repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:

@@ -134,14 +134,16 @@ class Declared(dict[str, Any]):
 
 
 class Init:
-    """The initialization of one run: a scale and a seed. See the module for how to use it.
+    """The initialization of one run: `init.apply(model)` multiplies the model's weights by the scale.
 
-    `scale` and `seed` are those of the run, `id` names the run (for files of your own), `recipe` holds what
-    `initmem.run` was told about the pipeline. Fields of a recipe ask for something else than one scale of
-    all kernels, as in `Init(0.5, 0, distribution="orthogonal", scaled="head*", layer_scales="output=0.1")`:
-    `scaled` says what the scale multiplies (`kernels`, `biases`, `output` or patterns of names), factors of
-    `layer_scales` stay fixed. `distribution`, `bias_std` and `width_scaling="mup"` (the output kernel smaller
-    by the root of its fan-in) are for weights that are drawn.
+    Args:
+        scale: multiplies the initial weights.
+        seed: of the random numbers.
+        recipe: fields that change what is scaled or drawn, as in `Init(0.5, 0, scaled="head*")`. `scaled`
+            chooses what the scale multiplies (`kernels`, `biases`, `output` or patterns of names);
+            `layer_scales` (`"output=0.1"`) are factors that stay fixed. `distribution`, `bias_std` and
+            `width_scaling="mup"` (the output kernel smaller by the root of its fan-in) need
+            `apply(model, draw="fan-in")`.
     """
 
     def __init__(self, scale: float = 1.0, seed: int = 0, **recipe: Any) -> None:
@@ -190,18 +192,28 @@ class Init:
         return f"Init(scale={self.run.scale:g}, seed={self.seed})"
 
     def generator(self, role: Role = "order", index: int = 0) -> np.random.Generator:
-        """A NumPy generator of this run for `order` (of the data) or `augment`; `index` may be the epoch."""
+        """A NumPy generator of this run.
+
+        Args:
+            role: `order` (of the data) or `augment`.
+            index: one generator for each, such as the epoch.
+        """
         return generator(self.run.seed_of(role), role, index)
 
     def kernel(self, *shape: int, fan_in: float) -> Array:
-        """A kernel as a NumPy array, for code without a framework: each call draws the next one."""
+        """A kernel as a NumPy array, for code without a framework: each call draws the next one.
+
+        Args:
+            shape: of the array.
+            fan_in: inputs of a unit; the standard deviation is scale / sqrt(fan_in).
+        """
         if self._drawing.scaled != "kernels" or self._drawing.layer_scales:
             raise ConfigError("plain arrays have no names to choose from (allowed: scaled = 'kernels')")
         drawn = self._kernel(shape)
         return drawn * self._perturbation(drawn) * (self.scale / math.sqrt(fan_in))
 
     def bias(self, *shape: int) -> Array:
-        """A bias as a NumPy array: deviation `recipe.bias_std`, whatever the scale."""
+        """A bias of this `shape` as a NumPy array: deviation `recipe.bias_std`, whatever the scale."""
         return self._rng.standard_normal(shape) * self._drawing.bias_std
 
     def describe(
@@ -212,7 +224,10 @@ class Init:
         kernels: Kernels = None,
         bias_std: float | None = None,
     ) -> InitTable:
-        """What `apply` with the same arguments would do to every parameter; the model is not changed."""
+        """What `apply(model, draw=..., kernels=..., bias_std=...)` would do to every parameter.
+
+        The model is not changed.
+        """
         recipe = self._rules(draw, bias_std)
         parameters = variables(model, kernels)
         if not any(v.role in ("kernel", "stuck") for v in parameters):
@@ -258,6 +273,7 @@ class Init:
         """Initialize a model for this scale and seed, and return it: in place, but for a pytree of JAX.
 
         Args:
+            model: of torch or Keras, or a pytree of JAX.
             draw: `own` keeps the model's own initialization and multiplies its kernels by the scale;
                 `fan-in` draws kernels ~ N(0, scale^2 / fan_in) and biases ~ N(0, bias_std^2).
             kernels: which parameters are kernels, where the usual rule does not know them: module types,

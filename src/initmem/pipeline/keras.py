@@ -42,7 +42,13 @@ NORMS = (
 
 
 class KerasTracker(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tracks a `fit`: metrics of every epoch, kernel norm, and the clocks of every update."""
+    """A Keras callback that records a `fit`: metrics of every epoch, norm of the weights, clocks.
+
+    Args:
+        tracker: the tracker that `initmem.run` passes to `train`.
+        batch_size: as for `fit`.
+        l2: the coefficient of a term l2 * sum(W^2) that your loss contains.
+    """
 
     def __init__(self, tracker: Tracker, batch_size: int, *, l2: float = 0.0) -> None:
         super().__init__()

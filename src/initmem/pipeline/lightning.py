@@ -10,7 +10,7 @@
         trainer.test(module, test_loader)
 
 What the module logs for an epoch is recorded; `val/acc` counts as `val_accuracy`. Metrics of `trainer.test`
-are those of the predictor that is returned. Epochs without validation are joined to the next one with it.
+belong to the returned model. Epochs without validation are joined to the next one with it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ from initmem.pipeline.tracker import Tracker
 
 
 class LightningTracker(Callback):
-    """Tracks a `fit`: metrics of every epoch, kernel norm, and the clocks of every update."""
+    """A Lightning callback that records a `fit`: metrics of every epoch, norm of the weights, clocks.
+
+    Args:
+        tracker: the tracker that `initmem.run` passes to `train`.
+        batch_size: examples per batch and device, where the data loader has no `batch_size`.
+        l2: the coefficient of a term l2 * sum(W^2) that your loss contains.
+    """
 
     def __init__(self, tracker: Tracker, batch_size: int | None = None, *, l2: float = 0.0) -> None:
-        """`batch_size`: examples per batch and device, where the data loader does not tell."""
         self.tracker, self.batch_size, self.l2 = tracker, batch_size, l2
         self._trainer: Trainer | None = None
         self._validated = self._pending = False
@@ -58,7 +63,7 @@ class LightningTracker(Callback):
         self.tracker.detach()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Metrics of the predictor that is returned."""
+        """Metrics of the returned model."""
         metrics = metric_names(trainer.callback_metrics, skip=("_step",))
         self.tracker.finish(**{name: value for name, value in metrics.items() if name.startswith("test_")})
 

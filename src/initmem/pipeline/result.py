@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """The runs of one pipeline in a store, and their measures. Print it, or use:
+    """The runs of one pipeline in a store, and their measures. `initmem.run` returns it; print it.
 
-    `memory(metric)`, `explain(metric)`, `verdict`, `scales(metric)`, `beta()`, `half_lives()`, `clocks()`,
-    `frame`, `history`, `figure(...)`, `report()`, `crashes`, `notes`, `records`. Where a grid was trained,
-    `memories(metric)` has one memory per recipe, and `select(lr=0.1)` takes some of the recipes.
+    Where a grid was trained, `memories(metric)` has one memory per recipe, and `select(lr=0.1)` takes some of
+    the recipes. `frame` has a row per run, `history` a row per run and epoch.
+
+    Args:
+        store: where the records are.
+        study: the runs that were requested.
+        fingerprint: of the code that trained them.
     """
 
     def __init__(self, store: Store, study: Study, *, fingerprint: Fingerprint | None = None) -> None:
@@ -147,7 +151,7 @@ class Result:
 
     @cached_property
     def frame(self) -> polars.DataFrame:
-        """One row per run: scale, seed, status and every metric of the selected predictor."""
+        """One row per run: scale, seed, status and every metric of the selected model."""
         metrics = self.metrics
         return _frame([self._address(r) | {name: r.metric(name) for name in metrics} for r in self.records])
 
@@ -176,7 +180,7 @@ class Result:
         return {"run": run.id} | settings | design | {"status": record.status}
 
     def figure(self, path: str | Path, metric: str | None = None) -> Path:
-        """Draw a metric against the scale, to a .png, .pdf or .svg file."""
+        """Draw a `metric` against the scale, to the .png, .pdf or .svg file `path`."""
         from initmem.plots.builders import scale_plot
         from initmem.plots.matplotlib import check, draw, save
 
@@ -186,7 +190,7 @@ class Result:
         return Path(path)
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the report of the whole store, one HTML page that opens offline."""
+        """Write the report of the whole store to `path`: one HTML page that opens offline."""
         from initmem.report.page import write_report
 
         return write_report(self.store, Path(path) if path else self.store.path / "report.html")

@@ -91,7 +91,7 @@ def run(
 
     Args:
         train: called as `train(init, tracker)`. It ends its epochs with `tracker.end_epoch(...)`, may return
-            a mapping of final metrics (`{"test_accuracy": 0.93}`: those of the predictor it returns), or
+            a mapping of final metrics (`{"test_accuracy": 0.93}`, of the model it returns), or
             both. Before each call the global generators of Python, NumPy and torch are seeded with the run's
             init seed, and at `tracker.attach` with its order seed.
         scales: the initialization scales; 0.1, 0.5, 1, 1.8 and 2.5 unless given.

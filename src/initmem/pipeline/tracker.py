@@ -47,11 +47,16 @@ RESERVED = OWN | (set(SUMMARY_FIELDS) - set(TESTED))
 
 
 class Tracker:
-    """Records one run. See the module for how to use it; `initmem.run` hands you one.
+    """Records one run: its metrics, the norm of its weights and its clocks. `initmem.run` passes you one.
 
-    On its own, `Tracker()` keeps its `history` in memory, `Tracker(out=path)` also appends it to a file, one
-    JSON line per epoch, as `initmem run --command` reads it; `state_dict` goes into your checkpoints. Of
-    several processes that train one model (torchrun), only rank 0 writes and reports.
+    Of several processes that train one model (torchrun), only rank 0 writes. `state_dict` and
+    `load_state_dict` are for your own checkpoints.
+
+    Args:
+        init: the initialization of the run; `initmem.run` sets it.
+        out: also append every epoch to this file, one JSON line each, as `initmem run --command` reads it.
+        on_epoch: called with the row of every epoch.
+        on_start: called at the first `attach`; `initmem.run` sets it.
     """
 
     def __init__(
@@ -87,17 +92,20 @@ class Tracker:
         kernels: Kernels = None,
         norm_every: int = NORM_EVERY,
     ) -> None:
-        """Watch a model and its optimizer (or optimizers). Call it before the first update.
+        """Observe a model and its optimizer. Call it before the first update.
 
-        batch_size: examples per forward and backward pass; with `accumulation` passes per update, the
-            clocks divide by their product. Over several devices: examples of all of them together. Without
-            it the clocks that divide by it are not measured.
-        reduction: of your loss over the examples of an update. Gradients of a sum are larger than those of a
-            mean by the number of examples, so that the steps of SGD count with that multiple of their rate.
-        l2: a penalty l2 * sum(W^2) that your loss contains. Weight decay of the optimizer is seen by itself:
-            a decay of d shrinks weights as a penalty of d / 2 does.
-        kernels: as in `Init.apply`; unless given, those that `init.apply` found in this model.
-        norm_every: updates between two samples of the kernel norm, which the angular clock needs.
+        Args:
+            model: the model that is trained.
+            optimizer: a torch optimizer, or several. Where there is none, count updates with `step`.
+            batch_size: examples per forward and backward pass, over all devices. Without it, clocks that
+                divide by the batch size are not measured.
+            accumulation: passes per update; clocks divide by its product with `batch_size`.
+            reduction: of your loss over the examples of an update. The gradient of a sum is larger than the
+                gradient of a mean by the number of examples, and SGD steps count with that multiple.
+            l2: the coefficient of a term l2 * sum(W^2) that your loss contains. Weight decay of the optimizer
+                is read from the optimizer; a decay of d counts as d / 2.
+            kernels: as in `Init.apply`; unless given, the kernels that `init.apply` found in this model.
+            norm_every: updates between two samples of the kernel norm, which the angular clock needs.
         """
         if reduction not in ("mean", "sum"):
             raise ConfigError(f"reduction = {reduction!r} (allowed: mean, sum)")
@@ -118,10 +126,12 @@ class Tracker:
         self.started = True
 
     def step(self, learning_rate: Any, *, momentum: float = 0.0, model: Any = None) -> None:
-        """Count an update by hand, where there is no torch optimizer to watch.
+        """Count an update by hand, where there is no torch optimizer to observe.
 
-        learning_rate: of the update, or an array with one value for each of several updates.
-        model: the updated model, where it is a new object (a pytree of JAX).
+        Args:
+            learning_rate: of the update, or an array with one value for each of several updates.
+            momentum: of the update; the momentum clock uses learning_rate / (1 - momentum).
+            model: the updated model, where it is a new object (a pytree of JAX).
         """
         clocks = self._updates
         if not clocks.groups:
@@ -135,8 +145,11 @@ class Tracker:
     def intervene(self, model: Model, optimizer: Any = None) -> Model:
         """Make the intervention of the run if it is due now, and return the model (of JAX: a new one).
 
-        Call it at the start of every epoch; with texts as in study files or functions of your own, as
-        `initmem.run(train, interventions=...)` was given them.
+        Call it at the start of every epoch of code that `initmem.run(train, interventions=...)` trains.
+
+        Args:
+            model: the model to change.
+            optimizer: its optimizer, for interventions that reset it.
         """
         if self._init is None or not self._rows:  # at the start, `init.apply` makes it
             return model
@@ -148,7 +161,7 @@ class Tracker:
         return len(self._rows)
 
     def end_epoch(self, **metrics: Any) -> None:
-        """End an epoch with its metrics: numbers of any name, the same names in every epoch.
+        """End an epoch with its `metrics`: numbers of any name, the same names in every epoch.
 
         A run has diverged if its validation loss is not finite after an update (without one: the metrics that
         stand in for it), or the norm of its weights. Its history ends before this epoch, and
@@ -171,7 +184,7 @@ class Tracker:
         self._append(metrics | columns, untrained=columns.get("clock_adaptive") == 0)
 
     def finish(self, **metrics: Any) -> None:
-        """Metrics of the predictor that training returns, where they are not those of an epoch."""
+        """Record `metrics` of the returned model, where they are not the metrics of an epoch."""
         given = checked_metrics(metrics)
         self._write({"final": given})
         self.finals |= {name: value for name, value in given.items() if math.isfinite(value)}
@@ -179,12 +192,13 @@ class Tracker:
         self._tell()
 
     def predictions(self, given: Any, *, initial: bool = False) -> None:
-        """What the model that training returns predicts for the test examples; the last call counts.
+        """Record predictions of the returned model for the test examples; the last call counts.
 
-        given: classes, whole numbers from 0 to 65535 of shape (example,) or (example, token), or scores of
-            shape (..., class) as floating-point numbers, of which the largest counts. The first 20,000 are
-            kept. The examples are the same, in the same order, in all runs.
-        initial: they are predictions of the model before training (the first 2,000 are kept).
+        Args:
+            given: classes, whole numbers from 0 to 65535 of shape (example,) or (example, token), or scores
+                of shape (..., class) as floating-point numbers, of which the largest counts. The first 20,000
+                are kept. The examples must be the same, in the same order, in all runs.
+            initial: they are predictions of the model before training (the first 2,000 are kept).
         """
         name, most = ("initial_predictions", MOST_INITIAL) if initial else ("predictions", MOST_PREDICTIONS)
         classes = classes_of(given)

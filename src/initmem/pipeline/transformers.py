@@ -34,7 +34,12 @@ SKIP = ("_runtime", "_per_second", "_preparation_time")
 
 
 class TransformersTracker(TrainerCallback):
-    """Tracks a `train`: metrics of every evaluation, kernel norm, and the clocks of every update."""
+    """A callback of the Trainer that records a `train`: metrics of every evaluation, norm, clocks.
+
+    Args:
+        tracker: the tracker that `initmem.run` passes to `train`.
+        l2: the coefficient of a term l2 * sum(W^2) that your loss contains.
+    """
 
     def __init__(self, tracker: Tracker, *, l2: float = 0.0) -> None:
         self.tracker, self.l2 = tracker, l2

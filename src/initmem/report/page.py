@@ -235,7 +235,12 @@ NOTEBOOK_COLUMNS = (
 
 
 def verdict_html(rows: Sequence[Memory], records: Sequence[RunRecord]) -> str:
-    """Show memories, and how their metric depends on the scale in the records behind them."""
+    """A fragment of HTML for your own page: verdicts, memories and small curves over scales.
+
+    Args:
+        rows: memories, as `initmem.memory_table` returns them.
+        records: the runs behind them, for the curves.
+    """
     groups = {recipe.id: plain(group) for recipe, group in by_recipe(records).items()}
     curves = [profile_series(groups.get(row.recipe_id, []), row.metric) for row in rows]
     means = [mean for curve in curves for mean in curve.y]

@@ -200,7 +200,11 @@ COUNTED = ("completed", "diverged", "crashed", "training", "missing")
 
 
 def open_results(path: str | Path) -> Results:
-    """Open a store, or an archive of one."""
+    """Open results for reading; both kinds have `studies()` and `records()`.
+
+    Args:
+        path: the directory of a store, or the file of an archive.
+    """
     with readable(Path(path)):
         is_file = retried(Path(path).is_file)
     return Archive(path) if is_file else Store(path)

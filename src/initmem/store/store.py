@@ -38,6 +38,10 @@ FORMAT = 1
 class Store:
     """A directory of runs. Open an existing one, or make one with `Store.create`.
 
+    Args:
+        path: the directory.
+        session: name of the session that writes, for claims; a new one unless given.
+
     The contract, which `docs/store.md` explains and the tests hold:
 
     - A record appears whole or not at all, and never changes once it is there.
