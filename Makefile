@@ -24,7 +24,7 @@ types: .venv/dev.stamp
 	$(BIN)/mypy
 
 tests: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder  # one process imports Keras, JAX or Ray, not three
 
 docs: .venv/dev.stamp  ## the documentation site, in site/; opens from the disk without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

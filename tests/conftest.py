@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import compileall
 import importlib
 import os
 import signal
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+import initmem
 from initmem import register
 from initmem.cli import main
 from initmem.recipe import Recipe
@@ -23,6 +26,29 @@ from initmem.record import COLUMNS, RunRecord, summarize
 from initmem.study import Run, Study
 
 torch.set_num_threads(1)
+
+# Bytecode of the package, and of the tests while they are collected, is kept whatever the environment says:
+# else every process that a test starts compiles the package, and every worker of pytest rewrites all tests.
+# Afterwards none is written: scripts that tests write and change within a second must not be stale.
+compileall.compile_dir(Path(initmem.__file__).parent, quiet=1)
+sys.dont_write_bytecode = False
+
+# The slowest files, which start first, so that all cores are busy to the end.
+SLOW = (
+    "test_contract", "test_pipeline", "test_ray", "test_untrained", "test_workdir", "test_examples",
+    "test_scripts", "test_command", "test_engine", "test_faults", "test_undertrained", "test_keras_parity",
+    "test_fault_suite", "test_docs", "test_wheel", "test_slurm", "test_notebook", "test_captions",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: number for number, name in enumerate(SLOW)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(SLOW)))
+
+
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 class Deferred:

@@ -36,9 +36,6 @@ from initmem import catalog
 from initmem.catalog import InterventionRow, Option
 from initmem.errors import ConfigError, allowed
 
-if typing.TYPE_CHECKING:
-    from initmem.recipe import Recipe
-
 GROUP = "initmem.plugins"
 ARGUMENTS = ("input", "outputs", "width")  # of every builder, before its options
 DATASET_FORMS = (
@@ -210,9 +207,9 @@ def check_name(kind: Literal["dataset", "model", "optimizer"], name: str) -> Non
     raise ValueError(allowed(offered, name) + "; --plugin MODULE brings others")
 
 
-def is_used_by(recipe: Recipe) -> bool:
+def has_any(model: str, optimizer: str, dataset: str) -> bool:
     """Whether a plugin registered the network, the optimizer or the dataset of a recipe."""
-    return any((models.find(recipe.model), optimizers.find(recipe.optimizer), datasets.find(recipe.dataset)))
+    return any((models.find(model), optimizers.find(optimizer), datasets.find(dataset)))
 
 
 def options_of(name: str) -> tuple[Option, ...] | None:

@@ -133,7 +133,7 @@ def of_study(study: str, preset: str | None, overrides: Sequence[str], plugins: 
     if pipeline := bundled_pipeline(asked):
         return Work(asked, {}, pipeline.trainer, pipeline.pack)
     networks = [recipe.network for recipe in asked.recipes]
-    registered = [network for network in networks if register.is_used_by(network)]
+    registered = [each for each in networks if register.has_any(each.model, each.optimizer, each.dataset)]
     words = [Intervention.parse(text).word for text in asked.interventions]
     own = [one.apply for word in words if (one := register.interventions.find(word))]
     if not registered and not own:
