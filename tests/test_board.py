@@ -56,61 +56,33 @@ def board(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
 # -- who may look, and at what -------------------------------------------------------------------------------
 
 
-def test_the_addresses_are_fixed(board: Board) -> None:
-    for path in (
-        "/",
-        "/static/page.css",
-        "/static/charts.js",
-        "/static/board.js",
-        "/part/verdicts",
-        "/part/live",
-    ):
-        assert ask(board.port, path).status == 200, path
-    for path in (
-        "/static/../server.py",
-        "/static/page.html",
-        "/static/",
-        "/part/nothing",
-        "/runs/0000000000000000",
-        "/run/0000000000000000",
-        "/run/../../store.json",
-        "/run/..%2f..%2fstore.json",
-        "/store.json",
-        "/favicon.ico",
-    ):
-        assert ask(board.port, path).status == 404, path
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_it_is_read_only(board: Board, method: str) -> None:
-    answer = ask(board.port, "/", method)
-    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+def test_the_addresses_are_fixed_and_read_only_and_every_answer_is_protected(board: Board) -> None:
+    there = ("/", "/static/page.css", "/static/charts.js", "/static/board.js", "/part/verdicts", "/part/live")
+    not_there = (
+        "/static/../server.py", "/static/page.html", "/static/", "/part/nothing", "/runs/0000000000000000",
+        "/run/0000000000000000", "/run/../../store.json", "/run/..%2f..%2fstore.json", "/store.json",
+    )  # fmt: skip
+    for path in (*there, *not_there):
+        answer = ask(board.port, path)
+        assert answer.status == (200 if path in there else 404), path
+        policy = answer.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "unsafe" not in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert "Python" not in answer.headers["Server"]
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        answer = ask(board.port, "/", method)
+        assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD"), method
 
 
 def test_only_its_own_names_are_answered(board: Board) -> None:
     port = board.port
     for name in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
-        assert ask(board.port, "/", Host=name).status == 200, name
-    for name in (
-        "evil.example",
-        f"evil.example:{port}",
-        "127.0.0.1",
-        f"127.0.0.1:{port + 1}",
-        "",
-        f"x:{port}",
-    ):
-        assert ask(board.port, "/", Host=name).status == 421, name
-
-
-@pytest.mark.parametrize("path", ["/", "/nothing", "/part/verdicts", "/static/page.js"])
-def test_every_answer_is_protected(board: Board, path: str) -> None:
-    headers = ask(board.port, path).headers
-    policy = headers["Content-Security-Policy"]
-    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
-    assert "unsafe" not in policy
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
-    assert "Python" not in headers["Server"]
+        assert ask(port, "/", Host=name).status == 200, name
+    others = ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", "", f"x:{port}")
+    for name in others:
+        assert ask(port, "/", Host=name).status == 421, name
 
 
 def test_a_page_holds_no_script_of_its_own_and_everything_is_escaped(board: Board) -> None:
@@ -341,7 +313,7 @@ def rewrite_claim(store: Store, run: Run, **changes: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("skew", [-3600.0, 0.0, 3600.0])
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
 def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
     store: Store, tiny_study: Study, monkeypatch: pytest.MonkeyPatch, skew: float
 ) -> None:
@@ -381,22 +353,17 @@ def test_a_worker_of_this_machine_that_has_ended_is_known_at_once(store: Store, 
     assert "process has ended" in shown
 
 
-@pytest.mark.parametrize(
-    ("total", "finished", "training", "lost", "sentence"),
-    [
-        (0, 0, 0, 0, "No study has been run in this store yet."),
-        (3, 1, 1, 0, "1 run in training, 1 waiting."),
-        (3000, 1, 2, 0, "2 runs in training, 2,997 waiting."),
-        (3000, 1, 2, 4, "2,997 waiting, 4 of them claimed by a worker that has ended."),
-        (3, 2, 0, 0, "1 run is left, and no worker is running."),
-        (3, 3, 0, 0, "All 3 runs are done."),
-    ],
-)
-def test_the_summary_counts_in_english(
-    store: Store, total: int, finished: int, training: int, lost: int, sentence: str
-) -> None:
-    counts = {"total": total, "finished": finished, "training": training, "lost": lost}
-    assert f"{sentence}</span>" in pages.fragment("live", {"problem": ""} | live_now(store) | counts)
+def test_the_summary_counts_in_english(store: Store) -> None:
+    shown = {"problem": ""} | live_now(store)
+    for (total, finished, training, lost), sentence in {
+        (0, 0, 0, 0): "No study has been run in this store yet.",
+        (3, 1, 1, 0): "1 run in training, 1 waiting.",
+        (3000, 1, 2, 4): "2,997 waiting, 4 of them claimed by a worker that has ended.",
+        (3, 2, 0, 0): "1 run is left, and no worker is running.",
+        (3, 3, 0, 0): "All 3 runs are done.",
+    }.items():
+        counts = {"total": total, "finished": finished, "training": training, "lost": lost}
+        assert f"{sentence}</span>" in pages.fragment("live", shown | counts)
 
 
 def test_a_run_released_a_moment_ago_is_not_called_dead(store: Store, tiny_study: Study) -> None:

@@ -64,12 +64,8 @@ def board_process(store: Store, files: int) -> Iterator[int]:
 
 
 def test_idle_connections_leave_room_for_a_reader(store: Store) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 2000:
-        pytest.skip(f"this machine allows {hard} open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with ExitStack() as idle, board_process(store, files=200) as port:
-        for _ in range(1500):
+    with ExitStack() as idle, board_process(store, files=100) as port:
+        for _ in range(300):
             idle.enter_context(connect(port))
         assert ask(port, "/").status == 200
         idle.enter_context(connect(port))  # it stays open while the board ends
@@ -84,41 +80,37 @@ def test_the_oldest_connection_gives_way_when_all_are_idle(
         lines = [stack.enter_context(connect(board.port)) for _ in range(8)]
         until(lambda: len(board._deadlines) == 8)
         assert ask(board.port, "/").status == 200
-        assert [ended(line) for line in lines] == [True] + 7 * [False]
+        assert rest(lines[0]) == b""
+        for line in lines[1:]:
+            line.setblocking(False)
+            with pytest.raises(BlockingIOError):  # open, and nothing was sent
+                line.recv(1)
 
 
-def ended(line: socket.socket) -> bool:
-    line.settimeout(0.3)
-    try:
-        rest(line)
-    except TimeoutError:
-        return False
-    return True
-
-
-def test_a_slow_request_is_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_a_silent_nor_a_slow_request_is_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A byte now and then keeps no connection open: the whole head has to arrive in time."""
     monkeypatch.setattr(board_module, "HEAD_SECONDS", 0.5)
-    with serving(store) as board, connect(board.port) as line:
+    with serving(store) as board, connect(board.port) as silent, connect(board.port) as slow:
         started = time.monotonic()
-        line.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{board.port}\r\n".encode())
+        slow.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{board.port}\r\n".encode())
         with pytest.raises(OSError):
             while time.monotonic() < started + 60:
-                line.sendall(b"X-Slow: 1\r\n")
+                slow.sendall(b"X-Slow: 1\r\n")
                 time.sleep(0.1)
-
-
-def test_a_silent_connection_is_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_module, "HEAD_SECONDS", 2.0)
-    with serving(store) as board, connect(board.port) as silent, connect(board.port) as asked:
-        asked.sendall(request(board.port, "/part/verdicts"))
         assert rest(silent) == b""
-        assert rest(asked).startswith(b"HTTP/1.1 200 OK")  # and does not wait for ever for a second request
+
+
+def test_a_connection_serves_one_request(board: Board) -> None:
+    with connect(board.port) as line:
+        line.sendall(request(board.port, "/part/verdicts"))
+        assert rest(line).startswith(b"HTTP/1.1 200 OK")  # and does not wait for a second request
 
 
 def test_an_answer_nobody_reads_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    large = "x" * (64 << 20)
-    monkeypatch.setattr(board_module, "ANSWER_SECONDS", 3.0)
+    large = "x" * (32 << 20)
+    monkeypatch.setattr(board_module, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr("initmem.report.page.static", lambda name: large)
     with serving(store) as board, connect(board.port) as line:
         line.sendall(request(board.port, "/static/page.js"))
@@ -127,15 +119,11 @@ def test_an_answer_nobody_reads_is_given_up(store: Store, monkeypatch: pytest.Mo
         assert len(rest(line)) < len(large)
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/tags", "/static/page.css", "/part/verdicts", "/runs/{recipe}", "/run/{run}", "/nothing"]
-)
-def test_head_is_get_without_the_body(board: Board, tiny_study: Study, path: str) -> None:
+def test_head_is_get_without_the_body(board: Board, tiny_study: Study) -> None:
     run = tiny_study.all_runs()[0]
-    path = path.format(recipe=run.recipe.id, run=run.id)
     said = ("Content-Type", "Content-Length", "Content-Security-Policy")
 
-    def agree() -> bool:  # between the two, a time that is shown may change, or the store be read
+    def agree(path: str) -> bool:  # between the two, a time that is shown may change, or the store be read
         with connect(board.port) as line:
             line.sendall(request(board.port, path, "HEAD", "Connection: close"))
             head, _, body = rest(line).partition(b"\r\n\r\n")
@@ -145,29 +133,27 @@ def test_head_is_get_without_the_body(board: Board, tiny_study: Study, path: str
         same = all(f"{name}: {got.headers[name]}".lower() in lines for name in said if name in got.headers)
         return same and int(head.split()[1]) == got.status
 
-    until(agree)
+    for path in ("/", "/tags", "/static/page.css", f"/runs/{run.recipe.id}", f"/run/{run.id}", "/nothing"):
+        until(lambda path=path: agree(path))
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
+def test_a_bad_request_is_refused_with_the_same_protection(board: Board) -> None:
+    heads = [
         b"GET / HTTP/1.1\r\n" + b"X: %s\r\n" % (b"x" * 60_000) * 2,
         b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000,
         b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
         b"nonsense\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",  # TLS
         b"GET / HTTP/9.9\r\n\r\n",
-    ],
-    ids=["long headers", "many headers", "long address", "no request", "TLS", "unknown version"],
-)
-def test_a_bad_request_is_refused_with_the_same_protection(board: Board, head: bytes) -> None:
-    with connect(board.port) as line:
-        with suppress(OSError):  # closed before all of it was sent
-            line.sendall(head)
-        answer = rest(line)
-    assert answer == b"" or re.match(rb"HTTP/1.1 (4|505)", answer)
-    for name, value in HEADERS.items() if answer else ():
-        assert f"{name}: {value}".encode() in answer, name
+    ]
+    for head in heads:
+        with connect(board.port) as line:
+            with suppress(OSError):  # closed before all of it was sent
+                line.sendall(head)
+            answer = rest(line)
+        assert answer == b"" or re.match(rb"HTTP/1.1 (4|505)", answer), head[:20]
+        for name, value in HEADERS.items() if answer else ():
+            assert f"{name}: {value}".encode() in answer, name
     assert ask(board.port, "/").status == 200
 
 
@@ -196,9 +182,9 @@ def test_it_stops_at_once_whoever_is_connected(store: Store) -> None:
         assert time.monotonic() < started + 30
 
 
-def test_200_pages_can_ask_at_once(board: Board, tiny_study: Study) -> None:
+def test_100_pages_can_ask_at_once(board: Board, tiny_study: Study) -> None:
     with ExitStack() as stack:
-        lines = [stack.enter_context(connect(board.port)) for _ in range(200)]
+        lines = [stack.enter_context(connect(board.port)) for _ in range(100)]
         for line in lines:
             line.sendall(request(board.port, "/tags"))
         for line in lines:

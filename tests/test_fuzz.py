@@ -22,15 +22,15 @@ FUZZING = Path(__file__).with_name("fuzzing.py")
 
 def test_bad_input_meets_clear_errors_alone(record_property) -> None:
     """A small share of what benchmarks/fuzz.py reads."""
-    done = subprocess.run([sys.executable, FUZZING, "3000"], capture_output=True, text=True, timeout=900)
+    done = subprocess.run([sys.executable, FUZZING, "1500"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
     assert counts.pop("breaches") == {}
     assert [problem for row in counts.values() for problem in row["problems"]] == []
     names = ("inputs", "read", "refused")
     rows = {reader: {name: row.get(name, 0) for name in names} for reader, row in counts.items()}
-    assert sum(row["inputs"] for row in rows.values()) >= 3000
-    assert sum(row["read"] for row in rows.values()) > 300  # much is still good after all: it is really read
+    assert sum(row["inputs"] for row in rows.values()) >= 1500
+    assert sum(row["read"] for row in rows.values()) > 150  # much is still good after all: it is really read
     record_property("fuzz", rows)
 
 

@@ -21,7 +21,7 @@ from initmem.errors import duration as in_words
 from initmem.pipeline import bundled_pipeline
 from initmem.recipe import Recipe
 from initmem.store.encoding import encode
-from initmem.study import Run, Study
+from initmem.study import Run
 from initmem.study_file import load_study
 from initmem.train import loop, native
 from initmem.train.networks import build
@@ -29,11 +29,9 @@ from initmem.train.pack import EVALUATION_PIXELS
 from initmem.train.requirements import flops_per_image
 
 
-@pytest.mark.parametrize("side", [8, 32])
 @pytest.mark.parametrize("model", catalog.PACKED)
-def test_operations_are_those_that_torch_counts(
-    model: str, side: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operations_are_those_that_torch_counts(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = 16
     monkeypatch.setattr(native, "library", lambda: None)  # what C does, PyTorch cannot count
     recipe = Recipe.parse({"model": model, "width": 6})
     network = build(recipe, Sizes(1, 1, 1, 3, side, side, 10))
@@ -63,11 +61,6 @@ def test_a_run_is_training_validation_and_one_test(tiny: Recipe) -> None:
     count = flops_per_image(tiny, shape.shape, shape.classes)
     expected = 3 * (60 * count.training + 20 * count.forward) + 20 * count.forward
     assert run_flops(tiny, shape) == expected
-
-
-def test_real_steps_tell_the_time(tiny_study: Study) -> None:
-    found = plan(tiny_study, workers=2)
-    assert 0 < found.hours_here < 0.1
 
 
 def test_a_planned_pack_takes_about_as_long_as_a_trained_one() -> None:
@@ -103,15 +96,12 @@ def test_a_pipeline_is_timed_too() -> None:
     assert found.rows[0].clock_sgd == pytest.approx(found.rows[0].updates * 0.01**2 / 4)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.2, "under 1 s"), (45, "45 s"), (600, "10 min"), (12_600, "3.5 h"), (79_200, "22 h"),
-        (1.8e5, "2.1 days"), (3.456e6, "40 days"), (61454 * 86400, "168 years"),
-    ],
-)  # fmt: skip
-def test_durations_are_for_people(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+def test_durations_are_for_people() -> None:
+    words = {
+        0.2: "under 1 s", 45: "45 s", 600: "10 min", 12_600: "3.5 h", 79_200: "22 h", 1.8e5: "2.1 days",
+        3.456e6: "40 days", 61454 * 86400: "168 years",
+    }  # fmt: skip
+    assert {seconds: in_words(seconds) for seconds in words} == words
 
 
 def test_disk_is_what_a_record_takes(tiny: Recipe) -> None:

@@ -84,7 +84,7 @@ def test_the_papers_studies_are_as_reported() -> None:
     assert len(load_study("depth", "paper").all_runs()) == 3 * 5 * 2 * 5 * 10
 
 
-@pytest.mark.parametrize("name", bundled())
+@pytest.mark.parametrize("name", ["quickstart", "chaos", "relax"])
 def test_the_sizes_that_a_run_announces_add_up(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
