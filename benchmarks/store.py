@@ -50,12 +50,10 @@ def spent(*command: str) -> tuple[float, float, float]:
     return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20
 
 
-def show(label: str, *command: str, repeats: int, before: Path | None = None) -> None:
-    """Print the least and the most seconds of some repetitions; `before` is deleted each time."""
+def show(label: str, *command: str, repeats: int) -> None:
+    """Print the least and the most seconds of some repetitions."""
     found = []
     for _ in range(repeats):
-        if before:
-            before.unlink(missing_ok=True)
         found.append(spent(*command))
     seconds, processor, memory = zip(*found, strict=True)
     least, most = min(seconds), max(seconds)
@@ -69,11 +67,9 @@ def measure(store: Path, studies: list[str], repeats: int) -> None:
     size = sum(path.stat().st_size for path in store.glob("runs/*/record.json"))
     print(f"{len(list(store.glob('runs/*/record.json'))):,} runs, {size / 1e6:,.0f} MB of records")
     print(f"  {'':35} {'wall':>14} {'processor':>12} {'memory':>8}")
-    cli, index = ("-m", "initmem"), store / "index.json"
+    cli = ("-m", "initmem")
     for command in ("status", "measure"):
-        show(f"{command}, cold", *cli, command, str(store), repeats=repeats, before=index)
-        show(f"{command}, warm", *cli, command, str(store), repeats=repeats)
-    print(f"  index {index.stat().st_size / 1e6:.1f} MB")
+        show(command, *cli, command, str(store), repeats=repeats)
     show("status --verify", *cli, "status", str(store), "--verify", repeats=repeats)
     show("measure --what beta (all curves)", *cli, "measure", str(store), "--what", "beta", repeats=repeats)
     for name in studies:

@@ -242,16 +242,6 @@ class Readers:
         for record in archive.records():
             assert all(len(column) == record.summary.epochs for column in record.history.values())
 
-    def indices(self, mutator: Mutator, number: int) -> None:
-        """The index of a store that holds two records: whatever is in it, both are there."""
-        folder = self.folder / "indexed"
-        if not folder.exists():
-            Store.create(folder).commit([decode(data) for data in self.records[:2]])
-            Store(folder).records()
-            self.index = (folder / "index.json").read_bytes()
-        (folder / "index.json").write_bytes(mutator.bytes(self.index, self.index))
-        assert len(Store(folder).records()) == 2
-
     def _npz_samples(self) -> list[bytes]:
         rng = np.random.default_rng(0)
         x, y = rng.random((30, 4, 4)).astype(np.float32), np.arange(30) % 3
@@ -304,7 +294,6 @@ SHARES = {
     "small_files": 100,
     "archive_files": 80,
     "signed_archives": 80,
-    "indices": 30,
     "npz_files": 100,
 }
 

@@ -10,7 +10,6 @@ STORE/runs/ID/hang.txt           with a time limit: where the worker was when it
 STORE/runs/ID/record.json        when the run is done; then it is the only file of the run
 STORE/pending/*.json             records of a pack that are decided, but not all of them visible yet
 STORE/aside/                     files moved out of the way: damaged, or of crashed runs tried again
-STORE/index.json                 derived from the records: everything except their histories
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from initmem.errors import StoreError
-from initmem.files import make_folder, names
+from initmem.files import names, retried
 
 PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
 LONGEST_NAME = 60
@@ -50,7 +49,6 @@ class Paths:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.format = root / "store.json"
-        self.index = root / "index.json"
         self.lock = root / ".lock"
         self.studies = root / "studies"
         self.runs = root / "runs"
@@ -107,12 +105,12 @@ class Paths:
     def make_run(self, run_id: str) -> Path:
         """The folder of a run, made if need be."""
         folder = self.run(run_id)
-        make_folder(folder)
+        retried(lambda: folder.mkdir(exist_ok=True))
         return folder
 
     def move_aside(self, path: Path, name: str) -> Path:
         """Move a file out of the way, under a unique name; where it is now."""
-        make_folder(self.aside)
+        self.aside.mkdir(exist_ok=True)
         target = self.aside / f"{name}-{uuid.uuid4().hex[:8]}.json"
         with suppress(FileNotFoundError):  # another process may have done it
             path.replace(target)

@@ -1,24 +1,16 @@
-"""The record files of a store, committed once and never changed, and their index.
+"""The record files of a store, committed once and never changed.
 
-The index holds the head of every record, so that a large store opens at once. It is derived and never
-the truth: it can be deleted at any time, and one that is damaged or of another version is ignored. An entry
-is valid as long as its record has the size and modification time that it was read with; anything else is read
-again and its checksum verified. Records that could not be read are not in the index, so they are tried every
-time.
+A `Records` keeps the head of every record that it has read. A file is read again, and its checksum verified,
+when its size or modification time has changed; a history is read when it is first used.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from initmem.errors import Damaged, StoreError
 from initmem.files import (
@@ -28,7 +20,6 @@ from initmem.files import (
     names,
     readable,
     reason,
-    refuse_link,
     retried,
     sweep,
     write_atomic,
@@ -39,31 +30,20 @@ from initmem.store.encoding import Encoded, decode, encode, join, parse_arrays, 
 from initmem.store.paths import Paths
 from initmem.study import Run
 
-VERSION = 2  # of the index
-
 Stamp = tuple[int, int]  # size in bytes, modification time in nanoseconds
-
-
-class Entry(NamedTuple):
-    """One record file as it was read."""
-
-    stamp: Stamp
-    sha256: str
-    head: Mapping[str, Any]
-    record: RunRecord
 
 
 @dataclass(slots=True)
 class Scan:
     """All records of a store, by run id in a fixed order."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, tuple[Stamp, RunRecord]] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)  # they fail their checksum
     unreadable: dict[str, str] = field(default_factory=dict)  # may be intact: a newer version, a disk error
 
     def records(self) -> list[RunRecord]:
         """All records that can be read."""
-        return [entry.record for entry in self.entries.values()]
+        return [record for _, record in self.entries.values()]
 
     def problems(self) -> list[str]:
         """What is wrong with each record that cannot be read."""
@@ -76,7 +56,7 @@ class Records:
 
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
-        self._entries: dict[str, Entry] | None = None  # None: the index was not read yet
+        self._entries: dict[str, tuple[Stamp, RunRecord]] = {}  # as they were last read
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -97,19 +77,16 @@ class Records:
             raise StoreError(f"{path}: {reason(error)}") from None
 
     def scan(self, *, verify: bool = False) -> Scan:
-        """All records. A file that has not changed since it was indexed is read only to `verify` it."""
-        if self._entries is None:
-            self._entries = self._read_index()
-        indexed = {} if verify else self._entries
+        """All records. A file that has not changed since it was last read is read only to `verify` it."""
         scan = Scan()
         for run_id in self.paths.run_ids():
+            path = self.paths.record(run_id)
             try:
-                status = self._status(
-                    run_id
-                )  # before the file is read: a change in between is seen next time
-                stamp, entry = (status.st_size, status.st_mtime_ns), indexed.get(run_id)
-                if entry is None or entry.stamp != stamp:
-                    entry = self._read_entry(run_id, stamp)
+                with readable(path):
+                    status = retried(path.stat)  # before it is read: a change in between is seen next time
+                    stamp, entry = (status.st_size, status.st_mtime_ns), self._entries.get(run_id)
+                    if verify or entry is None or entry[0] != stamp:
+                        entry = (stamp, self._read_head(run_id, path))
                 scan.entries[run_id] = entry
             except FileNotFoundError:
                 continue  # not done yet, or moved aside by another process a moment ago
@@ -117,33 +94,20 @@ class Records:
                 scan.damaged[run_id] = str(error)
             except StoreError as error:
                 scan.unreadable[run_id] = str(error)
-        changed, self._entries = scan.entries != indexed, scan.entries
-        if changed:
-            self._write_index(scan.entries)
+        self._entries = scan.entries
         return scan
 
-    def _status(self, run_id: str) -> os.stat_result:
-        path = self.paths.record(run_id)
-        with readable(path):
-            return retried(path.stat)
-
-    def _read_entry(self, run_id: str, stamp: Stamp) -> Entry:
-        path = self.paths.record(run_id)
-        with readable(path):
-            encoded = split(retried(path.read_bytes))
-            entry = self._entry(run_id, stamp, encoded.sha256, encoded.head)
-            if entry.record.id != run_id:
-                raise StoreError(f"holds run {entry.record.id}")
-        return entry
-
-    def _entry(self, run_id: str, stamp: Stamp, sha256: str, head: Mapping[str, Any]) -> Entry:
-        read = partial(self._read_part, run_id, sha256)
-        return Entry(
-            stamp, sha256, head, join(head, partial(read, parse_history), partial(read, parse_arrays))
-        )
+    def _read_head(self, run_id: str, path: Path) -> RunRecord:
+        """A record whose history and arrays are read when they are first used."""
+        encoded = split(retried(path.read_bytes))
+        read = partial(self._read_part, run_id, encoded.sha256)
+        record = join(encoded.head, partial(read, parse_history), partial(read, parse_arrays))
+        if record.id != run_id:
+            raise StoreError(f"holds run {record.id}")
+        return record
 
     def _read_part(self, run_id: str, sha256: str, parse: Callable[[Encoded], Arrays]) -> Arrays:
-        """The history, or the arrays, of the very record that was indexed."""
+        """The history, or the arrays, of the very record whose head was read."""
         path = self.paths.record(run_id)
         try:
             with readable(path):
@@ -153,25 +117,6 @@ class Records:
                 return parse(encoded)
         except FileNotFoundError as error:
             raise StoreError(f"{path}: {reason(error)}") from None
-
-    def _read_index(self) -> dict[str, Entry]:
-        try:
-            first, _, body = self.paths.index.read_bytes().partition(b"\n")
-            if first + b"\n" != _first_line(body):
-                return {}
-            return {
-                run_id: self._entry(run_id, (size, time), sha256, head)
-                for run_id, ((size, time), sha256, head) in json.loads(body).items()
-            }
-        except (OSError, ValueError, TypeError, AttributeError, StoreError):
-            return {}
-
-    def _write_index(self, entries: Mapping[str, Entry]) -> None:
-        """The index file: a line with version and digest, then the entries."""
-        content = {run_id: [entry.stamp, entry.sha256, entry.head] for run_id, entry in entries.items()}
-        body = json.dumps(content, separators=(",", ":")).encode()
-        with contextlib.suppress(OSError):  # a store that cannot be written can still be read
-            write_atomic(self.paths.index, _first_line(body) + body)
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -259,12 +204,7 @@ class Records:
 
 def _clear(folder: Path) -> None:
     """Remove whatever is next to a record, except what a living process is about to rename."""
-    refuse_link(folder)
     for path in map(folder.joinpath, names(folder)):
         if path.name != "record.json" and path.suffix != ".tmp" and not retried(path.is_dir):
             path.unlink(missing_ok=True)
     sweep(folder)
-
-
-def _first_line(body: bytes) -> bytes:
-    return json.dumps({"index": VERSION, "sha256": hashlib.sha256(body).hexdigest()}).encode() + b"\n"

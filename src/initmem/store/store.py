@@ -15,10 +15,8 @@ from initmem.files import (
     explained,
     is_there,
     jsons,
-    make_folder,
     readable,
     reason,
-    refuse_link,
     retried,
     sweep,
     write_atomic,
@@ -60,8 +58,6 @@ class Store:
         self.path = Path(path).absolute()  # user code may change the working directory
         self.session = session or uuid.uuid4().hex  # shared by the processes of one call of an engine
         self.paths = Paths(self.path)
-        for folder in (self.paths.runs, self.paths.studies, self.paths.pending, self.paths.aside):
-            refuse_link(folder)
         _check_format(self.paths)
         self._records = Records(self.paths)
         self.live, self.checkpoints = LiveHistory(self.paths), Checkpoints(self.paths)
@@ -81,7 +77,7 @@ class Store:
                 )
             retried(lambda: root.mkdir(parents=True, exist_ok=True))
             for folder in (paths.runs, paths.studies, paths.pending):
-                make_folder(folder)
+                retried(lambda folder=folder: folder.mkdir(exist_ok=True))
             if not is_there(paths.format):
                 write_atomic(paths.format, json.dumps({"format": FORMAT}).encode() + b"\n")
             check_file_system(root)
@@ -115,7 +111,7 @@ class Store:
     def survey(self) -> tuple[list[RunRecord], list[str]]:
         """All records, and what is wrong with each that cannot be read.
 
-        A file that has not changed since it was indexed is not read again; `verify` reads them all.
+        A file that has not changed since this `Store` read it is not read again; `verify` reads them all.
         """
         scan = self._records.scan()
         return scan.records(), scan.problems()
