@@ -107,7 +107,10 @@ class RayCluster:
                 return line.removeprefix("done ").strip()
         raise AssertionError("the keeper of the cluster is gone")
 
-    def close(self) -> None:
+    def __enter__(self) -> RayCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.order("end")
         self.keeper.communicate(timeout=600)
 
@@ -199,6 +202,43 @@ def put_through_contract(name: str, folder: Path, options: dict[str, Any]) -> di
     said = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment())
     assert said.returncode == 0, said.stderr
     return dict(json.loads(said.stdout.splitlines()[-1]))
+
+
+def check_contract(
+    name: str,
+    folder: Path,
+    options: dict[str, Any],
+    undisturbed: dict[str, RunRecord],
+    long_epoch: list[RunRecord],
+) -> None:
+    """Assert what every engine promises: the same study gives the same records, wherever it is executed."""
+    from faultlab import residue  # both load torch, which drivers do without
+    from initmem.data.sources import load
+
+    found = put_through_contract(name, folder, options)
+    wanted = undisturbed | {record.id: record for record in long_epoch}
+
+    assert found["stopped"] is False  # asked to stop: it says so, and keeps what is done
+    assert 0 < found["early"] < len(wanted)
+    assert found["claims"] == []
+    first, second = found["saved"]  # it stopped inside the only epoch of a pack
+    assert 0 < first == second < len(load(LONG_EPOCH).train) // LONG_EPOCH.batch_size
+    assert found["finished"] is True  # asked again: it goes on, the long epoch from that very batch
+    assert set(found["heard"]) <= wanted.keys()
+    assert len(found["heard"]) == len(set(found["heard"]))  # nothing is reported twice
+    assert_same(folder / "whole", wanted)
+    assert list(residue(folder / "whole")) == []
+    assert (found["again"], found["trained again"]) == (True, [])  # done is done
+
+    for record in Store(folder / "whole").records():
+        assert record.provenance["pack"] == 2
+        assert record.provenance["faults"] == {}
+        assert {"hardware", "device", "torch", "python", "initmem"} <= record.provenance.keys()
+
+    statuses = {record.id: record.status for record in Store(folder / "bad").records()}
+    fine, odd = packs()[0]
+    assert statuses == {fine.id: "completed", odd.id: "crashed"}  # an exception is a record
+    assert found["mistake"] == "the store is gone"  # a mistake stops everything else
 
 
 if __name__ == "__main__":

@@ -116,21 +116,21 @@ def fake_record(run: Run, test_accuracy: float, epochs: int = 4) -> RunRecord:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster():
-    """A Ray cluster, without nodes as yet."""
-    from clusters import RayCluster
-
-    cluster = RayCluster()
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
     """What must come of the study that clusters are given."""
     from clusters import expected
 
     return expected(tmp_path_factory.mktemp("undisturbed") / "store")
+
+
+@pytest.fixture(scope="session")
+def long_epoch() -> list[RunRecord]:
+    """What must come of two runs of one long epoch, inside which engines are stopped."""
+    from clusters import LONG_EPOCH, LONG_RUNS
+    from initmem.data.sources import load
+    from initmem.train.loop import train_pack
+
+    return train_pack(LONG_RUNS, load(LONG_EPOCH))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,8 +25,8 @@ from initmem.engines.engine import Faulted, Settings, Trainer
 from initmem.engines.worker import Worker
 from initmem.errors import ConfigError, FullDisk, StoreError
 from initmem.recipe import Recipe
-from initmem.record import RunRecord, cause_line
-from initmem.store.faults import MOST_LOSSES, Fault, cause_of, from_lines, next_pack, to_line
+from initmem.record import RunRecord
+from initmem.store.faults import MOST_LOSSES, Fault, cause_line, cause_of, from_lines, next_pack, to_line
 from initmem.store.store import Store
 from initmem.study import Run, Study
 from initmem.train.loop import train_pack
@@ -112,7 +112,6 @@ def test_an_exception_is_counted_with_the_pack_and_alone(store: Store, runs: lis
     [
         (SystemExit(0), "SystemExit: 0 (the training code called sys.exit or quit)"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),  # a worker process does not hear Ctrl-C
-        (GeneratorExit(), "GeneratorExit"),
         (BaseException("odd"), "BaseException: odd"),
     ],
 )
@@ -222,22 +221,21 @@ def killing(culprit: Run) -> Trainer:
     return train
 
 
-@pytest.mark.parametrize("culprit", [0, 3])
 def test_a_run_that_takes_its_workers_with_it_is_found_and_the_rest_is_trained(
-    store: Store, runs: list[Run], culprit: int
+    store: Store, runs: list[Run]
 ) -> None:
-    settings = Settings(trainer=killing(runs[culprit]))
+    *others, culprit = runs
+    settings = Settings(trainer=killing(culprit))
     codes = []
     while not codes or codes[-1] != 0:
         codes.append(in_a_child(store.path, "one session", runs, settings))
         assert len(codes) < 12
     assert set(codes[:-1]) == {-signal.SIGKILL}
-    record = store.read(runs[culprit].id)
+    record = store.read(culprit.id)
     assert record.status == "crashed"
     assert str(record.error).startswith("lost worker: the worker was lost")
     assert record.provenance["faults"]["lost worker"] == record.provenance["attempts"]
-    others = [store.read(run.id) for run in runs if run != runs[culprit]]
-    assert [other.status for other in others] == 3 * ["completed"]
+    assert [store.read(run.id).status for run in others] == 3 * ["completed"]
 
 
 def test_sessions_killed_by_the_user_never_make_a_run_fail(store: Store, runs: list[Run]) -> None:
@@ -377,7 +375,7 @@ class BadReads:
     def _failing(self, real):
         def read(path, *args, **kwargs):
             inside = isinstance(path, str | Path) and str(path).startswith(self.store)
-            if inside and not (args and isinstance(args[0], str) and set(args[0]) & set("wa")):
+            if inside and not (args and isinstance(args[0], str) and set(args[0]) & set("wax")):
                 self.reads += 1
                 if self.at <= self.reads < self.at + self.times:
                     raise OSError(self.number, os.strerror(self.number), str(path))
@@ -392,8 +390,7 @@ def train_with_epochs(runs, on_epoch):
     return [fake_record(run, run.scale) for run in runs]
 
 
-@pytest.mark.parametrize("trainer", [None, train_with_epochs], ids=["bundled", "own code"])
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+@pytest.mark.parametrize(("trainer", "number"), [(None, errno.EIO), (train_with_epochs, errno.ESTALE)])
 def test_a_read_error_crashes_no_run_and_splits_no_pack(
     tmp_path: Path, runs: list[Run], monkeypatch: pytest.MonkeyPatch, trainer: Trainer | None, number: int
 ) -> None:
@@ -417,7 +414,7 @@ def test_a_read_error_crashes_no_run_and_splits_no_pack(
     session(tmp_path / "store 0")
     reads = bad.reads
     assert reads > 50
-    for at in range(1, reads + 1, 3 if number == errno.EIO else 7):
+    for at in range(1, reads + 1, 7):
         for times in (1, 2):
             path = tmp_path / f"store {at} {times}"
             bad.plan(at, times, number)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from initmem.clocks import CLOCKS
 from initmem.study import Run
@@ -51,7 +50,6 @@ MOST_PREDICTIONS = 20_000  # values per run: of 10 classes 12.5 kB in a record
 MOST_INITIAL = 2_000  # of the network before training
 MOST_EPOCHS = 32  # of norms and cosines, next to the selected epoch and the last
 LARGEST_VALUE = 1e100  # of what is recorded: squares and sums are finite as well
-LONGEST_CAUSE = 300  # characters of a cause
 
 
 class Stored(Mapping[str, "NDArray[Any]"]):
@@ -264,65 +262,3 @@ def crashed(run: Run, error: str, provenance: Mapping[str, Any]) -> RunRecord:
 
 
 SUMMARY_FIELDS = tuple(item.name for item in fields(Summary))
-
-
-class CrashCause(NamedTuple):
-    """A cause, how many runs crashed of it, and the first of them."""
-
-    cause: str
-    runs: int
-    first_id: str
-    scale: float | str  # or intervention
-    seed: int
-    workdir: str = ""  # where its files are, if it had a working directory of its own
-
-    def __str__(self) -> str:
-        files = f", files in {self.workdir}" if self.workdir else ""
-        at = self.scale if isinstance(self.scale, str) else f"scale {self.scale:g}"
-        return f"{self.runs} with {self.cause} (the first: {at}, seed {self.seed}{files})"
-
-
-def cause_line(record: RunRecord) -> str:
-    """The last line of a traceback that is not blank: the exception."""
-    lines = [line.strip() for line in (record.error or "").splitlines() if line.strip()]
-    return (lines[-1] if lines else "no reason given")[:LONGEST_CAUSE]
-
-
-def same_cause(cause: str) -> str:
-    """What causes have in common that differ in numbers alone, such as the epoch or the scale."""
-    return re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "0", cause)
-
-
-def crashed_alike(records: Iterable[RunRecord]) -> list[list[RunRecord]]:
-    """The crashed runs, those of the same cause together, the most frequent first."""
-    groups: dict[str, list[RunRecord]] = {}
-    for record in records:
-        if record.status == "crashed":
-            groups.setdefault(same_cause(cause_line(record)), []).append(record)
-    return sorted(groups.values(), key=len, reverse=True)
-
-
-def crash_causes(records: Iterable[RunRecord]) -> list[CrashCause]:
-    """The causes of all crashed runs, the most frequent first."""
-    return [
-        CrashCause(
-            cause_line(first),
-            len(group),
-            first.id,
-            first.run.level,
-            first.run.seed,
-            str(first.provenance.get("workdir", "")),
-        )
-        for group in crashed_alike(records)
-        for first in group[:1]
-    ]
-
-
-def crash_lines(records: Sequence[RunRecord], most: int = 3) -> list[str]:
-    """One line that counts the crashed runs and names the most frequent causes; none where none crashed."""
-    causes = crash_causes(records)
-    if not causes:
-        return []
-    count = sum(cause.runs for cause in causes)
-    more = f"; {len(causes) - most} more causes" if len(causes) > most else ""
-    return [f"{count} of {len(records)} runs crashed: {'; '.join(map(str, causes[:most]))}{more}"]

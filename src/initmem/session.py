@@ -22,7 +22,7 @@ from initmem.errors import InitmemError, count
 from initmem.measures.design import analysis_of, default_metric, schedule
 from initmem.measures.memory import memory
 from initmem.recipe import AnyRecipe
-from initmem.record import cause_line, same_cause
+from initmem.store.faults import cause_line, same_cause
 from initmem.store.store import Store
 from initmem.study import Study
 from initmem.train.requirements import check

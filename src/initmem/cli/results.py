@@ -27,7 +27,7 @@ def status(
 ) -> None:
     """Count the runs of each study by what became of them."""
     from initmem.plots.columns import STATUS
-    from initmem.record import CrashCause
+    from initmem.store.faults import CrashCause
     from initmem.store.results import open_results, store_status
 
     opened = open_results(store)

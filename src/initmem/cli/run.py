@@ -194,7 +194,7 @@ def print_outcome(
     from initmem.measures.memory import Memories, memory_table
     from initmem.measures.provenance import applied_lines
     from initmem.measures.verdict import verdict_table
-    from initmem.record import crash_causes, crash_lines
+    from initmem.store.faults import crash_causes, crash_lines
     from initmem.store.results import Collection
     from initmem.store.store import Store
 

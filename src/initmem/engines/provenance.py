@@ -10,7 +10,9 @@ from __future__ import annotations
 import platform
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,24 +20,27 @@ from typing import Any
 from initmem import __version__
 from initmem.content import content_digest
 from initmem.engines.engine import Settings
-from initmem.errors import ConfigError, Damaged, first_of
-from initmem.files import processor_lines
+from initmem.errors import ConfigError, Damaged, StoreError, first_of
+from initmem.files import left_behind, processor_lines
 from initmem.recipe import AnyRecipe, content_id
 from initmem.record import RunRecord, crashed
 from initmem.store.faults import Fault, counted
 from initmem.store.store import Store
 from initmem.study import Run, Study
 
+WORKDIR = "initmem-run-"  # the names of working directories of user code begin with it
 
-def with_provenance(
-    record: RunRecord, store: Store, settings: Settings, pack: Sequence[Run], *more: Fault
-) -> RunRecord:
+
+def with_provenance(record: RunRecord, store: Store, settings: Settings, pack: Sequence[Run]) -> RunRecord:
     """The record with where, with what and in which pack it was trained, after which faults.
 
     What a trainer has noted about the machine and the code is kept.
     """
     run, noted = record.run, record.provenance
     code = settings.fingerprint(run.recipe)
+    faults = store.faults.of(run.id)
+    if record.status == "diverged":
+        faults.append(Fault("divergence"))  # which nobody has noted in the store
     provenance = {
         **environment(str(noted.get("device", settings.device))),
         **({"fingerprint": code} if code else {}),
@@ -44,7 +49,7 @@ def with_provenance(
         "pack": len(pack),
         "pack_id": pack_id(pack),
         "attempts": store.faults.attempt(run.id),
-        "faults": counted([*store.faults.of(run.id), *more]),
+        "faults": counted(faults),
     }
     return replace(record, provenance=provenance)
 
@@ -98,6 +103,26 @@ def hardware(device: str) -> str:
         return torch.cuda.get_device_name(index) if index < torch.cuda.device_count() else "not known"
     names = [line.partition(":")[2].strip() for line in processor_lines("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def workdir_prefix(run_id: str) -> str:
+    """How the name of a run's working directory begins."""
+    return f"{WORKDIR}{run_id}-"
+
+
+def kept_workdir(root: Path, run_id: str) -> Path:
+    """Give a working directory a name that is not swept."""
+    return root.rename(tempfile.mkdtemp(prefix=workdir_prefix(run_id)))
+
+
+def lost_workdir(run_id: str) -> dict[str, str]:
+    """For the record of a run that was lost on this machine: its last working directory, which is kept."""
+    with suppress(OSError, StoreError):
+        for root in left_behind(Path(tempfile.gettempdir()), workdir_prefix(run_id)):
+            kept = kept_workdir(root, run_id)
+            mirror = kept.joinpath(*Path.cwd().parts[1:])
+            return {"workdir": str(mirror if mirror.is_dir() else kept)}
+    return {}
 
 
 Fingerprint = Mapping[str, str]  # of code: a text for each of its parts

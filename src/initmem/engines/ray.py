@@ -73,7 +73,7 @@ class RayEngine:
         check_device(self.settings.device)
         self._resource = "CPU" if self.settings.device == "cpu" else "GPU"  # each task takes one of them
         self._address, self._most = address or os.environ.get("RAY_ADDRESS"), workers
-        self._ray = _connected(self._address, workers)
+        self._ray: Any = None  # connected when it is first used
         self._in_flight: dict[Any, _Job] = {}
         self._held: list[Run] = []  # all that this process has claimed for tasks
 

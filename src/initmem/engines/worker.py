@@ -16,17 +16,14 @@ Workers are the same in every engine. They share nothing but the store.
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import signal
-import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 from initmem import register
 from initmem.data.sources import load
@@ -40,17 +37,15 @@ from initmem.engines.engine import (
     Settings,
     ignore,
 )
-from initmem.engines.provenance import crash_record, whole_pack, with_provenance
+from initmem.engines.provenance import crash_record, lost_workdir, whole_pack, with_provenance
 from initmem.errors import FullDisk, InitmemError, StoreError
-from initmem.files import left_behind
 from initmem.record import RunRecord
-from initmem.store.faults import LOSSES, Cause, Fault, cause_of, next_pack
+from initmem.store.faults import LOSSES, Cause, cause_of, next_pack
 from initmem.store.store import Store
 from initmem.study import Run
 from initmem.train.loop import train_pack
 from initmem.train.pack import Checkpoint, Pack
 
-WORKDIR = "initmem-run-"  # the names of working directories of user code begin with it
 SHORTEST_PAUSE, PAUSE = 0.05, 1.0  # seconds between two looks at packs that other workers have claimed
 LOOK_EVERY = 0.05  # seconds between two looks whether to stop or to save: a small step takes a millisecond
 
@@ -91,7 +86,10 @@ class Worker:
         """Claim the open runs of a pack; fewer of them, or none, if workers were lost with them before."""
         store = self.store
         runs = store.claims.take(pack)
-        room = {run: self._room(run, len(runs)) for run in runs}
+        room = {}  # in packs of how many each may be tried after its losses; 0 gives it up
+        for run in runs:
+            faults, newest = store.faults.of(run.id), store.checkpoints.newest(run.id)
+            room[run] = next_pack(faults, session=store.session, update=newest, pack=len(runs))
         if lost := [run for run in runs if room[run] == 0]:
             self._commit([self._given_up(run) for run in lost])
             store.claims.release(runs)
@@ -100,11 +98,6 @@ class Worker:
             store.claims.release(runs)
             return store.claims.take(runs[:size])
         return runs
-
-    def _room(self, run: Run, pack: int) -> int:
-        """In packs of how many a run may be tried after its losses; 0 gives it up."""
-        faults, newest = self.store.faults.of(run.id), self.store.checkpoints.newest(run.id)
-        return next_pack(faults, session=self.store.session, update=newest, pack=pack)
 
     def _given_up(self, run: Run) -> RunRecord:
         losses = [fault for fault in self.store.faults.of(run.id) if fault.cause in LOSSES]
@@ -141,7 +134,7 @@ class Worker:
             try:
                 records = attempt.train()
             except BaseException as error:  # plugins and pipelines are user code, which may also exit
-                if self._stops_everything(error):
+                if is_for_engine(error, InitmemError if self.settings.trainer is None else StoreError):
                     raise
                 cause, detail = self._note(attempt.claimed, error)
                 if smaller := self._smaller(attempt, cause):
@@ -151,9 +144,6 @@ class Worker:
                 about = getattr(error, "provenance", {})  # what the trainer noted on its way out
                 records = [crash_record(attempt.claimed[0], detail, self.store, self.settings, about)]
             self._commit(records)
-
-    def _stops_everything(self, error: BaseException) -> bool:
-        return is_for_engine(error, InitmemError if self.settings.trainer is None else StoreError)
 
     def _note(self, runs: list[Run], error: BaseException) -> tuple[Cause, str]:
         """Write down a fault of claimed runs; return its cause and its traceback."""
@@ -185,26 +175,6 @@ class Worker:
     def _commit(self, records: list[RunRecord]) -> None:
         self.store.commit(records)
         self.listen(Finished(tuple((record.id, record.status) for record in records)))
-
-
-def workdir_prefix(run_id: str) -> str:
-    """How the name of a run's working directory begins."""
-    return f"{WORKDIR}{run_id}-"
-
-
-def kept_workdir(root: Path, run_id: str) -> Path:
-    """Give a working directory a name that is not swept."""
-    return root.rename(tempfile.mkdtemp(prefix=workdir_prefix(run_id)))
-
-
-def lost_workdir(run_id: str) -> dict[str, str]:
-    """For the record of a run that was lost on this machine: its last working directory, which is kept."""
-    with suppress(OSError, StoreError):
-        for root in left_behind(Path(tempfile.gettempdir()), workdir_prefix(run_id)):
-            kept = kept_workdir(root, run_id)
-            mirror = kept.joinpath(*Path.cwd().parts[1:])
-            return {"workdir": str(mirror if mirror.is_dir() else kept)}
-    return {}
 
 
 # Neither is an Exception: user code may catch those.
@@ -242,27 +212,24 @@ class Attempt:
 
     def train(self) -> list[RunRecord]:
         """Train the pack; return the records of those runs that are claimed."""
-        with time_limit(self.settings.timeout, self.store, self.claimed) as self._restart_limit:
-            records = self._trained()
-        return [self._with_provenance(record) for record in records if record.run in self.claimed]
-
-    def _trained(self) -> list[RunRecord]:
-        if self.settings.trainer is not None:
-            return self.settings.trainer(self.pack, self._on_row)
-        return train_pack(
-            self.pack,
-            dataset(self.pack[0].recipe),
-            device=self.settings.device,
-            resume=self._checkpoints(),
-            on_epoch=self._on_epoch,
-            pause=self._should_pause,
-            on_pause=self._on_pause,
-        )
-
-    def _with_provenance(self, record: RunRecord) -> RunRecord:
-        """A divergence is not noted in the store yet."""
-        new = [Fault("divergence")] if record.status == "diverged" else []
-        return with_provenance(record, self.store, self.settings, self.pack, *new)
+        with self.store.faults.time_limit(self.settings.timeout, self.claimed) as self._restart_limit:
+            if self.settings.trainer is not None:
+                records = self.settings.trainer(self.pack, self._on_row)
+            else:
+                records = train_pack(
+                    self.pack,
+                    dataset(self.pack[0].recipe),
+                    device=self.settings.device,
+                    resume=self._checkpoints(),
+                    on_epoch=self._on_epoch,
+                    pause=self._should_pause,
+                    on_pause=self._on_pause,
+                )
+        return [
+            with_provenance(record, self.store, self.settings, self.pack)
+            for record in records
+            if record.run in self.claimed
+        ]
 
     def _checkpoints(self) -> list[Checkpoint] | None:
         if len(self.pack) > len(self.claimed):
@@ -287,9 +254,11 @@ class Attempt:
     def _on_epoch(self, pack: Pack) -> None:
         self._check_claims(self.claimed)
         self._restart_limit()
+        first = pack.epoch - 1 if self.advanced else 0  # a resumed run shows its earlier epochs again
         for run, history in zip(self.pack, pack.history, strict=True):
-            if run in self.claimed:
-                self._show(run, history)
+            for i in range(first, len(history["val_objective"]) if run in self.claimed else 0):
+                row = {"epoch": i + 1} | {name: column[i] for name, column in history.items()}
+                self.store.live.append(run, row, fresh=i == 0)
         self.advanced = True
         self.listen(EpochEnded(tuple(run.id for run in self.claimed), pack.epoch))
         if self._should_pause() and not pack.finished:
@@ -315,33 +284,3 @@ class Attempt:
     def _check_claims(self, runs: Sequence[Run]) -> None:
         if not all(self.store.claims.owns(run) for run in runs):
             raise ClaimLost
-
-    def _show(self, run: Run, history: dict[str, list[float]]) -> None:
-        """Show the newest epoch; a resumed run shows its earlier ones again first."""
-        epochs = len(history["val_objective"])
-        first = max(epochs - 1, 0) if self.advanced else 0
-        for i in range(first, epochs):
-            row = {"epoch": i + 1} | {name: column[i] for name, column in history.items()}
-            self.store.live.append(run, row, fresh=not self.advanced and i == 0)
-
-
-@contextmanager
-def time_limit(seconds: float | None, store: Store, runs: Sequence[Run]) -> Iterator[Callable[[], None]]:
-    """End this process after so many seconds; what is yielded starts the time again. None: never.
-
-    faulthandler does it in a thread of its own, which acts even if Python itself is stuck, and writes down
-    where every thread stood.
-    """
-    if seconds is None:
-        yield lambda: None
-        return
-    with store.faults.last_words(runs) as stream:
-
-        def restart() -> None:
-            faulthandler.dump_traceback_later(seconds, exit=True, file=stream)
-
-        restart()
-        try:
-            yield restart
-        finally:
-            faulthandler.cancel_dump_traceback_later()

@@ -23,7 +23,8 @@ from initmem.metric import METRICS, metric_name
 from initmem.pipeline.code_version import unhashed_note
 from initmem.pipeline.source import Fingerprint
 from initmem.recipe import AnyRecipe
-from initmem.record import RunRecord, crash_lines
+from initmem.record import RunRecord
+from initmem.store.faults import crash_lines
 from initmem.store.results import Collection
 from initmem.store.store import Store
 from initmem.study import Study

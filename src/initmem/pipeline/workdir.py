@@ -25,7 +25,8 @@ from contextlib import chdir, contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 
-from initmem.engines.worker import WORKDIR, is_for_engine, kept_workdir, workdir_prefix
+from initmem.engines.provenance import WORKDIR, kept_workdir, workdir_prefix
+from initmem.engines.worker import is_for_engine
 from initmem.errors import ConfigError, allowed
 from initmem.files import sweep, temporary
 

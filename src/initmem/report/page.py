@@ -30,9 +30,10 @@ from initmem.metric import metric_title
 from initmem.plots.html import chart_json, sparkline
 from initmem.plots.model import Plot
 from initmem.plots.series import profile_series
-from initmem.record import RunRecord, cause_line
+from initmem.record import RunRecord
 from initmem.report import charts, tables
 from initmem.report.content import Content, at_level, clocks, runs_of
+from initmem.store.faults import cause_line
 from initmem.store.results import Results, Survey
 from initmem.table import Cell, cell
 

@@ -21,8 +21,9 @@ from initmem.plots.builders import memory_interval
 from initmem.plots.html import bar_axis, glyph, interval_bar, nice_limit, numbers, sparkline
 from initmem.plots.model import decimals_between
 from initmem.recipe import AnyRecipe
-from initmem.record import RunRecord, crash_lines, crashed_alike
+from initmem.record import RunRecord
 from initmem.report.content import Content, at_level, runs_of
+from initmem.store.faults import crash_lines, crashed_alike
 from initmem.store.results import study_status
 from initmem.study import Run
 from initmem.table import Cell, Column, Table, cell

@@ -25,11 +25,11 @@ from initmem.measures.design import preferred
 from initmem.metric import metric_of
 from initmem.plots.html import course, numbers
 from initmem.recipe import AnyRecipe
-from initmem.record import crashed_alike
 from initmem.report.content import Array, Content
 from initmem.report.page import SECTIONS, Section, fragment, section
 from initmem.report.tables import describe, run_rows
 from initmem.store.claims import EXPIRY, LiveRun
+from initmem.store.faults import crashed_alike
 from initmem.store.results import Results, Survey
 from initmem.study import Run
 

@@ -1,20 +1,27 @@
-"""What can go wrong with a run, by name. Each fault is noted next to its run and counted in the record."""
+"""What can go wrong with a run, by name. Each fault is noted next to its run and counted in the record.
+
+The causes of crashed runs, for people, are at the end.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import BinaryIO, Literal, get_args
+from functools import partial
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
 from initmem.errors import FullDisk, StoreError
 from initmem.files import explained, readable, retried
+from initmem.record import RunRecord
 from initmem.store.paths import Paths
 from initmem.study import Run
 
@@ -27,6 +34,7 @@ MOST_LOSSES = 3  # of a run alone, in one session and without a new checkpoint; 
 MOST_TIMEOUTS = 2  # the same, when a time limit ended the worker
 
 LONGEST_DETAIL = 8000  # characters
+LONGEST_CAUSE = 300
 # PyTorch's messages when there is no memory; only for accelerators does it have an exception of its own.
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "DefaultCPUAllocator")
 
@@ -85,8 +93,15 @@ class FaultLog:
                 self.note([run], "full disk")
 
     @contextlib.contextmanager
-    def last_words(self, runs: Sequence[Run]) -> Iterator[BinaryIO]:
-        """A file in the folder of every run, for the traceback of a watchdog that ends this process."""
+    def time_limit(self, seconds: float | None, runs: Sequence[Run]) -> Iterator[Callable[[], None]]:
+        """End this process after so many seconds; what is yielded starts the time again. None: never.
+
+        faulthandler does it in a thread of its own, which acts even if Python itself is stuck. It writes down
+        where every thread stood, in a file in the folder of every run.
+        """
+        if seconds is None:
+            yield lambda: None
+            return
         with explained(self.paths.root):
             files = [self.paths.make_run(run.id) and self.paths.hang(run.id) for run in runs]
             for file in files:
@@ -94,12 +109,15 @@ class FaultLog:
             stream = files[0].open("xb")
             for file in files[1:]:
                 os.link(files[0], file)
-        with stream:
-            try:
-                yield stream
-            finally:
-                for file in files:
-                    file.unlink(missing_ok=True)
+        restart = partial(faulthandler.dump_traceback_later, seconds, exit=True, file=stream)
+        restart()
+        try:
+            yield restart
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            stream.close()
+            for file in files:
+                file.unlink(missing_ok=True)
 
     def _note(self, run: Run, cause: Cause, session: str, pack: int, detail: str) -> None:
         with explained(self.paths.root):
@@ -153,3 +171,65 @@ def from_lines(data: bytes) -> Iterator[Fault]:
     for line in data.splitlines():
         with contextlib.suppress(ValidationError):
             yield _FAULT.validate_json(line, strict=True)
+
+
+class CrashCause(NamedTuple):
+    """A cause, how many runs crashed of it, and the first of them."""
+
+    cause: str
+    runs: int
+    first_id: str
+    scale: float | str  # or intervention
+    seed: int
+    workdir: str = ""  # where its files are, if it had a working directory of its own
+
+    def __str__(self) -> str:
+        files = f", files in {self.workdir}" if self.workdir else ""
+        at = self.scale if isinstance(self.scale, str) else f"scale {self.scale:g}"
+        return f"{self.runs} with {self.cause} (the first: {at}, seed {self.seed}{files})"
+
+
+def cause_line(record: RunRecord) -> str:
+    """The last line of a traceback that is not blank: the exception."""
+    lines = [line.strip() for line in (record.error or "").splitlines() if line.strip()]
+    return (lines[-1] if lines else "no reason given")[:LONGEST_CAUSE]
+
+
+def same_cause(cause: str) -> str:
+    """What causes have in common that differ in numbers alone, such as the epoch or the scale."""
+    return re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "0", cause)
+
+
+def crashed_alike(records: Iterable[RunRecord]) -> list[list[RunRecord]]:
+    """The crashed runs, those of the same cause together, the most frequent first."""
+    groups: dict[str, list[RunRecord]] = {}
+    for record in records:
+        if record.status == "crashed":
+            groups.setdefault(same_cause(cause_line(record)), []).append(record)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def crash_causes(records: Iterable[RunRecord]) -> list[CrashCause]:
+    """The causes of all crashed runs, the most frequent first."""
+    return [
+        CrashCause(
+            cause_line(first),
+            len(group),
+            first.id,
+            first.run.level,
+            first.run.seed,
+            str(first.provenance.get("workdir", "")),
+        )
+        for group in crashed_alike(records)
+        for first in group[:1]
+    ]
+
+
+def crash_lines(records: Sequence[RunRecord], most: int = 3) -> list[str]:
+    """One line that counts the crashed runs and names the most frequent causes; none where none crashed."""
+    causes = crash_causes(records)
+    if not causes:
+        return []
+    count = sum(cause.runs for cause in causes)
+    more = f"; {len(causes) - most} more causes" if len(causes) > most else ""
+    return [f"{count} of {len(records)} runs crashed: {'; '.join(map(str, causes[:most]))}{more}"]

@@ -31,9 +31,10 @@ from typing import Any, NamedTuple, TypeAlias
 from initmem.errors import StoreError, allowed
 from initmem.files import explained, readable, reason, retried, write_output
 from initmem.recipe import AnyRecipe
-from initmem.record import RunRecord, crash_causes
+from initmem.record import RunRecord
 from initmem.store.claims import LiveRun
 from initmem.store.encoding import decode, decode_head, decode_study, encode, encode_study
+from initmem.store.faults import crash_causes
 from initmem.store.paths import Paths
 from initmem.store.store import Store
 from initmem.study import Study, recipes_of

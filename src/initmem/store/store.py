@@ -7,6 +7,7 @@ import json
 import math
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from initmem.errors import Damaged, InitmemError, StoreError
@@ -77,7 +78,7 @@ class Store:
                 )
             retried(lambda: root.mkdir(parents=True, exist_ok=True))
             for folder in (paths.runs, paths.studies, paths.pending):
-                retried(lambda folder=folder: folder.mkdir(exist_ok=True))
+                retried(partial(folder.mkdir, exist_ok=True))
             if not is_there(paths.format):
                 write_atomic(paths.format, json.dumps({"format": FORMAT}).encode() + b"\n")
             check_file_system(root)
