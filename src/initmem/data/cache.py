@@ -1,9 +1,8 @@
 """The cache of downloaded datasets: array files, written once and memory-mapped by every training process.
 
-    CACHE/NAME/images.npy     bytes (example, height, width, channel)
-    CACHE/NAME/labels.npy     int64 (example,)
-    CACHE/NAME/manifest.json  the SHA-256 of the content, the split and the file sizes
-    CACHE/.NAME.tmp/          work in progress, protected by CACHE/.NAME.lock
+    CACHE/NAME/images.npy  bytes (example, height, width, channel)
+    CACHE/NAME/labels.npy  int64 (example,)
+    CACHE/.NAME.tmp/       work in progress, protected by CACHE/.NAME.lock
 
 The examples are stored in the order training, validation, test, so that each split is a slice of the memory
 map and all processes share one copy. The folder appears by a single rename, after its content has been
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
 import pickle
 import re
@@ -32,14 +30,10 @@ import platformdirs
 from numpy.typing import NDArray
 
 from initmem.catalog import DATASETS, DatasetRow
-from initmem.data.dataset import SPLIT_SEED, Dataset, Examples, hold_out
+from initmem.data.dataset import Arrays, Dataset, Examples, hold_out, read_npz
 from initmem.errors import DataError
 
-FORMAT = 1
-NPZ_KEYS = ("x_train", "x_test", "y_train", "y_test")
 CIFAR = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "train", "test")  # in order
-
-Arrays = dict[str, NDArray[Any]]  # images and labels in the official order, or text
 
 
 def cache_dir(data_dir: Path | None = None) -> Path:
@@ -81,24 +75,16 @@ def cached(name: str, data_dir: Path | None = None) -> Arrays:
         command += f" --data-dir {shlex.quote(str(data_dir))}"
     if not folder.exists():
         raise DataError(f"{name} is not in {folder.parent}: run `{command}` to get it")
-    try:
-        if json.loads((folder / "manifest.json").read_text()) != _manifest(name, folder):
-            raise ValueError("the files do not match the manifest")
-        # Copy-on-write, because torch warns about read-only memory.
-        return {path.stem: np.asarray(np.load(path, mmap_mode="c")) for path in folder.glob("*.npy")}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder} is damaged ({_line(error)}): run `{command}` to get it again") from None
-
-
-def _manifest(name: str, folder: Path) -> dict[str, Any]:
     row = DATASETS[name]
-    return {
-        "format": FORMAT,
-        "sha256": row.sha256,
-        "split_seed": SPLIT_SEED,
-        "parts": list(row.splits),
-        "bytes": {path.name: path.stat().st_size for path in sorted(folder.glob("*.npy"))},
-    }
+    keys = ("text",) if row.format == "plays" else ("images", "labels")
+    try:
+        # Copy-on-write, because torch warns about read-only memory.
+        arrays = {key: np.asarray(np.load(folder / f"{key}.npy", mmap_mode="c")) for key in keys}
+        if row.format != "plays" and {len(array) for array in arrays.values()} != {sum(row.splits)}:
+            raise ValueError(f"not {sum(row.splits)} images and labels")
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{folder} is damaged ({_line(error)}): run `{command}` to get it again") from None
+    return arrays
 
 
 def fetch(name: str, data_dir: Path | None = None, source: Path | None = None) -> Path:
@@ -119,8 +105,9 @@ def fetch(name: str, data_dir: Path | None = None, source: Path | None = None) -
                 return folder
             shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
             try:
-                work.mkdir()
-                _write(name, _verified(name, source, work), work / "new")
+                (work / "new").mkdir(parents=True)
+                for key, array in _in_splits(name, _verified(name, source, work)).items():
+                    np.save(work / "new" / f"{key}.npy", array)
                 if folder.exists():  # damaged: processes that have mapped its files keep them
                     folder.rename(work / "old")
                 (work / "new").rename(folder)
@@ -131,28 +118,26 @@ def fetch(name: str, data_dir: Path | None = None, source: Path | None = None) -
     return folder
 
 
-def _write(name: str, arrays: Arrays, folder: Path) -> None:
-    """Write the arrays, with examples in the order training, validation, test."""
-    folder.mkdir()
-    if "images" in arrays:
-        n_train, n_val, n_test = DATASETS[name].splits
-        kept, out = hold_out(n_train + n_val, n_val)
-        order = np.concatenate([kept, out, np.arange(n_test) + n_train + n_val])
-        arrays = {"images": arrays["images"][order], "labels": arrays["labels"][order].astype(np.int64)}
-    for key, array in arrays.items():
-        np.save(folder / f"{key}.npy", array)
-    (folder / "manifest.json").write_text(json.dumps(_manifest(name, folder), indent=1))
+def _in_splits(name: str, arrays: Arrays) -> Arrays:
+    """Images and labels in the order training, validation, test."""
+    if "images" not in arrays:
+        return arrays
+    n_train, n_val, n_test = DATASETS[name].splits
+    kept, out = hold_out(n_train + n_val, n_val)
+    order = np.concatenate([kept, out, np.arange(n_test) + n_train + n_val])
+    return {"images": arrays["images"][order], "labels": arrays["labels"][order].astype(np.int64)}
 
 
 def _verified(name: str, source: Path | None, work: Path) -> Arrays:
-    """Obtain a dataset and check its shape and content."""
+    """Obtain a dataset in its official order and check its shape and content."""
     row = DATASETS[name]
-    if source is None:
-        arrays = DECODERS[row.format](_download(name, row, work))
-    elif source.suffix == ".npz" and row.sha256:
-        arrays = _read_npz(source)
+    if source is not None and source.suffix == ".npz" and row.sha256:  # the same content from elsewhere
+        own = read_npz(source.expanduser())
+        x, y = ([part for key, part in own.items() if key.startswith(axis)] for axis in "xy")
+        arrays = _images(np.concatenate(x).astype(np.uint8), np.concatenate(y))
     else:
-        arrays = DECODERS[row.format](_official(name, row, source.expanduser()))
+        official = _download(name, row, work) if source is None else _official(name, row, source.expanduser())
+        arrays = DECODERS[row.format](official)
     channels, height, width = row.shape
     shape = (sum(row.splits), height, width, channels)
     if "images" in arrays and arrays["images"].shape != shape:
@@ -218,18 +203,6 @@ def _official(name: str, row: DatasetRow, source: Path) -> list[Path]:
                 f"(SHA-256 {digest}, not {sha256})"
             )
     return files
-
-
-def _read_npz(source: Path) -> Arrays:
-    """The same content from elsewhere, in the layout of a user's own .npz file."""
-    try:
-        with source.expanduser().open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            x_train, x_test, y_train, y_test = (archive[key].astype(np.uint8) for key in NPZ_KEYS)
-        return _images(np.concatenate([x_train, x_test]), np.concatenate([y_train, y_test]))
-    except Exception as error:  # a damaged file can make zipfile and numpy raise anything
-        raise DataError(
-            f"{source}: not a readable .npz with {', '.join(NPZ_KEYS)} ({_line(error)})"
-        ) from None
 
 
 def _images(images: NDArray[Any], labels: NDArray[Any]) -> Arrays:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,10 @@ from initmem.files import read_bounded
 from initmem.register import Tokens
 
 SPLIT_SEED = 42
+LARGEST_FILE = 1 << 35  # bytes
+NPZ_NAMES = (("x_train", "y_train", "x_test", "y_test"), ("x", "y"))
+
+Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,30 @@ def read_file(path: Path, limit: int, sha256: str | None) -> bytes:
             "give the study's command again: it makes new runs)"
         )
     return content
+
+
+def read_npz(path: Path, sha256: str | None = None) -> Arrays:
+    """Read the arrays of a dataset, and no others, from the very bytes that have this digest."""
+    try:
+        with np.load(io.BytesIO(read_file(path, LARGEST_FILE, sha256)), allow_pickle=False) as archive:
+            return chosen(str(path), archive)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file can make zipfile and numpy raise anything
+        raise DataError(f"{path}: not a readable .npz of plain arrays ({error})") from None
+
+
+def chosen(source: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """The arrays with the expected names."""
+    names = next((names for names in NPZ_NAMES if arrays.keys() >= set(names)), None)
+    if names is None:
+        content = ", ".join(sorted(arrays)) or "nothing"
+        raise DataError(
+            f"{source}: contains {content} (needed: x and y, or x_train, y_train, x_test and y_test)"
+        )
+    return {name: arrays[name] for name in names}
 
 
 def noise(sizes: Sizes, *, n_train: int, n_val: int, n_test: int = 1) -> Dataset:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import io
 import re
-import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from initmem import register
 from initmem.catalog import DATASETS
 from initmem.data import cache
-from initmem.data.dataset import Dataset, Examples, Sizes, hold_out, read_file, split, split_three
+from initmem.data.dataset import (
+    Arrays,
+    Dataset,
+    Examples,
+    Sizes,
+    chosen,
+    hold_out,
+    read_file,
+    read_npz,
+    split,
+    split_three,
+)
 from initmem.errors import DataError
 from initmem.recipe import SPLIT_SIZES, AnyRecipe, Recipe
 
 SYNTHETIC_SHAPE = (1200, 1, 8, 8)
 SYNTHETIC_CLASSES = 10
 LARGEST_SYNTHETIC = 1 << 30  # values
-NPZ_KEYS = "x and y, or x_train, y_train, x_test and y_test"
-NPZ_NAMES = (("x_train", "y_train", "x_test", "y_test"), ("x", "y"))
-LARGEST_FILE = 1 << 35  # bytes
 MOST_CLASSES = 100_000
 PIXEL = 100.0  # inputs of at least this are no fractions
 MODULUS, FRACTION = 97, 0.5
@@ -33,8 +36,6 @@ LENGTH = 64  # characters of an example
 LARGEST_TEXT = 1 << 28  # bytes
 CORPUS_LENGTH, CORPUS_VOCABULARY = 5_057_239, 84  # characters of the bundled corpus, and how many differ
 HELD_OUT = 0.1  # of a text, for validation, and as much for testing
-
-Arrays = dict[str, NDArray[Any]]
 
 
 def load(recipe: AnyRecipe) -> Dataset:
@@ -72,7 +73,7 @@ def check(recipe: AnyRecipe) -> None:
 
 def _named(name: str, sha256: str | None) -> Dataset:
     if name.endswith(".npz"):
-        return _from_arrays(name, _read_npz(Path(name), sha256))
+        return _from_arrays(name, read_npz(Path(name), sha256))
     match name.split(":")[0]:
         case "synthetic":
             return _synthetic(*synthetic_shape(name))
@@ -92,7 +93,7 @@ def _named_sizes(name: str) -> Sizes | None:
             n, channels, height, width = synthetic_shape(name)
             return Sizes(*split_three(n), channels, height, width, SYNTHETIC_CLASSES)
         case "modular-addition":
-            return _modular_sizes(name)
+            return _modular_addition(name).sizes
         case "text":
             return _text_sizes(name)
     row = DATASETS.get(name)
@@ -156,29 +157,7 @@ def _registered(name: str) -> Dataset:
         arrays = {str(key): np.asarray(value) for key, value in dict(function()).items()}
     except (Exception, SystemExit) as error:  # a plugin may raise anything
         raise DataError(f"dataset = {name!r}: its function raised {register.in_a_line(error)}") from None
-    return _from_arrays(name, _chosen(f"dataset = {name!r}", arrays))
-
-
-def _read_npz(path: Path, sha256: str | None) -> Arrays:
-    """Read the arrays of a dataset, and no others, from the very bytes that have this digest."""
-    try:
-        with np.load(io.BytesIO(read_file(path, LARGEST_FILE, sha256)), allow_pickle=False) as archive:
-            return _chosen(str(path), archive)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except DataError:
-        raise
-    except Exception as error:  # a damaged file can make zipfile and numpy raise anything
-        raise DataError(f"{path}: not a readable .npz of plain arrays ({error})") from None
-
-
-def _chosen(source: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-    """The arrays with the expected names."""
-    names = next((names for names in NPZ_NAMES if arrays.keys() >= set(names)), None)
-    if names is None:
-        content = ", ".join(sorted(arrays)) or "nothing"
-        raise DataError(f"{source}: contains {content} (needed: {NPZ_KEYS})")
-    return {name: arrays[name] for name in names}
+    return _from_arrays(name, chosen(f"dataset = {name!r}", arrays))
 
 
 def _from_arrays(name: str, arrays: Arrays) -> Dataset:
@@ -193,13 +172,14 @@ def _from_arrays(name: str, arrays: Arrays) -> Dataset:
         n_val = split_three(len(whole))[1]
     if len(whole) < 20:
         raise DataError(f"{name}: {len(whole)} examples (allowed: at least 20)")
-    whole, *rest = _in_one_unit(name, [whole] if test is None else [whole, test])
-    whole, test = _scaled(whole, whole), _scaled(rest[0], whole) if rest else None
-    labels = np.concatenate([whole.y, test.y]) if test is not None else whole.y
-    if labels.min() < 0:
-        raise DataError(f"{name}: label {labels.min()} (allowed: whole numbers from 0)")
-    if labels.max() >= MOST_CLASSES:
-        raise DataError(f"{name}: label {labels.max()} (allowed: below {MOST_CLASSES:,})")
+    parts = [whole] if test is None else [whole, test]
+    whole, *rest = _in_one_unit(name, parts)
+    test = rest[0] if rest else None
+    labels = np.concatenate([part.y for part in parts])
+    if not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
+        raise DataError(
+            f"{name}: labels from {labels.min()} to {labels.max()} (allowed: 0 to {MOST_CLASSES - 1:,})"
+        )
     return split(Path(name).stem, whole, test, n_val, int(labels.max()) + 1)
 
 
@@ -227,37 +207,22 @@ def _examples(name: str, arrays: Arrays, suffix: str) -> Examples:
 
 
 def _in_one_unit(name: str, parts: list[Examples]) -> list[Examples]:
-    """The training and test part in the same unit, decided by the types and ranges of both together.
+    """Inputs in [0, 1], by the range of the training part; bytes stay bytes and are scaled batch by batch.
 
-    Bytes stay bytes where both parts are and one has values above 1. Otherwise masks of 0 and 1 stay as they
-    are, and where one part is bytes, values above 1 are bytes.
+    Masks of 0 and 1 stay what they are. Bytes next to other numbers, and pixels next to fractions, are
+    refused.
     """
-    are_bytes = [part.x.dtype == np.uint8 for part in parts]
-    limits = [(float(part.x.min()), float(part.x.max())) for part in parts]
-    lowest, highest = min(low for low, _ in limits), max(high for _, high in limits)
-    if all(are_bytes) and highest > 1:
+    lowest, highest = zip(*((float(part.x.min()), float(part.x.max())) for part in parts), strict=True)
+    kinds = {part.x.dtype == np.uint8 for part in parts}
+    if kinds == {True} and max(highest) > 1:
         return parts
-    mixed = any(are_bytes) and not all(are_bytes) and highest > 1
-    one_has_fractions = lowest >= 0 and highest >= PIXEL and min(high for _, high in limits) <= 1
-    if (mixed and not 0 <= lowest <= highest <= 255) or (one_has_fractions and not mixed):
-        ranges = " and ".join(f"{low:g} to {high:g}" for low, high in limits)
-        raise DataError(f"{name}: x_train and x_test range from {ranges} (needed: the same unit)")
-    if mixed:
-        warnings.warn(
-            f"{name}: one of x_train and x_test is bytes: values above 1 are divided by 255", stacklevel=2
-        )
-    factors = [255 if mixed and high > 1 else 1 for _, high in limits]
-    return [
-        Examples(p.x.astype(np.float32) / np.float32(k), p.y) for p, k in zip(parts, factors, strict=True)
-    ]
-
-
-def _scaled(examples: Examples, reference: Examples) -> Examples:
-    """Scale inputs to [0, 1] by the range of the reference examples; bytes are scaled batch by batch."""
-    low, high = float(reference.x.min()), float(reference.x.max())
-    if examples.x.dtype == np.uint8 or (low >= 0 and high <= 1):
-        return examples
-    return Examples((examples.x - low) / max(high - low, 1e-12), examples.y)
+    if len(kinds) > 1 or (min(lowest) >= 0 and min(highest) <= 1 and max(highest) >= PIXEL):
+        about = " and ".join(f"{p.x.dtype} from {p.x.min():g} to {p.x.max():g}" for p in parts)
+        raise DataError(f"{name}: x_train and x_test are {about} (needed: the same type and unit)")
+    low, high = lowest[0], highest[0]
+    if low >= 0 and high <= 1:
+        return [Examples(part.x.astype(np.float32), part.y) for part in parts]
+    return [Examples((part.x - low) / max(high - low, 1e-12), part.y) for part in parts]
 
 
 # -- tokens: sums modulo a number, and the characters of a text -------------------------------------------
@@ -265,22 +230,14 @@ def _scaled(examples: Examples, reference: Examples) -> Examples:
 
 def _modular_addition(name: str) -> Dataset:
     """All pairs a, b: tokens `a b =`, label (a + b) mod p. A fixed random fraction is for training."""
-    p, _ = _modulus(name)
+    p, fraction = _modulus(name)
     a, b = np.divmod(np.arange(p * p), p)
     x = np.stack([a, b, np.full_like(a, p)], axis=1)[:, None, :, None]
     whole = Examples(x, (a + b) % p)
-    sizes = _modular_sizes(name)
-    rest, train = hold_out(p * p, sizes.n_train)
-    val, test = rest[: sizes.n_val], rest[sizes.n_val :]
-    return Dataset(name, whole.take(train), whole.take(val), whole.take(test), p, p + 1)
-
-
-def _modular_sizes(name: str) -> Sizes:
-    """The sizes of `modular-addition[:MODULUS[:FRACTION]]`."""
-    p, fraction = _modulus(name)
     n_train = round(fraction * p * p)
-    n_val = (p * p - n_train) // 2
-    return Sizes(n_train, n_val, p * p - n_train - n_val, 1, 1, 3, p, p + 1)
+    rest, train = hold_out(p * p, n_train)
+    val, test = np.split(rest, [len(rest) // 2])
+    return Dataset(name, whole.take(train), whole.take(val), whole.take(test), p, p + 1)
 
 
 def _modulus(name: str) -> tuple[int, float]:

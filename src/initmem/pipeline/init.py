@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,7 @@ from initmem.seeds import Role, generator
 from initmem.study import Run
 from initmem.table import Table, table_of
 from initmem.train import init as rules
-from initmem.train.variables import Kernels, Place, Variable, choice, kept_fan_in, torch_variables
-from initmem.train.variables import Role as ParameterRole
+from initmem.train.variables import Kernels, Variable, torch_variables
 
 Array = NDArray[np.float64]
 Draw = Literal["own", "fan-in"]
@@ -437,58 +436,6 @@ def is_pytree(model: Any) -> bool:
     return has_parameters(model)
 
 
-class Parameter(NamedTuple):
-    """A parameter as Keras or JAX has it, from which `classified` makes a variable."""
-
-    name: str
-    value: Any
-    layer: Any  # that it is part of
-    label: str  # what messages call it
-    is_norm: bool
-    is_bias: bool  # if its layer has a kernel
-    is_frozen: bool
-    place: Place
-
-
-def classified(
-    parameters: Sequence[Parameter],
-    kernels: Kernels,
-    usual_fan_in: Callable[[str, Any, Any], float | None],
-) -> list[Variable]:
-    """Each parameter once, with its role, the last kernel marked as that of the output."""
-    choose = choice(kernels, usual_fan_in)
-    fan_ins = [choose(p.name, p.value, p.layer) for p in parameters]
-    with_kernel = {id(p.layer) for p, fan_in in zip(parameters, fan_ins, strict=True) if fan_in is not None}
-    by_id: dict[int, Variable] = {}
-    output = None
-    for p, fan_in in zip(parameters, fan_ins, strict=True):
-        is_bias = p.is_bias and id(p.layer) in with_kernel
-        role, note = _role_of(p, fan_in, is_bias=is_bias, explicit=kernels is not None)
-        key = id(p.place.parameters[0])
-        kept = kept_fan_in(role, fan_in)
-        by_id.setdefault(key, Variable(p.name, tuple(p.value.shape), role, kept, note, p.place))
-        output = key if role == "kernel" else output
-    choose.check(variable.name for variable in by_id.values())
-    return [replace(variable, is_output=key == output) for key, variable in by_id.items()]
-
-
 def fan_in_of_all_but_last(value: Any) -> float:
     """The fan-in of a kernel of shape (in, ..., out), as in `x @ kernel`."""
     return float(math.prod(value.shape[:-1]))
-
-
-def _role_of(
-    parameter: Parameter, fan_in: float | None, *, is_bias: bool, explicit: bool
-) -> tuple[ParameterRole, str]:
-    """The role of a parameter, and what there is to know about it; `explicit`: the user named the kernels."""
-    if fan_in is not None and (explicit or not parameter.is_frozen):
-        return "kernel", ""
-    if fan_in is not None:
-        return "frozen", "left as it is: not trained (name it in `kernels` to scale it)"
-    if parameter.is_norm:
-        return "norm", "left as it is"
-    if is_bias:
-        return ("frozen", "left as it is: not trained") if parameter.is_frozen else ("bias", "")
-    if explicit:
-        return "other", "left as it is: not chosen as a kernel"
-    return "other", f"left as it is: no rule for {parameter.label} (name it in `kernels` to scale it)"

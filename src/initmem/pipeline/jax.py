@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from initmem.errors import ConfigError, ModelError
-from initmem.pipeline.init import Parameter, classified, fan_in_of_all_but_last
-from initmem.train.variables import Kernels, Place, Variable, looks_like_norm
+from initmem.pipeline.init import fan_in_of_all_but_last
+from initmem.train.variables import Kernels, Parameter, Place, Variable, classified, looks_like_norm
 
 KERNELS = ("kernel", "w", "W", "weight", "weights")  # of flax and of plain dicts: (in, ..., out)
 BIASES = ("bias", "b", "biases")

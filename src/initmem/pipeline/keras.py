@@ -27,9 +27,9 @@ from torch import Tensor
 from initmem.clocks import decay_rate
 from initmem.errors import ModelError
 from initmem.metric import metric_names
-from initmem.pipeline.init import Parameter, classified, fan_in_of_all_but_last
+from initmem.pipeline.init import fan_in_of_all_but_last
 from initmem.pipeline.tracker import Tracker
-from initmem.train.variables import Kernels, Place, Variable, looks_like_norm
+from initmem.train.variables import Kernels, Parameter, Place, Variable, classified, looks_like_norm
 
 DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 TRANSPOSED = (keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose)
@@ -110,9 +110,6 @@ class KerasPlace(Place):
     def rescale(self, factor: float | NDArray[np.float64]) -> None:
         """Multiply it."""
         self.variable.assign(self.variable * keras.ops.cast(factor, self.variable.dtype))
-
-    def follow(self, model: Any) -> None:
-        """Nothing to do: parameters change in place."""
 
 
 def keras_variables(model: Any, kernels: Kernels = None) -> list[Variable]:

@@ -1,7 +1,7 @@
 """Compile the C layers for this processor, once, and load them. Importing this module does not import torch.
 
-What is loaded runs with the rights of the user, so files are kept in a folder that only the user can write to
-(mode 0700), each under a name that holds its SHA-256. Anything else is compiled again.
+What is loaded runs with the rights of the user, so it is kept in a folder that only the user can write to,
+under a name that identifies source, flags, processor and compiler.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cffi
+import platformdirs
 
 from initmem.files import processor_lines, reason, write_atomic
 
@@ -38,15 +38,12 @@ class Library(NamedTuple):
     reason: str = ""  # why PyTorch computes all layers
 
     def __str__(self) -> str:
-        return (
-            f"C ({self.build}, vectors of {self.widest})"
-            if self.code is not None
-            else f"PyTorch ({self.reason})"
-        )
+        layers = f"C ({self.build}, vectors of {self.widest})"
+        return layers if self.code is not None else f"PyTorch ({self.reason})"
 
 
 class Unusable(Exception):
-    """Why there is no compiled library, or why a file or folder is not trusted."""
+    """Why there is no compiled library."""
 
 
 @cache
@@ -70,33 +67,44 @@ def interface() -> cffi.FFI:
     return ffi
 
 
-def folder() -> Path:
-    """Where compiled files are kept: $XDG_CACHE_HOME/initmem-native or ~/.cache/initmem-native.
-
-    Apart from the datasets, which users may share.
-    """
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (cache_home if cache_home.is_absolute() else Path.home() / ".cache") / "initmem-native"
-
-
 def _kept_or_compiled() -> tuple[Any, str]:
+    """The code and its build: loaded from the folder, or compiled and kept there."""
     compiler = next(filter(None, map(shutil.which, [os.environ.get("CC", "cc"), "gcc", "clang"])), None)
-    build = (
-        f"{_source_key()}-{_compiler_key(compiler) if compiler else '*'}"  # without a compiler, any will do
-    )
-    try:
-        cached = _private(folder())
-    except (OSError, RuntimeError, Unusable) as error:  # RuntimeError: there is no home directory
-        LOG.warning("layers in C are compiled for this process only: %s", _reason(error))
-        cached = None
-    for path in sorted(cached.glob(f"{build}.*.so")) if cached else ():
+    build = f"{_source_key()}-{_compiler_key(compiler) if compiler else '*'}"  # without one, any will do
+    folder = _folder()
+    for kept in folder.glob(f"{build}.so") if folder else ():
         try:
-            return _verified(path), path.name.partition(".")[0]
-        except (OSError, Unusable) as error:
-            LOG.warning("%s: %s; it is not loaded", path, _reason(error))
+            return interface().dlopen(str(kept)), kept.stem
+        except OSError as error:
+            LOG.warning("%s is compiled again: %s", kept, reason(error))
     if compiler is None:
         raise Unusable("no C compiler")
-    return _compiled(compiler, build, cached), build
+    with tempfile.TemporaryDirectory() as work:  # mode 0700
+        made = Path(work) / "native.so"
+        _output([compiler, *(str(SOURCE / name) for name in SOURCES), *FLAGS, "-o", str(made)])
+        try:
+            code = interface().dlopen(str(made))  # a loaded library no longer needs its file
+        except OSError as error:
+            raise Unusable(reason(error)) from None
+        try:
+            if folder is not None:
+                write_atomic(folder / f"{build}.so", made.read_bytes(), 0o700)
+        except OSError as error:
+            LOG.warning("the compiled layers cannot be kept in %s: %s", folder, reason(error))
+    return code, build
+
+
+def _folder() -> Path | None:
+    """Where compiled files are kept, apart from the datasets, which users may share; None: nowhere."""
+    try:
+        folder = platformdirs.user_cache_path("initmem-native")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o022:
+            raise PermissionError(f"others can write to {folder}")
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        LOG.warning("layers in C are compiled for this process only: %s", reason(error))
+        return None
+    return folder
 
 
 def _source_key() -> str:
@@ -108,54 +116,15 @@ def _source_key() -> str:
 
 
 def _compiler_key(compiler: str) -> str:
+    return hashlib.sha256(_output([compiler, "--version"])).hexdigest()[:8]
+
+
+def _output(command: list[str]) -> bytes:
+    """What a compiler prints; the first line that it complains with is the reason if it fails."""
     try:
-        version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
+        return subprocess.run(command, check=True, capture_output=True, timeout=600).stdout
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").splitlines() or [f"exit code {error.returncode}"]
+        raise Unusable(f"{command[0]} failed: {lines[0]}") from None
     except (OSError, subprocess.SubprocessError) as error:
-        raise Unusable(f"{compiler} --version: {_reason(error)}") from None
-    return hashlib.sha256(version).hexdigest()[:8]
-
-
-def _private(path: Path) -> Path:
-    """A folder that no other user can write to."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = path.lstat()
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-        raise Unusable(f"{path} is not a folder of this user with mode 0700 (remove it)")
-    return path
-
-
-def _verified(path: Path) -> Any:
-    """Load a kept file if it is intact."""
-    if hashlib.sha256(path.read_bytes()).hexdigest() != path.name.split(".")[1]:
-        raise Unusable("it is damaged")
-    return interface().dlopen(str(path))
-
-
-def _compiled(compiler: str, build: str, cached: Path | None) -> Any:
-    """Compile the code, keep it if there is a folder for it, and load it."""
-    with tempfile.TemporaryDirectory() as work:  # mode 0700
-        made = Path(work) / "native.so"
-        command = [compiler, *(str(SOURCE / name) for name in SOURCES), *FLAGS, "-o", str(made)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
-            if cached is not None:
-                content = made.read_bytes()
-                kept = cached / f"{build}.{hashlib.sha256(content).hexdigest()}.so"
-                for old in set(cached.glob(f"{build}.*.so")) - {kept}:
-                    old.unlink(missing_ok=True)
-                write_atomic(kept, content, 0o700)
-        except subprocess.SubprocessError as error:
-            raise Unusable(f"{compiler} failed: {_reason(error)}") from None
-        except OSError as error:
-            LOG.warning("the compiled layers cannot be kept in %s: %s", cached, _reason(error))
-        try:
-            return interface().dlopen(str(made))  # a loaded library no longer needs its file
-        except OSError as error:
-            raise Unusable(_reason(error)) from None
-
-
-def _reason(error: Exception) -> str:
-    """The reason in one line: what a compiler printed first, rather than its exit code."""
-    if isinstance(error, subprocess.CalledProcessError) and error.stderr:
-        return str(error.stderr.decode(errors="replace").splitlines()[0])
-    return reason(error)
+        raise Unusable(f"{command[0]}: {reason(error)}") from None

@@ -57,12 +57,7 @@ class Pack:
     running: dict[str, Tensor]  # sums over them, each of shape (replica,)
 
     def __init__(
-        self,
-        runs: Sequence[Run],
-        data: Dataset,
-        *,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        self, runs: Sequence[Run], data: Dataset, *, device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
         self.runs, self.recipe = list(runs), runs[0].recipe.network
         self.recipes = [run.recipe.network for run in runs]

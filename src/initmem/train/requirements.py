@@ -116,32 +116,15 @@ class Flops(NamedTuple):
 
 def flops_per_image(recipe: Recipe, shape: Shape, classes: int, vocabulary: int = 0) -> Flops:
     """The FLOPs of one example through the network of a recipe; tokens have a vocabulary."""
-    from initmem.catalog import NETWORKS
-
-    if recipe.is_module and recipe.model not in NETWORKS:
+    if recipe.is_module:
         from initmem.data.dataset import Sizes
         from initmem.train.modules import forward_flops
 
         forward = forward_flops(recipe, Sizes(1, 1, 1, *shape, classes, vocabulary))
         return Flops(forward, 3 * forward, 1)
-    if recipe.is_module:
-        layers = _transformer(recipe, shape, classes)
-    else:
-        layers = [2 * each for each in multiplications(recipe, shape, classes)]
-    forward = sum(layers)
+    layers = [2 * each for each in multiplications(recipe, shape, classes)]
     # In the backward pass every layer needs both gradients, except the first: its input is the image.
-    return Flops(forward, 3 * forward - layers[0], len(layers))
-
-
-def _transformer(recipe: Recipe, shape: Shape, classes: int) -> list[int]:
-    """Patches (vit alone), blocks of attention and an MLP of four times the width, head."""
-    channels, height, columns = shape
-    d, depth = recipe.width, recipe.get("depth")
-    patch = recipe.get("patch") if recipe.model == "vit" else 1
-    length = max(1, (height // patch) * (columns // patch))
-    first = 2 * channels * patch * patch * d * length if recipe.model == "vit" else 0
-    blocks = [length * (24 * d * d + 4 * length * d)] * depth
-    return [first, *blocks, 2 * d * classes * (length if recipe.model == "gpt" else 1)]
+    return Flops(sum(layers), 3 * sum(layers) - layers[0], len(layers))
 
 
 def multiplications(recipe: Recipe, shape: Shape, classes: int) -> list[int]:

@@ -11,9 +11,9 @@ import fnmatch
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ SAME = 0.02  # relative error within which a parametrised weight counts as set; 
 
 Role = Literal["kernel", "bias", "norm", "frozen", "other", "stuck"]
 
-# A function of (name, parameter, its module): the fan-in of a kernel, True for the usual fan-in, or False.
-Chooser = Callable[[str, Any, Any], float | bool | None]  # True: a kernel whose fan-in follows from its layer
+# A function of (name, parameter, its layer): the fan-in of a kernel, True for the usual fan-in, or False.
+Chooser = Callable[[str, Any, Any], float | bool | None]
 Kernels = Chooser | type | str | Iterable[type | str] | Mapping[str, float] | None  # fan-ins by pattern
 UNKNOWN = math.nan  # the fan-in of a kernel in a layer that only its user knows
 
@@ -54,9 +54,8 @@ class Place(ABC):
     def rescale(self, factor: float | NDArray[np.float64]) -> None:
         """Multiply it by a number, or by an array of its shape."""
 
-    @abstractmethod
-    def follow(self, model: Any) -> None:
-        """Look at a newer version of the model, where a framework does not change models in place."""
+    def follow(self, model: Any) -> None:  # noqa: B027
+        """Look at a newer version of the model; nothing to do where a framework changes models in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,69 +72,109 @@ class Variable:
     is_output: bool = False  # the kernel of the last layer
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which parameters are kernels: called with (name, value, layer), it gives the fan-in, or None."""
+class Parameter(NamedTuple):
+    """A parameter as a framework has it, from which `classified` makes a variable."""
 
-    choose: Chooser
-    usual: Chooser  # the fan-in in the layers that a framework has
-    patterns: tuple[str, ...]
-
-    def __call__(self, name: str, value: Any, layer: Any) -> float | None:
-        """The fan-in of a kernel, perhaps unknown; None: it is none."""
-        chosen = self.choose(name, value, layer)
-        if chosen is None or chosen is False:
-            return None
-        if chosen is not True:
-            return float(chosen)
-        usual = self.usual(name, value, layer)
-        return UNKNOWN if usual is None else float(usual)
-
-    def check(self, names: Iterable[str]) -> None:
-        """Refuse patterns that match nothing."""
-        every = list(names)
-        for pattern in self.patterns:
-            if not fnmatch.filter(every, pattern):
-                raise ModelError(f"kernels: no parameter is named {pattern!r} ({allowed(every)})")
+    name: str
+    value: Any
+    layer: Any  # that it is part of
+    label: str  # what messages call it
+    is_norm: bool
+    is_bias: bool  # if its layer has a kernel
+    is_frozen: bool
+    place: Place
 
 
-def choice(kernels: Kernels, usual: Chooser) -> Choice:
-    """Read the argument `kernels` of a user."""
-    if kernels is None:
-        return Choice(usual, usual, ())
+def classified(parameters: Iterable[Parameter], kernels: Kernels, usual: Chooser) -> list[Variable]:
+    """Each parameter once, with its role, the last kernel marked as that of the output.
+
+    `kernels` is the argument of a user; `usual` knows the fan-ins in the layers that a framework has.
+    """
+    kernels = _checked_kernels(kernels)
+    fan_ins = [(p, _fan_in(p, kernels, usual)) for p in parameters]
+    with_kernel = {id(p.layer) for p, fan_in in fan_ins if fan_in is not None}
+    by_id: dict[int, Variable] = {}
+    output = None
+    for p, fan_in in fan_ins:
+        has_kernel = id(p.layer) in with_kernel
+        role, note = _role(p, fan_in, has_kernel=has_kernel, explicit=kernels is not None)
+        known = None if role != "kernel" or fan_in is None or math.isnan(fan_in) else fan_in
+        variable = Variable(p.name, tuple(p.value.shape), role, known, note, p.place)
+        key = id(p.place.parameters[0])
+        by_id[key] = _tied(by_id[key], variable) if key in by_id else variable
+        output = key if role == "kernel" else output
+    names = [name for v in by_id.values() for name in (v.name, *v.also)]
+    for pattern in kernels if isinstance(kernels, list | dict) else ():
+        if isinstance(pattern, str) and not fnmatch.filter(names, pattern):
+            raise ModelError(f"kernels: no parameter is named {pattern!r} ({allowed(names)})")
+    return [replace(variable, is_output=key == output) for key, variable in by_id.items()]
+
+
+def _checked_kernels(kernels: Kernels) -> Chooser | list[type | str] | dict[str, float] | None:
+    """The argument `kernels` of a user: None, a function, fan-ins by pattern, or types and patterns."""
     if isinstance(kernels, Mapping):
-        return _with_fan_ins(kernels, usual)
-    if callable(kernels) and not isinstance(kernels, type):
-        return Choice(kernels, usual, ())
-    items = [kernels] if isinstance(kernels, str | type) else list(kernels)
-    types = tuple(item for item in items if isinstance(item, type))
-    patterns = tuple(item for item in items if isinstance(item, str))
-
-    def choose(name: str, value: Any, layer: Any) -> bool:
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-            return True
-        if not isinstance(layer, types):
-            return False
-        unknown = len(value.shape) >= 2 and "bias" not in name.rpartition(".")[2]
-        return usual(name, value, layer) is not None or unknown
-
-    return Choice(choose, usual, patterns)
+        for pattern, fan_in in kernels.items():
+            if not isinstance(fan_in, int | float) or not 0 < fan_in < math.inf:
+                raise ModelError(
+                    f"kernels: {pattern!r} has a fan-in of {fan_in!r} (allowed: numbers above 0)"
+                )
+        return dict(kernels)
+    if isinstance(kernels, str | type):
+        return [kernels]
+    return kernels if kernels is None or callable(kernels) else list(kernels)
 
 
-def _with_fan_ins(by_pattern: Mapping[str, Any], usual: Chooser) -> Choice:
-    for pattern, fan_in in by_pattern.items():
-        if not isinstance(fan_in, int | float) or not 0 < fan_in < math.inf:
-            raise ModelError(f"kernels: {pattern!r} has a fan-in of {fan_in!r} (allowed: numbers above 0)")
+def _fan_in(p: Parameter, kernels: Any, usual: Chooser) -> float | None:
+    """The fan-in of a kernel, perhaps unknown; None: it is none."""
+    known = usual(p.name, p.value, p.layer)
+    chosen: float | bool | None = known is not None
+    if isinstance(kernels, dict):
+        chosen = next((n for pattern, n in kernels.items() if fnmatch.fnmatchcase(p.name, pattern)), None)
+    elif isinstance(kernels, list):
+        of_type = isinstance(p.layer, tuple(item for item in kernels if isinstance(item, type)))
+        may_be_kernel = len(p.value.shape) >= 2 and "bias" not in p.name.rpartition(".")[2]
+        named = any(fnmatch.fnmatchcase(p.name, item) for item in kernels if isinstance(item, str))
+        chosen = named or (of_type and (known is not None or may_be_kernel))
+    elif kernels is not None:
+        chosen = kernels(p.name, p.value, p.layer)
+    if chosen is None or chosen is False:
+        return None
+    if chosen is not True:
+        return float(chosen)
+    return UNKNOWN if known is None else float(known)
 
-    def choose(name: str, value: Any, layer: Any) -> float | None:
-        return next((n for pattern, n in by_pattern.items() if fnmatch.fnmatchcase(name, pattern)), None)
 
-    return Choice(choose, usual, tuple(by_pattern))
+def _role(p: Parameter, fan_in: float | None, *, has_kernel: bool, explicit: bool) -> tuple[Role, str]:
+    """The role of a parameter, and what there is to know about it; `explicit`: the user named the kernels."""
+    if fan_in is not None and (explicit or not p.is_frozen):
+        return "kernel", ""
+    if fan_in is not None:
+        return "frozen", "left as it is: not trained (name it in `kernels` to scale it)"
+    if p.is_norm:
+        return "norm", "left as it is"
+    if p.is_bias and has_kernel:
+        return ("frozen", "left as it is: not trained") if p.is_frozen else ("bias", "")
+    if explicit:
+        return "other", "left as it is: not chosen as a kernel"
+    return "other", f"left as it is: no rule for {p.label} (name it in `kernels` to scale it)"
 
 
-def kept_fan_in(role: Role, fan_in: float | None) -> float | None:
-    """The fan-in of a variable: None where it is no kernel, or where nobody knows."""
-    return None if role != "kernel" or fan_in is None or math.isnan(fan_in) else fan_in
+def _tied(first: Variable, again: Variable) -> Variable:
+    """A tensor that is used twice is drawn once, by the rule that makes it smaller.
+
+    As an embedding alone a table would be drawn with a deviation of 1, and as an output layer it would then
+    give logits as large as the root of its width.
+    """
+    both = replace(
+        first,
+        note="; ".join(part for part in (first.note, f"tied to {again.name}") if part),
+        also=(*first.also, again.name),
+    )
+    if again.role != "kernel":
+        return both
+    if first.role != "kernel":
+        return replace(both, role="kernel", note=f"tied to {again.name}", fan_in=again.fan_in)
+    return replace(both, fan_in=max(first.fan_in or 0.0, again.fan_in or 0.0) or None)
 
 
 # -- the parameters of a torch model ---------------------------------------------------------------------
@@ -186,20 +225,6 @@ class TorchPlace(Place):
         by = factor if isinstance(factor, float) else torch.from_numpy(factor).to(now.dtype).to(now.device)
         self._assign(now * by)
 
-    def follow(self, model: Any) -> None:
-        """Nothing to do: parameters change in place."""
-
-    def why_stuck(self) -> str:
-        """Why a parametrised tensor cannot be set, tried on a copy of its module; empty if it can be."""
-        if not parametrize.is_parametrized(self.module, self.attribute):
-            return ""
-        copied = replace(self, module=copy.deepcopy(self.module))
-        try:
-            copied.rescale(2.0)
-        except ModelError as error:
-            return str(error).removeprefix(f"{self.name}: ")
-        return ""
-
     @torch.no_grad()
     def _assign(self, wanted: Tensor) -> None:
         if not parametrize.is_parametrized(self.module, self.attribute):
@@ -244,100 +269,56 @@ class Share(Place):
         """Multiply it."""
         self.tensor.mul_(factor if isinstance(factor, float) else torch.from_numpy(factor).to(self.tensor))
 
-    def follow(self, model: Any) -> None:
-        """Nothing to do: a pack changes in place."""
-
 
 def torch_variables(model: nn.Module, kernels: Kernels = None) -> list[Variable]:
     """Every parameter of a torch model once."""
-    choose = choice(kernels, _usual_fan_in)
-    by_id: dict[int, Variable] = {}
-    last = None
-    for module, slots in _slots(model):
-        for variable in _roles(module, slots, choose, explicit=kernels is not None):
-            key = id(variable.place.parameters[0])
-            by_id[key] = _tied(by_id[key], variable) if key in by_id else variable
-            last = key if variable.role == "kernel" else last
-    choose.check(name for v in by_id.values() for name in (v.name, *v.also))
-    return [replace(v, is_output=key == last) for key, v in by_id.items()]
+    variables = classified(_torch_parameters(model), kernels, _usual_fan_in)
+    stuck = {v.name: _why_stuck(v) for v in variables}
+    return [replace(v, role="stuck", note=stuck[v.name]) if stuck[v.name] else v for v in variables]
 
 
-def _slots(model: nn.Module) -> Iterator[tuple[nn.Module, list[TorchPlace]]]:
+def _torch_parameters(model: nn.Module) -> Iterator[Parameter]:
     """The parameters of every module: parametrised ones under the name by which they are used."""
     inner: set[int] = set()
     for path, module in model.named_modules():
         if id(module) in inner:
             continue
-        slots = []
+        tensors: dict[str, tuple[Tensor, ...]] = {}
         if parametrize.is_parametrized(module):
             parametrizations: Any = module.parametrizations
             inner |= {id(part) for part in parametrizations.modules()}
             for attribute, originals in parametrizations.items():
-                own = tuple(p for name, p in originals.named_parameters() if name.startswith("original"))
-                slots.append((attribute, own))
-        slots += [(name, (p,)) for name, p in module._parameters.items() if p is not None]
-        prefix = f"{path}." if path else ""
-        yield module, [TorchPlace(prefix + name, module, name, tensors) for name, tensors in slots if tensors]
+                own = [p for name, p in originals.named_parameters() if name.startswith("original")]
+                tensors |= {attribute: tuple(own)} if own else {}
+        tensors |= {name: (p,) for name, p in module._parameters.items() if p is not None}
+        for attribute, own in tensors.items():
+            name = f"{path}.{attribute}" if path else attribute
+            if any(is_lazy(tensor) for tensor in own):
+                raise ModelError(f"{name} has no shape yet (allowed: pass one batch through the model first)")
+            place = TorchPlace(name, module, attribute, own)
+            frozen = own[0].is_floating_point() and not own[0].requires_grad
+            label = f"{type(module).__name__}.{attribute}"
+            is_bias = "bias" in attribute
+            yield Parameter(name, place.value(), module, label, is_norm(module), is_bias, frozen, place)
 
 
-def _roles(
-    module: nn.Module, slots: Sequence[TorchPlace], choose: Choice, *, explicit: bool
-) -> list[Variable]:
-    """Give the parameters of one module their roles."""
-    fan_ins = {slot.attribute: _fan_in(slot, choose) for slot in slots}
-    has_kernel = any(fan_in is not None for fan_in in fan_ins.values())
-    variables = []
-    for slot in slots:
-        fan_in = fan_ins[slot.attribute]
-        role, note = _role(slot, fan_in, has_kernel=has_kernel, explicit=explicit)
-        shape = tuple(slot.value().shape)
-        variables.append(Variable(slot.name, shape, role, kept_fan_in(role, fan_in), note, slot))
-    return variables
-
-
-def _role(slot: TorchPlace, fan_in: float | None, *, has_kernel: bool, explicit: bool) -> tuple[Role, str]:
-    kind = type(slot.module).__name__
-    tensor = slot.tensors[0]
-    if fan_in is not None:
-        if not tensor.is_floating_point():
-            return "stuck", f"a kernel of {tensor.dtype}, which has no scale"
-        if not (tensor.requires_grad or explicit):
-            return "frozen", "left as it is: not trained (name it in `kernels` to scale it)"
-        stuck = slot.why_stuck()
-        return ("stuck", stuck) if stuck else ("kernel", "")
-    if is_norm(slot.module):
-        return "norm", "left as it is"
-    if has_kernel and "bias" in slot.attribute:
-        return ("bias", "") if tensor.requires_grad else ("frozen", "left as it is: not trained")
-    if _expected(slot.module) and not has_kernel and slot.attribute.startswith("weight_"):
-        return "stuck", "an old-style weight_norm or spectral_norm (allowed: torch.nn.utils.parametrizations)"
-    if explicit:
-        return "other", "left as it is: not chosen as a kernel"
-    return "other", f"left as it is: no rule for {kind}.{slot.attribute} (name it in `kernels` to scale it)"
-
-
-def _fan_in(slot: TorchPlace, choose: Choice) -> float | None:
-    if any(is_lazy(tensor) for tensor in slot.tensors):
-        raise ModelError(f"{slot.name} has no shape yet (allowed: pass one batch through the model first)")
-    return choose(slot.name, slot.value(), slot.module)
-
-
-def _tied(first: Variable, again: Variable) -> Variable:
-    """A tensor that is used twice is drawn once, by the rule that makes it smaller.
-
-    As an embedding alone a table would be drawn with a deviation of 1, and as an output layer it would then
-    give logits as large as the root of its width.
-    """
-    both = replace(
-        first,
-        note="; ".join(part for part in (first.note, f"tied to {again.name}") if part),
-        also=(*first.also, again.name),
-    )
-    if again.role != "kernel":
-        return both
-    if first.role != "kernel":
-        return replace(both, role="kernel", note=f"tied to {again.name}", fan_in=again.fan_in)
-    return replace(both, fan_in=max(first.fan_in or 0.0, again.fan_in or 0.0) or None)
+def _why_stuck(variable: Variable) -> str:
+    """Why a kernel has no scale, tried on a copy of its module; empty if it has one."""
+    place = variable.place
+    assert isinstance(place, TorchPlace)
+    if variable.role == "other" and place.attribute in OLD_STYLE and isinstance(place.module, _KNOWN):
+        return "an old-style weight_norm or spectral_norm (allowed: torch.nn.utils.parametrizations)"
+    if variable.role != "kernel":
+        return ""
+    if not place.tensors[0].is_floating_point():
+        return f"a kernel of {place.tensors[0].dtype}, which has no scale"
+    if not parametrize.is_parametrized(place.module, place.attribute):
+        return ""
+    try:
+        replace(place, module=copy.deepcopy(place.module)).rescale(2.0)
+    except ModelError as error:
+        return str(error).removeprefix(f"{place.name}: ")
+    return ""
 
 
 # -- the layers that torch has --------------------------------------------------------------------------
@@ -346,6 +327,8 @@ _DENSE = (nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LOOKUP = (nn.Embedding, nn.EmbeddingBag)
 _SEVERAL = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)  # more than one kernel each
+_KNOWN = (*_DENSE, *_TRANSPOSED, *_LOOKUP, *_SEVERAL)
+OLD_STYLE = ("weight_g", "weight_v", "weight_orig")
 
 
 def _usual_fan_in(name: str, value: Tensor, module: nn.Module) -> float | None:
@@ -362,19 +345,9 @@ def _usual_fan_in(name: str, value: Tensor, module: nn.Module) -> float | None:
         return shape[0] / module.groups * max(taps, 1.0)
     if isinstance(module, _LOOKUP):
         return 1.0  # one row is looked up, not a sum over rows
-    if _is_transformers_conv1d(module):  # (in, out)
-        return float(shape[0])
-    return None
-
-
-def _expected(module: nn.Module) -> bool:
-    """Whether a module of this type has a kernel."""
-    return isinstance(module, (*_DENSE, *_TRANSPOSED, *_LOOKUP, *_SEVERAL)) or _is_transformers_conv1d(module)
-
-
-def _is_transformers_conv1d(module: nn.Module) -> bool:
     kind = type(module)
-    return kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+    is_conv1d = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+    return float(shape[0]) if is_conv1d else None  # (in, out)
 
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
