@@ -55,13 +55,15 @@ class Optimizer(ABC):
 class Rule(Optimizer):
     """An update rule, with the settings of a recipe. Its class names the state that it keeps per variable.
 
+    Before the update, weight decay is applied: w <- w - rate * decay * w for the variables in `decayed`.
+
     `slots` holds that state: for each name, one tensor per variable. `scalars` holds what all variables and
     replicas have in common, as tensors without axes.
     """
 
     by_name: ClassVar[dict[str, type[Rule]]] = {}  # every rule, as the catalog names it
     names: ClassVar[tuple[str, ...]] = ()  # of the slots
-    decays: ClassVar[bool] = False  # whether `step` includes the weight decay
+    decays: ClassVar[bool] = False  # whether `update` includes the weight decay
 
     variables: list[Tensor]
     recipe: Recipe
@@ -78,6 +80,17 @@ class Rule(Optimizer):
         self.others = [i for i, variable in enumerate(self.variables) if variable.ndim not in self.axes]
         self.slots = {name: [torch.zeros_like(v) for v in self.variables] for name in self.names}
         self.scalars: dict[str, Tensor] = {}
+
+    def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        """Decay the weights, then apply the update."""
+        if self.recipe.weight_decay and self.decayed and not self.decays:
+            decayed = [self.variables[i] for i in self.decayed]
+            torch._foreach_mul_(decayed, 1 - rate * self.recipe.weight_decay)
+        self.update(gradients, rate, k)
+
+    @abstractmethod
+    def update(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        """Apply update k at learning rate `rate`; the gradients may be overwritten."""
 
     def use_row_squares(self) -> None:
         """Let the squares of matrices be those of `normalize_rows`: one per row, shape (replica * row,)."""
@@ -99,27 +112,6 @@ class Rule(Optimizer):
         return slots | self.scalars
 
 
-class Decoupled(Optimizer):
-    """Another rule after decoupled weight decay, w <- w - rate * decay * w for the variables in `decayed`."""
-
-    def __init__(self, rule: Optimizer, decayed: Sequence[Tensor], decay: float) -> None:
-        self.rule, self.decayed, self.decay = rule, list(decayed), decay
-        self.together = native.Together(self.decayed)
-
-    def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
-        """Apply one update."""
-        factor = 1 - rate * self.decay
-        if self.together.ready:
-            self.together.scale(factor)
-        else:
-            torch._foreach_mul_(self.decayed, factor)
-        self.rule.step(gradients, rate, k)
-
-    def state(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """That of the rule: the decay has none."""
-        return self.rule.state(names)
-
-
 class PerReplica(Optimizer):
     """Another rule, with a learning rate and a decoupled decay of its own for every replica.
 
@@ -128,22 +120,15 @@ class PerReplica(Optimizer):
     `decayed` holds the indices of the variables that decay.
     """
 
-    def __init__(
-        self,
-        rule: Optimizer,
-        variables: Sequence[Tensor],
-        decayed: Sequence[int],
-        ratios: Tensor,
-        decays: Tensor,
-    ) -> None:
-        self.rule, self.variables, self.ratios, self.decays = rule, list(variables), ratios, decays
-        self.decayed = set(decayed)
+    def __init__(self, rule: Rule, decayed: Sequence[int], ratios: Tensor, decays: Tensor) -> None:
+        self.rule, self.variables, self.decayed = rule, rule.variables, decayed
+        self.ratios, self.decays = ratios, decays
 
     def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
         """Apply one update."""
         before = torch._foreach_clone(self.variables)
         torch._foreach_zero_(self.variables)  # from zero, a step is not rounded to the size of a weight
-        self.rule.step(gradients, rate, k)
+        self.rule.update(gradients, rate, k)
         for i, (variable, old) in enumerate(zip(self.variables, before, strict=True)):
             kept = times(old, 1 - rate * self.ratios * self.decays) if i in self.decayed else old
             torch.add(kept, times(variable, self.ratios), out=variable)
@@ -162,8 +147,8 @@ def times(tensor: Tensor, factors: Tensor) -> Tensor:
 class SGD(Rule):
     """w <- w - rate * g."""
 
-    def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
-        """Apply one update."""
+    def update(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        """Apply update k."""
         if self.together.ready:
             self.together.step("add_scaled", gradients, -rate)
         else:
@@ -175,8 +160,8 @@ class Momentum(Rule):
 
     names = ("velocity",)
 
-    def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
-        """Apply one update."""
+    def update(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        """Apply update k."""
         if self.together.ready:
             self.together.step("momentum_step", gradients, self.recipe.momentum, rate)
             return
@@ -191,8 +176,8 @@ class Adam(Rule):
 
     names = ("mean", "square")
 
-    def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
-        """Apply one update."""
+    def update(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        """Apply update k."""
         beta1, beta2, epsilon = self.recipe.beta1, self.recipe.beta2, self.recipe.epsilon
         size = rate * math.sqrt(1 - beta2**k) / (1 - beta1**k)
         if self.together.ready:
@@ -213,8 +198,8 @@ class Lion(Rule):
 
     names = ("mean",)
 
-    def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
-        """Apply one update."""
+    def update(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        """Apply update k."""
         mean = self.slots["mean"]
         mixed = torch._foreach_lerp(mean, gradients, 1 - self.recipe.beta1)
         torch._foreach_add_(self.variables, torch._foreach_sign(mixed), alpha=-rate)
@@ -241,10 +226,10 @@ class Muon(Rule):
         # One set of slots: Adam works on its share, a checkpoint sees all of them.
         self.adam.slots = {name: [slot[i] for i in self.others] for name, slot in self.slots.items()}
 
-    def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
-        """Apply one update."""
+    def update(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        """Apply update k."""
         if self.others:
-            self.adam.step([gradients[i] for i in self.others], rate, k)
+            self.adam.update([gradients[i] for i in self.others], rate, k)
         for i in self.matrices:
             gradient, mean = gradients[i], self.slots["mean"][i]
             mean.mul_(self.recipe.momentum).add_(gradient)
@@ -307,8 +292,8 @@ class ScheduleFree(Rule):
     def directions(self, gradients: list[Tensor], k: int) -> list[Tensor]:
         """The directions of update k, one per variable; the gradients may be overwritten."""
 
-    def step(self, gradients: list[Tensor], rate: float, k: int) -> None:
-        """Apply one update."""
+    def update(self, gradients: list[Tensor], rate: float, k: int) -> None:
+        """Apply update k."""
         if self.recipe.weight_decay and self.decayed:
             fast = [self.fast[i] for i in self.decayed]
             points = fast if self.decay_fast else [self.variables[i] for i in self.decayed]
@@ -399,10 +384,7 @@ def optimizer_for(
     chosen = list(range(len(variables))) if decayed is None else list(decayed)
     if row is None or row.rule == "torch":
         return FromTorch(recipe, variables, chosen)
-    rule = Rule.by_name[row.rule](list(variables), recipe, replicas, chosen, **row.arguments)
-    if rule.decays or not recipe.weight_decay or not chosen:
-        return rule
-    return Decoupled(rule, [variables[i] for i in chosen], recipe.weight_decay)
+    return Rule.by_name[row.rule](list(variables), recipe, replicas, chosen, **row.arguments)
 
 
 class FromTorch(Optimizer):

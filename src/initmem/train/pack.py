@@ -27,7 +27,7 @@ from initmem.train import compiled, native
 from initmem.train.init import initialized, replica_tensors
 from initmem.train.layers import BatchNorm, MovingStatistics, by_replica
 from initmem.train.networks import choose_layout
-from initmem.train.optimizers import Optimizer, PerReplica, optimizer_for
+from initmem.train.optimizers import Optimizer, PerReplica, Rule, optimizer_for
 from initmem.train.variables import is_norm
 
 Array = NDArray[np.float64]
@@ -104,8 +104,9 @@ class Pack:
         of_each = {name: [getattr(recipe, name) for recipe in self.recipes] for name in PER_REPLICA}
         each = {name: torch.tensor(v, device=self.device, dtype=self.dtype) for name, v in of_each.items()}
         self.ratio, self.l2 = each["learning_rate"] / self.recipe.learning_rate, each["l2"]
-        rule = optimizer_for(self.recipe.replace(weight_decay=0.0), variables, self.replicas)
-        return PerReplica(rule, variables, self._decayed(), self.ratio, each["weight_decay"])
+        rule = optimizer_for(self.recipe, variables, self.replicas)
+        assert isinstance(rule, Rule)
+        return PerReplica(rule, self._decayed(), self.ratio, each["weight_decay"])
 
     def _decayed(self) -> list[int]:
         """The indices of the parameters that weight decay acts on."""
