@@ -97,7 +97,7 @@ def main(rounds: int) -> None:
         both: Norm = BatchNorm(1, channels)
         with_skip = x, both.gamma, both.beta, skip
         ways = {
-            "C": step(lambda both=both, x=x, skip=skip: both.then_add_relu(x, skip), *with_skip),
+            "C": step(lambda both=both, x=x, skip=skip: both.then_relu(x, skip=skip), *with_skip),
             "PyTorch": step(lambda both=both, x=x, skip=skip: F.relu(both(x) + skip), *with_skip),
         }
         show(f"BatchNorm, skip and ReLU, {channels} channels, {n} images of {side}x{side}", ways, rounds)

@@ -33,7 +33,7 @@ from scipy.io import savemat
 
 from initmem.catalog import DATASETS, DatasetRow
 from initmem.data import cache as cache_module
-from initmem.data.cache import cache_dir, cached, fetch, is_cached, load_images
+from initmem.data.cache import cached, fetch, is_cached, load_images
 from initmem.data.dataset import Examples, split
 from initmem.data.sources import load
 from initmem.errors import DataError
@@ -42,8 +42,7 @@ from initmem.recipe import Recipe
 N_TRAIN, N_VAL, N_TEST = 40, 10, 10
 WHOLE = N_TRAIN + N_VAL
 LIMIT = 120  # seconds that a busy machine needs at most
-IMAGE_DATASETS = ("cifar10", "cifar100", "svhn", "mnist", "fashion-mnist")
-DOWNLOADS = (*IMAGE_DATASETS, "text")
+DOWNLOADS = ("cifar10", "cifar100", "svhn", "mnist", "fashion-mnist", "text")
 TOOL = Path(__file__).parents[1] / "tools" / "get_data.py"
 
 Files = dict[str, bytes]
@@ -315,7 +314,7 @@ def refused(cache: Path, match: str, source: Path | None = None, name: str = "ci
 # Sources
 
 
-@pytest.mark.parametrize("name", IMAGE_DATASETS)
+@pytest.mark.parametrize("name", ["cifar10", "mnist"])  # in one file, in several
 def test_an_official_download_becomes_the_arrays_it_contains(name: str, offer, server, cache: Path) -> None:
     data = offer(name)
     assert fetch(name, cache) == cache / name
@@ -401,7 +400,7 @@ def test_other_content_is_refused(cifar10, offer, cache: Path, tmp_path: Path) -
     small = cifar10.save_npz(tmp_path / "small.npz", images[:, :16])
     refused(cache, r"not cifar10: shape \(60, 16, 32, 3\)", small)
     (tmp_path / "torn.npz").write_bytes(one_pixel.read_bytes()[:-100])
-    refused(cache, "torn.npz: not a readable .npz with x_train", tmp_path / "torn.npz")
+    refused(cache, "torn.npz: not a readable .npz", tmp_path / "torn.npz")
     refused(cache, "nothing: No such file", tmp_path / "nothing")
     (tmp_path / "other.tar.gz").write_bytes(b"something else")
     refused(cache, "other.tar.gz: not the official cifar-10-python.tar.gz", tmp_path / "other.tar.gz")
@@ -432,29 +431,6 @@ def test_the_splits_are_slices_of_one_memory_map(cifar10: Sample, cache: Path) -
     assert (folder / "images.npy").read_bytes() == before
 
 
-def test_the_format_of_existing_caches_is_still_read(cifar10: Sample, cache: Path) -> None:
-    folder = fetch("cifar10", cache)
-    assert json.loads((folder / "manifest.json").read_text()) == {
-        "format": 1,
-        "sha256": cifar10.row.sha256,
-        "split_seed": 42,
-        "parts": [N_TRAIN, N_VAL, N_TEST],
-        "bytes": {"images.npy": 60 * 3072 + 128, "labels.npy": 60 * 8 + 128},
-    }
-
-
-def test_a_cached_dataset_loads_without_the_downloader(offer, cache: Path) -> None:
-    data = offer("mnist")
-    fetch("mnist", cache)
-    script = (
-        "import sys; from initmem import catalog; from initmem.data import cache, sources; "
-        f"catalog.DATASETS['mnist'] = catalog.{data.row!r}; "
-        f"cache.load_images('mnist', cache.Path({str(cache)!r})); "
-        "heavy = {'pooch', 'requests', 'torch', 'scipy', 'sklearn'} & set(sys.modules); assert not heavy"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 def test_a_missing_dataset_names_the_command(cache: Path) -> None:
     assert not is_cached("cifar10", cache)
     with pytest.raises(DataError, match=rf"run `initmem data get cifar10 --data-dir {cache}`"):
@@ -463,45 +439,19 @@ def test_a_missing_dataset_names_the_command(cache: Path) -> None:
         load_images("cifar10", Path("my data"))
 
 
-def test_the_cache_folder_is_chosen_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("INITMEM_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache_dir() == Path("/xdg/initmem")
-    monkeypatch.setenv("INITMEM_DATA", "~/own")
-    assert cache_dir() == tmp_path / "own"
-    assert cache_dir(Path("given")) == Path("given")
-
-
-def truncate_images(folder: Path) -> None:
-    os.truncate(folder / "images.npy", 100_000)
-
-
-def drop_labels(folder: Path) -> None:
-    (folder / "labels.npy").unlink()
-
-
-def spoil_header(folder: Path) -> None:
-    with (folder / "images.npy").open("r+b") as stream:
-        stream.write(b"garbage")
-
-
-def empty_manifest(folder: Path) -> None:
-    (folder / "manifest.json").write_bytes(b"")
-
-
-def other_digest(folder: Path) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"sha256": "0" * 64}))
-
-
-@pytest.mark.parametrize("damage", [truncate_images, drop_labels, spoil_header, empty_manifest, other_digest])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "missing", "header", "too few"])
 def test_a_damaged_cache_is_refused_and_made_again(
-    damage: Callable[[Path], None], cifar10: Sample, cache: Path, tmp_path: Path
+    damage: str, cifar10: Sample, cache: Path, tmp_path: Path
 ) -> None:
     folder = fetch("cifar10", cache)
-    early, inode = load_images("cifar10", cache).test.x, (folder / "labels.npy").stat().st_ino
-    damage(folder)
+    early, inode = load_images("cifar10", cache).test.x, (folder / "images.npy").stat().st_ino
+    whole = (folder / "labels.npy").read_bytes()
+    (folder / "labels.npy").unlink()
+    if damage == "too few":
+        np.save(folder / "labels.npy", np.zeros(N_TEST, np.int64))
+    elif damage != "missing":
+        content = {"truncated": whole[:-8], "empty": b"", "header": b"garbage" + whole[7:]}[damage]
+        (folder / "labels.npy").write_bytes(content)
     assert not is_cached("cifar10", cache)
     with pytest.raises(DataError, match=rf"is damaged .*: run `initmem data get cifar10 --data-dir {cache}`"):
         load_images("cifar10", cache)
@@ -510,9 +460,8 @@ def test_a_damaged_cache_is_refused_and_made_again(
     assert folder.exists()
     fetch("cifar10", cache)
     cifar10.assert_cached(cache)
-    assert (folder / "labels.npy").stat().st_ino != inode  # a new file: mapped ones are never written over
-    if damage is not truncate_images:
-        assert np.array_equal(early, cifar10.images[WHOLE:])
+    assert (folder / "images.npy").stat().st_ino != inode  # a new file: mapped ones are never written over
+    assert np.array_equal(early, cifar10.images[WHOLE:])
 
 
 # Interruptions and concurrent processes

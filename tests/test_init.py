@@ -16,8 +16,7 @@ from initmem.pipeline.init import Init, UntouchedWarning
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.seeds import generator
 from initmem.study import Run
-from initmem.train.init import initialize
-from initmem.train.networks import build
+from initmem.train.init import initialized
 
 
 def applied(model: nn.Module, scale: float = 1.0, seed: int = 0, **how: object) -> nn.Module:
@@ -64,8 +63,7 @@ def test_bundled_networks_and_torch_ones_get_the_same_numbers() -> None:
             self.c = nn.Linear(5, 3)
 
     recipe = Recipe.parse({"model": "mlp", "width": 5, "bias_std": 0.3})
-    bundled = build(recipe, Sizes(1, 1, 1, 3, 2, 2, 3))
-    initialize(bundled, [Run(recipe, 0.7, 11)])
+    bundled = initialized([Run(recipe, 0.7, 11)], Sizes(1, 1, 1, 3, 2, 2, 3))
     twin = Init.of(Run(recipe, 0.7, 11)).apply(Twin(), draw="fan-in")
     for layer, linear in zip(bundled.named_layers().values(), (twin.a, twin.b, twin.c), strict=True):
         assert torch.equal(layer.kernel, linear.weight)

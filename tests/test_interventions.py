@@ -19,8 +19,7 @@ from initmem.intervention import Intervention, checked
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.study_file import load_study
-from initmem.train.init import initialized, replica_tensors
-from initmem.train.interventions import APPLY
+from initmem.train.init import APPLY, initialized, replica_tensors
 from initmem.train.loop import evaluate, evaluated_model, train_epoch, train_pack
 from initmem.train.pack import Pack
 from initmem.train.requirements import check

@@ -15,7 +15,7 @@ from initmem.study import Run
 from initmem.train import layers, loop, optimizers
 from initmem.train.layers import Conv, LayerNorm, MovingStatistics
 from initmem.train.loop import train_epoch
-from initmem.train.optimizers import Adam, Decoupled, Momentum, Muon, orthogonalize
+from initmem.train.optimizers import Adam, Momentum, Muon, Rule, orthogonalize
 from initmem.train.pack import Pack
 
 keras_peer = Deferred("keras_peer")
@@ -148,8 +148,9 @@ def _layer_norm_over_everything(self, x):
 
 
 def _decay_after(self, gradients, rate, k):
-    self.rule.step(gradients, rate, k)
-    torch._foreach_mul_(self.decayed, 1 - rate * self.decay)
+    self.update(gradients, rate, k)
+    decayed = [self.variables[i] for i in self.decayed]
+    torch._foreach_mul_(decayed, 1 - rate * self.recipe.weight_decay)
 
 
 def _decay_kernels_only(self):
@@ -177,7 +178,7 @@ DIFFERENCES = {
     "layer norm axes": (LayerNorm, "forward", _layer_norm_over_everything, {"norm": "layer"}),
     "momentum": (Momentum, "step", _torch_momentum, {"optimizer": "momentum"}),
     "adam epsilon": (Adam, "step", _torch_adam, {"optimizer": "adam", "epsilon": 1e-4}),
-    "decay first": (Decoupled, "step", _decay_after, {"weight_decay": 1e-2}),
+    "decay first": (Rule, "step", _decay_after, {"weight_decay": 1e-2}),
     "decay of everything": (Pack, "_decayed", _decay_kernels_only, {"weight_decay": 1e-2}),
     "l2 gradient": (loop, "add_l2", _half_penalty, {"l2": 1e-2}),
     "muon on matrices alone": (Muon, "__init__", _muon_for_all, {"optimizer": "muon"}),

@@ -104,7 +104,7 @@ def assert_gradients(found, given, expected, exact, grad_output, limit: float) -
 
 
 @pytest.mark.parametrize("pool", [False, True])
-@pytest.mark.parametrize(("n", "channels", "side"), [(3, 8, 6), (5, 24, 4), (2, 64, 16), (1, 16, 2)])
+@pytest.mark.parametrize(("n", "channels", "side"), [(5, 24, 4), (1, 16, 2)])
 def test_normalization_and_its_gradients(n, channels, side, pool):
     x = images(n, channels, side) * 2 + 3
     gamma, beta = torch.randn(channels), torch.randn(channels)  # also negative factors
@@ -124,7 +124,7 @@ def test_normalization_and_its_gradients(n, channels, side, pool):
     assert off(layer.batch_variance, flat.var(1)) < 1e-6
 
 
-@pytest.mark.parametrize(("n", "channels", "side"), [(3, 8, 5), (5, 24, 4), (2, 64, 16)])
+@pytest.mark.parametrize(("n", "channels", "side"), [(3, 8, 5), (5, 24, 4)])
 def test_normalization_with_a_skip_connection(n, channels, side):
     x, skip = (
         (images(n, channels, side) * 2 + 3).requires_grad_(),
@@ -135,7 +135,7 @@ def test_normalization_with_a_skip_connection(n, channels, side):
     given = x, layer.gamma, layer.beta, skip
     exact = tuple(t.detach().double().requires_grad_() for t in given)
     assert native.can_normalize(x, pool=False, skip=skip)
-    found = layer.then_add_relu(x, skip)
+    found = layer.then_relu(x, skip=skip)
     mean, variance = (
         exact[0].mean((0, 2, 3), keepdim=True),
         exact[0].var((0, 2, 3), correction=0, keepdim=True),
@@ -147,7 +147,7 @@ def test_normalization_with_a_skip_connection(n, channels, side):
     layer.eval()
     layer.moving_mean.uniform_(-1, 1), layer.moving_variance.uniform_(0.5, 2)
     with torch.no_grad():
-        found = layer.then_add_relu(x, skip)
+        found = layer.then_relu(x, skip=skip)
         assert off(found, F.relu(layer.double()(x.double()) + skip)) < 1e-6
 
 
@@ -155,8 +155,8 @@ def test_a_skip_connection_in_another_layout_is_left_to_the_library():
     x, layer = images(2, 8, 4), BatchNorm(1, 8)
     assert not native.can_normalize(x, pool=False, skip=x.contiguous())
     assert not native.can_normalize(x, pool=True, skip=x)
-    found = layer.then_add_relu(x, images(2, 8, 4, seed=1).contiguous())
-    assert off(found, layer.then_add_relu(x, images(2, 8, 4, seed=1)).double()) < 1e-6
+    found = layer.then_relu(x, skip=images(2, 8, 4, seed=1).contiguous())
+    assert off(found, layer.then_relu(x, skip=images(2, 8, 4, seed=1)).double()) < 1e-6
 
 
 def test_another_default_type_changes_nothing():
@@ -218,11 +218,8 @@ def test_what_is_not_a_number_stays_so(training):
 
 @pytest.mark.parametrize(
     ("n", "inputs", "outputs", "side"),
-    [
-        (1, 8, 8, 4), (2, 8, 16, 32), (5, 16, 32, 16), (33, 32, 24, 8), (17, 64, 48, 4), (3, 24, 8, 12),
-        (70, 160, 112, 4),
-    ],
-)  # fmt: skip
+    [(1, 8, 8, 4), (5, 16, 32, 16), (33, 32, 24, 8), (3, 24, 8, 12), (70, 160, 112, 4)],
+)
 def test_convolution_and_its_gradients(vectors, n, inputs, outputs, side):
     layer = Conv(1, inputs, outputs)
     with torch.no_grad():
@@ -266,13 +263,13 @@ def layer_norm(replicas: int, channels: int) -> LayerNorm:
 
 
 @pytest.mark.parametrize("pool", [False, True])
-@pytest.mark.parametrize(("n", "channels", "side"), [(3, 8, 6), (5, 24, 4), (2, 64, 16), (1, 16, 2)])
+@pytest.mark.parametrize(("n", "channels", "side"), [(5, 24, 4), (1, 16, 2)])
 def test_layer_normalization_and_its_gradients(n, channels, side, pool):
     x, layer = (images(n, channels, side) * 2 + 3).requires_grad_(), layer_norm(1, channels)
     grad_output = images(n, channels, side // 2 if pool else side, seed=1)
     given = x, layer.gamma, layer.beta
     exact = tuple(t.detach().double().requires_grad_() for t in given)
-    assert layer.can_fuse(x, pool=pool)
+    assert native.can_normalize(x, pool=pool)
     found, expected = layer.then_relu(x, pool=pool), layer_reference(*exact, 1, pool=pool)
     assert off(found, expected) < 1e-6
     assert_gradients(found, given, expected, exact, grad_output, 2e-6)
@@ -381,7 +378,7 @@ def block_by_block(network: ResNet9, x: Tensor) -> Tensor:
     """The same layers of a single network, each in C with two calls."""
 
     def block(layer: ConvNormRelu, x: Tensor) -> Tensor:
-        return layer.norm.fused(native.convolve(x, layer.conv.kernel, layer.conv.bias), pool=layer.pool)
+        return layer.norm.then_relu(native.convolve(x, layer.conv.kernel, layer.conv.bias), pool=layer.pool)
 
     x = block(network.down1, network.stem(x))
     x = x + block(network.residual1[1], block(network.residual1[0], x))
@@ -416,9 +413,7 @@ def random_statistics(network: ResNet9) -> None:
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
-@pytest.mark.parametrize(
-    ("replicas", "width", "side"), [(1, 8, 32), (4, 4, 8), (8, 8, 8), (10, 4, 16), (16, 4, 8), (17, 4, 8)]
-)
+@pytest.mark.parametrize(("replicas", "width", "side"), [(1, 8, 32), (4, 4, 8), (10, 4, 16), (17, 4, 8)])
 def test_a_network_in_one_call_has_the_gradients_of_float64(vectors, norm, replicas, width, side):
     network, x = features(norm, replicas, width, side)
     random_statistics(network)
@@ -457,7 +452,7 @@ def test_a_network_in_one_call_leaves_replicas_to_themselves():
 
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("lanes", [native.SINGLE, *LANES])
-@pytest.mark.parametrize("side", [1, 2, 4])
+@pytest.mark.parametrize("side", [1, 4])
 def test_the_head_is_pooling_and_a_dense_layer(lanes, side, largest):
     x = torch.randn(3, lanes.replicas * 16, side, side)
     x[1] = x[1].round()  # equal maxima share the gradient
@@ -499,28 +494,22 @@ def test_networks_that_are_not_all_in_c_are_left_to_their_layers(calls):
         assert "chain" not in calls
 
 
-BATCH, LAYER = {"normalize", "convolve"}, {"layer_normalize", "convolve"}
-
-
 @pytest.mark.parametrize(
-    ("model", "norm", "functions"),
-    [("resnet9", "batch", BATCH), ("resnet56", "batch", BATCH), ("resnet9", "layer", LAYER)],
+    ("model", "norm", "function"),
+    [
+        ("resnet9", "batch", "normalize"),
+        ("resnet56", "batch", "normalize"),
+        ("resnet9", "layer", "layer_normalize"),
+    ],
 )
-def test_a_run_goes_the_same_way_with_and_without(model, norm, functions, monkeypatch):
-    used = []
-    for name in BATCH | LAYER:
-        whole = getattr(native, name)
-        monkeypatch.setattr(native, name, lambda *a, w=whole, n=name, **k: used.append(n) or w(*a, **k))
+def test_a_run_goes_the_same_way_with_and_without(model, norm, function, calls, monkeypatch):
     ours = pack(model=model, norm=norm)
-    for _ in range(2):
-        train_epoch(ours)
-    assert set(used) == functions
-    used.clear()
+    train_epoch(ours)
+    assert {function, "convolve"} <= set(calls)
+    assert not {"normalize", "layer_normalize"} - {function} & set(calls)
     monkeypatch.setattr(native, "library", lambda: None)
     theirs = pack(model=model, norm=norm)
-    for _ in range(2):
-        train_epoch(theirs)
-    assert not used
+    train_epoch(theirs)
     for name in ("train_cross_entropy", "val_objective", "norm"):
         assert ours.history[0][name] == pytest.approx(theirs.history[0][name], rel=1e-4), name
 
@@ -528,9 +517,7 @@ def test_a_run_goes_the_same_way_with_and_without(model, norm, functions, monkey
 # -- between two batches ------------------------------------------------------------------------------------
 
 SHAPES = ((12, 8, 3, 3), (12, 5), (12,), (4, 3, 3, 3))  # replica-major, of four replicas
-RULES = [
-    ("sgd", 0.0), ("sgd", 0.1), ("momentum", 0.0), ("adam", 0.0), ("adamw", 0.1), ("muon", 0.0)
-]  # fmt: skip
+RULES = [("sgd", 0.1), ("momentum", 0.0), ("adam", 0.0), ("adamw", 0.1), ("muon", 0.0)]
 
 
 def updated(recipe: Recipe, steps: int, spoil: float | None) -> list[Tensor]:
@@ -553,15 +540,15 @@ def updated(recipe: Recipe, steps: int, spoil: float | None) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("optimizer", "decay"), RULES)
-@pytest.mark.parametrize("spoil", [None, float("nan"), float("inf")])
+@pytest.mark.parametrize("spoil", [None, float("nan")])
 def test_updates_are_those_of_the_library(optimizer, decay, spoil, calls, monkeypatch):
-    """Over 300 steps, to rounding; what is not a number stays in its replica."""
+    """Over 100 steps, to rounding; what is not a number stays in its replica."""
     recipe = Recipe(optimizer=optimizer, weight_decay=decay)
-    found = updated(recipe, 300, spoil)
+    found = updated(recipe, 100, spoil)
     rule = {"sgd": "add_scaled", "momentum": "momentum_step"}.get(optimizer, "adam_step")
-    assert set(calls) == ({rule, "scale"} if decay else {rule})
+    assert set(calls) == {rule}
     monkeypatch.setattr(native, "library", lambda: None)
-    expected = updated(recipe, 300, spoil)
+    expected = updated(recipe, 100, spoil)
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.stride() == theirs.stride()
@@ -571,7 +558,7 @@ def test_updates_are_those_of_the_library(optimizer, decay, spoil, calls, monkey
     assert all(t.isfinite().all() for t in found) == (spoil is None)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 4])
 def test_sums_of_squares_are_those_of_each_replica(replicas):
     tensors = [torch.randn(shape) * 10**i for i, shape in enumerate((*SHAPES, (8, 3000)))]
     tensors[0] = tensors[0].to(memory_format=torch.channels_last)
@@ -625,10 +612,10 @@ def test_tensors_with_gaps_or_of_another_type_are_left_to_the_library():
     assert not native.Together([whole]).ready
 
 
-BETWEEN = {"absorb", "sum_of_squares", "add_scaled", "scale", "adam_step"}
+BETWEEN = {"absorb", "sum_of_squares", "add_scaled", "adam_step"}
 
 
-@pytest.mark.parametrize(("replicas", "width"), [(1, 8), (4, 4), (3, 6)])
+@pytest.mark.parametrize(("replicas", "width"), [(1, 8), (4, 4)])
 def test_a_checkpoint_continues_with_and_without(replicas, width, calls, monkeypatch):
     """Trained in C and continued by the library, or the other way round, a run goes the same way."""
     fields = {"width": width, "optimizer": "adamw", "weight_decay": 0.1, "l2": 0.01, "learning_rate": 1e-3}
@@ -683,7 +670,6 @@ def test_the_widest_vectors_that_are_filled_are_used(vectors, channels, wide, ca
     [
         (1, 128, 128, 4, 4),  # one tile
         (16, 128, 160, 4, 4),  # a vector of tiles, and inputs or outputs that are no whole blocks
-        (5, 160, 128, 8, 4),
         (16, 128, 128, 8, 8),  # as many tiles as are processed at a time
         (97, 256, 256, 4, 4),  # more than that, and no whole vector of them
         (65, 128, 128, 4, 4),  # too many for this size

@@ -18,9 +18,8 @@ from initmem.pipeline.init import Init
 from initmem.recipe import Recipe
 from initmem.study import Run
 from initmem.study_file import load_study
-from initmem.train.init import draw, initialize
+from initmem.train.init import draw, initialized
 from initmem.train.loop import train_pack
-from initmem.train.networks import build
 from initmem.train.requirements import check
 
 SHAPE = (64, 12, 5, 5)
@@ -70,8 +69,7 @@ def test_orthogonal_kernels_have_no_preferred_direction() -> None:
 def variables(scale: float, seed: int = 0, **fields: object) -> dict[str, torch.Tensor]:
     """The initial variables of a small bundled network."""
     recipe = Recipe.parse({"model": "mlp", "width": 40} | fields)
-    network = build(recipe, Sizes(1, 1, 1, 3, 4, 4, 3)).double()
-    initialize(network, [Run(recipe, scale, seed)])
+    network = initialized([Run(recipe, scale, seed)], Sizes(1, 1, 1, 3, 4, 4, 3), dtype=torch.float64)
     return {variable.name: variable.place.value().detach() for variable in network.replica_variables()}
 
 

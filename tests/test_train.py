@@ -16,7 +16,7 @@ from initmem.record import COLUMNS, RunRecord
 from initmem.store.encoding import decode, encode
 from initmem.study import Run
 from initmem.train import loop
-from initmem.train.init import initialize
+from initmem.train.init import initialized
 from initmem.train.layers import by_replica
 from initmem.train.loop import records, train_epoch, train_pack
 from initmem.train.networks import build, count
@@ -244,8 +244,7 @@ def test_the_time_of_a_run_is_that_of_all_its_sessions(tiny: Recipe) -> None:
 def test_initialization_is_paired_and_has_the_right_size() -> None:
     recipe = Recipe(dataset="synthetic", width=16, bias_std=0.2)
     runs = [Run(recipe, 0.5, 7), Run(recipe, 2.0, 7), Run(recipe, 2.0, 8)]
-    network = build(recipe, COLOR, 3)
-    initialize(network, runs)
+    network = initialized(runs, COLOR)
     for layer in network.named_layers().values():
         small, large, other = by_replica(layer.kernel, 3)
         assert torch.allclose(4 * small, large)
@@ -292,8 +291,8 @@ def test_images_too_small_for_the_pools_are_refused() -> None:
 def test_shared_input_is_the_same_as_repeated_input() -> None:
     torch.manual_seed(0)
     for model in ("resnet9", "mlp"):
-        network = build(Recipe(model=model, width=4), Sizes(1, 1, 1, 2, 8, 8, 5), 3).double()
-        initialize(network, runs_of(Recipe()))
+        runs = runs_of(Recipe(model=model, width=4))
+        network = initialized(runs, Sizes(1, 1, 1, 2, 8, 8, 5), dtype=torch.float64)
         network.eval()
         x = torch.rand(6, 2, 8, 8, dtype=torch.float64)
         assert torch.allclose(network(x), network(x.repeat(1, 3, 1, 1)), rtol=1e-10)

@@ -4,7 +4,7 @@
     scale=2:residual2*@20  multiplies the layers with these names after epoch 20
     mix=0.5:FILE           halfway between the initialization and a checkpoint
 
-This module reads them; `initmem.train.interventions` applies them.
+This module reads them; `initmem.train.init` applies them.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def dataset(name: str) -> Callable[[Builder], Builder]:
 def intervention(
     name: str, *, number: tuple[float, float] | None = None, layers: bool = False
 ) -> Callable[[Builder], Builder]:
-    """Register a function of the state of training, as `initmem.train.interventions.State` describes it.
+    """Register a function of the state of training, as `initmem.train.init.State` describes it.
 
     Args:
         name: its word in study files: `NAME`, or `NAME@EPOCH` after an epoch.

@@ -328,12 +328,10 @@ class Init:
         if function is not None:
             made = function(model) if epoch == 0 else function(model, optimizer)
             return model if made is None else cast("Model", made)
-        from initmem.train.interventions import intervene
-
         chosen = self._with_roles(model) if variables is None else list(variables)
         tensors = model.state_dict() if isinstance(model, nn.Module) else {}
         moments = None if optimizer is None else _optimizer_tensors(optimizer)
-        intervene(self.run, epoch, chosen, tensors, moments)
+        rules.intervene(self.run, epoch, chosen, tensors, moments)
         if variables is None and is_pytree(model):
             from initmem.pipeline.jax import rebuilt
 

@@ -1,15 +1,20 @@
-"""Initialization: by default kernels ~ N(0, scale^2 / fan_in) and biases ~ N(0, bias_std^2).
+"""Initialization and interventions. By default kernels ~ N(0, scale^2 / fan_in), biases ~ N(0, bias_std^2).
 
 A selector names the variables that the scale multiplies: `kernels`, `biases`, `output` (the kernel of the
 last layer), or a pattern of variable or layer names (`head`, `residual*`). Several selectors are separated by
 commas.
+
+An intervention is a function under a word of `initmem.catalog`. It is applied to one replica of a pack,
+between epochs, so that a run that is resumed there is the same. Its random numbers depend on the seed of the
+run and the epoch alone.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -19,19 +24,32 @@ from torch import Tensor
 
 from initmem.data.dataset import Sizes
 from initmem.errors import ConfigError, ModelError, allowed
+from initmem.intervention import Intervention
 from initmem.recipe import Distribution, Recipe, selectors
+from initmem.register import interventions
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train.layers import by_replica
-from initmem.train.networks import Grouped, Network, build
+from initmem.train.networks import Network, build
 from initmem.train.variables import Variable
 
 Array = NDArray[np.float64]
 
+CPU = torch.device("cpu")
 TRUNCATION = 2.0  # in standard deviations
+REDRAWN = 1 << 42  # index of the streams for new draws, plus the epoch: no other stream has it
+# The last kernels of residual branches that end without a nonlinearity: behind one, a branch of zeros has
+# no gradient and never learns.
+RESIDUAL_ENDS = ("blocks.*.conv2.kernel", "*.project.weight")
 
 
-def initialized(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> Network:
+def initialized(
+    runs: Sequence[Run],
+    sizes: Sizes,
+    *,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+) -> Network:
     """The network of a pack of runs, with the initial variables of every run."""
     recipe = runs[0].recipe.network
     if recipe.is_module:
@@ -39,14 +57,9 @@ def initialized(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtyp
 
         return module_pack(runs, sizes, device=device, dtype=dtype)
     network = build(recipe, sizes, len(runs)).to(device, dtype)
-    initialize(network, runs)
-    return network
-
-
-def initialize(network: Grouped, runs: Sequence[Run]) -> None:
-    """Initialize every replica of a network for its run."""
     for replica, run in enumerate(runs):
         initialize_replica(network.replica_variables(replica), run, replica_tensors(network, replica))
+    return network
 
 
 def replica_tensors(network: Network, replica: int) -> dict[str, Tensor]:
@@ -66,8 +79,6 @@ def initialize_replica(variables: Sequence[Variable], run: Run, tensors: Mapping
         draw_kernel = partial(draw, rng, distribution=recipe.distribution)
         redraw(variables, deviations(recipe, run.scale, variables), draw_kernel, rng.standard_normal)
     if run.intervention:
-        from initmem.train.interventions import intervene
-
         intervene(run, 0, variables, tensors)
     first = next(variable for variable in variables if variable.role == "kernel")
     first.place.parameters[0].view(-1)[0] *= run.perturbation
@@ -114,26 +125,23 @@ def deviations(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> d
 
 def factors(recipe: Recipe, scale: float, variables: Sequence[Variable]) -> dict[str, float]:
     """The factor of every kernel and bias: the scale if the recipe scales it, times its `layer_scales`."""
-    drawn = _kernels_and_biases(variables)
+    drawn = [variable.name for variable in variables if variable.role in ("kernel", "bias")]
     scaled = scaled_names(recipe, variables)
-    factors = {variable.name: scale if variable.name in scaled else 1.0 for variable in drawn}
+    factors = {name: scale if name in scaled else 1.0 for name in drawn}
     for selector, fixed in recipe.fixed_scales.items():
-        for name in chosen_names(selector, "layer_scales", drawn):
+        for name in chosen_names(selector, "layer_scales", variables):
             factors[name] *= fixed
     return factors
 
 
 def scaled_names(recipe: Recipe, variables: Sequence[Variable]) -> set[str]:
     """The names of what the scale multiplies."""
-    return chosen_names(recipe.scaled, "scaled", _kernels_and_biases(variables))
-
-
-def _kernels_and_biases(variables: Sequence[Variable]) -> list[Variable]:
-    return [variable for variable in variables if variable.role in ("kernel", "bias")]
+    return chosen_names(recipe.scaled, "scaled", variables)
 
 
 def chosen_names(text: str, field: str, variables: Sequence[Variable]) -> set[str]:
-    """The names of the variables that selectors name; `field` is where a user wrote them."""
+    """The names of the kernels and biases that selectors name; `field` is where a user wrote them."""
+    variables = [variable for variable in variables if variable.role in ("kernel", "bias")]
     chosen: set[str] = set()
     for selector in selectors(text):
         matching = {variable.name for variable in variables if _matches(variable, selector)}
@@ -163,15 +171,16 @@ def _matches(variable: Variable, selector: str) -> bool:
 
 def draw(rng: np.random.Generator, shape: Sequence[int], distribution: Distribution = "normal") -> Array:
     """Draw a kernel whose entries have mean 0 and variance 1."""
+    shape = tuple(shape)
     match distribution:
         case "normal":
-            return rng.standard_normal(tuple(shape))
+            return rng.standard_normal(shape)
         case "uniform":
-            return rng.uniform(-math.sqrt(3), math.sqrt(3), tuple(shape))
+            return rng.uniform(-math.sqrt(3), math.sqrt(3), shape)
         case "truncated":
-            return _truncated(rng.random(tuple(shape)))
+            return _truncated(rng.random(shape))
         case "orthogonal":
-            return _orthogonal(rng.standard_normal((shape[0], math.prod(shape[1:])))).reshape(tuple(shape))
+            return _orthogonal(rng.standard_normal((shape[0], math.prod(shape[1:])))).reshape(shape)
 
 
 def _truncated(uniform: Array) -> Array:
@@ -189,3 +198,172 @@ def _orthogonal(normal: Array) -> Array:
     q, r = np.linalg.qr(normal if rows >= columns else normal.T)
     q = q * np.sign(np.diag(r))
     return np.asarray((q if rows >= columns else q.T) * math.sqrt(max(rows, columns)))
+
+
+# -- interventions ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One network in training, as an intervention finds it: everything is changed in place."""
+
+    run: Run
+    intervention: Intervention
+    variables: Sequence[Variable]  # kernels and biases; of plain modules all parameters
+    tensors: Mapping[str, Tensor]  # every parameter and buffer by name, as checkpoints hold them
+    optimizer: Iterable[Tensor] | None = ()  # moments and velocities; None: it was not given
+
+    def chosen(self, usual: str = "kernels") -> list[Variable]:
+        """The variables that the target names, else the usual ones."""
+        text = self.intervention.target or usual
+        names = chosen_names(text, f"intervention {str(self.intervention)!r}", self.variables)
+        return [variable for variable in self.variables if variable.name in names]
+
+    def drawn(
+        self, usual: str, stream: int, distribution: Distribution | None = None
+    ) -> list[tuple[Variable, Array]]:
+        """The chosen variables and new values of them, from a stream of the run.
+
+        Every variable is drawn, so that a choice changes no numbers.
+        """
+        recipe, rng = self.run.recipe.initialization(), generator(self.run.seed_of("init"), "init", stream)
+        chosen = {variable.name for variable in self.chosen(usual)}
+        sizes = self.deviations()
+        pairs = []
+        for variable in (variable for variable in self.variables if variable.name in sizes):
+            if variable.role == "kernel":
+                values = draw(rng, variable.shape, distribution or recipe.distribution)
+            else:
+                values = rng.standard_normal(variable.shape)
+            if variable.name in chosen:
+                pairs.append((variable, values * sizes[variable.name]))
+        return pairs
+
+    def deviations(self) -> dict[str, float]:
+        """The initial standard deviation of every kernel and bias, by name."""
+        return deviations(self.run.recipe.initialization(), self.run.scale, self.variables)
+
+
+def intervene(
+    run: Run,
+    epoch: int,
+    variables: Sequence[Variable],
+    tensors: Mapping[str, Tensor],
+    optimizer: Iterable[Tensor] | None = (),
+) -> None:
+    """Apply the intervention of a run, if it is due after this epoch."""
+    one = Intervention.parse(run.intervention)
+    if one.epoch != epoch:
+        return
+    own = interventions.find(one.word)
+    apply = own.apply if own else APPLY.get(one.word)
+    if apply is None:
+        raise ConfigError(f"intervention {run.intervention!r}: no plugin that registers it is loaded")
+    with torch.no_grad():
+        apply(State(run, one, variables, tensors, optimizer))
+
+
+def _scale(state: State) -> None:
+    """Multiply kernels, or what the target names."""
+    for variable in state.chosen():
+        variable.place.rescale(state.intervention.number)
+
+
+def _redraw(state: State) -> None:
+    """Draw weights again, from the distribution of the recipe."""
+    for variable, drawn in state.drawn("kernels, biases", REDRAWN + state.intervention.epoch):
+        variable.place.set(drawn)
+
+
+def _shrink_perturb(state: State) -> None:
+    """A share of the weights, and the rest of a new draw: Ash and Adams 2020, as an interpolation."""
+    kept = state.intervention.number
+    for variable, drawn in state.drawn("kernels, biases", REDRAWN + state.intervention.epoch):
+        variable.place.set(kept * _array(variable) + (1 - kept) * drawn)
+
+
+def _reset_optimizer(state: State) -> None:
+    """Set moments and velocities to zero; the count of updates, which a pack shares, continues."""
+    if state.optimizer is None:
+        raise ConfigError(
+            "intervention 'reset-optimizer': no optimizer (needed: intervene(model, optimizer))"
+        )
+    for tensor in state.optimizer:
+        tensor.zero_()
+
+
+def _mix(state: State) -> None:
+    """Move all parameters and statistics a share of the way to those of a checkpoint."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    one = state.intervention
+    if not state.tensors:
+        raise ConfigError(f"intervention {str(one)!r} (allowed: models of torch)")
+    try:
+        saved = load_file(one.path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"intervention {str(one)!r}: not a safetensors file ({error})") from None
+    for name, tensor in state.tensors.items():
+        keys = [name, f"best/{name}", f"best/net.{name}"]  # those of a store are checkpoints of one run
+        other = next((saved[key] for key in keys if key in saved), None)
+        if other is None or other.numel() != tensor.numel():
+            shape = "missing" if other is None else f"of shape {tuple(other.shape)}"
+            raise ConfigError(
+                f"intervention {str(one)!r}: {name} is {shape} (needed: shape {tuple(tensor.shape)})"
+            )
+        if tensor.is_floating_point():
+            tensor.lerp_(other.to(tensor).view(tensor.shape), one.number)
+
+
+def _orthogonal_kernels(state: State) -> None:
+    """Orthogonal kernels, from the random numbers that the recipe draws."""
+    for variable, drawn in state.drawn("kernels", 0, "orthogonal"):
+        variable.place.set(drawn)
+
+
+def _kaiming_uniform(state: State) -> None:
+    """Kernels uniform with variance 2 / fan-in."""
+    for variable, drawn in state.drawn("kernels", 0, "uniform"):
+        variable.place.set(math.sqrt(2) * drawn)
+
+
+def _zero_residual(state: State) -> None:
+    """Let every residual branch begin at zero: its last kernel is."""
+    names = [v.name for v in state.variables if v.role == "kernel"]
+    ends = [pattern for pattern in RESIDUAL_ENDS if fnmatch.filter(names, pattern)]
+    if not ends and not state.intervention.target:
+        raise ConfigError(
+            "intervention 'zero-residual': no residual branch that ends without a nonlinearity is known here "
+            "(allowed: zero-residual=PATTERN)"
+        )
+    for variable in state.chosen(", ".join(ends)):
+        variable.place.rescale(0.0)
+
+
+def _exact_norm(state: State) -> None:
+    """Give every kernel exactly the norm that the recipe gives it on average."""
+    sizes = state.deviations()
+    for variable in state.chosen():
+        values = _array(variable)
+        norm = float(np.linalg.norm(values))
+        if norm > 0:
+            variable.place.set(values * (sizes[variable.name] * math.sqrt(values.size) / norm))
+
+
+def _array(variable: Variable) -> Array:
+    return np.asarray(variable.place.value().detach().double().cpu().numpy())
+
+
+APPLY: dict[str, Callable[[State], None]] = {
+    "none": lambda state: None,  # the run that others are compared with
+    "scale": _scale,
+    "redraw": _redraw,
+    "shrink-perturb": _shrink_perturb,
+    "reset-optimizer": _reset_optimizer,
+    "mix": _mix,
+    "orthogonal": _orthogonal_kernels,
+    "kaiming-uniform": _kaiming_uniform,
+    "zero-residual": _zero_residual,
+    "exact-norm": _exact_norm,
+}

@@ -109,26 +109,19 @@ class Norm(nn.Module, ABC):
         n = replicas * channels
         self.gamma, self.beta = nn.Parameter(torch.ones(n)), nn.Parameter(torch.zeros(n))
 
-    def then_relu(self, x: Tensor, *, pool: bool = False) -> Tensor:
-        """Normalize (batch, replica * channel, h, w), max-pool 2x2 if `pool`, then ReLU."""
-        if self.can_fuse(x, pool=pool):
-            return self.fused(x, pool=pool)
+    def then_relu(self, x: Tensor, *, pool: bool = False, skip: Tensor | None = None) -> Tensor:
+        """Normalize (batch, replica * channel, h, w), max-pool 2x2 if `pool`, add `skip`, then ReLU."""
+        if self.can_fuse(skip) and native.can_normalize(x, pool=pool, skip=skip):
+            variables = self.gamma, self.beta, self.statistics(x.numel() // x.shape[1])
+            return native.normalize(x, *variables, NORM_EPSILON, pool=pool, training=self.training, skip=skip)
         x = self(x)
         if pool:  # before ReLU: they commute, and ReLU then sees a quarter of the pixels
             x = F.max_pool2d(x, 2)
-        return F.relu(x)
-
-    def then_add_relu(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Normalize (batch, replica * channel, h, w), add a skip connection of the same shape, then ReLU."""
-        return F.relu(self(x) + skip)
+        return F.relu(x if skip is None else x + skip)
 
     @abstractmethod
-    def can_fuse(self, x: Tensor, *, pool: bool) -> bool:
-        """Whether `fused` supports these images."""
-
-    @abstractmethod
-    def fused(self, x: Tensor, *, pool: bool) -> Tensor:
-        """The same as `then_relu`, in one call in C."""
+    def can_fuse(self, skip: Tensor | None) -> bool:
+        """Whether C knows this normalization, with this skip connection."""
 
     def statistics(self, count: int) -> tuple[Tensor, Tensor] | None:
         """Mean and variance for a batch with this many values per channel: to write in training, else to use.
@@ -170,22 +163,9 @@ class BatchNorm(Norm):
             True, 1.0, NORM_EPSILON, False,
         )  # fmt: skip
 
-    def can_fuse(self, x: Tensor, *, pool: bool) -> bool:
+    def can_fuse(self, skip: Tensor | None) -> bool:
         """In C, channels are normalized one by one, whatever replica they belong to."""
-        return native.can_normalize(x, pool=pool)
-
-    def then_add_relu(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Normalize (batch, replica * channel, h, w), add a skip connection of the same shape, then ReLU."""
-        if not native.can_normalize(x, pool=False, skip=skip):
-            return super().then_add_relu(x, skip)
-        return self.fused(x, pool=False, skip=skip)
-
-    def fused(self, x: Tensor, *, pool: bool, skip: Tensor | None = None) -> Tensor:
-        """The same as `then_relu`, or `then_add_relu`, in one call in C."""
-        statistics = self.statistics(x.numel() // x.shape[1])
-        return native.normalize(
-            x, self.gamma, self.beta, statistics, NORM_EPSILON, pool=pool, training=self.training, skip=skip
-        )
+        return True
 
     def statistics(self, count: int) -> tuple[Tensor, Tensor]:
         """Those of the batch in training, else the moving ones."""
@@ -248,13 +228,9 @@ class LayerNorm(Norm):
             y = torch.addcmul(self.beta, y, self.gamma)
         return y.movedim(-1, 1)
 
-    def can_fuse(self, x: Tensor, *, pool: bool) -> bool:
+    def can_fuse(self, skip: Tensor | None) -> bool:
         """In C, for one replica; several have to be in lanes."""
-        return self.replicas == 1 and native.can_normalize(x, pool=pool)
-
-    def fused(self, x: Tensor, *, pool: bool) -> Tensor:
-        """The same as `then_relu`, in one call in C."""
-        return native.layer_normalize(x, self.gamma, self.beta, NORM_EPSILON, pool=pool)
+        return self.replicas == 1 and skip is None
 
 
 def norm_layer(kind: Literal["batch", "layer"], replicas: int, channels: int) -> Norm:

@@ -244,19 +244,19 @@ def check_module(recipe: Recipe, sizes: Sizes) -> list[Variable]:
     return variables
 
 
-def forward_flops(recipe: Recipe, sizes: Sizes) -> int:
-    """FLOPs of one example through a module, as torch counts them."""
+def forward_flops(recipe: Recipe, sizes: Sizes) -> tuple[int, int]:
+    """FLOPs of one example through a module, as torch counts them, and the number of its kernels."""
     small = Recipe.parse({"model": recipe.model, "options": recipe.options, "width": recipe.width})
     return _counted_flops(small, sizes._replace(n_train=1, n_val=1, n_test=1), builder(recipe))
 
 
 @lru_cache(maxsize=64)
-def _counted_flops(recipe: Recipe, sizes: Sizes, build: Callable[..., Any]) -> int:
-    """The count, remembered for as long as the name stands for the same builder."""
+def _counted_flops(recipe: Recipe, sizes: Sizes, build: Callable[..., Any]) -> tuple[int, int]:
+    """The counts, remembered for as long as the name stands for the same builder."""
     module = build_module(recipe, sizes).eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(_zeros(1, sizes))
-    return int(counter.get_total_flops())
+    return counter.get_total_flops(), sum(parameter.ndim > 1 for parameter in module.parameters())
 
 
 def _zeros(n: int, sizes: Sizes) -> Tensor:

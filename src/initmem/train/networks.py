@@ -169,7 +169,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, replica * in, h, w) to (batch, replica * out, h', w')."""
         y = self.norm1.then_relu(self.conv1(x))
-        return self.norm2.then_add_relu(self.conv2(y), self.skip(x))
+        return self.norm2.then_relu(self.conv2(y), skip=self.skip(x))
 
 
 class DeepResNet(Grouped):

@@ -24,7 +24,7 @@ from initmem.record import COLUMNS, Status
 from initmem.seeds import generator
 from initmem.study import Run
 from initmem.train import compiled, native
-from initmem.train.init import initialized, replica_tensors
+from initmem.train.init import initialized, intervene, replica_tensors
 from initmem.train.layers import BatchNorm, MovingStatistics, by_replica
 from initmem.train.networks import choose_layout
 from initmem.train.optimizers import Optimizer, PerReplica, Rule, optimizer_for
@@ -128,8 +128,6 @@ class Pack:
         """Apply the interventions that are due after the last completed epoch, each to its own replica."""
         if not self.epoch or not any(run.intervention for run in self.runs):
             return
-        from initmem.train.interventions import intervene  # few runs have any
-
         moments = [tensor for tensor in self.optimizer.state(self.names).values() if tensor.ndim]
         for r, run in enumerate(self.runs):
             if run.intervention:

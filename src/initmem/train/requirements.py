@@ -95,8 +95,7 @@ def _check_interventions(study: Study, recipe: Recipe, shape: Sizes) -> None:
 
     from initmem.intervention import Intervention
     from initmem.study import Run
-    from initmem.train.init import initialized, replica_tensors
-    from initmem.train.interventions import intervene
+    from initmem.train.init import initialized, intervene, replica_tensors
 
     cpu = torch.device("cpu")
     network = initialized([Run(recipe, 1.0, 0)], shape, device=cpu, dtype=torch.float32)
@@ -120,8 +119,8 @@ def flops_per_image(recipe: Recipe, shape: Shape, classes: int, vocabulary: int 
         from initmem.data.dataset import Sizes
         from initmem.train.modules import forward_flops
 
-        forward = forward_flops(recipe, Sizes(1, 1, 1, *shape, classes, vocabulary))
-        return Flops(forward, 3 * forward, 1)
+        forward, kernels = forward_flops(recipe, Sizes(1, 1, 1, *shape, classes, vocabulary))
+        return Flops(forward, 3 * forward, kernels)
     layers = [2 * each for each in multiplications(recipe, shape, classes)]
     # In the backward pass every layer needs both gradients, except the first: its input is the image.
     return Flops(sum(layers), 3 * sum(layers) - layers[0], len(layers))

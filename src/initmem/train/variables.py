@@ -288,8 +288,8 @@ def _torch_parameters(model: nn.Module) -> Iterator[Parameter]:
             parametrizations: Any = module.parametrizations
             inner |= {id(part) for part in parametrizations.modules()}
             for attribute, originals in parametrizations.items():
-                own = [p for name, p in originals.named_parameters() if name.startswith("original")]
-                tensors |= {attribute: tuple(own)} if own else {}
+                own = tuple(p for name, p in originals.named_parameters() if name.startswith("original"))
+                tensors |= {attribute: own} if own else {}
         tensors |= {name: (p,) for name, p in module._parameters.items() if p is not None}
         for attribute, own in tensors.items():
             name = f"{path}.{attribute}" if path else attribute

@@ -76,7 +76,7 @@ def normalize(
     x: Tensor,
     gamma: Tensor,
     beta: Tensor,
-    statistics: tuple[Tensor, Tensor],
+    statistics: tuple[Tensor, Tensor] | None,
     epsilon: float,
     *,
     pool: bool,
@@ -86,17 +86,16 @@ def normalize(
     """Batch normalization, 2x2 max pooling if `pool`, + `skip` if given, and ReLU.
 
     Gamma, beta, mean and variance have shape (channel,). In training, `statistics` are outputs: the mean and
-    the unbiased variance of the batch. Else they are inputs, and the result is not differentiable.
+    the unbiased variance of the batch. Else they are inputs, and the result is not differentiable. None:
+    layer normalization over the channels of each pixel, without a skip connection.
     """
-    if training:
-        differentiable: Tensor = _Normalize.apply(x, gamma, beta, *statistics, skip, epsilon, pool)
+    if training or statistics is None:
+        differentiable: Tensor = _Normalize.apply(x, gamma, beta, statistics, skip, epsilon, pool)
         return differentiable
     n, channels, height, width = x.shape
     y = _output(x, pool=pool)
-    call(
-        "normalize_fixed", x, n, height, width, channels, *SINGLE, pool,
-        skip, gamma, beta, epsilon, *statistics, y,
-    )  # fmt: skip
+    sizes = n, height, width, channels, *SINGLE, pool
+    call("normalize_fixed", x, *sizes, skip, gamma, beta, epsilon, *statistics, y)
     return y
 
 
@@ -107,57 +106,35 @@ class _Normalize(torch.autograd.Function):
         x: Tensor,
         gamma: Tensor,
         beta: Tensor,
-        mean: Tensor,
-        variance: Tensor,
+        statistics: tuple[Tensor, Tensor] | None,
         skip: Tensor | None,
         epsilon: float,
         pool: bool,
     ) -> Tensor:
         n, channels, height, width = x.shape
-        y, saved = _output(x, pool=pool), x.new_empty(4, channels)
         ctx.sizes = n, height, width, channels, *SINGLE, pool
-        call("normalize", x, *ctx.sizes, skip, gamma, beta, epsilon, mean, variance, saved, y)
-        ctx.save_for_backward(x, saved, None if skip is None else y)
+        ctx.by_layer = statistics is None
+        y = _output(x, pool=pool)
+        if statistics is None:
+            saved = x.new_empty(n * height * width, 2)
+            call("layer_normalize", x, *ctx.sizes, gamma, beta, epsilon, saved, y)
+        else:
+            saved = x.new_empty(4, channels)
+            call("normalize", x, *ctx.sizes, skip, gamma, beta, epsilon, *statistics, saved, y)
+        ctx.save_for_backward(x, gamma, beta, saved, None if skip is None else y)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        x, saved, y = ctx.saved_tensors
-        grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-        grad_x, grad_gamma, grad_beta = (
-            torch.empty_like(x),
-            saved.new_empty(x.shape[1]),
-            saved.new_empty(x.shape[1]),
-        )
-        grad_skip = None if y is None else torch.empty_like(x)
-        gradients = grad_x, grad_gamma, grad_beta, grad_skip
-        call("normalize_backward", x, grad_output, *ctx.sizes, y, saved, *gradients)
-        return grad_x, grad_gamma, grad_beta, None, None, grad_skip, None, None
-
-
-def layer_normalize(x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, *, pool: bool) -> Tensor:
-    """Layer normalization over channels at each pixel, 2x2 max pooling if `pool`, and ReLU."""
-    y: Tensor = _LayerNormalize.apply(x, gamma, beta, epsilon, pool)
-    return y
-
-
-class _LayerNormalize(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, epsilon: float, pool: bool) -> Tensor:
-        n, channels, height, width = x.shape
-        y, saved = _output(x, pool=pool), x.new_empty(n * height * width, 2)
-        ctx.sizes = n, height, width, channels, *SINGLE, pool
-        call("layer_normalize", x, *ctx.sizes, gamma, beta, epsilon, saved, y)
-        ctx.save_for_backward(x, gamma, beta, saved)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        x, gamma, beta, saved = ctx.saved_tensors
+        x, gamma, beta, saved, y = ctx.saved_tensors
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
         gradients = tuple(map(torch.empty_like, (x, gamma, beta)))
-        call("layer_normalize_backward", x, grad_output, *ctx.sizes, gamma, beta, saved, *gradients)
-        return *gradients, None, None
+        grad_skip = None if y is None else torch.empty_like(x)
+        if ctx.by_layer:
+            call("layer_normalize_backward", x, grad_output, *ctx.sizes, gamma, beta, saved, *gradients)
+        else:
+            call("normalize_backward", x, grad_output, *ctx.sizes, y, saved, *gradients, grad_skip)
+        return *gradients, None, grad_skip, None, None
 
 
 def can_convolve(x: Tensor, kernel: Tensor) -> bool:
@@ -270,10 +247,6 @@ class Together:
         ]
         self._call(rule, pointers(alike), *self.pointers, *numbers)
 
-    def scale(self, factor: float) -> None:
-        """Multiply the first list."""
-        self._call("scale", self.pointers[0], factor)
-
     def sum_of_squares(self, replicas: int) -> Tensor:
         """The sum of all squares of each replica's share, shape (replica,)."""
         sums = self.first[0].new_empty(replicas)
@@ -298,9 +271,8 @@ def pointers(tensors: Sequence[Tensor]) -> Any:
 
 def _is_block(tensor: Tensor) -> bool:
     """Whether the elements fill a block of memory, replica by replica."""
-    return tensor.is_contiguous() or (
-        tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    )
+    channels_last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return tensor.is_contiguous() or channels_last
 
 
 def _output(x: Tensor, *, pool: bool) -> Tensor:
@@ -383,12 +355,8 @@ class _Plan:
     def __init__(self, x: Tensor, blocks: Sequence[Block], lanes: Lanes) -> None:
         n, _, height, width = x.shape
         pools = sum(block.pool for block in blocks)
-        self.shape = (
-            n,
-            height >> pools,
-            width >> pools,
-            len(blocks[-1].kernel) // lanes.replicas * lanes.lanes,
-        )
+        channels = len(blocks[-1].kernel) // lanes.replicas * lanes.lanes
+        self.shape = n, height >> pools, width >> pools, channels
         sizes: list[tuple[int, ...]] = []
         addresses = array("Q")
         for block in blocks:

@@ -77,7 +77,6 @@ void head_backward(const float *x, const float *features, const float *grad_logi
 
 /* update.c */
 void add_scaled(num count, const num *sizes, float *const *from, float *const *to, double factor);
-void scale(num count, const num *sizes, float *const *to, double factor);
 void momentum_step(num count, const num *sizes, float *const *gradients, float *const *variables,
                    float *const *velocities, double momentum, double rate);
 void adam_step(num count, const num *sizes, float *const *gradients, float *const *variables, float *const *means,

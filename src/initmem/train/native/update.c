@@ -18,15 +18,6 @@ void add_scaled(num count, const num *sizes, float *const *from, float *const *t
     }
 }
 
-/* to *= factor. */
-void scale(num count, const num *sizes, float *const *to, double factor)
-{
-    const float by = factor;
-    for (num v = 0; v < count; v++)
-        for (num i = 0; i < sizes[v]; i++)
-            to[v][i] *= by;
-}
-
 void momentum_step(num count, const num *sizes, float *const *gradients, float *const *variables,
                    float *const *velocities, double momentum, double rate)
 {
