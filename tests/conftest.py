@@ -3,6 +3,7 @@ from __future__ import annotations
 import compileall
 import importlib
 import os
+import runpy
 import signal
 import sys
 import tempfile
@@ -150,6 +151,22 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(LocalEngine, "run", run_here)
+
+
+@pytest.fixture
+def programs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of `--command` are scripts that run in this process: another one takes seconds to begin."""
+
+    def run_here(arguments, errors, poll, cwd, environment) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", list(arguments[1:]))
+            patch.chdir(cwd or Path.cwd())
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            runpy.run_path(arguments[1], run_name="__main__")
+        return 0
+
+    monkeypatch.setattr("initmem.pipeline.command._run", run_here)
 
 
 @pytest.fixture

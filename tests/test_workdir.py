@@ -2,176 +2,73 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import initmem
-from initmem.cli import app
+from initmem.engines.worker import Interrupted
 from initmem.errors import ConfigError
+from initmem.files import temporary_folder
 from initmem.pipeline import workdir
+from initmem.pipeline.command import CommandTrainer
+from initmem.pipeline.run import PipelineTrainer
 from initmem.pipeline.workdir import Workdir
-from initmem.store.store import Store
-
-LIMIT = 120.0  # seconds; what is waited for takes a few
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + LIMIT
-    while not path.exists():
-        assert time.monotonic() < end, f"waited for {path}"
-        time.sleep(0.02)
+from initmem.recipe import PipelineRecipe
+from initmem.study import Run
 
 
-def crossing(barrier: Path):
-    """Training code of two parallel runs: each writes a checkpoint, the first to write reads last."""
-
-    def train(init, tracker):
-        first = init.scale == 1.0
-        if not first:
-            wait_for(barrier / "1.0")
-        Path("best.json").write_text(json.dumps(init.scale))
-        (barrier / str(init.scale)).touch()
-        if first:
-            wait_for(barrier / "2.0")
-        tracker.end_epoch(val_loss=json.loads(Path("best.json").read_text()))
-
-    return train
+def reading_and_writing(init, tracker):
+    """What most training code does with its checkpoint."""
+    before = json.loads(Path("best.json").read_text())
+    Path("best.json").write_text(json.dumps(init.scale))
+    tracker.end_epoch(val_loss=json.loads(Path("best.json").read_text()), before=before)
 
 
-def losses(result: initmem.Result) -> dict[float, float]:
-    return {record.run.scale: float(record.history["val_loss"][-1]) for record in result.records}
-
-
-@pytest.mark.parametrize(("choice", "of_first"), [("own", 1.0), ("shared", 2.0)])
-def test_parallel_runs_read_what_they_wrote_unless_they_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command, choice: str, of_first: float
+@pytest.mark.parametrize("choice", ["own", "shared"])
+def test_runs_read_what_they_wrote_unless_they_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command, choice: str
 ) -> None:
-    project, barrier = tmp_path / "project", tmp_path / "barrier"
-    project.mkdir()
-    barrier.mkdir()
-    (project / "best.json").write_text("7.0")  # of an earlier study
-    monkeypatch.chdir(project)
-    result = initmem.run(
-        crossing(barrier), scales=[1.0, 2.0], seeds=[0], store="runs/x", workers=2, workdir=choice
-    )
-    assert losses(result) == {1.0: of_first, 2.0: 2.0}
-    assert json.loads((project / "best.json").read_text()) == (7.0 if choice == "own" else 2.0)
-    assert any("removed with the runs' own working directories: best.json" in n for n in result.notes) == (
-        choice == "own"
-    )
+    (tmp_path / "best.json").write_text("7.0")  # of an earlier study
+    monkeypatch.chdir(tmp_path)
+    how = {"scales": [1.0, 2.0], "seeds": [0], "store": "runs/x", "engine": "inline"}
+    result = initmem.run(reading_and_writing, **how, workdir=choice)
+    is_own = choice == "own"
+    before = {record.run.scale: float(record.history["before"][0]) for record in result.records}
+    assert before == {1.0: 7.0, 2.0: 7.0 if is_own else 1.0}
+    assert json.loads(Path("best.json").read_text()) == (7.0 if is_own else 2.0)
+    removed = "removed with the runs' own working directories: best.json"
+    assert any(removed in note for note in result.notes) == is_own
     _, printed, _ = command("measure", "runs/x", "--metric", "val_loss")
     words = "runs changed files that all runs share: best.json; a run may have read another's"
-    assert (words in " ".join(printed.split())) == (choice == "shared")
+    assert (words in " ".join(printed.split())) == (not is_own)
 
 
 PROGRAM = """
-    import json, sys, time
+    import json, sys
     from pathlib import Path
-    scale, out, barrier = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    def wait_for(path):
-        end = time.monotonic() + 120
-        while not path.exists():
-            assert time.monotonic() < end
-            time.sleep(0.02)
-    if scale == "2.0":
-        wait_for(barrier / "1.0")
-    Path("best.json").write_text(scale)
-    (barrier / scale).touch()
-    if scale == "1.0":
-        wait_for(barrier / "2.0")
-    bias = float(Path("data/bias.txt").read_text())
-    out.write_text(json.dumps({"val_loss": float(Path("best.json").read_text()) + bias}) + "\\n")
+    Path("best.json").write_text(sys.argv[1])
+    loss = float(Path("best.json").read_text()) + float(Path("data/bias.txt").read_text())
+    Path(sys.argv[2]).write_text(json.dumps({"val_loss": loss}))
 """
 
 
-@pytest.mark.parametrize(("choice", "of_first"), [("own", 1.5), ("shared", 2.5)])
-def test_programs_run_in_directories_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, of_first: float
-) -> None:
-    project, barrier = tmp_path / "project", tmp_path / "barrier"
-    (project / "data").mkdir(parents=True)
-    barrier.mkdir()
-    (project / "data" / "bias.txt").write_text("0.5")
-    (project / "train.py").write_text(textwrap.dedent(PROGRAM))
-    monkeypatch.chdir(project)
-    command = f"{sys.executable} train.py {{scale}} {{history}} {barrier}"
-    arguments = ["--set", "scales=[1.0,2.0]", "--set", "seeds=[0]", "--workers", "2", "--workdir", choice]
-    app(["run", "--command", command, "--store", "runs/x", *arguments], standalone_mode=False)
-    final = {r.run.scale: float(r.history["val_loss"][-1]) for r in Store(project / "runs/x").records()}
-    assert final == {1.0: of_first, 2.0: 2.5}
-
-
-KERAS = """
-    import os
-    os.environ["KERAS_BACKEND"] = "torch"
-    import keras
-    import numpy as np
-    import initmem
-
-    def train(init, tracker):
-        data = np.load("data/x.npz")
-        keras.utils.set_random_seed(init.seed)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
-        kernel = model.layers[0].kernel
-        kernel.assign(kernel * init.scale)
-        model.compile("sgd", "mse")
-        saved = [
-            keras.callbacks.ModelCheckpoint("best_model.keras", save_best_only=True),
-            keras.callbacks.ModelCheckpoint("checkpoints/{epoch}.weights.h5", save_weights_only=True),
-        ]
-        fit = model.fit(
-            data["x"], data["y"], validation_split=0.25, epochs=4, callbacks=saved, verbose=0
-        )
-        for loss in fit.history["val_loss"]:
-            tracker.end_epoch(val_loss=loss)
-        best = keras.models.load_model("best_model.keras")
-        model.load_weights("checkpoints/1.weights.h5")
-        test = data["x"][:16]
-        return {
-            "best": float(best.predict(test, verbose=0).sum()),
-            "first": float(model.predict(test, verbose=0).sum()),
-        }
-
-    if __name__ == "__main__":
-        for workers in (1, 2):
-            initmem.run(train, scales=[0.5, 1, 2], seeds=[0, 1], store=f"runs/{workers}", workers=workers)
-"""
-
-
-def test_a_keras_script_with_two_workers_equals_one_worker(tmp_path: Path) -> None:
-    if importlib.util.find_spec("keras") is None:
-        pytest.skip("no keras")
-    rng = np.random.default_rng(0)
+def test_programs_run_in_directories_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    x = rng.normal(size=(64, 4))
-    np.savez(tmp_path / "data" / "x.npz", x=x, y=x.sum(axis=1))
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "1.weights.h5").write_bytes(b"of an earlier study")
-    (tmp_path / "best_model.keras").write_bytes(b"of an earlier study")
-    (tmp_path / "study.py").write_text(textwrap.dedent(KERAS))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "study.py"], cwd=tmp_path, env=environment, check=True, timeout=600)
-    one, two = ({record.id: record for record in Store(tmp_path / f"runs/{n}").records()} for n in ("1", "2"))
-    assert len(one) == 6
-    assert one.keys() == two.keys()
-    for run_id, record in one.items():
-        other = two[run_id]
-        assert record.status == other.status == "completed", record.error
-        assert dict(record.finals) == dict(other.finals)
-        assert record.history["val_loss"].tolist() == other.history["val_loss"].tolist()
-    assert len({record.finals["best"] for record in one.values()}) == 6
-    assert (tmp_path / "best_model.keras").read_bytes() == b"of an earlier study"
+    (tmp_path / "data" / "bias.txt").write_text("0.5")
+    (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
+    trainer = CommandTrainer((sys.executable, "train.py", "{scale}", "{history}"), tmp_path)
+    (record,) = trainer([Run(PipelineRecipe.parse({"pipeline": "x"}), 2.0, 0)], lambda run, row: None)
+    assert record.history["val_loss"].tolist() == [2.5]
+    assert record.provenance["files_removed"] == ["best.json"] and not (tmp_path / "best.json").exists()
 
 
 def crash(init, tracker):
@@ -181,7 +78,7 @@ def crash(init, tracker):
 
 def test_a_crashed_run_keeps_its_directory_and_names_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = initmem.run(crash, scales=[1.0, 2.0], seeds=[0], store="runs", workers=2)
+    result = initmem.run(crash, scales=[1.0, 2.0], seeds=[0], store="runs", engine="inline")
     assert Path.cwd() == tmp_path
     for record in result.records:
         kept = Path(record.provenance["workdir"])
@@ -192,11 +89,6 @@ def test_a_crashed_run_keeps_its_directory_and_names_it(tmp_path: Path, monkeypa
 
 
 def test_stopped_and_completed_runs_leave_nothing(tmp_path: Path, monkeypatch) -> None:
-    from initmem.engines.worker import Interrupted
-    from initmem.pipeline.run import PipelineTrainer
-    from initmem.recipe import PipelineRecipe
-    from initmem.study import Run
-
     def stop(run: Run, row: dict[str, float]) -> None:
         raise Interrupted
 
@@ -210,19 +102,24 @@ def test_stopped_and_completed_runs_leave_nothing(tmp_path: Path, monkeypatch) -
     assert list(tmp_path.iterdir()) == []
 
 
+def die(work: Callable[[], object]) -> None:
+    """Do something in another process, which is then killed."""
+    if not (child := os.fork()):
+        try:
+            work()
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
 def test_the_next_run_removes_what_a_killed_worker_left(tmp_path: Path, monkeypatch) -> None:
     project, temporary = tmp_path / "project", tmp_path / "temporary"
     project.mkdir()
     temporary.mkdir()
-    code = (
-        "import os, sys; from pathlib import Path; from initmem.pipeline.workdir import Workdir\n"
-        "Workdir(Path(sys.argv[1]), 'x'); os.kill(os.getpid(), 9)"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(temporary)}
-    done = subprocess.run([sys.executable, "-c", code, str(project)], env=environment, check=False)
-    assert done.returncode == -9
-    assert len(list(temporary.iterdir())) == 1
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    die(lambda: Workdir(project, "x"))
+    assert len(list(temporary.iterdir())) == 1
     crashed, running = Workdir(project, "y"), Workdir(project, "z")
     crashed.keep()
     Workdir(project, "w").remove()
@@ -260,14 +157,15 @@ def test_the_history_of_a_killed_program_is_swept(tmp_path: Path, monkeypatch) -
     """A worker is killed while its program runs: the next study removes the folder of the history."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    code = (
-        "import os; from initmem.files import temporary_folder\n"
-        "with temporary_folder() as folder: (folder / 'history.jsonl').touch(); os.kill(os.getpid(), 9)"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -9
-    assert len(list(folder.glob(".*/history.jsonl"))) == 1
     monkeypatch.setattr("tempfile.tempdir", str(folder))
+
+    def program() -> None:
+        with temporary_folder() as own:
+            (own / "history.jsonl").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    die(program)
+    assert len(list(folder.glob(".*/history.jsonl"))) == 1
     choose()
     assert list(folder.iterdir()) == []
 
