@@ -64,19 +64,22 @@ def test_the_first_study_loads(tmp_path: Path) -> None:
     assert len(load_study(str(path)).all_runs()) == 4 * 3 * 4
 
 
-def test_the_probes_do_what_their_page_says(tmp_path: Path, capsys) -> None:
+def test_the_fields_of_initialization_do_what_their_page_says(tmp_path: Path, capsys) -> None:
     page = ROOT / "docs" / "scaled.md"
-    (code, advised), (text,) = blocks(page, "python"), blocks(page, "toml")
+    (code, both_ways), (text,) = blocks(page, "python"), blocks(page, "toml")
     exec(compile(code, page.name, "exec"), {})
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    sizes = [float(row[-3]) for row in rows if row and row[0].endswith(("weight", "bias"))]
+    sizes = [float(row[-2]) for row in rows if row and row[0].endswith(("weight", "bias"))]
     body, output, bias = 64**-0.5, 32**-0.5, 0.2
     of_output = [body, bias, 2 * output, bias]
     of_biases = [body, 2 * bias, output, 2 * bias]
     smaller = [2 * body, bias, 2 * output * 0.1 * output, bias]
     assert sizes == pytest.approx([*of_output, *of_biases, *smaller], rel=1e-3)
-    exec(compile(advised, page.name, "exec"), {})
-    assert "draw='own' keeps the model's own sizes (std: 0.weight 1 against 0.0" in capsys.readouterr().out
+    exec(compile(both_ways, page.name, "exec"), {})
+    kept, drawn = [
+        line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("0.weight")
+    ]
+    assert (float(kept[-2]), float(drawn[-2])) == pytest.approx((2 * float(kept[-1]), 2.0), rel=1e-3)
     (tmp_path / "study.toml").write_text(text)
     assert len(load_study(str(tmp_path / "study.toml")).all_runs()) == 3 * 3 * 3
 
