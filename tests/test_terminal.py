@@ -209,7 +209,7 @@ def test_a_run_prints_a_table_and_one_line(screens: list[Screen]) -> None:
     foot = [line for line in brief.lines[rule + 1 + len(brief.tables[0].rows) :] if line]
     assert foot[-1].startswith("48 runs trained in ") and "; next: initmem report " in foot[-1]
     notes = [f"{note}." for note in brief.tables[0].notes]
-    assert "".join("".join(foot[:-1]).split()).endswith("".join("".join(notes).split()))
+    assert "".join("".join(foot[:-1]).split()) == "".join("".join(notes).split())
     assert "metric: test_accuracy" in full.text and "metric: " not in brief.text
 
 

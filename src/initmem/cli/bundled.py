@@ -37,9 +37,6 @@ def models(plugins: base.Plugins = None, as_json: base.AsJson = False) -> None:
 data_app = typer.Typer(help="List and download datasets.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
-DataDir = Annotated[
-    Path | None, option("DIR", "Where datasets are kept.", show_default="$XDG_CACHE_HOME/initmem")
-]
 OWN = "FILE.npz with x and y, or x_train, y_train, x_test and y_test; text:LENGTH:FILE"
 
 
@@ -49,7 +46,7 @@ def _without_command(context: typer.Context) -> None:
 
 
 @data_app.command("list")
-def list_data(data_dir: DataDir = None, plugins: base.Plugins = None, as_json: base.AsJson = False) -> None:
+def list_data(plugins: base.Plugins = None, as_json: base.AsJson = False) -> None:
     """List the datasets, their sizes and where they are."""
     from initmem import catalog, register
     from initmem.data.sources import sizes
@@ -57,7 +54,7 @@ def list_data(data_dir: DataDir = None, plugins: base.Plugins = None, as_json: b
     from initmem.recipe import Recipe
 
     register.load(plugins or ())
-    availability = {name: _availability(name, row.source, data_dir) for name, row in catalog.DATASETS.items()}
+    availability = {name: _availability(name, row.source) for name, row in catalog.DATASETS.items()}
     availability |= dict.fromkeys(register.datasets.names(), "registered by a plugin")
     rows = [
         {"dataset": name} | sizes(Recipe.parse({"dataset": name}))._asdict() | {"place": where}
@@ -70,7 +67,7 @@ def list_data(data_dir: DataDir = None, plugins: base.Plugins = None, as_json: b
     say(f"also synthetic:NxCxHxW, modular-addition:MODULUS:FRACTION, text:LENGTH; your own: {OWN}")
 
 
-def _availability(name: str, source: str, data_dir: Path | None) -> str:
+def _availability(name: str, source: str) -> str:
     from initmem.data.cache import cache_dir, is_cached
 
     match source:
@@ -78,7 +75,7 @@ def _availability(name: str, source: str, data_dir: Path | None) -> str:
             return "comes with scikit-learn"
         case "generated":
             return "generated when needed"
-    return str(cache_dir(data_dir)) if is_cached(name, data_dir) else f"missing: initmem data get {name}"
+    return str(cache_dir()) if is_cached(name) else f"missing: initmem data get {name}"
 
 
 @data_app.command("get")
@@ -87,10 +84,12 @@ def get_data(
     source: Annotated[
         Path | None, option("PATH", "The official file or a folder of them, or the same as .npz.", "--from")
     ] = None,
-    data_dir: DataDir = None,
     as_json: base.AsJson = False,
 ) -> None:
-    """Download a dataset, verify it and keep it as plain array files."""
+    """Download a dataset, verify it and keep it as plain array files.
+
+    They go to the folder that INITMEM_DATA names, or to $XDG_CACHE_HOME/initmem.
+    """
     from initmem.catalog import DATASETS
     from initmem.data.cache import fetch
     from initmem.errors import DataError
@@ -99,7 +98,7 @@ def get_data(
     if name not in offered:
         problem = f"dataset {name!r} needs no download" if name in DATASETS else f"no dataset {name!r}"
         raise DataError(f"{problem} ({allowed(offered, name)}; your own: {OWN})")
-    folder = fetch(name, data_dir, source)
+    folder = fetch(name, source=source)
     if as_json:
         print_json("data.get", [{"dataset": name, "place": folder}])
     else:
@@ -187,7 +186,6 @@ def table(
 @app.command()
 def theory(
     name: Annotated[str, argument("propositions, exponents, fig9, diagonal, resetting or linear.")],
-    seed: Annotated[int, option("N", "Seed of the networks, the data and the targets.", min=0)] = 0,
     output: Annotated[
         Path | None, option("FILE", "Also draw the picture to a file.", "-o", "--output")
     ] = None,
@@ -202,7 +200,7 @@ def theory(
     from initmem.theory.show import PARTS
     from initmem.theory.show import show as rows_of
 
-    rows = rows_of(name, seed=seed, output=output)
+    rows = rows_of(name, output=output)
     if name == "fig9":
         rows = [row | {"paper": imbalance_of(row["panel"], row["eta"])} for row in rows]
     if as_json:

@@ -70,9 +70,8 @@ def is_cached(name: str, data_dir: Path | None = None) -> bool:
 def cached(name: str, data_dir: Path | None = None) -> Arrays:
     """Memory-map the arrays of a cached dataset."""
     folder = cache_dir(data_dir) / name
-    command = f"initmem data get {name}"
-    if data_dir is not None:
-        command += f" --data-dir {shlex.quote(str(data_dir))}"
+    folder_named = "" if data_dir is None else f"INITMEM_DATA={shlex.quote(str(data_dir))} "
+    command = f"{folder_named}initmem data get {name}"
     if not folder.exists():
         raise DataError(f"{name} is not in {folder.parent}: run `{command}` to get it")
     row = DATASETS[name]
