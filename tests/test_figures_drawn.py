@@ -9,11 +9,9 @@ import planted
 from initmem.errors import ConfigError, StoreError
 from initmem.paper import figures
 from initmem.paper.reference import SYMBOLS, find, references
-from initmem.plots import captions
 from initmem.plots import matplotlib as renderer
 from initmem.plots.builders import scale_plot
-from initmem.plots.captions import caption
-from initmem.plots.model import Entry, Panel, Plot, Series
+from initmem.plots.model import Entry, Panel, Plot, Series, caption
 from initmem.plots.styles import nth
 from planted import recipe, without
 
@@ -70,9 +68,9 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
 
 def test_a_legend_too_wide_for_the_page_is_broken() -> None:
     entry = figures.plot_of("1", FULL, [MAIN]).legend[0][0]
-    rows = renderer.fitting([[entry._replace(label="fifteen letters" + str(i)) for i in range(7)]])
+    rows = renderer.legend_rows([[entry._replace(label="fifteen letters" + str(i)) for i in range(7)]])
     assert [len(row) for row in rows] == [4, 3]
-    assert renderer.fitting([[entry] * 5]) == [[entry] * 5]
+    assert renderer.legend_rows([[entry] * 5]) == [[entry] * 5]
 
 
 def test_never_reached_is_drawn_above_the_last_epoch() -> None:
@@ -94,8 +92,8 @@ def test_never_reached_is_drawn_above_the_last_epoch() -> None:
 def test_the_caption_says_the_preset_and_what_stands_beside() -> None:
     plain = figures.plot_of("1", FULL, [MAIN])
     beside = figures.plot_of("1", FULL, [MAIN], reference=True)
-    assert "Measured at preset mini (main-grid)." in caption(plain)
-    assert "Measured at preset mini (main-grid); reference: the paper." in caption(beside)
+    assert "Study: main-grid (preset mini)." in caption(plain)
+    assert "Published values: open diamonds" in caption(beside)
     assert "width 8" in caption(plain)
     assert "6 epochs" in caption(plain)
     assert all(
@@ -107,14 +105,14 @@ def test_the_caption_says_the_preset_and_what_stands_beside() -> None:
 
 
 def test_the_count_of_runs_is_in_the_caption() -> None:
-    assert "n = 3 per point." in caption(figures.plot_of("1", FULL, [MAIN]))
+    assert "n: 3." in caption(figures.plot_of("1", FULL, [MAIN]))
     some = figures.plot_of("1", without(FULL, seed=1, scale=0.1), [MAIN])
-    assert "n = 2 to 3 per point (open markers: some are missing)" in caption(some)
+    assert "n: 2 to 3. Open markers: runs are missing" in caption(some)
 
 
 def test_a_long_list_of_gaps_is_cut_in_the_caption_alone() -> None:
     missing = [f"cell {i}: no runs" for i in range(9)]
-    text = captions.caption(Plot([], head="Head", missing=missing))
+    text = caption(Plot([], head="Head", missing=missing))
     assert "cell 5: no runs; and 3 more." in text
     assert "cell 6" not in text
 

@@ -10,7 +10,7 @@ import pytest
 import planted
 from initmem.errors import ConfigError, StoreError
 from initmem.paper import tables as papertables
-from initmem.paper.parts import mean_of, paper_table
+from initmem.paper.tables import mean_of, paper_table
 from initmem.plots.tables import latex_escape, render
 from initmem.recipe import Recipe
 from initmem.record import RunRecord
@@ -69,7 +69,7 @@ def test_tables_2_and_3_hold_validation_accuracy_at_three_moments() -> None:
     assert early[5].mean < 0
     never = row_of(large, 128, "sgd")
     assert (never[2], never[5], never[6], never[8]) == ("not reached", "", "> 6", "0 of 3")
-    assert row_of(small, 64, "sgd")[2:] == [None] * 7
+    assert row_of(small, 64, "sgd")[2:] == [None] * 8
     assert "sgd b64: no runs" in small.missing
 
 
@@ -164,7 +164,7 @@ def test_partial_seeds_show_their_number() -> None:
     ]
     text = render(papertables.make("2", some, ALL), "txt")
     (line,) = [line for line in text.splitlines() if line.split()[:2] == ["16", "adam"]]
-    assert line.count("(2)") == 5
+    assert line.count("(2)") == 6
     assert "over n = 3 seeds; where n differs it is given in parentheses" in text
     assert "adam b16: 2 of 3 seeds at σ = 0.1" in text
 
@@ -261,8 +261,7 @@ def test_every_table_is_written_in_every_format_from_a_store_with_gaps(name: str
 
 def test_the_preset_is_said_and_the_reference() -> None:
     table = papertables.make("4", RECORDS, ALL, reference=True)
-    assert any(note.startswith("Measured at preset mini (main-grid, lr-l2, long-sgd") for note in table.notes)
-    assert any(note.endswith("; reference: the paper") for note in table.notes)
+    assert any(note.startswith("Study: main-grid (preset mini), lr-l2 (preset mini)") for note in table.notes)
     plain = papertables.make("4", RECORDS, ALL)
     assert not any("paper" in str(column) for column in plain.columns)
     assert not any("published" in note for note in table.notes)
@@ -273,7 +272,6 @@ def test_a_table_without_published_values_says_so() -> None:
     for name in ("2", "3", "4", "5", "6", "7"):
         table = papertables.make(name, planted.records(digits), [digits], reference=True)
         assert "No published values for what is shown" in table.notes, name
-        assert not any("reference: the paper" in note for note in table.notes), name
 
 
 def test_published_epochs_and_test_accuracies_stand_in_tables_2_3_and_5() -> None:
@@ -306,7 +304,7 @@ def test_table_1_says_where_settings_differ_from_the_published_ones() -> None:
         "mine", [Recipe.parse({"optimizer": "adamw", "weight_decay": 0.1, "lr_floor": 0.0})]
     )
     shown = papertables.make("1", RECORDS[:1], [heavy], reference=True)
-    assert row_of(shown, "adamw")[at] == "wd=0.0001, lr_floor=0.01"
+    assert row_of(shown, "adamw")[at] == "weight decay 0.0001, lr floor 0.01"
 
 
 def test_table_7_says_when_its_runs_were_not_augmented() -> None:

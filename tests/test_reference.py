@@ -9,7 +9,7 @@ import pytest
 import planted
 from initmem.paper import figures, tables
 from initmem.paper.reference import clock_of, find, imbalance_of, memory_of, millions_of, references
-from initmem.plots.model import Heatmap, Intervals, Plot
+from initmem.plots.model import Plot
 from initmem.recipe import PipelineRecipe, Recipe
 from initmem.theory.figure9 import adam_path, gradient_path
 from initmem.train.modules import catalogue
@@ -146,9 +146,5 @@ def drawn(plot: Plot) -> set[float | str | None]:
     """All published values of a figure."""
     marks = {mark.y for panel in plot.panels for mark in panel.published}
     levels = {panel.published_level for panel in plot.panels}
-    groups = [panel.inset for panel in plot.panels if panel.inset]
-    groups += [panel for panel in plot.all_panels if isinstance(panel, Intervals)]
-    rows = [row for group in groups for row in group.rows]
-    rows += [row for panel in plot.all_panels if isinstance(panel, Heatmap) for row in panel.intervals]
     words = {float(number) for text in plot.published for number in re.findall(r"≈ (\d+)", text)}
-    return marks | levels | words | {row.reference for row in rows}
+    return marks | levels | words | {row.reference for row in plot.intervals}

@@ -23,9 +23,8 @@ from initmem.measures.memory import Memory, memory_table
 from initmem.measures.statistics import critical
 from initmem.pipeline.result import Result
 from initmem.plots.builders import scale_plot
-from initmem.plots.captions import caption
 from initmem.plots.html import MOST_POINTS, chart_json, numbers, thinned
-from initmem.plots.model import Plot, Series
+from initmem.plots.model import Plot, Series, caption
 from initmem.plots.styles import PALETTE
 from initmem.recipe import PipelineRecipe
 from initmem.record import RunRecord, Summary, crashed, summarize
@@ -489,7 +488,7 @@ def test_plot_data_are_means_and_simultaneous_bands(store: Store) -> None:
     seeds = np.array([[85.0, 80.0, 70.0], [86.0, 81.0, 71.0]])
     half = critical(seeds) * seeds.std(axis=0, ddof=1) / np.sqrt(2)
     assert np.allclose(curve.low, seeds.mean(axis=0) - half)
-    assert caption(scale_plot(store.records())).startswith("Lines: mean over seeds, 95% simultaneous band")
+    assert caption(scale_plot(store.records())).startswith("Lines: mean over seeds, with a 95% simultaneous")
     assert np.allclose(curve.high, seeds.mean(axis=0) + half)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from initmem.errors import ConfigError, StoreError
-from initmem.plots.captions import caption
+from initmem.plots.model import caption
 from initmem.study_file import load_study
 from initmem.theory import diagonal, fading, figure9, propositions, resetting
 from initmem.theory.lab import LinearSettings, train_linear

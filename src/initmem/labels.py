@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from initmem import catalog
+from initmem.errors import count
 from initmem.recipe import DEFAULTS, AnyRecipe, PipelineRecipe
 
 # How a field reads in a label: these with a short name, the bare ones as their value, others as "name=value".
@@ -84,3 +85,46 @@ def _follows(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 def _short(name: str, value: object) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if name in BARE else SHORT.get(name, f"{name}=") + text
+
+
+# -- in words, for captions and titles --------------------------------------------------------------------
+
+# What the caption of a bundled recipe begins with, and what goes without saying there.
+TOLD_FIRST = ("dataset", "train_size", "model", "width", "norm", "learning_rate", "schedule", "epochs")
+USUAL = {"train_size": None, "norm": "batch", "schedule": "cosine"}
+
+
+def phrase(recipe: AnyRecipe, name: str) -> str:
+    """One field of a recipe in words."""
+    value = recipe.get(name)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    match name:
+        case "epochs" if isinstance(value, int):
+            return count(value, "epoch")
+        case "train_size":
+            return f"{value:,} training examples" if value else "all training examples"
+        case "batch_statistics" | "norm":
+            return f"{text} {name.replace('_', ' ')}"
+        case "augment":
+            return "no augmentation" if value == "none" else text
+        case "l2":
+            return f"L2 {text}"
+        case "test_unused":
+            return f"tested on {'unused training examples as well' if value else 'the test split alone'}"
+        case _:
+            return text if name in BARE else f"{name.replace('_', ' ')} {text}"
+
+
+def common(recipes: Sequence[AnyRecipe], shown: Iterable[str] = ()) -> str:
+    """What all these recipes share, less the fields that are shown elsewhere."""
+    changed = {name for recipe in recipes for name in recipe.changes()}
+    fields = dict.fromkeys(name for recipe in recipes for name in recipe.settings())
+    names = dict.fromkeys([*TOLD_FIRST, *(name for name in fields if name in changed)])
+    silent = {"data_sha256", "optimizer", *shown}
+    return ", ".join(
+        phrase(recipes[0], name)
+        for name in names
+        if name not in silent
+        and len({str(recipe.get(name)) for recipe in recipes}) == 1
+        and recipes[0].get(name) not in (None, USUAL.get(name))
+    )

@@ -90,7 +90,7 @@ class Interpolation(NamedTuple):
     n_censored: int
 
 
-def median_interpolation(records: Sequence[RunRecord]) -> Interpolation:
+def median_interpolation(records: Sequence[RunRecord], level: float = 0.95) -> Interpolation:
     """The median of tau_interp; a run that never interpolated counts as later than its last epoch.
 
     Kaplan and Meier's estimate of the share that has not interpolated yet, with log(-log) limits by
@@ -107,7 +107,7 @@ def median_interpolation(records: Sequence[RunRecord]) -> Interpolation:
     with warnings.catch_warnings():
         # Where every run has interpolated, or none has, the formula has no value; the share itself stands in.
         warnings.filterwarnings("ignore", "The confidence interval is undefined", RuntimeWarning)
-        band = estimate.confidence_interval(0.95, method="log-log")
+        band = estimate.confidence_interval(level, method="log-log")
     share = estimate.probabilities
 
     def first_half(limit: Array) -> float | None:

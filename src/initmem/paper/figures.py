@@ -1,31 +1,68 @@
 """Figures 1 to 8 of bundled recipes, and those of any: pure plots, drawn by `plots.matplotlib`.
 
-Figure 6 is made here: |beta|, the slope of validation accuracy on scale, against epoch and the clocks.
-
 Every figure shows the optimizers, batch sizes and scales that there are; what it wants but the store lacks
 is shown as missing and named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from initmem.errors import ConfigError, StoreError, allowed
-from initmem.measures.beta import BetaCurve, beta_curve
+from initmem.measures.beta import beta_curve
 from initmem.measures.design import bundled
+from initmem.measures.fit import fit
 from initmem.measures.memory import memory_table
-from initmem.paper import main_grid, pairs, sweep
-from initmem.paper.main_grid import ALL_BATCHES, BATCHES, OPTIMIZERS, every_batch, optimizer_line, select_grid
-from initmem.paper.parts import legend, plot_of_lines
-from initmem.paper.reference import find
-from initmem.paper.selection import Key, Line, Records, Selection, Studies, select
-from initmem.plots import captions, styles
-from initmem.plots.builders import BETA, beta_plot, clocks_plot, memory_plot, scale_plot
-from initmem.plots.model import Panel, Plot, Series, Style
-from initmem.plots.series import SLOPE, beta_series
+from initmem.paper.lines import (
+    BATCHES,
+    DEPTHS,
+    NORMS,
+    PAIR,
+    SWEPT,
+    Family,
+    Lines,
+    asking,
+    main_grid,
+    missing,
+    origin,
+    pairs,
+    penalized,
+    shared_scales,
+    sweep,
+)
+from initmem.paper.reference import find, memory_of
+from initmem.paper.selection import Line, Records, Studies
+from initmem.plots.builders import BETA, CLOCK_TITLES, beta_plot, clocks_plot, memory_plot, scale_plot
+from initmem.plots.model import (
+    SIGMA,
+    AnyPanel,
+    Entry,
+    Heatmap,
+    Interval,
+    Intervals,
+    Mark,
+    Panel,
+    Plot,
+    Series,
+    Style,
+)
+from initmem.plots.series import (
+    MEAN,
+    MEDIAN,
+    SLOPE,
+    accuracy_gap,
+    beta_series,
+    interpolation_series,
+    profile_series,
+    scale_series,
+    spread_over,
+    value_of,
+)
+from initmem.plots.styles import GUIDE, optimizer_style, variants
+from initmem.record import INTERPOLATION
 from initmem.store.results import Collection
 from initmem.study import recipes_of
 
@@ -46,7 +83,8 @@ def plot_of(name: str, records: Records, studies: Studies, reference: bool = Fal
     if not records:
         raise StoreError("no finished run yet (initmem run makes them)")
     if name in OF_ANY_RECIPE:
-        return OF_ANY_RECIPE[name](records, studies)
+        asked = asking(studies, {record.run.recipe for record in records})
+        return OF_ANY_RECIPE[name](records, studies)._replace(studies=asked)
     of_networks = bundled(records)
     if not of_networks:
         raise StoreError(
@@ -66,131 +104,363 @@ def draw(name: str, records: Records, studies: Studies, path: Path, reference: b
     return plot
 
 
-# -- figure 6 ---------------------------------------------------------------------------------------------
+# -- what they share --------------------------------------------------------------------------------------
 
-PENALIZED = ("optimizer", "learning_rate", "l2", "batch_size")
+LINES = f"Lines: {MEAN}"
+SPREAD = "Spread: max - min over scales of the mean test accuracy, over seeds that have all scales"
+
+
+def _plot(
+    study: Lines, rows: Sequence[Sequence[AnyPanel]], lines: Sequence[Line] = (), **others: Any
+) -> Plot:
+    """Panels, a legend that names every line once, where the numbers come from, and what is missing."""
+    lines = lines or study.every
+    usual = {
+        **origin(study.selection, lines)._asdict(),
+        "legend": [_legend(lines)],
+        "missing": missing(lines),
+        "notes": study.notes,
+    }
+    return Plot(rows, **usual | others)
+
+
+def _legend(lines: Iterable[Line]) -> list[Entry]:
+    """Every label once; without runs if none of its lines has any."""
+    lines = list(lines)
+    present = {line.label for line in lines if line.records}
+    return list({line.label: Entry(line.label, line.style, line.label in present) for line in lines}.values())
+
+
+def _profiles(lines: Iterable[Line], metric: str) -> list[Series]:
+    """A metric against scale, for every line that has runs."""
+    return [
+        profile_series(line.records, metric, line.expected, label=line.label, style=line.style)
+        for line in lines
+        if line.records
+    ]
+
+
+def _marks(where: str, lines: Iterable[Line]) -> list[Mark]:
+    """Published test accuracies at single scales."""
+    points = [(line, scale) for line in lines for scale in line.expected]
+    items = [(find(where, line.recipe, "test", scale), scale, line.style) for line, scale in points]
+    return [Mark(scale, item.value, style) for item, scale, style in items if item]
+
+
+def _spreads(where: str, title: str, lines: Sequence[Line], *, reference: bool = True) -> Intervals:
+    """The spread of every line over the scales that most of them share, and the published one."""
+    grid, rows = shared_scales(lines), []
+    for line in lines:
+        void = "incomplete" if line.records else "no runs"
+        row = Interval(line.label, line.style, spread_over(line.records, grid), void=void)
+        item = memory_of(line.recipe, where) if reference else None
+        if item is not None:
+            row = row._replace(reference=item.value, relation=item.relation, reference_scales=item.n_scales)
+        rows.append(row)
+    return Intervals(title, f"spread, {len(grid)} scales (pp)", rows, len(grid))
+
+
+# -- figures 1 to 3: the main grid ------------------------------------------------------------------------
+
+
+def plot_scales(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
+    """Figure 1: rows are batch sizes, columns the accuracy gap, the test accuracy and the kernel norm."""
+    grid = main_grid(records, studies, BATCHES, every_batch=False)
+    rows: list[list[AnyPanel]] = []
+    for (b, _), lines in grid.panels.items():
+        title = f"b = {b}"
+        gaps = [
+            scale_series(
+                line.records,
+                accuracy_gap,
+                line.expected,
+                bounds=(-100.0, 100.0),
+                label=line.label,
+                style=line.style,
+            )
+            for line in lines
+            if line.records
+        ]
+        marks = _marks("figure 1", lines) if reference else ()
+        tests, norms = _profiles(lines, "test_accuracy"), _profiles(lines, "norm_best")
+        rows.append(
+            [
+                Panel(title, SIGMA, "train − test accuracy (pp)", gaps),
+                Panel(title, SIGMA, "test accuracy (%)", tests, published=marks, top=100),
+                Panel(title, SIGMA, "kernel norm ‖W‖", norms, guides=[_initial_norm(lines)] if norms else []),
+                *([_spreads("figure 1", title, lines)] if reference else []),
+            ]
+        )
+    return _plot(
+        grid,
+        rows,
+        head="Accuracy gap, test accuracy and kernel norm of the model with the least validation loss",
+        about=[LINES, "Kernel norm: Frobenius", *([SPREAD] if reference else [])],
+        reference=reference,
+        notes=[*grid.notes, *_not_interpolating(grid.every)],
+    )
+
+
+def _initial_norm(lines: Sequence[Line]) -> Series:
+    records = [record for line in lines for record in line.records]
+    expected = {scale: 0 for line in lines for scale in line.expected}
+    return scale_series(
+        records, value_of("norm_init"), expected, label="at initialization", style=GUIDE
+    )._replace(low=(), high=())
+
+
+def _not_interpolating(lines: Sequence[Line]) -> list[str]:
+    """SGD that does not fit its training data from every scale: in the published figure it does."""
+    fits = [(line, fit(line.records)) for line in lines if line.label == "sgd" and line.records]
+    return [
+        f"{line.name} does not interpolate, unlike in the published figure: train accuracy "
+        f"{of_scales.train[0]:.1f}% at the smallest scale, {of_scales.train[-1]:.1f}% at the largest"
+        for line, of_scales in fits
+        if of_scales is not None and min(of_scales.train) < 100 * INTERPOLATION
+    ]
+
+
+def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
+    """Figure 2: test accuracy, optimizer x scale, a map per batch size, two in a row."""
+    grid = main_grid(records, studies)
+    scales = dict.fromkeys(grid.selection.scales(), 0)  # also where a line was not asked for
+    maps = []
+    for (b, _), lines in grid.panels.items():
+        tests, trains = (
+            [profile_series(one.records, metric, scales | one.expected, label=one.label) for one in lines]
+            for metric in ("test_accuracy", "train_accuracy")
+        )
+        beside = _spreads("figure 2", f"b = {b}", lines) if reference else None
+        maps.append(
+            Heatmap(
+                title=f"b = {b}",
+                x_title=SIGMA,
+                y_title="test accuracy (%)",
+                rows=tests,
+                limits=(0.0, 100.0),
+                crossed=[[y < 100 * INTERPOLATION for y in row.y] for row in trains],
+                intervals=beside.rows if beside else (),
+                n_scales=beside.n_scales if beside else 0,
+            )
+        )
+    values = [y for panel in maps for row in panel.rows for y in row.known()]
+    limits = (min(values), max(values)) if values else (0.0, 100.0)
+    maps = [panel._replace(limits=limits) for panel in maps]
+    full = [panel for panel in maps if panel.has_runs()]
+    empty = [panel for panel in maps if not panel.has_runs()]
+    right = "Right of each row: the spread in points, in parentheses the published one"
+    return _plot(
+        grid,
+        [*(full[i : i + 2] for i in range(0, len(full), 2)), *([empty] if empty else [])],
+        head="Test accuracy of the model with the least validation loss, mean over seeds",
+        about=[right, SPREAD] if reference else [],
+        reference=reference,
+        legend=(),
+    )
+
+
+def plot_interpolation(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
+    """Figure 3: columns are batch sizes; above the interpolation epoch, below the repair gap."""
+    grid = main_grid(records, studies, BATCHES)
+    epochs, gaps = [], []
+    for (b, _), lines in grid.panels.items():
+        there = [line for line in lines if line.records]
+        medians = [
+            interpolation_series(line.records, line.expected, label=line.label, style=line.style)
+            for line in there
+        ]
+        last = max((float(line.recipe.epochs) for line in there), default=None)
+        epochs.append(Panel(f"b = {b}", SIGMA, "interpolation epoch", medians, ceiling=last, log_y=True))
+        repairs = _profiles(lines, "repair_gap")
+        gaps.append(Panel(f"b = {b}", SIGMA, "repair gap (pp)", repairs, void="99.5% never reached"))
+    return _plot(
+        grid,
+        [epochs, gaps],
+        head="Interpolation epoch (first with 99.5% train accuracy) and repair gap",
+        about=[
+            f"Above: {MEDIAN}",
+            f"Below: {MEAN}",
+            "Repair gap: validation accuracy at the least validation loss less that at interpolation, "
+            "over the runs that interpolated",
+        ],
+        reference=reference,
+        published=_published_epochs(grid.every) if reference else [],
+    )
+
+
+def _published_epochs(lines: Sequence[Line]) -> list[str]:
+    """Published interpolation epochs of what is shown: one range holds for several lines."""
+    ranges: dict[str, list[Line]] = {}
+    for line in lines:
+        item = find("figure 3", line.recipe, "tau_interp")
+        if item is not None and line.records:
+            ranges.setdefault(str(item), []).append(line)
+    return [
+        f"interpolation epoch {epochs} for {', '.join(dict.fromkeys(line.label for line in group))} "
+        f"at b = {', '.join(dict.fromkeys(str(line.recipe.batch_size) for line in group))}"
+        for epochs, group in ranges.items()
+    ]
+
+
+# -- figure 4: the sweep ----------------------------------------------------------------------------------
+
+
+def plot_sweep(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
+    """Figure 4: a column per batch size; below the lines, their spreads in ascending order."""
+    study = sweep(records, studies)
+    tests: list[AnyPanel] = []
+    below: list[AnyPanel] = []
+    for (b, _), lines in study.panels.items():
+        profiles = _profiles(lines, "test_accuracy")
+        tests.append(Panel(f"b = {b}", SIGMA, "test accuracy (%)", profiles, top=100))
+        spreads = _spreads("figure 4", f"b = {b}", lines, reference=reference)
+        ordered = sorted(spreads.rows, key=lambda row: (row.value is None, row.value or 0.0))
+        below.append(spreads._replace(rows=ordered))
+    by_rate: dict[Any, list[Line]] = {}  # a row of the legend per learning rate; others below
+    for line in study.every:
+        by_rate.setdefault(line.key[1] if line.label.startswith("η") else "others", []).append(line)
+    return _plot(
+        study,
+        [tests, below],
+        legend=[_legend(lines) for lines in by_rate.values()],
+        head="Test accuracy of SGD by learning rate η and L2 λ",
+        about=[LINES, SPREAD],
+        reference=reference,
+        row_height=2.9,
+    )
+
+
+# -- figures 5, 7 and 8: networks and norms ---------------------------------------------------------------
+
+METRICS = {  # what figures show, and of which model
+    "test_accuracy": ("test accuracy", "at the least validation loss"),
+    "train_accuracy_last": ("train accuracy", "at the last epoch"),
+}
+
+
+def plot_pairs(
+    where: str, family: Family, metric: str, records: Records, studies: Studies, *, reference: bool = False
+) -> Plot:
+    """A row per batch size, a column per optimizer; other optimizers below."""
+    study = pairs(records, studies, family)
+    quantity, moment = METRICS[metric]
+    panels: dict[tuple[int, str], AnyPanel] = {}
+    for (b, name), lines in study.panels.items():
+        panel = Panel(f"b = {b}, {name}", SIGMA, f"{quantity} (%)", _profiles(lines, metric), top=100)
+        if reference:
+            levels = [item.value for line in lines if (item := find(where, line.recipe, "train"))]
+            panel = panel._replace(published=_marks(where, lines), published_level=next(iter(levels), None))
+        panels[b, name] = panel
+    with_spreads = reference and metric == "test_accuracy"
+    rows = []
+    for b in study.batches:
+        row = [panels[b, name] for name in PAIR]
+        if with_spreads:
+            labeled = [(name, line) for name in PAIR for line in study.panels[b, name]]
+            spreads = _spreads(where, f"b = {b}", [line for _, line in labeled])
+            named = [
+                r._replace(label=f"{name}, {r.label}")
+                for (name, _), r in zip(labeled, spreads.rows, strict=True)
+            ]
+            row.append(spreads._replace(rows=named))
+        rows.append(row)
+    others = dict.fromkeys(name for _, name in panels if name not in PAIR)
+    rows += [[panels[b, name] for name in others] for b in study.batches if others]
+    return _plot(
+        study,
+        rows,
+        head=f"{quantity.capitalize()} by {family.title}, {moment}",
+        about=[LINES, SPREAD] if with_spreads else [LINES],
+        reference=reference,
+    )
+
+
+# -- figure 6: slopes -------------------------------------------------------------------------------------
+
 PLAIN, ADAPTIVE = ("sgd", "momentum"), ("adam", "adamw", "muon", "muon-conv")
-Curves = dict[Key, BetaCurve]
-
-
-class Slopes(NamedTuple):
-    """The recipes of the figure: the main grid, and in the same setting SGD with L2."""
-
-    main: Selection
-    penalized: Selection
-    rate: float
-    l2: float
-
-    def optimizers(self, b: int, names: Sequence[str]) -> list[Line]:
-        """Some of the optimizers of the main grid at one batch size."""
-        lines = [optimizer_line(self.main, name, b) for name in names]
-        return [line for line in lines if line.label in OPTIMIZERS or line.records]
-
-    def with_l2(self, b: int, label: str, style: Style = styles.PENALISED) -> Line:
-        """SGD with L2 at one batch size."""
-        return self.penalized.line(("sgd", self.rate, self.l2, b), label, style)
-
-
-def select_slopes(records: Records, studies: Studies) -> Slopes:
-    """The main grid, and SGD with an L2 of 0.01 at a learning rate of 0.01.
-
-    Where that is not there, the L2 that acts most stands in.
-    """
-    main = select_grid(records, studies)
-    setting = tuple(item for item in main.setting if item[0] not in PENALIZED)
-    ours = [r for r in records if r.run.recipe.get("optimizer") == "sgd" and r.run.recipe.get("l2")]
-    penalized = select(ours, studies, PENALIZED, [], within=setting)
-    pairs = {key[1:3] for key in penalized.cells}
-    best = (1e-2, 1e-2)
-    if pairs and best not in pairs:
-        best = max(pairs, key=lambda pair: (pair[0] * pair[1], pair))
-    return Slopes(main, penalized, *best)
 
 
 def plot_slopes(records: Records, studies: Studies, *, reference: bool = False) -> Plot:
-    """Against epoch: a row per batch size, the SGD family left, adaptive methods right; below: the clocks."""
-    slopes = select_slopes(records, studies)
-    batches = slopes.main.batch_sizes(BATCHES)
-    published = find("figure 6", optimizer_line(slopes.main, "sgd", 16).recipe, "beta") if reference else None
-    level = published.value if published else None
-    label = f"sgd η = {slopes.rate:g}, λ = {slopes.l2:g}"
-    left = {b: [*slopes.optimizers(b, PLAIN), slopes.with_l2(b, label)] for b in batches}
-    right = {b: slopes.optimizers(b, ADAPTIVE) for b in batches}
-    clock_lines = _clock_lines(slopes)
+    """|beta|, the slope of validation accuracy on scale. A row per batch size against epoch, SGD left and
+    adaptive methods right; below against the clocks, a line per batch size."""
+    grid = main_grid(records, studies)
+    sgd, adam = optimizer_style("sgd"), optimizer_style("adam")
+    with_l2 = penalized(records, studies, grid.selection)
+    label, decayed = (
+        f"sgd η = {with_l2.rate:g}, λ = {with_l2.l2:g}",
+        sgd._replace(marker="X", dash=":", hollow=True),
+    )
+    batches, every = grid.selection.batch_sizes(BATCHES), grid.batches
+    of = {(line.label, b): line for (b, _), lines in grid.panels.items() for line in lines}
+    left = {
+        b: [*(of[name, b] for name in PLAIN if (name, b) in of), with_l2.line(b, label, decayed)]
+        for b in batches
+    }
+    right = {b: [of[name, b] for name in ADAPTIVE if (name, b) in of] for b in batches}
+
+    def by_batch(name: str, style: Style) -> list[Line]:
+        own = zip(every, variants(style, len(every)), strict=True)
+        return [grid.selection.line((name, b), f"{name}, b = {b}", shade) for b, shade in own]
+
+    shades = zip(every, variants(decayed, len(every)), strict=True)
+    l2_lines = [
+        with_l2.line(b, f"λ = {with_l2.l2:g}, b = {b}", shade._replace(hollow=True)) for b, shade in shades
+    ]
+    l2_lines = [line for line in l2_lines if line.recipe.batch_size in BATCHES or line.records]
+    sgd_lines, adam_lines = by_batch("sgd", sgd), by_batch("adam", adam)
     top = [line for b in batches for line in left[b] + right[b]]
-    bottom = [line for lines in clock_lines for line in lines]
+    bottom = [*sgd_lines, *l2_lines, *adam_lines]
     curves = {line.key: beta_curve(line.records) for line in top + bottom if line.records}
+    item = find("figure 6", of["sgd", 16].recipe, "beta") if reference else None
+    level = item.value if item else None
+
+    def slopes(lines: Sequence[Line], clock: str | None = None) -> list[Series]:
+        there = [line for line in lines if line.records]
+        return [beta_series(curves[line.key], clock, label=line.label, style=line.style) for line in there]
+
+    def panel(title: str, x_title: str, series: Sequence[Series], level: float | None = None) -> Panel:
+        made = Panel(title, x_title, BETA, series, log_x=x_title != "epoch", log_y=True)
+        return made._replace(void="batch norm was cold in all epochs", published_level=level)
+
     rows = [
         [
-            _slope_panel(f"b = {b}, SGD", "epoch", _series(left[b], curves))._replace(published_level=level),
-            _slope_panel(f"b = {b}, adaptive", "epoch", _series(right[b], curves)),
+            panel(f"b = {b}, SGD", "epoch", slopes(left[b]), level),
+            panel(f"b = {b}, adaptive", "epoch", slopes(right[b])),
         ]
         for b in batches
     ]
-    return plot_of_lines(
-        slopes.main,
-        [*rows, _clock_row(*clock_lines, curves, level)],
+    decays = slopes(l2_lines, "l2")
+    clocks = CLOCK_TITLES["sgd"] + (f"; with L2: {CLOCK_TITLES['l2']}" if decays else "")
+    rows.append(
+        [
+            panel("sgd", clocks, [*slopes(sgd_lines, "sgd"), *decays], level),
+            panel("adam", CLOCK_TITLES["adaptive"], slopes(adam_lines, "adaptive")),
+        ]
+    )
+    return _plot(
+        grid,
+        rows,
         top + bottom,
-        legend=[legend(top), legend(bottom)],
+        legend=[_legend(top), _legend(bottom)],
         head="Slope β of validation accuracy on initialization scale, against epoch and against the clocks",
-        setting=captions.common([line.recipe for line in top + bottom if line.records], PENALIZED),
+        about=[f"Lines: {SLOPE}"],
+        setting=origin(grid.selection, top + bottom, SWEPT).setting,
         reference=reference,
         row_height=1.9,
     )
 
 
-def _clock_lines(slopes: Slopes) -> tuple[list[Line], list[Line], list[Line]]:
-    """SGD, SGD with L2, Adam: a line per batch size each. L2 is wanted at two batch sizes only."""
-    batches = every_batch(slopes.main, ALL_BATCHES)
-    style = styles.in_order(batches)
-    black = {b: style[b]._replace(color=styles.PENALISED.color) for b in batches}  # as in the panels above
-    penalized = [slopes.with_l2(b, f"b = {b}, λ = {slopes.l2:g}", black[b]) for b in batches]
-    return (
-        [slopes.main.line(("sgd", b), f"b = {b}", style[b]) for b in batches],
-        [line for line in penalized if line.recipe.batch_size in BATCHES or line.records],
-        [slopes.main.line(("adam", b), f"b = {b}", style[b]) for b in batches],
-    )
-
-
-def _clock_row(
-    sgd: Sequence[Line],
-    penalized: Sequence[Line],
-    adam: Sequence[Line],
-    curves: Curves,
-    level: float | None,
-) -> list[Panel]:
-    """SGD with and without L2 in one panel, each against its own clock."""
-    plain, decayed = _series(sgd, curves, "sgd"), _series(penalized, curves, "l2")
-    clocks = "SGD clock  (1/b) Σ η²" + (", with penalty  λ Σ η" if decayed else "")
-    return [
-        _slope_panel("sgd", clocks, [*plain, *decayed])._replace(published_level=level),
-        _slope_panel("adam", "sum of learning rates  Σ η", _series(adam, curves, "adaptive")),
-    ]
-
-
-def _series(lines: Sequence[Line], curves: Curves, clock: str | None = None) -> list[Series]:
-    """|beta| of every line that has runs, against epoch or a clock."""
-    there = [line for line in lines if line.records]
-    return [beta_series(curves[line.key], clock, label=line.label, style=line.style) for line in there]
-
-
-def _slope_panel(title: str, x_title: str, series: Sequence[Series]) -> Panel:
-    log_x = x_title != "epoch"
-    panel = Panel(title, x_title, BETA, series, SLOPE, "runs per line", log_x=log_x, log_y=True)
-    return panel._replace(void="batch norm was cold in all epochs")
-
-
 # -- all of them ------------------------------------------------------------------------------------------
 
 OF_PAPER: dict[str, Callable[..., Plot]] = {
-    "1": main_grid.plot_scales,
-    "2": main_grid.plot_heatmaps,
-    "3": main_grid.plot_interpolation,
-    "4": sweep.plot_sweep,
-    "5": partial(pairs.plot_pairs, "figure 5", pairs.DEPTHS, "test_accuracy"),
+    "1": plot_scales,
+    "2": plot_heatmaps,
+    "3": plot_interpolation,
+    "4": plot_sweep,
+    "5": partial(plot_pairs, "figure 5", DEPTHS, "test_accuracy"),
     "6": plot_slopes,
-    "7": partial(pairs.plot_pairs, "figure 7", pairs.DEPTHS, "train_accuracy_last"),
-    "8": partial(pairs.plot_pairs, "figure 8", pairs.NORMS, "test_accuracy"),
+    "7": partial(plot_pairs, "figure 7", DEPTHS, "train_accuracy_last"),
+    "8": partial(plot_pairs, "figure 8", NORMS, "test_accuracy"),
 }
 NAMES = tuple(OF_PAPER)
 SCALE, MEMORY = "scale", "memory"

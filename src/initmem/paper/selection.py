@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from initmem.labels import label
+from initmem.labels import label, phrase
 from initmem.measures.design import by_recipe, plain
-from initmem.plots.captions import phrase
 from initmem.plots.model import Style
 from initmem.plots.series import usual_grid
 from initmem.recipe import DEFAULTS, SIZE_FIELDS, AnyRecipe, Recipe

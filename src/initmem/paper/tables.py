@@ -1,25 +1,46 @@
-"""The paper's tables 1 to 7, from whatever a store holds; tables 1 and 7 are made here."""
+"""The paper's tables 1 to 7, from whatever a store holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
+
+import numpy as np
 
 from initmem import catalog
 from initmem.errors import ConfigError, StoreError, allowed
+from initmem.labels import phrase
 from initmem.measures.design import bundled
-from initmem.paper import main_grid, pairs, parts, sweep
-from initmem.paper.main_grid import OPTIMIZERS
-from initmem.paper.parts import Entry, Field
-from initmem.paper.reference import settings_of
+from initmem.measures.scales import median_interpolation
+from initmem.paper.lines import (
+    DEPTHS,
+    NORMS,
+    OPTIMIZERS,
+    SWEPT,
+    Lines,
+    main_grid,
+    missing,
+    origin,
+    pairs,
+    shared_scales,
+    sweep,
+)
+from initmem.paper.reference import find, memory_of, settings_of
 from initmem.paper.selection import Line, Records, Selection, Studies, name_of, select, wanted_first
-from initmem.plots.captions import phrase
+from initmem.plots.series import spread_over, value_of
 from initmem.plots.styles import GUIDE
 from initmem.recipe import Recipe
 from initmem.study import recipes_of
-from initmem.table import Column, Table, Value
+from initmem.table import MISSING, Cell, Column, Mean, Table, Value, cell
 
 __all__ = ["NAMES", "make"]
+
+Entry = Value | Cell  # None: missing; "": does not apply
+SCALES = (0.1, 0.5, 1.0, 1.8, 2.5)  # where nothing has been run at all
+SPREAD = "Spread: range (max - min) of the means over the scales shown, over seeds that have them all"
+NO_VALUES = "No published values for what is shown"
 
 
 def make(name: str, records: Records, studies: Studies, reference: bool = False) -> Table:
@@ -36,15 +57,203 @@ def make(name: str, records: Records, studies: Studies, reference: bool = False)
     return TABLES[name](of_recipes, studies, reference=reference)
 
 
+# -- what they share --------------------------------------------------------------------------------------
+
+
+class Field(NamedTuple):
+    """A column, and what it shows of a line; those of published values are shown on request."""
+
+    column: Column
+    entry: Callable[[Line], Entry]
+    published: bool = False
+
+
+def _lines_table(
+    where: str,
+    title: str,
+    parts: Sequence[Sequence[Field]],
+    study: Lines,
+    *,
+    reference: bool,
+    notes: Sequence[str] = (),
+    grid: Sequence[float] = (),
+    group: int = 1,
+) -> Table:
+    """A row for every line, part by part, with notes on where the numbers come from and what is missing.
+
+    All parts have the same columns. `grid` holds the scales over which spreads are taken, if any are.
+    """
+    lines = study.every
+    parts = [[field for field in fields if reference or not field.published] for fields in parts]
+    rows = [[field.entry(line) for field in fields] for fields in parts for line in lines]
+    from_paper = [i for i, field in enumerate(parts[0]) if field.published]
+    items = [memory_of(line.recipe, where) for line in lines]
+    published = sorted({item.n_scales for item in items if item and item.n_scales})
+    scales = f"over {' or '.join(map(str, published))} scales; measured: over {len(grid)}"
+    has_published = any(row[i] for row in rows for i in from_paper)
+    studies, machines, setting = origin(study.selection, lines)
+    facts = {
+        "Published spreads": scales if reference and grid and published else "",
+        "Study": studies,
+        "Machine": machines,
+        "Setting": setting,
+    }
+    every_note = [
+        SPREAD if grid else "",
+        *notes,
+        NO_VALUES if reference and not has_published else "",
+        *(f"{name}: {text}" for name, text in facts.items() if text),
+        *study.notes,
+    ]
+    return paper_table(
+        title,
+        [field.column for field in parts[0]],
+        rows,
+        [note for note in every_note if note],
+        missing(lines),
+        group,
+        name=where.capitalize(),
+    )
+
+
+def paper_table(
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Entry]],
+    notes: Sequence[str],
+    missing: Sequence[str],
+    group: int = 1,
+    *,
+    name: str = "",
+) -> Table:
+    """A table that says how many seeds its means are over; a mean over any other number says so itself."""
+    counts = [entry.n for row in rows for entry in row if isinstance(entry, Mean)]
+    usual = max(set(counts), key=lambda n: (counts.count(n), n)) if counts else None
+    cells = [[_cell(entry, usual) for entry in row] for row in rows]
+    seeds = []
+    if usual is not None:
+        text = f"Mean ± sample deviation over n = {usual} seeds" if usual > 1 else "One seed: no deviation"
+        seeds = [text + ("; where n differs it is given in parentheses" if len(set(counts)) > 1 else "")]
+    return Table(title, columns, cells, [*seeds, *notes], missing, name, group=group)
+
+
+def _cell(entry: Entry, usual: int | None) -> Cell:
+    match entry:
+        case None:
+            return Cell(None, MISSING)
+        case Mean():
+            return Cell(entry, str(entry) if entry.n == usual else f"{entry} ({entry.n})")
+        case Cell():
+            return entry
+        case int() | float():
+            return cell(entry, "d" if isinstance(entry, int) else "g")
+        case _:
+            return cell(entry)
+
+
+# -- entries and fields -----------------------------------------------------------------------------------
+
+
+def mean_of(values: Iterable[float | None], digits: int = 1) -> Mean | None:
+    """Mean and sample deviation of the values that are there; None without any."""
+    there = np.array([value for value in values if value is not None], dtype=float)
+    if not len(there):
+        return None
+    std = float(there.std(ddof=1)) if len(there) > 1 else None
+    return Mean(float(there.mean()), std, len(there), digits)
+
+
+def _mean(line: Line, metric: str = "test_accuracy") -> Mean | None:
+    return mean_of(map(value_of(metric), line.records))
+
+
+def _tau_best(line: Line) -> Mean | None:
+    return mean_of((record.summary.tau_best for record in line.records), digits=0)
+
+
+def _tau_interp(line: Line) -> str | None:
+    """The median interpolation epoch; one that was not reached is larger than the last epoch."""
+    if not line.records:
+        return None
+    times = median_interpolation(line.records)
+    if times.median is None:
+        return f"> {max(record.summary.epochs for record in line.records)}"
+    return f"{times.median:.0f}" + (f" ({times.n_censored} never)" if times.n_censored else "")
+
+
+def _number(value: float | None) -> Cell | None:
+    """A number that is not a mean over seeds, to one digit."""
+    return None if value is None else cell(value, ".1f")
+
+
+BATCH = Field(Column("b", about="batch size"), lambda line: line.recipe.batch_size)
+OPTIMIZER = Field(Column("optimizer", "text", "its name"), lambda line: line.recipe.optimizer)
+TAU_INTERP = Column("τ_interp", about="epoch of interpolation", unit="epochs")
+TAU_BEST = Column("τ_best", about="epoch of the selected model", unit="epochs")
+MEDIAN = "τ_interp: median, runs that never got there counted as later than their last epoch"
+
+
+def _label(title: str, about: str) -> Field:
+    return Field(Column(title, "text", about), lambda line: line.label)
+
+
+def _published(
+    where: str,
+    title: str,
+    quantity: str,
+    unit: str,
+    *,
+    scale: float | None = None,
+    about: str = "published",
+) -> Field:
+    """A column of published values, such as those of "table 4"; blank where there is none."""
+
+    def entry(line: Line) -> str:
+        item = find(where, line.recipe, quantity, scale)
+        if quantity == "spread":  # a spread may also have been published for this procedure elsewhere
+            item = memory_of(line.recipe, where)
+        return "" if item is None else str(item)
+
+    return Field(Column(title, about=about, unit=unit), entry, published=True)
+
+
+def _at_scales(
+    grid: Sequence[float],
+    entry: Callable[[Line], Entry] = _mean,
+    about: str = "test accuracy at that scale",
+    unit: str = "%",
+) -> list[Field]:
+    """A column for every scale."""
+
+    def at_scale(line: Line, *, scale: float) -> Entry:
+        return entry(line.at(scale))
+
+    return [
+        Field(Column(f"σ = {scale:g}", about=about, unit=unit), partial(at_scale, scale=scale))
+        for scale in grid
+    ]
+
+
+def _spread(grid: Sequence[float]) -> Field:
+    column = Column("spread", about="range over scales (max - min)", unit="pp")
+    return Field(column, lambda line: _number(spread_over(line.records, grid)))
+
+
+def _spread_fields(where: str, grid: Sequence[float]) -> list[Field]:
+    """Test accuracy at these scales, its spread, and the published one."""
+    return [*_at_scales(grid), _spread(grid), _published(where, "spread, paper", "spread", "pp")]
+
+
 # -- table 1 ----------------------------------------------------------------------------------------------
 
 MAIN_GRID_ONLY = (
     "Paper: stated are learning rate, decay, β₁, β₂ of the Adam family, schedule and epochs of the main grid"
 )
+COEFFICIENTS = ("momentum", "beta1", "beta2", "epsilon")
 SETTINGS = [
-    parts.OPTIMIZER.column,
+    OPTIMIZER.column,
     Column("η", about="learning rate"),
-    Column("λ (l2)", about="kernel penalty"),
+    Column("λ (l2)", about="L2"),
     Column("weight decay", about="decoupled weight decay"),
     Column("momentum", about="its coefficient"),
     Column("β₁", about="decay of the first moment"),
@@ -76,8 +285,8 @@ def settings_table(records: Records, studies: Studies, *, reference: bool = Fals
         "Blank: does not apply",
     ]
     if reference:
-        notes.append(MAIN_GRID_ONLY if any(row[-1] for row in batches) else parts.NO_VALUES)
-    return parts.paper_table(
+        notes.append(MAIN_GRID_ONLY if any(row[-1] for row in batches) else NO_VALUES)
+    return paper_table(
         "Optimizer settings of the recipes in the store",
         columns,
         [[*row, ", ".join(map(str, sorted(batches[row])))] for row in ordered]
@@ -92,13 +301,12 @@ def _settings(recipe: Recipe) -> tuple[Value, ...]:
     """The cells of a recipe, in the order of `SETTINGS`."""
     row = catalog.OPTIMIZERS.get(recipe.optimizer)
     fields = row.fields if row else ()
-    coefficients = ("momentum", "beta1", "beta2", "epsilon")
     return (
         recipe.optimizer,
         recipe.learning_rate,
         recipe.l2,
         recipe.weight_decay,
-        *(getattr(recipe, name) if name in fields else "" for name in coefficients),
+        *(getattr(recipe, name) if name in fields else "" for name in COEFFICIENTS),
         f"cosine to {recipe.lr_floor:g}" if recipe.schedule == "cosine" else recipe.schedule,
         recipe.epochs,
     )
@@ -114,9 +322,165 @@ def _unlike_published(recipe: Recipe) -> str:
     return ", ".join(phrase(changed, name) for name in differ) or "as published"
 
 
+# -- tables 2 and 3 ---------------------------------------------------------------------------------------
+
+MOMENTS = [
+    "At τ_interp and repair gap: over the runs that interpolated (99.5% train accuracy)",
+    "A negative repair gap: the least validation loss came before interpolation; accuracy rose until then",
+    f"{MEDIAN}; τ_best: mean",
+]
+
+
+def moments_table(
+    where: str, target: float, records: Records, studies: Studies, *, reference: bool = False
+) -> Table:
+    """Table 2 or 3: validation accuracy at three moments, from the scale nearest to `target`."""
+    grid = main_grid(records, studies)
+    scale = min(grid.selection.scales(), key=lambda scale: (abs(scale - target), scale), default=target)
+    at_scale = {key: [line.at(scale) for line in lines] for key, lines in grid.panels.items()}
+    stands_in = f"σ = {scale:g} stands in for {target:g}, which the store lacks"
+
+    def reached(line: Line) -> int:
+        return sum(record.summary.tau_interp is not None for record in line.records)
+
+    def once_reached(metric: str, otherwise: str) -> Callable[[Line], Entry]:
+        return lambda line: _mean(line, metric) if reached(line) or not line.records else otherwise
+
+    def field(title: str, about: str, entry: Callable[[Line], Entry], unit: str = "%") -> Field:
+        return Field(Column(title, about=about, unit=unit), entry)
+
+    fields = [
+        BATCH,
+        OPTIMIZER,
+        field(
+            "at τ_interp",
+            "validation accuracy when interpolation is reached",
+            once_reached("val_accuracy_interp", "not reached"),
+        ),
+        field(
+            "at τ_best",
+            "validation accuracy of the selected model",
+            partial(_mean, metric="val_accuracy_best"),
+        ),
+        field("last epoch", "validation accuracy at the end", partial(_mean, metric="val_accuracy_last")),
+        field("repair gap", "at τ_best less at τ_interp", once_reached("repair_gap", ""), "pp"),
+        Field(TAU_INTERP, _tau_interp),
+        Field(TAU_BEST, _tau_best),
+        field(
+            "interpolated",
+            "runs that reached interpolation",
+            lambda line: f"{reached(line)} of {len(line.records)}" if line.records else None,
+            "runs",
+        ),
+        field("test", "test accuracy of the selected model", _mean),
+        _published(where, "test, paper", "test", "%", scale=scale),
+        _published(where, "τ_interp, paper", "tau_interp", "epochs"),
+        _published(where, "τ_best, paper", "tau_best", "epochs"),
+    ]
+    return _lines_table(
+        where,
+        f"Validation accuracy at three moments, initialization scale σ = {scale:g}",
+        [fields],
+        grid._replace(panels=at_scale),
+        reference=reference,
+        notes=[*MOMENTS, stands_in] if scale != target else MOMENTS,
+    )
+
+
+# -- table 4 ----------------------------------------------------------------------------------------------
+
+
+def sweep_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
+    """Table 4: learning rate x L2, then Adam and long training."""
+    study = sweep(records, studies)
+    grid = shared_scales(study.every) or SCALES
+
+    def train_accuracy(line: Line) -> Cell | None:
+        here = [record for record in line.records if record.run.scale in grid]
+        train = _mean(replace(line, records=here), "train_accuracy")
+        return _number(train and train.mean)
+
+    def recipe(line: Line) -> str:
+        return line.label if line.recipe.optimizer == "adam" else f"sgd {line.label}"
+
+    def schedule(line: Line) -> str | None:
+        return f"{line.recipe.schedule}, {line.recipe.epochs:,} epochs" if line.records else None
+
+    fields = [
+        BATCH,
+        Field(Column("recipe", "text", "optimizer, learning rate and L2"), recipe),
+        Field(Column("schedule", "text", "of the learning rate"), schedule),
+        *_spread_fields("table 4", grid),
+        Field(Column("train", about="train accuracy of the selected models", unit="%"), train_accuracy),
+    ]
+    return _lines_table(
+        "table 4",
+        "Test accuracy of SGD by learning rate η and L2 λ",
+        [fields],
+        study,
+        reference=reference,
+        notes=["Train: mean train accuracy of the selected models over all scales shown"],
+        grid=grid,
+    )
+
+
+# -- tables 5 and 6 ---------------------------------------------------------------------------------------
+
+QUANTITIES: dict[str, tuple[Callable[[Line], Entry], str]] = {  # at every scale, and what was published of it
+    "test accuracy, %": (_mean, "spread"),
+    "train accuracy, last, %": (partial(_mean, metric="train_accuracy_last"), "train"),
+    "τ_interp, epochs": (_tau_interp, "tau_interp"),
+    "τ_best, epochs": (_tau_best, "tau_best"),
+}
+
+
+def depth_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
+    """Table 5: accuracies by network, and below them when it fitted and when it was selected."""
+    study = pairs(records, studies, DEPTHS)
+    grid = shared_scales(study.every) or SCALES
+    about = "published: of test accuracy the spread (pp), else at every scale"
+
+    def fields(name: str) -> list[Field]:
+        entry, published = QUANTITIES[name]
+        spread = _spread(grid)
+        return [
+            Field(Column("quantity", "text", "what the row shows"), lambda _: name),
+            BATCH,
+            OPTIMIZER,
+            _label("network", "its name"),
+            *_at_scales(grid, entry, about="the quantity at that scale", unit=""),
+            spread if published == "spread" else spread._replace(entry=lambda _: ""),
+            _published("table 5", "paper", published, "", about=about),
+        ]
+
+    return _lines_table(
+        "table 5",
+        "Networks of different depth",
+        [fields(name) for name in QUANTITIES],
+        study,
+        reference=reference,
+        notes=[MEDIAN],
+        grid=grid,
+        group=2,
+    )
+
+
+def norms_table(records: Records, studies: Studies, *, reference: bool = False) -> Table:
+    """Table 6: normalization and augmentation."""
+    study = pairs(records, studies, NORMS)
+    grid = shared_scales(study.every) or SCALES
+    fields = [
+        BATCH,
+        OPTIMIZER,
+        _label("normalization", "and augmentation"),
+        *_spread_fields("table 6", grid),
+    ]
+    title = "Test accuracy by normalization and augmentation"
+    return _lines_table("table 6", title, [fields], study, reference=reference, grid=grid, group=2)
+
+
 # -- table 7 ----------------------------------------------------------------------------------------------
 
-BEST_FIELDS = ("optimizer", "learning_rate", "l2", "batch_size")
 BEST_RECIPES = (("momentum", 0.1, 5e-4), ("adam", 1e-3, 0.0))
 BEST_BATCHES = (16, 128, 256)
 BEST_SCALES = (0.1, 2.5)
@@ -128,19 +492,18 @@ def best_table(records: Records, studies: Studies, *, reference: bool = False) -
     wanted = [(*recipe, b) for recipe in BEST_RECIPES for b in BEST_BATCHES]
     # The setting is that of the standard recipe: Adam with augmentation is in other studies as well.
     standard = [key for key in wanted if key[0] == "momentum"]
-    best = select(records, studies, BEST_FIELDS, standard, prefer={"augment": AUGMENT})
+    best = select(records, studies, SWEPT, standard, prefer={"augment": AUGMENT})
     # A study of this name may have been changed by its user: its recipes are wanted too.
     asked = [recipe for study in studies if study.name == "best-recipe" for recipe in study.recipes]
-    keys = wanted_first(wanted, [tuple(recipe.get(name) for name in BEST_FIELDS) for recipe in asked])
-    lines = [best.line(key, name_of(BEST_FIELDS[:3], key[:3]), GUIDE) for key in keys]
+    keys = wanted_first(wanted, [tuple(recipe.get(name) for name in SWEPT) for recipe in asked])
+    lines = [best.line(key, name_of(SWEPT[:3], key[:3]), GUIDE) for key in keys]
     scales = best.scales()
     small, large = BEST_SCALES if not scales or set(BEST_SCALES) <= set(scales) else (scales[0], scales[-1])
-    return parts.lines_table(
+    return _lines_table(
         "table 7",
         "The standard recipe and Adam",
         [_best_fields(small, large)],
-        best,
-        lines,
+        Lines(best, {(0, ""): lines}, best.notes),
         reference=reference,
         notes=[
             *_best_deviations(best, small, large),
@@ -152,34 +515,32 @@ def best_table(records: Records, studies: Studies, *, reference: bool = False) -
 
 
 def _best_fields(small: float, large: float) -> list[Field]:
-    test_small, test_large = (
-        field._replace(column=field.column._replace(title=f"test, {field.column.title}"))
-        for field in parts.at_scales((small, large))
-    )
+    def at(scale: float) -> list[Field]:
+        column = Column(f"test, σ = {scale:g}", about="test accuracy at that scale", unit="%")
+        published = _published("table 7", f"paper, σ = {scale:g}", "test", "%", scale=scale)
+        return [Field(column, lambda line: _mean(line.at(scale))), published]
 
     def difference(line: Line) -> Entry:
-        first, second = parts.mean(line.at(small)), parts.mean(line.at(large))
-        return parts.number(abs(first.mean - second.mean)) if first and second else None
+        first, second = _mean(line.at(small)), _mean(line.at(large))
+        return _number(abs(first.mean - second.mean)) if first and second else None
 
     def selected(line: Line) -> str | None:
-        epoch = parts.tau_best(line)
+        epoch = _tau_best(line)
         return None if epoch is None else f"{epoch.mean:.0f}"
 
     def both(line: Line, text: Callable[[Line], str | None]) -> Entry:
         first, second = text(line.at(small)), text(line.at(large))
-        return f"{first or '—'} / {second or '—'}" if first or second else None
+        return f"{first or MISSING} / {second or MISSING}" if first or second else None
 
     return [
-        parts.label("recipe", "optimizer, learning rate and kernel penalty"),
-        parts.BATCH,
-        test_small,
-        parts.published("table 7", f"paper, σ = {small:g}", "test", "%", scale=small),
-        test_large,
-        parts.published("table 7", f"paper, σ = {large:g}", "test", "%", scale=large),
+        _label("recipe", "optimizer, learning rate and L2"),
+        BATCH,
+        *at(small),
+        *at(large),
         Field(Column("|Δ|", about="difference between the two scales", unit="pp"), difference),
-        parts.published("table 7", "|Δ|, paper", "gap", "pp"),
-        Field(parts.TAU_INTERP, partial(both, text=parts.tau_interp)),
-        Field(parts.TAU_BEST, partial(both, text=selected)),
+        _published("table 7", "|Δ|, paper", "gap", "pp"),
+        Field(TAU_INTERP, partial(both, text=_tau_interp)),
+        Field(TAU_BEST, partial(both, text=selected)),
     ]
 
 
@@ -197,11 +558,11 @@ def _best_deviations(best: Selection, small: float, large: float) -> list[str]:
 
 TABLES: dict[str, Callable[..., Table]] = {
     "1": settings_table,
-    "2": partial(main_grid.moments_table, "table 2", 0.1),
-    "3": partial(main_grid.moments_table, "table 3", 2.5),
-    "4": sweep.sweep_table,
-    "5": pairs.depth_table,
-    "6": pairs.norms_table,
+    "2": partial(moments_table, "table 2", 0.1),
+    "3": partial(moments_table, "table 3", 2.5),
+    "4": sweep_table,
+    "5": depth_table,
+    "6": norms_table,
     "7": best_table,
 }
 NAMES = tuple(TABLES)

@@ -155,7 +155,8 @@ def _draw_series(axes: Axes, series: Series, index: int, panel: Panel) -> None:
         axes.vlines(series.x, series.low, series.high, color=series.style.color, linewidth=1.0)
     elif series.low:
         high = [min(value, panel.ceiling or math.inf) for value in series.high]
-        axes.fill_between(series.x, series.low, high, color=series.style.color, alpha=0.16, linewidth=0)
+        faint = min(0.16, 0.6 / len(panel.series))  # many bands on each other hide the lines
+        axes.fill_between(series.x, series.low, high, color=series.style.color, alpha=faint, linewidth=0)
         for i in series.isolated():  # without a neighbor there is nothing to fill
             axes.vlines(series.x[i], series.low[i], high[i], color=series.style.color, alpha=0.3, linewidth=3)
     # What is too small for a logarithmic axis stands at its lower edge.
@@ -232,39 +233,6 @@ def _draw_interval(axes: Axes, i: int, row: Interval, limit: float) -> None:
         axes.plot(row.reference, i, sign, color="none", mec="black", mew=0.9, ms=6, clip_on=False)
 
 
-def draw_inset(axes: Axes, panel: Intervals) -> None:
-    """Bars in the lower part of a panel, which its lines leave free once the axis is longer."""
-    low, high = axes.get_ylim()
-    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
-    axes.set_ylim(low - 0.8 * (high - low), high)
-    axes.set_yticks(ticks)
-    inset = axes.inset_axes((0.02, 0.02, 0.97, 0.38))
-    inset.grid(visible=False)
-    inset.spines[:].set_visible(False)
-    top = max([1.0, *(x for row in panel.rows for x in (row.value, row.reference) if x is not None)])
-    inset.set(xticks=[], yticks=[], xlim=(-0.6, len(panel.rows) - 0.4), ylim=(-0.36 * top, 1.1 * top))
-    inset.text(0.01, 1.01, panel.x_title, transform=inset.transAxes, va="bottom", fontsize=6.5)
-    inset.axhline(0, color=INK, linewidth=0.5)
-    for i, row in enumerate(panel.rows):
-        _draw_bar(inset, i, row, top)
-
-
-def _draw_bar(inset: Axes, i: int, row: Interval, top: float) -> None:
-    """A bar; below it the sign of its line and its value, where no published value can be."""
-    inset.plot(i, -0.1 * top, **line_options(row.style), clip_on=False)
-    if row.reference is not None:
-        sign = "v" if row.is_bound else "D"
-        inset.plot(i, row.reference, sign, color="none", mec="black", mew=0.8, ms=4.5, zorder=5)
-    centred: Options = {"ha": "center", "va": "center", "fontsize": 5.5}
-    if row.value is not None:
-        inset.bar(i, row.value, color=row.style.color, width=0.75, alpha=0.75)
-        inset.text(i, -0.27 * top, f"{row.value:.1f}", **centred)
-        return
-    inset.bar(i, 0.7 * top, color="white", edgecolor="#D0D0D0", hatch="////", width=0.75, linewidth=0.4)
-    if row.reference is None:
-        inset.text(i, 0.35 * top, row.void, rotation=90, **centred)
-
-
 # -- heat maps --------------------------------------------------------------------------------------------
 
 
@@ -284,8 +252,12 @@ def draw_heatmap(axes: Axes, panel: Heatmap) -> AxesImage:
     axes.set_xticks(ticks, [level_text(x[i]) for i in ticks])
     axes.set_xlabel(panel.x_title)
     for i, j in np.ndindex(len(panel.rows), len(x)):
-        if not math.isnan(panel.rows[i].y[j]):
-            _draw_cell(axes, panel, i, j)
+        value = panel.rows[i].y[j]
+        sign = "× " if panel.crossed and panel.crossed[i][j] else ""
+        shown = f"{sign}{value:.1f}" if len(x) <= ROOM_FOR_TEXT else sign.strip()
+        if shown and not math.isnan(value):
+            ink = "white" if (value - low) < 0.55 * (high - low) else "black"
+            axes.text(j, i, shown, color=ink, ha="center", va="center", fontsize=5.5)
     for i, row in enumerate(panel.intervals):
         measured = "—" if row.value is None else f"{row.value:.1f}"
         published = "" if row.reference is None else f" ({SYMBOLS[row.relation]}{row.reference:.1f})"
@@ -301,20 +273,3 @@ def _ticks(levels: Sequence[Level]) -> list[int]:
         return list(range(len(levels)))
     round_ones = [i for i, scale in enumerate(scales) if abs(2 * scale - round(2 * scale)) < 1e-9]
     return [0, *round_ones] if round_ones else list(range(0, len(scales), 4))
-
-
-def _draw_cell(axes: Axes, panel: Heatmap, i: int, j: int) -> None:
-    """The cross, the value and, where seeds are missing, n."""
-    row, (low, high) = panel.rows[i], panel.limits
-    value, n = row.y[j], row.n[j]
-    ink = "white" if (value - low) < 0.55 * (high - low) else "black"
-    style: Options = {"color": ink, "textcoords": "offset points", "ha": "center", "va": "center"}
-    few = f"({n})" if n < row.expected[j] else ""
-    roomy = len(row.x) <= ROOM_FOR_TEXT
-    text = f"{value:.1f} {few}".strip() if roomy else few
-    if panel.crossed and panel.crossed[i][j]:
-        high_up = 2.0 if few and not roomy else -0.7  # the sign stands above the middle of its line
-        axes.annotate("×", (j, i), (-13 if roomy else 0, high_up), fontsize=8, **style)
-    if text:
-        offset = (3, 0) if roomy else (0, -3)
-        axes.annotate(text, (j, i), offset, fontsize=5.5 if roomy else 4, **style)

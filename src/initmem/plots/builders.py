@@ -15,17 +15,9 @@ from initmem.measures.elasticity import FEWEST, ClockFit, Observed, clock_fits, 
 from initmem.measures.fit import train_metric
 from initmem.measures.memory import Memory
 from initmem.metric import metric_of
-from initmem.plots.captions import SIGMA
-from initmem.plots.model import Entry, Interval, Intervals, Panel, Plot, Series, Style
-from initmem.plots.series import (
-    MEDIAN,
-    PROFILE,
-    SLOPE,
-    beta_series,
-    interpolation_series,
-    profile_series,
-)
-from initmem.plots.styles import GREEN, GREY, GUIDE, VERMILLION, nth
+from initmem.plots.model import SIGMA, Entry, Interval, Intervals, Panel, Plot, Series, Style
+from initmem.plots.series import MEAN, MEDIAN, SLOPE, beta_series, interpolation_series, profile_series
+from initmem.plots.styles import GREEN, GREY, GUIDE, VERMILLION, in_order, recipe_styles
 from initmem.recipe import AnyRecipe
 from initmem.record import RunRecord
 
@@ -43,6 +35,15 @@ PANEL_TITLES = {
     "norm_best": "Kernel norm of the selected model",
 }
 VERDICT_COLORS = {"remembers": VERMILLION, "forgets": GREEN}  # no verdict: gray
+
+
+def _styled(
+    records: Sequence[RunRecord], order: Sequence[AnyRecipe]
+) -> list[tuple[str, Style, list[RunRecord]]]:
+    """Label, style and records of every recipe: in the given order, then as they come."""
+    groups = labelled(records, order)
+    styles = recipe_styles([group[0].run.recipe for group in groups.values()])
+    return [(label, style, plain(g)) for (label, g), style in zip(groups.items(), styles, strict=True)]
 
 
 def scale_plot(
@@ -64,14 +65,13 @@ def scale_plot(
     for one in shown:
         title = PANEL_TITLES.get(one.name, one.name.replace("_", " ").capitalize())
         series = [
-            profile_series(plain(group), one.name, label=label, style=nth(i))
-            for i, (label, group) in enumerate(labelled(records, order).items())
+            profile_series(group, one.name, label=label, style=style)
+            for label, style, group in _styled(records, order)
         ]
-        top = 100.0 if one.is_percentage else None
-        panels.append(Panel(title, SIGMA, one.title, series, PROFILE, top=top))
+        panels.append(Panel(title, SIGMA, one.title, series, top=100.0 if one.is_percentage else None))
     if len(panels) == 2 and shown[0].unit == shown[1].unit:
         panels = _on_one_axis(panels)
-    return _in_a_row(*panels)
+    return _in_a_row(panels, records, MEAN)
 
 
 def _on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
@@ -89,12 +89,12 @@ def _on_one_axis(panels: Sequence[Panel]) -> list[Panel]:
 def interpolation_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()) -> Plot:
     """The median interpolation epoch against scale, a line per recipe."""
     series = [
-        interpolation_series(plain(group), label=label, style=nth(i))
-        for i, (label, group) in enumerate(labelled(records, order).items())
+        interpolation_series(group, label=label, style=style)
+        for label, style, group in _styled(records, order)
     ]
     last = float(max((record.summary.epochs for record in records), default=0))
-    title, y_title = "Interpolation epoch", "interpolation epoch"
-    return _in_a_row(Panel(title, SIGMA, y_title, series, MEDIAN, ceiling=last, log_y=True))
+    panel = Panel("Interpolation epoch", SIGMA, "interpolation epoch", series, ceiling=last, log_y=True)
+    return _in_a_row([panel], records, MEDIAN)
 
 
 def beta_plot(
@@ -107,17 +107,25 @@ def beta_plot(
     """|beta| of a metric against epoch or against a clock, a line per recipe."""
     if clock is not None and clock not in CLOCK_TITLES:
         raise ConfigError(f"clock = {clock!r} ({allowed(CLOCK_TITLES)})")
-    curves = [(label, beta_curve(group, metric)) for label, group in labelled(records, order).items()]
-    series = [beta_series(curve, clock, label=label, style=nth(i)) for i, (label, curve) in enumerate(curves)]
+    series = [
+        beta_series(beta_curve(group, metric), clock, label=label, style=style)
+        for label, style, group in _styled(records, order)
+    ]
     drawn = [one for one in series if np.isfinite(one.y).any()]
     why = f"no slope of {metric}: too few scales, or not recorded epoch by epoch"
     if not drawn:
         raise ConfigError(why)
     x_title = "epoch" if clock is None else CLOCK_TITLES[clock]
     title = f"Slope of {metric.replace('_', ' ')} on the initialization scale"
-    panel = Panel(title, x_title, BETA, drawn, SLOPE, "runs per line")
-    plot = _in_a_row(panel._replace(log_x=clock is not None, log_y=True))
+    panel = Panel(title, x_title, BETA, drawn, log_x=clock is not None, log_y=True)
+    plot = _in_a_row([panel], records, SLOPE)
     return plot._replace(missing=[f"{one.label}: {why}" for one in series if one not in drawn])
+
+
+def machines(records: Sequence[RunRecord]) -> str:
+    """The processors that records were trained on."""
+    names = dict.fromkeys(str(record.provenance.get("hardware", "")) for record in records)
+    return ", ".join(filter(None, names))
 
 
 def memory_plot(rows: Sequence[Memory]) -> Plot:
@@ -148,7 +156,7 @@ def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
             f"figure clocks: too few recipes of one kind of optimizer (needed: {FEWEST} with two scales each)"
         )
     kinds = dict.fromkeys(_kind(one.recipe) for one in sorted(recipes, key=lambda one: _size(one.recipe)))
-    styles = {kind: nth(i)._replace(dash="none") for i, kind in enumerate(kinds)}
+    styles = {kind: in_order(i)._replace(dash="none") for i, kind in enumerate(kinds)}
     means = {fit.family: fit.error_of_mean for fit in fits}
     of_mean = ", ".join(f"{FAMILY_NAMES[name]} {error:.2f}" for name, error in means.items())
     rows = [[_clock_panel(fit, recipes, styles) for fit in fits if fit.family == name] for name in means]
@@ -162,7 +170,9 @@ def clocks_plot(records: Sequence[RunRecord], *, order: Sequence[AnyRecipe] = ()
             "With momentum μ, η is the effective learning rate η/(1-μ); λ counts half of a weight decay",
             "In the titles: root mean square error for a recipe left out of the fit",
             f"Error of the other recipes' mean: {of_mean}",
+            "Dashed: fitted curve",
         ],
+        machines=machines(records),
         row_height=2.2,
     )
 
@@ -202,8 +212,15 @@ def _clock_panel(fit: ClockFit, recipes: Sequence[Observed], styles: Mapping[str
     )
 
 
-def _in_a_row(*panels: Panel) -> Plot:
+def _in_a_row(panels: Sequence[Panel], records: Sequence[RunRecord], about: str) -> Plot:
     """Panels of the same recipes side by side, their legend in rows of three."""
     entries = [Entry(one.label, one.style) for one in panels[0].series if one.x]
     legend = [entries[i : i + 3] for i in range(0, len(entries), 3)]
-    return Plot([panels], legend, row_height=3.0, lettered=False)
+    return Plot(
+        [panels],
+        legend,
+        about=[f"Lines: {about}"],
+        machines=machines(records),
+        row_height=3.0,
+        lettered=False,
+    )

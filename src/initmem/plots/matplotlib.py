@@ -23,14 +23,12 @@ from initmem.plots.axes import (
     FAINT,
     INK,
     draw_heatmap,
-    draw_inset,
     draw_intervals,
     draw_panel,
     line_options,
     no_runs,
 )
-from initmem.plots.captions import caption
-from initmem.plots.model import AnyPanel, Entry, Heatmap, Intervals, Panel, Plot, Style, log_limits
+from initmem.plots.model import AnyPanel, Entry, Heatmap, Intervals, Panel, Plot, caption, log_limits
 from initmem.record import INTERPOLATION
 
 WIDTH = 7.2  # inches: two columns of a journal page
@@ -50,7 +48,7 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
     maps = [panel for row in rows for panel in row if isinstance(panel, Heatmap)]
     own_row = bool(maps) and len(rows[-1]) == len(rows[0])  # the key of the colors needs a row of its own
     heights += [1.05] * own_row
-    legend = fitting(plot.legend)
+    legend = legend_rows(plot.legend)
     with style.context(STYLE):
         lines = textwrap.wrap(caption(plot), CAPTION_WIDTH)
         height = 0.3 + 0.16 * len(legend) + sum(heights) + 0.3 * bool(absent) + 0.115 * len(lines)
@@ -66,9 +64,6 @@ def draw(plot: Plot) -> tuple[Figure, list[Axes]]:
         grid = places[0].subgridspec(max(1, len(heights)), columns, height_ratios=heights or None)
         drawn = _draw_rows(figure, grid, rows, plot)
         _share_limits(drawn)
-        for axes, panel in drawn:
-            if isinstance(panel, Panel) and panel.inset is not None and panel.has_values():
-                draw_inset(axes, panel.inset)
         if maps:
             cell = grid[len(rows), :] if own_row else grid[len(rows) - 1, len(rows[-1]) :]
             _draw_key(figure.add_subplot(cell), maps, drawn[0][0].images[0])
@@ -202,9 +197,7 @@ def _share_limits(drawn: Sequence[tuple[Axes, AnyPanel]]) -> None:
 def _draw_legend(figure: Figure, rows: Sequence[Sequence[Entry]]) -> None:
     """One legend above all panels, row by row; what has no runs is named there, in gray."""
     wide = max(map(len, rows))
-    blank = Entry("", Style("none", "", "none"))
-    table = [[*row, *[blank] * (wide - len(row))] for row in rows]
-    entries = [row[column] for column in range(wide) for row in table]  # matplotlib fills by column
+    entries = [row[i] for i in range(wide) for row in rows if i < len(row)]  # matplotlib fills by column
     box = figure.legend(
         handles=[_sample(entry) for entry in entries],
         loc="outside upper center",
@@ -225,23 +218,14 @@ def _sample(entry: Entry) -> Line2D | Patch:
     return Line2D([], [], **line_options(entry.style), label=entry.label)
 
 
-def fitting(rows: Sequence[Sequence[Entry]]) -> list[Sequence[Entry]]:
-    """Rows of a legend, broken where they are too wide for the page."""
-    fitted: list[Sequence[Entry]] = list(rows)
-    for most in range(max(map(len, rows), default=0), 0, -1):
-        fitted = [piece for row in rows for piece in _broken(row, most)]
-        wide = max(map(len, fitted))
-        widest = [max(len(row[i].label) for row in fitted if len(row) > i) for i in range(wide)]
-        if sum(0.62 + 0.058 * letters for letters in widest) <= WIDTH:  # inches, about
-            break
-    return fitted
-
-
-def _broken(row: Sequence[Entry], most: int) -> list[Sequence[Entry]]:
-    """Lines of about equal length, none longer than `most`."""
-    count = -(-len(row) // most)
-    size = -(-len(row) // count)
-    return [row[i : i + size] for i in range(0, len(row), size)]
+def legend_rows(rows: Sequence[Sequence[Entry]]) -> list[list[Entry]]:
+    """The entries in rows of equal length, as long as the longest one or as the page is wide."""
+    entries = [entry for row in rows for entry in row]
+    if not entries:
+        return []
+    room = int(WIDTH / (0.62 + 0.058 * max(len(entry.label) for entry in entries)))  # inches, about
+    wide = min(max(1, room), max(map(len, rows)))
+    return [entries[i : i + wide] for i in range(0, len(entries), wide)]
 
 
 def _draw_key(axes: Axes, maps: Sequence[Heatmap], image: AxesImage) -> None:

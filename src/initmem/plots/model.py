@@ -1,8 +1,8 @@
 """Plots as values: what is shown, without how it is drawn.
 
 A figure of the paper, a chart on the page, a sparkline and a picture of the theory are all a `Plot`, or a
-part of one. `plots.matplotlib` draws it, `plots.html` turns it into JSON and SVG for the page, and
-`plots.captions` puts it into words.
+part of one. `plots.matplotlib` draws it, and `plots.html` turns it into JSON and SVG for the page. What is
+written under a plot is made of its fields alone.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from initmem.errors import first_of
 from initmem.intervention import Level, level_order, level_text
 
 SYMBOLS = {"=": "", "<": "< ", "<=": "≤ ", ">": "> ", ">=": "≥ ", "about": "≈ "}  # before published values
 
+SIGMA = "initialization scale σ"
 INTERVENTION = "intervention"  # the title of an axis of names
+BAND = "95% simultaneous band"
+NAMED = 6  # how many missing cells a caption names; the plot holds them all
+SIGNS = "open diamonds, triangles (upper limits), stars or dotted lines"
 
 
 class Style(NamedTuple):
@@ -70,13 +75,6 @@ class Series(NamedTuple):
     def at(self, x: Level) -> int | None:
         """The index of a point."""
         return list(self.x).index(x) if x in self.x else None
-
-
-class Statistic(NamedTuple):
-    """What the lines of a panel are, and their bands, for the caption."""
-
-    center: str
-    band: str
 
 
 class Mark(NamedTuple):
@@ -137,9 +135,7 @@ class Panel(NamedTuple):
     x_title: str
     y_title: str
     series: Sequence[Series]
-    statistic: Statistic | None = None  # None where nothing was sampled
-    counted: str = "per point"  # what n counts
-    band: str = "95% interval"  # what `low` and `high` of the series are
+    band: str = BAND  # what `low` and `high` of the series are
     limits: str = "95% interval of the mean"  # what their `limits` are
     guides: Sequence[Series] = ()  # lines and points that are not the panel's own measurements
     published: Sequence[Mark] = ()
@@ -149,7 +145,6 @@ class Panel(NamedTuple):
     log_x: bool = False
     log_y: bool = False
     void: str = "no values"  # what to say where there are runs but none has a value
-    inset: Intervals | None = None
     levels: Sequence[float] = ()  # thin lines that help the eye
     span: tuple[float, float] | None = None  # a shaded range of y
     texts: Sequence[Text] = ()
@@ -233,8 +228,9 @@ class Plot(NamedTuple):
     rows: Sequence[Sequence[AnyPanel]]
     legend: Sequence[Sequence[Entry]] = ()  # by row
     head: str = ""
-    about: Sequence[str] = ()  # definitions of what is shown
-    source: str = ""  # at which preset of which study it was measured
+    about: Sequence[str] = ()  # what lines, bands and signs are, without a full stop
+    studies: str = ""  # with their presets
+    machines: str = ""
     setting: str = ""  # what all recipes share
     missing: Sequence[str] = ()
     notes: Sequence[str] = ()
@@ -252,6 +248,45 @@ class Plot(NamedTuple):
     def panels(self) -> list[Panel]:
         """The panels with lines."""
         return [panel for panel in self.all_panels if isinstance(panel, Panel)]
+
+    @property
+    def series(self) -> list[Series]:
+        """All that was measured."""
+        rows = [row for panel in self.all_panels if isinstance(panel, Heatmap) for row in panel.rows]
+        return [*(one for panel in self.panels for one in panel.series), *rows]
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """All single values, in panels and next to heat maps."""
+        bars = [row for panel in self.all_panels if isinstance(panel, Intervals) for row in panel.rows]
+        maps = [row for panel in self.all_panels if isinstance(panel, Heatmap) for row in panel.intervals]
+        return bars + maps
+
+    def has_published(self) -> bool:
+        """Whether any published value is shown or told."""
+        marked = any(panel.published or panel.published_level is not None for panel in self.panels)
+        return bool(marked or self.published or any(row.reference is not None for row in self.intervals))
+
+
+def caption(plot: Plot) -> str:
+    """What is written under a plot: what is shown, where it comes from, and what is missing."""
+    counts = sorted({n for one in plot.series for n, y in zip(one.n, one.y, strict=False) if n and y == y})
+    n = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]]))) if counts else ""
+    scales = sorted({row.reference_scales for row in plot.intervals if row.reference_scales is not None})
+    published = [SIGNS] * plot.has_published() or ["none for what is shown"]
+    partial = any(one.partial() for panel in plot.panels for one in panel.series)
+    facts = {
+        "n": n,
+        "Open markers": "runs are missing or have no value" if partial else "",
+        "Published values": "; ".join([*plot.published] or published) if plot.reference else "",
+        "Published spreads": f"over {' or '.join(map(str, scales))} scales" if scales else "",
+        "Study": plot.studies,
+        "Machine": plot.machines,
+        "Setting": plot.setting,
+    }
+    told = [plot.head, *plot.about, *(f"{name}: {text}" for name, text in facts.items() if text), *plot.notes]
+    told += [f"Missing: {first_of(plot.missing, NAMED)}"] if plot.missing else []
+    return "".join(f"{sentence}. " for sentence in told if sentence).strip()
 
 
 def log_limits(plot: Plot) -> dict[str, tuple[float, float]]:

@@ -13,20 +13,16 @@ from initmem.intervention import Level
 from initmem.measures.beta import BetaCurve
 from initmem.measures.design import by_level, profile
 from initmem.measures.scales import median_interpolation
-from initmem.measures.statistics import mean_band, spread_of, student
+from initmem.measures.statistics import ALPHA, mean_band, spread_of, student
 from initmem.metric import metric_of
-from initmem.plots.model import Series, Statistic, Style
+from initmem.plots.model import BAND, Series, Style
 from initmem.record import RunRecord
 
 Array = NDArray[np.float64]
 Value = Callable[[RunRecord], float | None]
-PERCENTILES = "band from the 10th to the 90th percentile"
-MEAN = Statistic("mean over seeds", PERCENTILES)
-PROFILE = Statistic("mean over seeds", "95% simultaneous band (all scales at once)")
-MEDIAN = Statistic(
-    "median, runs that never reach it counted as later than the last epoch", "band of 95% limits"
-)
-SLOPE = Statistic("slope over all runs", "95% simultaneous band (all epochs at once)")
+MEAN = f"mean over seeds, with a {BAND} (all scales at once)"
+MEDIAN = f"median, runs that never get there counted as later than the last epoch, with a {BAND}"
+SLOPE = f"slope over all runs, with a {BAND} (all epochs at once)"
 UNSTYLED = Style("")
 
 
@@ -52,28 +48,36 @@ def scale_series(
     value: Value,
     expected: Mapping[float, int] | None = None,
     *,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
     label: str = "",
     style: Style = UNSTYLED,
 ) -> Series:
-    """Mean, 10th and 90th percentile, 95% interval and n of a value, scale by scale.
+    """Mean, 95% band for all scales at once, 95% interval of each mean, and n of a value, scale by scale.
 
     `expected` says how many runs there should be at every scale; without it, the scales are those that have
-    a value.
+    a value. The band stays within `bounds`.
     """
     groups = by_level(records)
-    values = {scale: [v for v in map(value, group) if v is not None] for scale, group in groups.items()}
-    scales: list[Level] = [level for level in groups if values[level]] if expected is None else list(expected)
-    samples = [np.asarray(values.get(scale, []), dtype=float) for scale in scales]
-    bands = [np.percentile(x, [10, 90]) if len(x) else (math.nan, math.nan) for x in samples]
+    values = {
+        level: {r.run.seed: v for r in group if (v := value(r)) is not None}
+        for level, group in groups.items()
+    }
+    trained = [level for level in groups if values[level]]
+    scales: list[Level] = trained if expected is None else list(expected)
+    seeds = sorted({seed for of_seeds in values.values() for seed in of_seeds})
+    table = np.array([[values[level].get(seed, math.nan) for level in trained] for seed in seeds])
+    band = np.clip(mean_band(table), *bounds).T.tolist() if trained else []
+    bands = dict(zip(trained, band, strict=True))
+    samples = [list(values.get(scale, {}).values()) for scale in scales]
     return Series(
         label=label,
         style=style,
         x=scales,
-        y=[float(x.mean()) if len(x) else math.nan for x in samples],
-        low=[float(low) for low, _ in bands],
-        high=[float(high) for _, high in bands],
-        limits=[mean_limits(x) for x in samples],
-        n=[len(x) for x in samples],
+        y=[float(np.mean(sample)) if sample else math.nan for sample in samples],
+        low=[bands.get(scale, (math.nan, math.nan))[0] for scale in scales],
+        high=[bands.get(scale, (math.nan, math.nan))[1] for scale in scales],
+        limits=[mean_limits(sample) for sample in samples],
+        n=[len(sample) for sample in samples],
         n_censored=[len(groups.get(scale, ())) - len(x) for scale, x in zip(scales, samples, strict=True)],
         expected=[0] * len(scales) if expected is None else list(expected.values()),
         runs=[[record.id for record in groups.get(scale, ())] for scale in scales],
@@ -81,18 +85,16 @@ def scale_series(
 
 
 def profile_series(
-    records: Sequence[RunRecord], metric: str, *, label: str = "", style: Style = UNSTYLED
+    records: Sequence[RunRecord],
+    metric: str,
+    expected: Mapping[float, int] | None = None,
+    *,
+    label: str = "",
+    style: Style = UNSTYLED,
 ) -> Series:
-    """A metric by scale; its band holds for all scales at once, within what the metric allows."""
-    value = value_of(metric)
-    series = scale_series(records, value, label=label, style=style)
-    seeds = sorted({record.run.seed for record in records})
-    values = np.full((len(seeds), len(series.x)), np.nan)
-    for record in records:
-        if (shown := value(record)) is not None:
-            values[seeds.index(record.run.seed), list(series.x).index(record.run.level)] = shown
-    low, high = (np.clip(limit, *metric_of(metric).bounds).tolist() for limit in mean_band(values))
-    return series._replace(low=low, high=high)
+    """A metric by scale, in the unit in which it is shown."""
+    bounds = metric_of(metric).bounds
+    return scale_series(records, value_of(metric), expected, bounds=bounds, label=label, style=style)
 
 
 def mean_limits(values: Sequence[float] | np.ndarray) -> tuple[float, float] | None:
@@ -117,7 +119,8 @@ def interpolation_series(
     """
     groups = by_level(records)
     scales: list[Level] = list(groups) if expected is None else list(expected)
-    medians = [median_interpolation(groups.get(scale, ())) for scale in scales]
+    level = 1 - ALPHA / max(1, len(groups))  # Bonferroni: the limits hold for all scales at once
+    medians = [median_interpolation(groups.get(scale, ()), level) for scale in scales]
     return Series(
         label=label,
         style=style,

@@ -1,54 +1,35 @@
-"""Colors, markers and dashes: Okabe and Ito's palette, and never color alone."""
+"""Colors, markers and dashes: Okabe and Ito's palette, and never color alone.
+
+An optimizer has one color in every figure; its recipes are shades of it. What is compared within one
+optimizer (networks, norms, batch sizes of a page) has the ordered colors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from initmem import catalog
 from initmem.plots.model import Style
+from initmem.recipe import AnyRecipe
 
-VERMILLION, ORANGE, BLUE, SKY, GREEN, PURPLE = (
-    "#D55E00",
-    "#E69F00",
+BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = (
     "#0072B2",
-    "#56B4E9",
+    "#D55E00",
     "#009E73",
     "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
 )
-BLACK, GREY, OLIVE = "#000000", "#7F7F7F", "#B8A900"
+GREY, OLIVE = "#7F7F7F", "#B8A900"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
 COLORS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY, OLIVE)
-# Recipes of any kind; the page has a light and a dark shade of every color, in the same order, and then of
-# those of ordered values.
+# The page has a light and a dark shade of every color, in the same order; those of ordered values follow.
 PALETTE = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(COLORS))
-
-OPTIMIZERS = {
-    "sgd": Style(VERMILLION, "o", "-"),
-    "momentum": Style(ORANGE, "s", "--"),
-    "adam": Style(BLUE, "^", "-"),
-    "adamw": Style(SKY, "v", "--"),
-    "muon": Style(GREEN, "D", "-."),
-    "muon-conv": Style(PURPLE, "P", ":"),
+_NAMES = ("adam", "sgd", "muon", "muon-conv", "momentum", "adamw", "normuon", "lion")
+OPTIMIZERS = dict(zip(_NAMES, PALETTE, strict=True)) | {
+    "schedule-free-sgd": Style("#8C3D00", "o", ":"),
+    "schedule-free-adamw": Style("#1F5F8B", "s", ":"),
 }
-MODELS = {
-    "resnet9": Style(BLUE, "o", "-"),
-    "resnet9-avgpool": Style(SKY, "s", "--"),
-    "resnet56": Style(ORANGE, "^", "-."),
-    "resnet110": Style(VERMILLION, "D", ":"),
-    "mlp": Style(PURPLE, "P", "-"),
-    "vit": Style(GREEN, "v", "-"),
-    "gpt": Style(BLACK, "X", "--"),
-}
-NORMS = {
-    ("batch", "flip-crop"): Style(BLUE, "o", "-"),
-    ("layer", "flip-crop"): Style(ORANGE, "s", "-."),
-    ("batch", "none"): Style(GREY, "^", "--"),
-    ("layer", "none"): Style(PURPLE, "D", ":"),
-}
-PENALISED = Style(BLACK, "X", ":")  # sgd with a kernel penalty, beside the optimizers of the main grid
-ADAM = Style(BLACK, "*", "--")  # beside a sweep of SGD, whose colors mean learning rates
-LONG = Style(GREY, "X", ":")
 GUIDE = Style("#404040", "", "--", width=0.9)
 
 # From dark to light, so that order shows in print too; markers tell them apart as well.
@@ -56,37 +37,63 @@ SEQUENCE = ("#440154", "#3B528B", "#21918C", "#5EC962", "#C2A000", "#7F7F7F")
 ORDERED = tuple(Style(color, MARKERS[i], DASHES[i % len(DASHES)]) for i, color in enumerate(SEQUENCE))
 
 
-def adam_beside_sgd(i: int) -> Style:
-    """Adam in a sweep of SGD: black, a marker for each of its settings."""
-    return ADAM._replace(marker=("*", "P", "X", "v")[i % 4])
-
-
-def optimizer_style(name: str) -> Style:
-    """The style of an optimizer; those without one of their own repeat the palette in a fixed order."""
-    others = list(catalog.OPTIMIZERS)
-    return OPTIMIZERS.get(name) or nth(others.index(name) if name in others else len(others))
-
-
-def model_style(name: str) -> Style:
-    """The style of a network; those of plugins share one."""
-    return MODELS.get(name, Style(GREY, "*", ":"))
-
-
 def nth(i: int) -> Style:
     """The style of the i-th recipe; after eight they repeat."""
     return PALETTE[i % len(PALETTE)]
 
 
-def in_order(values: Sequence[object]) -> dict[object, Style]:
-    """Styles for ordered values, such as batch sizes."""
-    return {value: ORDERED[i % len(ORDERED)] for i, value in enumerate(values)}
+def in_order(i: int) -> Style:
+    """The style of the i-th of some values that are compared; colors repeat with other markers."""
+    color = SEQUENCE[i % len(SEQUENCE)]
+    return Style(color, MARKERS[i % len(MARKERS)], DASHES[i % len(DASHES)])
+
+
+def optimizer_style(name: str) -> Style:
+    """The style of an optimizer; those of plugins are black."""
+    return OPTIMIZERS.get(name, Style("#000000", "X", "-."))
+
+
+def shades(color: str, n: int) -> list[str]:
+    """n shades of a color from dark to light; a single one is the color itself."""
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    mixed = []
+    for i in range(n):
+        share = 0.0 if n == 1 else -0.5 + 1.1 * i / (n - 1)  # of black below zero, of white above
+        goal = 0 if share < 0 else 255
+        mixed.append("#" + "".join(f"{round(c + abs(share) * (goal - c)):02X}" for c in channels))
+    return mixed
+
+
+def variants(style: Style, n: int) -> list[Style]:
+    """n styles in shades of one color, each with a marker and dashes of its own."""
+    if n == 1:
+        return [style]
+    return [
+        style._replace(color=color, marker=MARKERS[i % len(MARKERS)], dash=DASHES[i % len(DASHES)])
+        for i, color in enumerate(shades(style.color, n))
+    ]
+
+
+def recipe_styles(recipes: Sequence[AnyRecipe]) -> list[Style]:
+    """Recipes by the color of their optimizer; where none is known, each its own color."""
+    groups: dict[str, list[int]] = {}
+    for i, recipe in enumerate(recipes):
+        name = str(recipe.get("optimizer")).lower()  # user code may declare torch's name of it
+        groups.setdefault(name if name in OPTIMIZERS else f"{i}", []).append(i)
+    taken = {OPTIMIZERS.get(name) for name in groups}
+    free = [style for style in PALETTE if style not in taken] or PALETTE
+    chosen: dict[int, Style] = {}
+    for name, members in groups.items():
+        own = OPTIMIZERS.get(name) or free[len(chosen) % len(free)]
+        chosen |= dict(zip(members, variants(own, len(members)), strict=True))
+    return [chosen[i] for i in range(len(recipes))]
 
 
 def crossed(rates: Sequence[float], penalties: Sequence[float]) -> dict[tuple[float, float], Style]:
-    """Learning rate by color, penalty by marker and dashes."""
-    colors = (VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY)
+    """SGD by learning rate and L2: shades of its color for the one, markers and dashes for the other."""
+    colors = shades(OPTIMIZERS["sgd"].color, len(rates))
     return {
-        (rate, penalty): Style(colors[i % len(colors)], MARKERS[j % len(MARKERS)], DASHES[j % len(DASHES)])
+        (rate, penalty): Style(colors[i], MARKERS[j % len(MARKERS)], DASHES[j % len(DASHES)])
         for i, rate in enumerate(rates)
         for j, penalty in enumerate(penalties)
     }

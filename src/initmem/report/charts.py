@@ -10,15 +10,14 @@ import numpy as np
 
 from initmem.clocks import CLOCK_NAMES
 from initmem.intervention import Level, level_order
-from initmem.labels import labels
+from initmem.labels import labels, phrase
 from initmem.measures.memory import Memory
 from initmem.metric import metric_of, metric_title
 from initmem.plots.builders import BETA, CLOCK_TITLES
-from initmem.plots.captions import SIGMA, phrase
 from initmem.plots.html import thinned
-from initmem.plots.model import Panel, Plot, Series, Style
+from initmem.plots.model import SIGMA, Panel, Plot, Series, Style
 from initmem.plots.series import UNSTYLED, beta_series
-from initmem.plots.styles import ORDERED, PALETTE, nth
+from initmem.plots.styles import OPTIMIZERS, ORDERED, PALETTE, nth
 from initmem.recipe import AnyRecipe
 from initmem.report.content import Content, RecipeStats, at_level, runs_of
 
@@ -28,7 +27,7 @@ MOST_COLUMNS, MOST_LAYERS = 12, 24  # of a heat map of layers
 SIMULTANEOUS = "95% simultaneous band"
 SELECTED = f"Of the model with the least validation loss, with a {SIMULTANEOUS}."
 NORM = f"Of all weights of the selected model, with a {SIMULTANEOUS}."
-FITTED = "The first epoch with 99.5% train accuracy: median over runs with 95% limits. Above: never reached."
+FITTED = f"The first epoch with 99.5% train accuracy: median with a {SIMULTANEOUS}. Above: never reached."
 REPAIR = "Validation accuracy of the selected model minus its value at interpolation, where it interpolated."
 SETTLING = "How the estimate and its 95% interval settle as seeds come in, recipe by recipe on one axis."
 
@@ -59,7 +58,7 @@ def curves(content: Content) -> dict[str, Plot]:
         for name in list(metrics)[:MOST_METRICS]
     }
     fitted = Panel("Interpolation epoch", SIGMA, "interpolation epoch", (), ceiling=last)
-    settling = Panel("Memory by seeds", "seeds", f"memory{unit}", ())
+    settling = Panel("Memory by seeds", "seeds", f"memory{unit}", (), band="95% interval")
     alone = [Facet(content.names[member[0]], [member]) for facet in facets for member in facet.members]
     plots |= {
         "norm": profile("Weight norm", "Frobenius norm", NORM, "norm_best"),
@@ -204,15 +203,20 @@ def facets_by_family(content: Content) -> list[Facet]:
 
 
 def _styled(charts: Sequence[tuple[str, Sequence[AnyRecipe]]], *, by_batch_size: bool = False) -> list[Facet]:
-    """Label the lines of every chart. A label keeps its style, unless two in one chart would look alike."""
+    """Label the lines of every chart. A label keeps its style, unless two in one chart would look alike.
+
+    An optimizer has its own color, here as in every figure, as far as a chart has one line of it.
+    """
     styles: dict[str, Style] = {}
     facets = []
     for title, recipes in charts:
         names = [f"b{r.get('batch_size')}" for r in recipes] if by_batch_size else labels(list(recipes))
-        reserved = {styles[name] for name in names if name in styles}
+        own = [] if by_batch_size else recipes
+        own_styles = [OPTIMIZERS.get(str(recipe.get("optimizer"))) for recipe in own] or [None] * len(recipes)
+        reserved = {styles[name] for name in names if name in styles} | set(own_styles)
         chosen: list[Style] = []
         for i, name in enumerate(names):
-            style = styles.get(name)
+            style = styles.get(name, own_styles[i] if own_styles[i] in PALETTE else None)
             if style is None or style in chosen:
                 free = [s for s in PALETTE if s not in chosen]
                 style = next((s for s in free if s not in reserved), free[0] if free else nth(i))

@@ -18,7 +18,7 @@ from initmem.clocks import clocks as clocks_of
 from initmem.data.sources import sizes
 from initmem.errors import InitmemError
 from initmem.intervention import Level, level_text
-from initmem.labels import labels
+from initmem.labels import common, labels
 from initmem.measures.beta import BetaCurve, HalfLife, beta_curve, half_lives
 from initmem.measures.collapse import Collapse, collapse, families
 from initmem.measures.design import (
@@ -39,7 +39,6 @@ from initmem.measures.elasticity import by_epoch, kernels_of
 from initmem.measures.fit import train_metric
 from initmem.measures.memory import Memory, judged, measured
 from initmem.metric import DERIVED, metric_of
-from initmem.plots.captions import common
 from initmem.plots.model import Series
 from initmem.plots.series import UNSTYLED, interpolation_series, profile_series
 from initmem.recipe import AnyRecipe, PipelineRecipe

@@ -1,0 +1,252 @@
+"""The studies of the paper as lines: which recipes a figure or table shows, by panel, with label and style.
+
+The main grid has every optimizer at every batch size. The sweep has SGD over learning rate and L2. Networks
+and norms are compared within an optimizer and a batch size. Each shows what there is, and what the paper has
+as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from initmem.labels import common, phrase
+from initmem.paper.selection import Key, Line, Records, Selection, Studies, name_of, select, wanted_first
+from initmem.plots import styles
+from initmem.plots.builders import machines
+from initmem.plots.series import common_grid
+from initmem.recipe import AnyRecipe
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "muon")
+ALL_BATCHES = (16, 32, 64, 128, 256)
+BATCHES = (16, 128)
+PAIR = ("sgd", "adam")  # with which networks and norms are compared
+
+
+class Lines(NamedTuple):
+    """A study: its lines by batch size and, where a panel holds a single optimizer, by its name."""
+
+    selection: Selection
+    panels: dict[tuple[int, str], list[Line]]
+    notes: list[str]
+
+    @property
+    def batches(self) -> list[int]:
+        """The batch sizes that are shown."""
+        return list(dict.fromkeys(b for b, _ in self.panels))
+
+    @property
+    def every(self) -> list[Line]:
+        """All lines of all panels."""
+        return [line for lines in self.panels.values() for line in lines]
+
+
+def missing(lines: Iterable[Line]) -> list[str]:
+    """What the lines lack, a sentence for each that is not whole."""
+    return [text for line in {line.key: line for line in lines}.values() for text in line.missing()]
+
+
+def shared_scales(lines: Iterable[Line]) -> list[float]:
+    """The scales over which these lines can be compared."""
+    return common_grid([line.expected for line in lines if line.records])
+
+
+def asking(studies: Studies, recipes: Set[AnyRecipe]) -> str:
+    """The studies that ask for some of these recipes, with their presets."""
+    names = [f"{study.name} (preset {study.preset})" for study in studies if recipes & set(study.recipes)]
+    return ", ".join(dict.fromkeys(names))
+
+
+class Origin(NamedTuple):
+    """Where the numbers of some lines come from."""
+
+    studies: str
+    machines: str
+    setting: str  # what the recipes share, less the axes of the selection
+
+
+def origin(selection: Selection, lines: Iterable[Line], shown: Sequence[str] = ()) -> Origin:
+    """The studies that asked for these lines, the machines, and what the recipes share."""
+    lines = [line for line in lines if line.records]
+    own = [line.recipe for line in lines if shown or line.key in selection.cells]
+    return Origin(
+        asking(selection.studies, {line.recipe for line in lines}) or "not known",
+        machines([record for line in lines for record in line.records]),
+        common(own, shown or selection.fields) if own else "",
+    )
+
+
+# -- the main grid ----------------------------------------------------------------------------------------
+
+
+def main_grid(
+    records: Records, studies: Studies, wanted: Sequence[int] = ALL_BATCHES, *, every_batch: bool = True
+) -> Lines:
+    """Every optimizer at every batch size, or at those that are wanted."""
+    keys = [(name, b) for b in wanted for name in OPTIMIZERS]
+    grid = select(records, studies, ("optimizer", "batch_size"), keys, own_rates=True)
+    present = grid.axis("batch_size")
+    batches = sorted({*wanted, *present}) if every_batch else grid.batch_sizes(wanted)
+    names = wanted_first(OPTIMIZERS, grid.axis("optimizer"))
+    panels = {(b, ""): [optimizer_line(grid, name, b) for name in names] for b in batches}
+    shown = {
+        key: [line for line in lines if line.label in OPTIMIZERS or line.records]
+        for key, lines in panels.items()
+    }
+    return Lines(grid, shown, [*grid.notes, *grid.left_out(batches)])
+
+
+def optimizer_line(grid: Selection, name: str, b: int) -> Line:
+    """An optimizer at one batch size."""
+    return grid.line((name, b), name, styles.optimizer_style(name))
+
+
+# -- the sweep --------------------------------------------------------------------------------------------
+
+SWEPT = ("optimizer", "learning_rate", "l2", "batch_size")
+RATES = (1e-3, 1e-2, 1e-1)
+PENALTIES = (0.0, 1e-3, 5e-3, 1e-2)
+CONSTANT = ("optimizer", "learning_rate", "schedule", "batch_size")
+LONG = {"optimizer": "sgd", "learning_rate": 1e-3, "l2": 0.0, "schedule": "constant"}
+
+
+def sweep(records: Records, studies: Studies) -> Lines:
+    """SGD at every learning rate and L2, then Adam, then long training at a constant learning rate."""
+    main, long = _select_sweep(records, studies)
+    batches = (main if main.cells else long).batch_sizes(BATCHES)
+    of_sgd = [key for key in main.cells if key[0] == "sgd"]
+    rates = sorted(wanted_first(RATES, [key[1] for key in of_sgd]))
+    penalties = sorted(wanted_first(PENALTIES, [key[2] for key in of_sgd]))
+    style = styles.crossed(rates, penalties)
+    constant = long.any_recipe()
+    epochs = f"{constant.epochs if constant else 5000:,} epochs"
+    unlike_sgd = styles.optimizer_style("sgd")._replace(marker="X", dash=":", hollow=True)
+    panels = {}
+    for b in batches:
+        lines = [
+            main.line(("sgd", rate, l2, b), f"η = {rate:g}, λ = {l2:g}", style[rate, l2])
+            for rate in rates
+            for l2 in penalties
+            if (rate in RATES and l2 in PENALTIES) or ("sgd", rate, l2, b) in main.cells
+        ]
+        present = [key for key in main.cells if key[0] == "adam" and key[3] == b]
+        adams = wanted_first([("adam", 1e-3, 0.0, b)], present)
+        for key, own in zip(adams, styles.variants(styles.optimizer_style("adam"), len(adams)), strict=True):
+            label = f"adam η = {key[1]:g}" + (f", λ = {key[2]:g}" if key[2] else "")
+            lines.append(main.line(key, label, own))
+        key = ("sgd", 1e-3, "constant", b)
+        panels[b, ""] = [*lines, long.line(key, f"constant η, {epochs}", unlike_sgd)]
+    notes = [*main.notes, *long.notes, *main.left_out(batches)]
+    usual = main.any_recipe()
+    if usual and constant:
+        names = [n for n in ("dataset", "train_size", "width") if getattr(usual, n) != getattr(constant, n)]
+        differs = ", ".join(phrase(constant, name) for name in names)
+        notes += [f"Constant learning rate: {differs}"] if names else []
+    return Lines(main, panels, notes)
+
+
+def _select_sweep(records: Records, studies: Studies) -> tuple[Selection, Selection]:
+    """The sweep, and long training: a recipe of its own, of another length."""
+    wanted: list[Key] = [("sgd", rate, l2, b) for rate in RATES for l2 in PENALTIES for b in BATCHES]
+    wanted += [("adam", 1e-3, 0.0, b) for b in BATCHES]
+    ours = [r for r in records if r.run.recipe.get("optimizer") in PAIR]
+    constant = [r for r in ours if _is_long(r.run.recipe)]
+    main = select(ours, studies, SWEPT, wanted)
+    if ("schedule", "constant") in main.setting:
+        if any(key[:3] != ("sgd", 1e-3, 0.0) for key in main.cells):
+            constant = []  # a sweep at a constant learning rate: they are shown already
+        else:
+            main = select([r for r in ours if not _is_long(r.run.recipe)], studies, SWEPT, wanted)
+    long = select(constant, studies, CONSTANT, [("sgd", 1e-3, "constant", b) for b in BATCHES])
+    if not long.cells:  # what is missing is of the same data and network as what is shown
+        long = replace(long, setting=tuple(item for item in main.setting if item[0] not in CONSTANT))
+    return main, long
+
+
+def _is_long(recipe: AnyRecipe) -> bool:
+    return all(recipe.get(name) == value for name, value in LONG.items())
+
+
+# -- networks and norms -----------------------------------------------------------------------------------
+
+
+class Family(NamedTuple):
+    """What is compared: the values of some recipe fields, each a line."""
+
+    title: str
+    fields: tuple[str, ...]
+    wanted: tuple[Key, ...]
+    label: Callable[[Key], str]
+    ignore: tuple[str, ...] = ()
+
+
+def _norm_label(kind: Key) -> str:
+    norm, augment = kind
+    return f"{norm} norm, {'no augmentation' if augment == 'none' else augment}"
+
+
+DEPTHS = Family(
+    title="network",
+    fields=("model",),
+    wanted=(("resnet9",), ("resnet9-avgpool",), ("resnet56",), ("resnet110",)),
+    label=lambda kind: name_of(("model",), kind),
+    ignore=("patience",),
+)
+NORMS = Family(
+    title="normalization and augmentation",
+    fields=("norm", "augment"),
+    wanted=(("batch", "flip-crop"), ("layer", "flip-crop"), ("batch", "none")),
+    label=_norm_label,
+)
+
+
+def pairs(records: Records, studies: Studies, family: Family) -> Lines:
+    """A panel for SGD and Adam at each batch size; others only where several kinds were run with them."""
+    fields = (*family.fields, "optimizer", "batch_size")
+    wanted = [(*kind, name, b) for kind in family.wanted for name in PAIR for b in BATCHES]
+    selection = select(records, studies, fields, wanted, ignore=family.ignore)
+    kinds_of: dict[str, set[Key]] = {}
+    for *kind, name, _ in selection.cells:
+        kinds_of.setdefault(name, set()).add(tuple(kind))
+    others = [name for name, kinds in kinds_of.items() if len(kinds) > 1 and name not in PAIR]
+    kinds = wanted_first(family.wanted, [key[:-2] for key in selection.cells])
+    batches = selection.batch_sizes(BATCHES)
+    panels: dict[tuple[int, str], list[Line]] = {}
+    for b in batches:
+        for name in (*PAIR, *others):
+            panels[b, name] = [
+                selection.line((*kind, name, b), family.label(kind), styles.in_order(i))
+                for i, kind in enumerate(kinds)
+                if (name in PAIR and kind in family.wanted) or (*kind, name, b) in selection.cells
+            ]
+    return Lines(selection, panels, [*selection.notes, *selection.left_out(batches)])
+
+
+# -- slopes -----------------------------------------------------------------------------------------------
+
+
+class Penalized(NamedTuple):
+    """SGD with L2 in the setting of the main grid: an L2 and a learning rate of 0.01.
+
+    Where that is not there, the L2 that acts most stands in.
+    """
+
+    selection: Selection
+    rate: float
+    l2: float
+
+    def line(self, b: int, label: str, style: Any) -> Line:
+        """The line at one batch size."""
+        return self.selection.line(("sgd", self.rate, self.l2, b), label, style)
+
+
+def penalized(records: Records, studies: Studies, grid: Selection) -> Penalized:
+    """SGD with L2, next to the main grid."""
+    setting = tuple(item for item in grid.setting if item[0] not in SWEPT)
+    ours = [r for r in records if r.run.recipe.get("optimizer") == "sgd" and r.run.recipe.get("l2")]
+    selection = select(ours, studies, SWEPT, [], within=setting)
+    present = {key[1:3] for key in selection.cells}
+    usual = (1e-2, 1e-2)
+    chosen = usual if usual in present else max(present, key=lambda pair: pair[0] * pair[1], default=usual)
+    return Penalized(selection, *chosen)
