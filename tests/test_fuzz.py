@@ -90,7 +90,7 @@ def test_labels_and_inputs_have_bounds(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     recipe = Recipe(dataset=str(path), model="mlp")
     np.savez(path, x=np.zeros((30, 4)), y=np.arange(30) * 10**12)
-    with pytest.raises(DataError, match=r"label 29000000000000 \(allowed: below 100,000\)"):
+    with pytest.raises(DataError, match=r"labels from 0 to 29000000000000 \(allowed: 0 to 99,999\)"):
         load(recipe)
     np.savez(path, x=np.zeros((30, 0)), y=np.arange(30))
     with pytest.raises(DataError, match="needed: numbers of shape"):
