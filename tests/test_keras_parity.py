@@ -69,12 +69,14 @@ def largest_difference(pack: Pack, peer: keras_peer.Peer) -> float:
 
 
 CASES = [
-    {"optimizer": optimizer, "norm": norm, **extra}
+    {"optimizer": optimizer, **fields}
     for optimizer in ("sgd", "momentum", "adam", "adamw", "muon")
-    for norm in ("batch", "layer")
-    for extra in ({"weight_decay": 0.0}, {"l2": 1e-2, "weight_decay": 1e-2})
+    for fields in (
+        {"norm": "batch", "l2": 1e-2, "weight_decay": 1e-2},
+        {"norm": "layer", "weight_decay": 0.0},
+    )
 ] + [
-    {"optimizer": "adam", "model": "resnet9-avgpool", "dataset": "synthetic:50x3x16x16", "epochs": 26},
+    {"optimizer": "adam", "model": "resnet9-avgpool", "dataset": "synthetic:50x3x16x16", "epochs": 8},
     {"optimizer": "muon", "model": "mlp", "dataset": "synthetic:100x1x8x8"},  # flattened alike
     {"optimizer": "sgd", "schedule": "constant"},
     {"optimizer": "sgd", "model": "resnet56", "width": 2, "epochs": 2, "l2": 1e-3},
@@ -97,9 +99,7 @@ def test_trajectories_agree_in_float64(fields, record_property) -> None:
     assert history["val_accuracy"][-1] == pytest.approx(accuracy)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "norm"), [("sgd", "batch"), ("momentum", "layer"), ("adam", "batch"), ("muon", "layer")]
-)
+@pytest.mark.parametrize(("optimizer", "norm"), [("momentum", "layer"), ("adam", "batch")])
 def test_losses_agree_in_float32(optimizer: str, norm: str, record_property) -> None:
     pack, _, losses = train_both(recipe_of(optimizer=optimizer, norm=norm, learning_rate=1e-3), torch.float32)
     ours = np.array(pack.history[0]["train_cross_entropy"])
@@ -176,8 +176,8 @@ DIFFERENCES = {
     "norm epsilon": (layers, "NORM_EPSILON", 1e-5, {}),
     "moving variance": (MovingStatistics, "_biased", _unbiased, {}),
     "layer norm axes": (LayerNorm, "forward", _layer_norm_over_everything, {"norm": "layer"}),
-    "momentum": (Momentum, "step", _torch_momentum, {"optimizer": "momentum"}),
-    "adam epsilon": (Adam, "step", _torch_adam, {"optimizer": "adam", "epsilon": 1e-4}),
+    "momentum": (Momentum, "update", _torch_momentum, {"optimizer": "momentum"}),
+    "adam epsilon": (Adam, "update", _torch_adam, {"optimizer": "adam", "epsilon": 1e-4}),
     "decay first": (Rule, "step", _decay_after, {"weight_decay": 1e-2}),
     "decay of everything": (Pack, "_decayed", _decay_kernels_only, {"weight_decay": 1e-2}),
     "l2 gradient": (loop, "add_l2", _half_penalty, {"l2": 1e-2}),
@@ -194,11 +194,8 @@ DIFFERENCES = {
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_each_difference_between_the_stacks_matters(name: str, monkeypatch) -> None:
     home, attribute, spoiled, fields = DIFFERENCES[name]
-    recipe = recipe_of(**({"epochs": 2} | fields))
-    pack, peer, _ = train_both(recipe)
-    assert largest_difference(pack, peer) < TOLERANCE
     monkeypatch.setattr(home, attribute, spoiled)
-    pack, peer, _ = train_both(recipe)
+    pack, peer, _ = train_both(recipe_of(**({"epochs": 2} | fields)))
     assert largest_difference(pack, peer) > 3 * TOLERANCE
 
 

@@ -38,9 +38,16 @@ def differences(one: RunRecord, other: RunRecord) -> float:
     )
 
 
-@pytest.mark.parametrize("norm", ["batch", "layer"])
-@pytest.mark.parametrize("model", ["resnet9", "resnet9-avgpool", "mlp"])
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize(
+    ("model", "norm", "optimizer"),
+    [
+        ("resnet9", "batch", "sgd"),
+        ("resnet9", "layer", "adam"),
+        ("resnet9-avgpool", "batch", "momentum"),
+        ("mlp", "batch", "adam"),
+        ("mlp", "layer", "momentum"),
+    ],
+)
 def test_a_replica_of_a_pack_follows_the_trajectory_it_follows_alone(
     tiny: Recipe, model: str, norm: str, optimizer: str
 ) -> None:
@@ -185,9 +192,8 @@ def test_interpolation_is_censored_when_never_reached(tiny: Recipe) -> None:
     assert fast.summary.repair_gap == pytest.approx(gap)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_restored_pack_continues_bit_by_bit(tiny: Recipe, optimizer: str) -> None:
-    recipe = Recipe.parse(tiny.changes() | {"optimizer": optimizer, "epochs": 5})
+def test_a_restored_pack_continues_bit_by_bit(tiny: Recipe) -> None:
+    recipe = Recipe.parse(tiny.changes() | {"optimizer": "adam", "epochs": 5})
     data, runs = load(recipe), runs_of(recipe)
     whole = train_pack(runs, data)
     first = Pack(runs, data)
@@ -197,8 +203,9 @@ def test_a_restored_pack_continues_bit_by_bit(tiny: Recipe, optimizer: str) -> N
     assert all(a.same_result(b) for a, b in zip(whole, second, strict=True))
 
 
-@pytest.mark.parametrize("augment", ["none", "flip-crop"])
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "muon-conv"])
+@pytest.mark.parametrize(
+    ("optimizer", "augment"), [("momentum", "flip-crop"), ("adam", "none"), ("muon-conv", "none")]
+)
 def test_a_pack_saved_inside_an_epoch_continues_bit_by_bit(
     tiny: Recipe, optimizer: str, augment: str
 ) -> None:

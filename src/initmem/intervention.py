@@ -10,7 +10,6 @@ This module reads them; `initmem.train.init` applies them.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -97,30 +96,38 @@ def checked(text: str, recipe: AnyRecipe) -> str:
         raise ConfigError(f"intervention {text!r}: unknown word ({allowed(words, one.word)})")
     _check_value(text, one, row)
     check_epoch(text, one, recipe)
+    problem = ""
     if row.when == "later" and not one.epoch:
-        raise ConfigError(f"intervention {text!r} does nothing before training (allowed: {one.word}@EPOCH)")
-    if row.when == "start" and one.epoch:
-        raise ConfigError(f"intervention {text!r} is an initialization (allowed: without @{one.epoch})")
-    if isinstance(recipe, Recipe):
-        _check_recipe(text, one, row, recipe)
+        problem = f"does nothing before training (allowed: {one.word}@EPOCH)"
+    elif row.when == "start" and one.epoch:
+        problem = f"is an initialization (allowed: without @{one.epoch})"
+    elif isinstance(recipe, Recipe) and row.draws and recipe.init_mode == "rescale":
+        problem = "with init_mode = 'rescale' (it draws by fan-in: redraw)"
+    elif isinstance(recipe, Recipe) and one.epoch and _averages(recipe):
+        average = "it also trains an average of the weights"
+        problem = f"with optimizer = {recipe.optimizer!r} ({average}; allowed: before training)"
+    if problem:
+        raise ConfigError(f"intervention {text!r} {problem}")
     value = f"{one.number:g}" if row.number else ""
     target = _with_digest(text, one.target) if row.target == "file" else one.target
     return str(replace(one, value=value, target=target))
 
 
 def _check_value(text: str, one: Intervention, row: InterventionRow) -> None:
+    needed = ""
     if row.number:
         low, high = row.number
         try:
-            number = one.number
+            fits = low <= one.number <= high
         except ValueError:
-            number = math.nan
-        if not low <= number <= high:
-            raise ConfigError(f"intervention {text!r} (allowed: {one.word}=VALUE from {low:g} to {high:g})")
+            fits = False
+        needed = "" if fits else f"{one.word}=VALUE from {low:g} to {high:g}"
     if one.target and not row.target:
-        raise ConfigError(f"intervention {text!r} (allowed: {one.word} without a target)")
+        needed = f"{one.word} without a target"
     if row.target == "file" and not one.target:
-        raise ConfigError(f"intervention {text!r} (allowed: {one.word}=VALUE:FILE)")
+        needed = f"{one.word}=VALUE:FILE"
+    if needed:
+        raise ConfigError(f"intervention {text!r} (allowed: {needed})")
 
 
 def check_epoch(text: str, one: Intervention, recipe: AnyRecipe) -> None:
@@ -132,15 +139,9 @@ def check_epoch(text: str, one: Intervention, recipe: AnyRecipe) -> None:
         )
 
 
-def _check_recipe(text: str, one: Intervention, row: InterventionRow, recipe: Recipe) -> None:
-    if row.draws and recipe.init_mode == "rescale":
-        raise ConfigError(f"intervention {text!r} with init_mode = 'rescale' (it draws by fan-in: redraw)")
+def _averages(recipe: Recipe) -> bool:
     rule = OPTIMIZERS.get(recipe.optimizer)
-    if one.epoch and rule is not None and rule.rule.startswith("ScheduleFree"):
-        raise ConfigError(
-            f"intervention {text!r} with optimizer = {recipe.optimizer!r} (it also trains an average of the "
-            "weights; allowed: before training)"
-        )
+    return rule is not None and rule.rule.startswith("ScheduleFree")
 
 
 def _with_digest(text: str, target: str) -> str:

@@ -100,12 +100,11 @@ class ModulePack(Network):
             layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0] if args else None))
             for layer in layers
         ]
-        named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
-        features = []
+        variables, features = self._by_replica(), []
         for r in range(self.replicas):
             inputs.clear()
-            variables = {name: t.view(self.replicas, *self.shapes[name])[r] for name, t in named.items()}
-            functional_call(self.net, variables, (self._inputs(x).squeeze(1),))
+            own = {name: tensor[r] for name, tensor in variables.items()}
+            functional_call(self.net, own, (self._inputs(x).squeeze(1),))
             features += inputs[-1:]
         for hook in hooks:
             hook.remove()
@@ -129,17 +128,20 @@ class ModulePack(Network):
     def _packed(self, x: Tensor) -> Tensor:
         """All replicas in one call, shape (replica, batch, ...)."""
         shared = x.shape[1] == 1
-        named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
-        variables = {name: t.view(self.replicas, *self.shapes[name]) for name, t in named.items()}
 
         def one(variables: dict[str, Tensor], x: Tensor) -> Tensor:
             out: Tensor = functional_call(self.net, variables, (x,))
             return out
 
         out: Tensor = vmap(one, in_dims=(0, None if shared else 1), randomness="error")(
-            variables, x[:, 0] if shared else x
+            self._by_replica(), x[:, 0] if shared else x
         )
         return out
+
+    def _by_replica(self) -> dict[str, Tensor]:
+        """Parameters and buffers, each of shape (replica, ...)."""
+        named = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
+        return {name: t.view(self.replicas, *self.shapes[name]) for name, t in named.items()}
 
 
 @torch.no_grad()
@@ -168,9 +170,8 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     whole = first.contiguous() if len(tensors) == 1 else torch.stack(list(tensors))
     if len(tensors) > 1 and first.ndim:
         whole = whole.flatten(0, 1)
-    if not isinstance(first, nn.Parameter):
-        return whole.detach()
-    return nn.Parameter(whole.detach(), requires_grad=first.requires_grad)
+    is_parameter = isinstance(first, nn.Parameter)
+    return nn.Parameter(whole.detach(), first.requires_grad) if is_parameter else whole.detach()
 
 
 def module_pack(runs: Sequence[Run], sizes: Sizes, *, device: torch.device, dtype: torch.dtype) -> ModulePack:
@@ -211,11 +212,8 @@ def build_module(recipe: Recipe, sizes: Sizes, *, seed: int = 0) -> nn.Module:
         except Exception as error:  # a plugin may raise anything
             raise ModelError(f"{_told(recipe, sizes)}: its builder raised {in_a_line(error)}") from None
     if not isinstance(module, nn.Module):
-        kind = type(module).__name__
-        raise ModelError(
-            f"{_told(recipe, sizes)}: its builder returned an object of type {kind} "
-            "(needed: a torch.nn.Module)"
-        )
+        what = f"an object of type {type(module).__name__} (needed: a torch.nn.Module)"
+        raise ModelError(f"{_told(recipe, sizes)}: its builder returned {what}")
     if any(parametrize.is_parametrized(part) for part in module.modules()):
         raise ModelError(f"model = {recipe.model!r}: parametrized weights (allowed: through initmem.run)")
     return module
@@ -261,9 +259,8 @@ def _counted_flops(recipe: Recipe, sizes: Sizes, build: Callable[..., Any]) -> t
 
 def _zeros(n: int, sizes: Sizes) -> Tensor:
     """Inputs for a first look at a module."""
-    return (
-        torch.zeros(n, sizes.width, dtype=torch.int64) if sizes.vocabulary else torch.zeros(n, *sizes.shape)
-    )
+    tokens = torch.zeros(n, sizes.width, dtype=torch.int64)
+    return tokens if sizes.vocabulary else torch.zeros(n, *sizes.shape)
 
 
 def _variables(module: nn.Module, recipe: Recipe) -> list[Variable]:
@@ -287,9 +284,8 @@ def catalogue() -> list[dict[str, Any]]:
     for name in (*BUILDERS, *MODULES, *register.models.names()):
         recipe = Recipe.parse({"model": name, "dataset": "synthetic"})
         trainable, total = _counted(recipe, SHOWN_IMAGES) or _counted(recipe, SHOWN_TOKENS) or (None, None)
-        options = ", ".join(map(str, register.options_of(name) or ()))
-        counts = {"trainable": trainable, "total": total}
-        rows.append({"name": name, "width": recipe.width, **counts, "options": options})
+        row = {"name": name, "width": recipe.width, "trainable": trainable, "total": total}
+        rows.append(row | {"options": ", ".join(map(str, register.options_of(name) or ()))})
     return rows
 
 

@@ -345,13 +345,11 @@ class GPT(nn.Module):
 @torch.no_grad()
 def initialize_as_gpt2(module: nn.Module) -> None:
     """Deviation 0.02; where a block adds to the residual stream, smaller by the root of how many do."""
-    layers = [layer for layer in module.named_modules() if isinstance(layer[1], nn.Linear)]
-    residual = sum(name.endswith("project") for name, _ in layers)
+    residual = sum(name.endswith("project") for name, _ in module.named_modules())
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear | nn.Conv2d | nn.Embedding):
-            nn.init.normal_(
-                layer.weight, std=GPT2_STD / (math.sqrt(residual) if name.endswith("project") else 1)
-            )
+            share = math.sqrt(residual) if name.endswith("project") else 1
+            nn.init.normal_(layer.weight, std=GPT2_STD / share)
         if isinstance(layer, nn.Linear | nn.Conv2d) and layer.bias is not None:
             nn.init.zeros_(layer.bias)
 

@@ -90,8 +90,7 @@ class Pack:
         self.layers: list[list[list[list[float]]]] = [[row] for row in self.layer_rows()]
         self.norm_init = self.kernel_squares().sqrt().tolist()
 
-        names_of_rows = COLUMNS
-        self.history: list[Rows] = [{name: [] for name in names_of_rows} for _ in self.runs]
+        self.history: list[Rows] = [{name: [] for name in COLUMNS} for _ in self.runs]
         self.status: list[Status | None] = [None] * self.replicas  # None: still training
         self.earlier: list[list[Session]] = [[] for _ in self.runs]  # sessions before this one
         self.begin_epoch(0)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from initmem.study import Study
 
 Shape = tuple[int, int, int]  # (channel, height, width)
-
-
 LEAST_SIDE = {"resnet9": 8, "resnet9-avgpool": 8, "resnet56": 4, "resnet110": 4, "mlp": 1}
 
 
@@ -45,12 +43,11 @@ def check_input(model: str, shape: tuple[int, int, int], augment: str = "none", 
 
 def check(study: Study) -> None:
     """Find a user's mistake before anything is written or started."""
-    from initmem.data.sources import check as check_data
-    from initmem.data.sources import sizes
+    from initmem.data import sources
 
     for recipe in (recipe.network for recipe in study.recipes):
-        check_data(recipe)
-        shape = sizes(recipe)
+        sources.check(recipe)
+        shape = sources.sizes(recipe)
         check_input(recipe.model, shape.shape, recipe.augment, shape.vocabulary)
         if recipe.is_module:
             from initmem.train.modules import check_module
@@ -91,14 +88,11 @@ def _check_scaled(recipe: Recipe, shape: Sizes) -> None:
 
 def _check_interventions(study: Study, recipe: Recipe, shape: Sizes) -> None:
     """Apply every intervention to an untrained network: its layers and its file have to be there."""
-    import torch
-
     from initmem.intervention import Intervention
     from initmem.study import Run
     from initmem.train.init import initialized, intervene, replica_tensors
 
-    cpu = torch.device("cpu")
-    network = initialized([Run(recipe, 1.0, 0)], shape, device=cpu, dtype=torch.float32)
+    network = initialized([Run(recipe, 1.0, 0)], shape)
     for text in study.interventions:
         run = Run(recipe, 1.0, 0, intervention=text)
         epoch = Intervention.parse(text).epoch
