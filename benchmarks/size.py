@@ -1,6 +1,6 @@
 """How large the package is, and how much of it a run and a report load.
 
-    python benchmarks/size.py
+    python benchmarks/size.py           # also puts the lengths of the ten files into CONTRIBUTING.md
 
 Code lines are those with code: no blank lines, comments or docstrings. Python itself reports every import, in
 the command and in its worker processes (PYTHONPROFILEIMPORTTIME). Of loaded modules, packages that hold
@@ -24,7 +24,8 @@ from typing import Any
 
 from initmem.cli import COMMANDS
 
-SOURCE = Path(__file__).parents[1] / "src" / "initmem"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "initmem"
 # What a newcomer reads to know what a run does, in this order.
 WALK = (
     "cli/run", "session", "study", "recipe", "engines/packs", "engines/worker", "train/loop", "record",
@@ -103,8 +104,12 @@ def main() -> None:
     print(f"loaded: {len(run)} modules by a run, {len(report)} by a report, {len(run | report)} by both")
     print("what a run does, in ten files:")
     lines = {name: len((SOURCE / f"{name}.py").read_text().splitlines()) for name in WALK}
+    page = ROOT / "CONTRIBUTING.md"
+    text = page.read_text()
     for name, number in lines.items():
         print(f"  {name:18} {number:4} lines")
+        text = re.sub(rf"(\| `{name}\.py` \| )\d+", rf"\g<1>{number}", text)
+    page.write_text(text)
     print(f"  {'':18} {sum(lines.values()):,} lines")
 
 

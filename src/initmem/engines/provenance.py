@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from initmem import __version__
-from initmem.content import content_digest
 from initmem.engines.engine import Settings
 from initmem.errors import ConfigError, Damaged, StoreError, first_of
 from initmem.files import left_behind, processor_lines
@@ -220,6 +219,8 @@ def _changes(records: Iterable[RunRecord], now: Mapping[AnyRecipe, Fingerprint])
 
 def _changed_files(about: Mapping[str, Any]) -> list[str]:
     """Files of the project that a run has read, and that are no longer as they were."""
+    from initmem.content import content_digest  # only user code opens files of its own
+
     changed = []
     for name, before in about.get("opened", {}).items():
         paths = [Path.cwd() / name, Path(about["project"]) / name]
