@@ -73,7 +73,17 @@ ALLOWED = {
 }
 
 
-PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/*.md.in"]
+# On pages for users as well: the name of the thing instead of a pronoun, and words of the field.
+PROSE = {
+    r"\b(that|those) of\b": "name the thing",
+    r"\bbeside\b": "next to",
+    r"\bpredictors?\b": "model, checkpoint",
+    r"\bpenalt(y|ies)\b": "L2",
+    r"\btests?/test_\w+|\btest_\w+\.py\b": "the promise, not the name of its test",
+}
+GENERATED = ("results.md", "transformers.md", "simulations.md")  # tables and what they show
+
+PAGES = ["README.md", "AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/*.md.in"]
 TEMPLATES = ["src/initmem/**/*.j2", "src/initmem/**/*.html", "src/initmem/**/*.js", "src/initmem/**/*.toml"]
 SOURCES = sorted((ROOT / "src" / "initmem").rglob("*.py"))
 Text = tuple[str, int, str]  # path, line, text
@@ -143,6 +153,12 @@ def test_pages_messages_and_help() -> None:
     helps = list(help_texts(typer.main.get_command(app)))
     assert any(path == "initmem data get --help" for path, _, _ in helps)
     assert findings(chain(pages, messages, helps), TERMS | SPELLING) == []
+
+
+def test_prose_of_user_pages() -> None:
+    pages = [path for path in files("README.md", "docs/*.md", "docs/*.md.in") if path.name not in GENERATED]
+    assert len(pages) > 20
+    assert findings((text for path in pages for text in lines(path)), PROSE) == []
 
 
 def test_names_in_code() -> None:
