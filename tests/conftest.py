@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import compileall
 import importlib
+import io
 import os
 import runpy
 import signal
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run side by side, one per core
@@ -158,7 +160,7 @@ def programs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of `--command` are scripts that run in this process: another one takes seconds to begin."""
 
     def run_here(arguments, errors, poll, cwd, environment) -> int:
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()):
             patch.setattr(sys, "argv", list(arguments[1:]))
             patch.chdir(cwd or Path.cwd())
             for name, value in environment.items():

@@ -89,7 +89,7 @@ def change(records: list[initmem.RunRecord], column: str) -> float:
     return sum(record.history[column][-1] - record.history[column][0] for record in records) / len(records)
 
 
-@pytest.mark.usefixtures("no_workers")
+@pytest.mark.usefixtures("empty_folder", "no_workers", "programs_here")
 def test_a_program_that_never_heard_of_initmem(tmp_path, capsys) -> None:
     page = (FOLDER / "plain_program.py").read_text()
     said = re.search(r"--command \\+\n +\"python examples/(.*?)\"", page)[1]

@@ -1,7 +1,7 @@
 """Training scripts as the public has them, wrapped in a few lines: what each of them hides is told.
 
-Written here, with the structure of what they are named after. More of them: nanoGPT in test_command.py, Keras
-with checkpoints in test_workdir.py, Lightning in test_adapters.py and test_examples.py.
+Written here, with the structure of what they are named after.
+More of them: nanoGPT in test_command.py, Lightning in test_adapters.py and test_examples.py.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Train a script's function from two scales and three seeds in this process."""
     monkeypatch.chdir(tmp_path)
 
-    def trained(name: str, *, scales: tuple[float, ...] = (0.5, 1.0), **options: Any) -> initmem.Result:
+    def trained(
+        name: str, *, scales: tuple[float, ...] = (0.5, 1.0), seeds: int = 3, **options: Any
+    ) -> initmem.Result:
         script = importlib.import_module(f"scripts.{name}")
         options = {"engine": "inline", "progress": False, "name": name} | options
-        return initmem.run(script.train, scales, range(3), **options)
+        return initmem.run(script.train, scales, range(seeds), **options)
 
     return trained
 
@@ -41,7 +43,7 @@ def has_note(result: initmem.Result, words: str) -> bool:
     return words in str(result)
 
 
-@pytest.mark.usefixtures("no_workers")
+@pytest.mark.usefixtures("no_workers", "programs_here")
 def test_cifar_the_best_checkpoint_is_the_one_of_the_run(tmp_path, monkeypatch, command) -> None:
     monkeypatch.chdir(tmp_path)
     words = "{python} {script} --scale {{scale}} --seed {{seed}} --history {{history}}".format(
@@ -110,7 +112,7 @@ def test_reinforce_a_reward_is_better_when_higher_and_lengths_differ(run: Any) -
 
 @pytest.mark.parametrize("own_seed", [False, True])
 def test_hugging_face_the_default_seed_fixes_the_order(run: Any, own_seed: bool) -> None:
-    result = run("hf_like", recipe={"own_seed": own_seed})
+    result = run("hf_like", seeds=2, recipe={"own_seed": own_seed})
     same = "every seed saw the data in the same order: noise is understated"
     assert has_note(result, same) != own_seed
 
