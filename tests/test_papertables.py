@@ -246,17 +246,16 @@ def test_text_lines_up_and_names_what_is_missing(odd: Table) -> None:
     assert "— missing: a_b: no runs." in text
 
 
-@pytest.mark.parametrize("ending", [".txt", ".md", ".tex", ".csv"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_table_is_written_in_every_format_from_a_store_with_gaps(name: str, ending: str) -> None:
+def test_every_table_is_written_in_every_format_from_a_store_with_gaps(name: str) -> None:
     some: list[RunRecord] = [r for i, r in enumerate(RECORDS) if i % 3 and r.run.recipe.batch_size == 16]
     table = papertables.make(name, some, ALL, reference=True)
     assert all(len(row) == len(table.columns) for row in table.rows)
-    text = render(table, ending)
-    assert text.count("\n") > len(table.rows)
-    if name != "1":  # its rows come from what was asked for
-        assert table.missing
-        assert ending == ".csv" or "b128: no runs" in text.replace("\n", " ")
+    assert table.missing or name == "1"  # its rows come from what was asked for
+    for ending in (".txt", ".md", ".tex", ".csv"):
+        text = render(table, ending)
+        assert text.count("\n") > len(table.rows)
+        assert name == "1" or ending == ".csv" or "b128: no runs" in text.replace("\n", " ")
 
 
 def test_the_preset_is_said_and_the_reference() -> None:

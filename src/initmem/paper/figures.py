@@ -248,13 +248,14 @@ def plot_heatmaps(records: Records, studies: Studies, *, reference: bool = False
     maps = [panel._replace(limits=limits) for panel in maps]
     full = [panel for panel in maps if panel.has_runs()]
     empty = [panel for panel in maps if not panel.has_runs()]
-    right = "Right of each row: the spread in points, in parentheses the published one"
+    published = any(row.reference is not None for panel in maps for row in panel.intervals)
     return _plot(
         grid,
         [*(full[i : i + 2] for i in range(0, len(full), 2)), *([empty] if empty else [])],
         head="Test accuracy of the model with the least validation loss, mean over seeds",
-        about=[right, SPREAD] if reference else [],
+        about=["Right of each row: the spread in points", SPREAD] if reference else [],
         reference=reference,
+        published=["spreads in parentheses"] if published else (),
         legend=(),
     )
 
@@ -386,10 +387,8 @@ def plot_slopes(records: Records, studies: Studies, *, reference: bool = False) 
     grid = main_grid(records, studies)
     sgd, adam = optimizer_style("sgd"), optimizer_style("adam")
     with_l2 = penalized(records, studies, grid.selection)
-    label, decayed = (
-        f"sgd η = {with_l2.rate:g}, λ = {with_l2.l2:g}",
-        sgd._replace(marker="X", dash=":", hollow=True),
-    )
+    label = f"sgd η = {with_l2.rate:g}, λ = {with_l2.l2:g}"
+    decayed = sgd._replace(marker="X", dash=":", hollow=True)
     batches, every = grid.selection.batch_sizes(BATCHES), grid.batches
     of = {(line.label, b): line for (b, _), lines in grid.panels.items() for line in lines}
     left = {

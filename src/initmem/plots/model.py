@@ -207,13 +207,6 @@ def decimals_between(low: float, high: float) -> int:
     return max(0, math.ceil(1.3 - math.log10(high - low))) if high > low else 3
 
 
-def form_between(low: float, high: float) -> str:
-    """How values between two limits are written."""
-    decimals = decimals_between(low, high)
-    size = math.floor(math.log10(max(abs(low), abs(high), 1e-300))) + 1
-    return f".{decimals}f" if decimals <= 6 and size <= 6 else f".{max(decimals + size, 2)}g"
-
-
 class Entry(NamedTuple):
     """A line of the legend; `present` is False for what has no run anywhere in the plot."""
 
