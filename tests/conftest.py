@@ -39,7 +39,7 @@ sys.dont_write_bytecode = False
 # The slowest files, which start first, so that all cores are busy to the end.
 SLOW = (
     "test_contract", "test_pipeline", "test_ray", "test_untrained", "test_workdir", "test_examples",
-    "test_scripts", "test_command", "test_engine", "test_faults", "test_undertrained", "test_keras_parity",
+    "test_scripts", "test_command", "test_engine", "test_faults", "test_keras_parity",
     "test_fault_suite", "test_docs", "test_wheel", "test_slurm", "test_notebook", "test_captions",
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import initmem
+from conftest import SLOW
 
 SOURCE = Path(initmem.__file__).parent
 LEVELS = (
@@ -89,3 +90,7 @@ def test_every_public_name_is_there() -> None:
         assert getattr(initmem, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = initmem.nothing
+
+
+def test_files_that_start_first_are_there() -> None:
+    assert [name for name in SLOW if not (Path(__file__).parent / f"{name}.py").exists()] == []
