@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,4 +66,20 @@ def test_inputs_without_plain_values_do_no_harm() -> None:
     model, tracker = nn.Linear(2, 2), initmem.Tracker()
     tracker.attach(model, optim.SGD(model.parameters(), 0.1), 4)
     assert torch.func.vmap(model)(torch.ones(3, 2)).shape == (3, 2)
+    assert "order" not in tracker.about()
+
+
+def test_batches_of_which_nothing_is_seen_are_not_the_same() -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, batch: SimpleNamespace) -> torch.Tensor:
+            return self.fc(batch.x)
+
+    model, tracker = Graph(), initmem.Tracker()
+    tracker.attach(model, optim.SGD(model.parameters(), 0.1), 4)
+    for _ in range(2):
+        model(SimpleNamespace(x=torch.rand(3, 2)))
     assert "order" not in tracker.about()
