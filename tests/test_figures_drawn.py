@@ -34,9 +34,10 @@ def test_every_figure_is_drawn_from_a_store_with_gaps(name: str, tmp_path: Path)
 def test_the_ending_picks_the_format_and_the_bytes_depend_on_the_data_alone(tmp_path: Path) -> None:
     plot = scale_plot(FULL[:15], "test_accuracy")
     assert plot.panels[0].series
+    drawn = {name: renderer.draw(plot)[0] for name in ("a", "b")}
     for ending, magic in ((".png", b"\x89PNG"), (".PDF", b"%PDF"), (".svg", b"<?xml")):
-        for name in ("a", "b"):
-            renderer.save(renderer.draw(plot)[0], tmp_path / f"{name}{ending}")
+        for name, figure in drawn.items():
+            renderer.save(figure, tmp_path / f"{name}{ending}")
         first = (tmp_path / f"a{ending}").read_bytes()
         assert first.startswith(magic)
         assert first == (tmp_path / f"b{ending}").read_bytes()
