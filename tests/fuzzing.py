@@ -37,7 +37,7 @@ from initmem.data.sources import load
 from initmem.errors import InitmemError
 from initmem.recipe import Recipe
 from initmem.record import crashed
-from initmem.store import checkpoints
+from initmem.store import claims
 from initmem.store.claims import new_claim, read_claim
 from initmem.store.encoding import decode, decode_study, encode, encode_study
 from initmem.store.faults import Fault, to_line
@@ -150,7 +150,7 @@ class Readers:
         self.studies = [(package / "paper" / "studies" / f"{name}.toml").read_bytes() for name in bundled()]
         meta = {"epoch": 1, "history": {"val_loss": [0.5]}, "norm_init": 1.0, "status": None}
         tensors = {"now/a": torch.arange(6.0).reshape(2, 3), "now/n": torch.tensor(3)}
-        self.checkpoints = [checkpoints.encode(runs[0].id, 1, saved, meta) for saved in (tensors, {})]
+        self.checkpoints = [claims.encode_checkpoint(runs[0].id, 1, saved, meta) for saved in (tensors, {})]
         self.archived = pack([study], [decode(data) for data in self.records])
         self.npz = self._npz_samples()
 
@@ -197,7 +197,7 @@ class Readers:
 
     def checkpoint_files(self, mutator: Mutator, number: int) -> None:
         good = self.checkpoints[number % len(self.checkpoints)]
-        checkpoints.decode(mutator.bytes(good, self.checkpoints[0]))
+        claims.decode_checkpoint(mutator.bytes(good, self.checkpoints[0]))
 
     def small_files(self, mutator: Mutator, number: int) -> None:
         """What else a store holds: claims, faults and studies."""

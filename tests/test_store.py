@@ -18,7 +18,6 @@ import torch
 from conftest import fake_record
 from initmem.errors import StoreError
 from initmem.record import RunRecord, crashed, finite
-from initmem.store import checkpoints
 from initmem.store import claims as claims_module
 from initmem.store.encoding import decode, encode
 from initmem.store.records import Records, Scan
@@ -226,16 +225,16 @@ def test_a_checkpoint_is_safetensors_and_notices_every_flipped_bit() -> None:
     from safetensors.torch import load
 
     tensors = {"now/a": torch.arange(6.0).reshape(2, 3), "now/n": torch.tensor(7)}
-    data = checkpoints.encode("0" * 16, 3, tensors, {"epoch": 3})
+    data = claims_module.encode_checkpoint("0" * 16, 3, tensors, {"epoch": 3})
     assert {name: t.tolist() for name, t in load(data).items()} == {n: t.tolist() for n, t in tensors.items()}
-    run_id, epoch, found, meta = checkpoints.decode(data)
+    run_id, epoch, found, meta = claims_module.decode_checkpoint(data)
     assert (run_id, epoch, meta) == ("0" * 16, 3, {"epoch": 3})
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     for position in range(len(data)):
         flipped = bytearray(data)
         flipped[position] ^= 4
         with pytest.raises(StoreError, match="checkpoint"):
-            checkpoints.decode(bytes(flipped))
+            claims_module.decode_checkpoint(bytes(flipped))
 
 
 def test_studies_are_kept_by_safe_names(store: Store, tiny_study: Study) -> None:

@@ -23,8 +23,16 @@ from initmem.files import (
     write_atomic,
 )
 from initmem.record import RunRecord
-from initmem.store.checkpoints import Checkpoints
-from initmem.store.claims import EXPIRY, Claim, Claims, HeartbeatAges, LiveHistory, LiveRun, read_claim
+from initmem.store.claims import (
+    EXPIRY,
+    Checkpoints,
+    Claim,
+    Claims,
+    HeartbeatAges,
+    LiveHistory,
+    LiveRun,
+    read_claim,
+)
 from initmem.store.encoding import decode_study, encode_study
 from initmem.store.faults import FaultLog
 from initmem.store.paths import Paths
