@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from conftest import fake_record
@@ -180,6 +180,7 @@ values = some.recursive(
 numbers = some.lists(some.floats(-1e100, 1e100), min_size=2, max_size=2)
 
 
+@settings(deadline=None)
 @example(provenance={"a": 1, "history": {"norm": [1.0]}}, history={"norm": [2.0, 0.0]}, error=None)
 @example(provenance={}, history={"history": [3.0, 4.0], ',"history":{': [5.0, -0.0]}, error=',"history":{}')
 @given(
