@@ -20,6 +20,8 @@ from initmem.store.encoding import decode_study, encode_study
 from initmem.store.store import Store
 from initmem.study import Study
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 NOISY, QUIET = Recipe(dataset="digits"), Recipe(dataset="digits", optimizer="adam")
 
 
@@ -88,9 +90,7 @@ def test_seeds_added_without_a_plan_are_noted_and_have_no_level(tmp_path: Path) 
         return {"test_accuracy": 0.8 + 0.01 * np.random.default_rng(init.seed).normal() + 0.001 * init.scale}
 
     def measured(seeds) -> initmem.Memory:
-        result = initmem.run(
-            train, [0.5, 1.0], seeds, tmp_path, name="t", engine="inline", workdir="shared", progress=False
-        )
+        result = initmem.run(train, [0.5, 1.0], seeds, tmp_path, name="t", engine="inline", progress=False)
         return result.memory()
 
     def unplanned(row: initmem.Memory) -> list[str]:
@@ -120,15 +120,7 @@ def test_a_recipe_that_left_its_study_keeps_its_analyses(tmp_path: Path, command
         for rate in (0.1, 0.2):
             recipe = {"learning_rate": rate}
             result = initmem.run(
-                train,
-                [0.5, 1.0],
-                seeds,
-                tmp_path,
-                name="t",
-                recipe=recipe,
-                engine="inline",
-                workdir="shared",
-                progress=False,
+                train, [0.5, 1.0], seeds, tmp_path, name="t", recipe=recipe, engine="inline", progress=False
             )
             noted = any("without a plan" in note for note in result.memory().notes)
             assert noted == (len(seeds) == 5)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from initmem.measures.chaos import replicates
-from initmem.measures.design import Groups, Measure, Row, levels_of, plain, unrecorded
+from initmem.measures.design import Groups, Measure, Row, complete, plain, unrecorded
 from initmem.measures.statistics import ALPHA, Limits, jackknife, mean_over_seeds
 from initmem.record import RunRecord
 from initmem.table import RECIPE, Columns, number
@@ -49,7 +49,7 @@ def function_memory(records: Sequence[RunRecord]) -> Row | None:
 
     All shares are in percent.
     """
-    runs = _by_seed_and_level(records, "predictions")
+    runs = _with_predictions(records)
     if runs is None:
         return None
     apart = 100 * disagreements(_stacked(runs, "predictions"))
@@ -78,14 +78,10 @@ def function_memory(records: Sequence[RunRecord]) -> Row | None:
     }
 
 
-def _by_seed_and_level(records: Sequence[RunRecord], name: str) -> list[list[RunRecord]] | None:
-    """The runs that have an array, of one shape: a row per seed that has them at every level."""
-    runs = {(r.run.seed, r.run.level): r for r in plain(records) if name in r.arrays}
-    if len({r.arrays[name].shape for r in runs.values()}) != 1:
-        return None
-    levels = levels_of(runs.values())
-    seeds = [s for s in sorted({seed for seed, _ in runs}) if all((s, level) in runs for level in levels)]
-    return [[runs[seed, level] for level in levels] for seed in seeds] or None
+def _with_predictions(records: Sequence[RunRecord]) -> list[list[RunRecord]] | None:
+    """The runs that have predictions, of one shape: a row per seed that has them at every level."""
+    runs = [record for record in plain(records) if "predictions" in record.arrays]
+    return (complete(runs) or None) if len(set(map(_shape, runs))) == 1 else None
 
 
 def _stacked(runs: Sequence[Sequence[RunRecord]], name: str) -> NDArray[np.uint16]:
@@ -202,13 +198,11 @@ def _left_out(groups: Groups) -> list[str]:
     lines = unrecorded(groups, "predictions", "predictions")
     for label, records in groups.items():
         shapes = {_shape(record) for record in plain(records)} - {None}
-        if shapes and _by_seed_and_level(records, "predictions") is None:
-            why = (
-                "its runs have different numbers of predictions"
-                if len(shapes) > 1
-                else "no seed has all scales"
+        if shapes and _with_predictions(records) is None:
+            numbers = "its runs have different numbers of predictions"
+            lines.append(
+                f"{label}: left out, since {numbers if len(shapes) > 1 else 'no seed has all scales'}"
             )
-            lines.append(f"{label}: left out, since {why}")
     return lines
 
 

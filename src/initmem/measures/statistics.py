@@ -66,15 +66,10 @@ class Noise(NamedTuple):
     freedom: Array  # degrees of freedom of the numerator, (...,)
 
 
-def spread_of(profile: Array) -> Array:
-    """max - min over the last axis, which is scale."""
-    return np.asarray(profile.max(axis=-1) - profile.min(axis=-1))
-
-
 def spread(values: Array, *, alpha: float = ALPHA, bound: float = math.inf) -> Spread[float | None]:
     """Infer the range of values of shape (seed, scale); no range of the metric exceeds `bound`."""
     if len(values) < 2 or values.shape[1] < 2:
-        return Spread(float(spread_of(values.mean(axis=0))), None, None, None, None, None)
+        return Spread(float(np.ptp(values.mean(axis=0))), None, None, None, None, None)
     return Spread(*(float(item) for item in spreads(values, alpha=alpha, bound=bound)))
 
 
@@ -87,7 +82,7 @@ def spreads(values: Array, *, alpha: float = ALPHA, bound: float = math.inf) -> 
     means = values.mean(axis=-2)
     noise = noise_of(values)
     p = _p_value(means, noise, n)
-    observed = spread_of(means)
+    observed = np.ptp(means, axis=-1)
     radius = np.sqrt(fdtri(noise.freedom, noise.freedom * (n - 1), 1 - alpha) * noise.total / n)
     low, rejected = np.zeros(p.shape), p <= alpha
     low[rejected] = np.maximum(smallest_range(means[rejected], radius[rejected]), np.finfo(float).tiny)

@@ -13,7 +13,7 @@ from initmem.intervention import Level
 from initmem.measures.beta import BetaCurve
 from initmem.measures.design import by_level, profile
 from initmem.measures.scales import median_interpolation
-from initmem.measures.statistics import ALPHA, mean_band, spread_of, student
+from initmem.measures.statistics import ALPHA, mean_band, student
 from initmem.metric import metric_of
 from initmem.plots.model import BAND, Series, Style
 from initmem.record import RunRecord
@@ -183,4 +183,4 @@ def spread_over(records: Sequence[RunRecord], scales: Sequence[float]) -> float 
     if len(scales) < 2 or {record.run.scale for record in there} != set(scales):
         return None
     values = profile(there, "test_accuracy").values
-    return float(spread_of(values.mean(axis=0))) if len(values) else None
+    return float(np.ptp(values.mean(axis=0))) if len(values) else None
