@@ -12,13 +12,12 @@ from torch import nn, optim
 
 import initmem
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
-
 run = functools.partial(
     initmem.run,
     scales=(0.5, 1.0),
     seeds=range(3),
     engine="inline",
+    workdir="shared",
     progress=False,
     name="order",
 )

@@ -1,18 +1,15 @@
-"""Fit next to memory, on planted histories: delay, generalization, both, neither; and on the archives."""
+"""Fit next to memory, on planted histories: delay, generalization, both, neither."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import initmem
-from initmem.measures.design import labelled
-from initmem.measures.fit import Fit, Matched, cold_epochs, fit
+from initmem.measures.fit import cold_epochs, fit
 from initmem.measures.memory import memory
 from initmem.measures.scales import failures
 from initmem.recipe import PipelineRecipe, Recipe
@@ -20,7 +17,6 @@ from initmem.record import COLUMNS, RunRecord, Summary, summarize
 from initmem.study import Run
 
 SCALES, EPOCHS = (0.1, 0.5, 1.0, 1.8, 2.5), 40
-ARCHIVES = Path(__file__).parents[1] / "docs/results"
 
 Delay = Callable[[float], float]  # the time constant of learning, in epochs, by scale
 Effect = Callable[[float], float]  # the loss of accuracy on new data of a network that fits, by scale
@@ -88,8 +84,6 @@ def test_an_effect_at_unequal_fit_is_found_by_matching() -> None:
     found = modes(slower, some, 40)
     assert found.count("generalization") >= 0.95 * len(found)
     measured = fit(study(0, slower, some))
-    assert measured is not None
-    assert isinstance(measured.matched, Matched)
     # At a train accuracy L the validation accuracy is lower by the effect times (L - 0.1) / 0.9.
     expected = 100 * (some(2.5) - some(0.1)) * (measured.matched.level - 0.1) / 0.9
     assert measured.matched.memory == pytest.approx(expected, abs=1.0)
@@ -103,9 +97,6 @@ def test_no_memory_gives_few_false_alarms() -> None:
 def test_the_split_recovers_both_parts_to_rounding() -> None:
     records = study(3, slower, some)
     found = fit(records)
-    assert found is not None
-    assert found.test_change is not None
-    assert found.gap_change is not None
 
     def mean(scale: float, name: str) -> float:
         return 100 * float(np.mean([r.metric(name) for r in records if r.run.scale == scale]))
@@ -124,14 +115,10 @@ def test_the_split_is_exact_where_a_seed_has_no_test_result() -> None:
     untested = replace(records[0], summary=replace(records[0].summary, test_accuracy=None))
     lower = dict(records[4].history) | {"train_accuracy": 0.9 * records[4].history["train_accuracy"]}
     found = fit([untested, *records[1:4], replace(records[4], history=lower), *records[5:]])
-    assert found is not None
-    assert found.test_change is not None
-    assert found.gap_change is not None
     assert found.test_change.value == pytest.approx(
         found.train_change.value - found.gap_change.value, abs=1e-9
     )
     others = fit(records[5:])  # the seed is left out of all three
-    assert others is not None
     assert found.train_change == pytest.approx(others.train_change)
 
 
@@ -140,8 +127,6 @@ def test_the_paired_interval_of_a_change_is_scipys() -> None:
 
     records = study(4, same, some)
     found = fit(records)
-    assert found is not None
-    assert found.test_change is not None
     values = {(r.run.seed, r.run.scale): r.summary.test_accuracy for r in records}
     changes = [100 * (values[seed, 2.5] - values[seed, 0.1]) for seed in range(5)]
     interval = ttest_1samp(changes, 0.0).confidence_interval(0.95)
@@ -150,15 +135,11 @@ def test_the_paired_interval_of_a_change_is_scipys() -> None:
 
 def test_crossings_are_interpolated_at_the_middle_of_epochs() -> None:
     found = fit([record(s, k, np.random.default_rng(0), slower, none, 0.0) for s in SCALES for k in range(2)])
-    assert found is not None
-    assert found.time is not None
     # 1 - 0.9 exp(-t / constant) passes the level at -constant log((1 - level) / 0.9).
     exact = [-slower(scale) * math.log((1 - found.time.level) / 0.9) for scale in SCALES]
     assert found.time.epochs == pytest.approx(exact, rel=0.01)
     assert found.time.ratio == pytest.approx(slower(2.5) / slower(0.1), rel=0.01)
-    assert isinstance(found.matched, Matched)
     assert found.matched.memory < 0.2  # the same curve, slower
-    assert isinstance(found.matched_by_loss, Matched)
     assert found.matched_by_loss.memory < 0.2
 
 
@@ -195,8 +176,6 @@ def test_scales_that_cross_in_cold_epochs_are_not_compared() -> None:
     # All reach 99.5% after about 26 epochs; with a tenth of the updates per epoch all of them are cold.
     runs = [moving(scale, seed) for seed in range(3) for scale in SCALES]
     found = fit(runs)
-    assert found is not None
-    assert isinstance(found.matched, Matched)
     assert found.matched.scales == SCALES
     slow = [
         RunRecord(
@@ -208,7 +187,6 @@ def test_scales_that_cross_in_cold_epochs_are_not_compared() -> None:
         for r in runs
     ]
     refused = fit(slow)
-    assert refused is not None
     assert isinstance(refused.matched, str)
     assert "before validation can be used" in refused.matched
 
@@ -228,7 +206,6 @@ def test_late_generalization_counts_equal_fit_in_the_last_epoch() -> None:
             summary = summarize(history, norm_init=scale, test_accuracy=float(history["val_accuracy"][-1]))
             runs.append(RunRecord(one.run, "completed", summary, history))
     found = fit(runs)
-    assert found is not None
     assert found.late
     assert max(found.train) - min(found.train) > 10
     assert memory(runs).mode == "generalization"
@@ -247,12 +224,6 @@ def test_user_code_without_a_train_metric_is_told() -> None:
     found = memory(records)
     assert found.verdict_text.startswith("remembers: fit unknown")
     assert any("train_accuracy" in note for note in found.notes)
-
-
-def of_archive(name: str, label: str) -> Fit:
-    found = fit(labelled(initmem.open_results(ARCHIVES / f"{name}.initmem").records())[label])
-    assert found is not None
-    return found
 
 
 def test_measures_over_time_name_the_epochs_that_they_leave_out() -> None:

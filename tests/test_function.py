@@ -55,7 +55,7 @@ def planted(classes: np.ndarray, recipe: Recipe, initial: np.ndarray | None = No
 # -- records ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("classes", [1, 2, 3, 10, 16, 17, 100, 257, 65536])
+@pytest.mark.parametrize("classes", [1, 2, 10, 16, 17, 65536])
 def test_an_array_of_classes_is_read_back_from_the_fewest_bits(classes: int) -> None:
     array = np.random.default_rng(0).integers(0, classes, (101, 3)).astype(np.uint16)
     array[0, 0] = classes - 1
@@ -219,8 +219,6 @@ def test_equal_accuracy_and_different_functions_are_told_apart(tiny: Recipe) -> 
         own = np.r_[np.arange(100 * scale, 100 * (scale + 1)), 300 + wrong[seed, scale] % 700]
         planted_effect[seed, scale, np.unique(own)[:200]] = 1
     same, different = (function_memory(planted(one, tiny)) for one in (noise, planted_effect))
-    assert same is not None
-    assert different is not None
     assert same["accuracy"] == different["accuracy"] == 0
     assert same["p"] > 0.05
     assert different["p"] < 0.005
@@ -247,8 +245,6 @@ def test_the_interval_over_seeds_holds_the_planted_disagreement_in_95_percent() 
     for _ in range(400):
         rates = rng.normal(0.2, 0.03, 6)
         _, low, high = mean_over_seeds([(seed, rate) for seed, rate in enumerate(rates)])
-        assert low is not None
-        assert high is not None
         inside += low <= 0.2 <= high
     assert 0.92 <= inside / 400 <= 0.98
 

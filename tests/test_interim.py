@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,7 @@ from initmem.store.encoding import decode_study, encode_study
 from initmem.store.store import Store
 from initmem.study import Study
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
-
+run = functools.partial(initmem.run, name="t", engine="inline", workdir="shared", progress=False)
 NOISY, QUIET = Recipe(dataset="digits"), Recipe(dataset="digits", optimizer="adam")
 
 
@@ -90,7 +90,7 @@ def test_seeds_added_without_a_plan_are_noted_and_have_no_level(tmp_path: Path) 
         return {"test_accuracy": 0.8 + 0.01 * np.random.default_rng(init.seed).normal() + 0.001 * init.scale}
 
     def measured(seeds) -> initmem.Memory:
-        result = initmem.run(train, [0.5, 1.0], seeds, tmp_path, name="t", engine="inline", progress=False)
+        result = run(train, [0.5, 1.0], seeds, tmp_path)
         return result.memory()
 
     def unplanned(row: initmem.Memory) -> list[str]:
@@ -119,9 +119,7 @@ def test_a_recipe_that_left_its_study_keeps_its_analyses(tmp_path: Path, command
     for seeds in (range(3), range(5)):
         for rate in (0.1, 0.2):
             recipe = {"learning_rate": rate}
-            result = initmem.run(
-                train, [0.5, 1.0], seeds, tmp_path, name="t", recipe=recipe, engine="inline", progress=False
-            )
+            result = run(train, [0.5, 1.0], seeds, tmp_path, recipe=recipe)
             noted = any("without a plan" in note for note in result.memory().notes)
             assert noted == (len(seeds) == 5)
     code, printed, _ = command("measure", tmp_path, "--json")

@@ -38,17 +38,9 @@ def test_a_gap_between_accuracies_is_in_points_and_may_be_negative() -> None:
 
 
 def test_held_out_metrics_are_those_of_new_data() -> None:
-    names = [
-        "test_accuracy",
-        "val_loss",
-        "bleu",
-        "train_accuracy",
-        "train_bleu",
-        "norm_best",
-        "clock_sgd",
-        "epochs",
-    ]
-    assert [name for name in names if metric_of(name).held_out] == ["test_accuracy", "val_loss", "bleu"]
+    of_new_data = ["test_accuracy", "val_loss", "bleu"]
+    others = ["train_accuracy", "train_bleu", "norm_best", "clock_sgd", "epochs"]
+    assert [name for name in of_new_data + others if metric_of(name).held_out] == of_new_data
 
 
 @pytest.mark.parametrize(

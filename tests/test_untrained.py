@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from torch import nn, optim, tensor
 
 import initmem
@@ -16,10 +15,10 @@ from initmem.measures.scales import failures
 from initmem.store.store import Store
 from initmem.study import Study
 
-pytestmark = pytest.mark.usefixtures("empty_folder")
-
 SCALES = (0.1, 1.0, 2.5)
-run = functools.partial(initmem.run, scales=SCALES, seeds=range(6), engine="inline", progress=False)
+run = functools.partial(
+    initmem.run, scales=SCALES, seeds=range(6), engine="inline", workdir="shared", progress=False
+)
 
 
 def noise(init: initmem.Init, epoch: int = 0, size: float = 0.002) -> float:
