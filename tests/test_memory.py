@@ -410,6 +410,12 @@ def test_a_scale_that_was_never_used_has_no_verdict() -> None:
     assert str(found) == "not applicable: the pipeline never used the scale"
     assert (found.memory, found.low, found.high, found.p, found.debiased) == (None,) * 5
     assert "never used" in found.meaning
+    applied = [replace(r, provenance={"applied": True}) for r in records(np.full((3, 3), 80.0))]
+    alike = [replace(r, summary=replace(r.summary, norm_init=1.0)) for r in applied]
+    assert str(memory(alike)) == "not applicable: the scale had no effect on the weights"
+    for i in (0, 2):  # a norm that is not known may be another, wherever it stands
+        unknown = replace(alike[i], summary=replace(alike[i].summary, norm_init=None))
+        assert memory([*alike[:i], unknown, *alike[i + 1 :]]).verdict == "forgets"
 
 
 def test_runs_that_stopped_early_are_said_to_have_done_so() -> None:
