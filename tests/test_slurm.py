@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from clusters import STUDY_FILE, assert_same, environment, wait_for
 from faultlab import residue
 from initmem.engines import slurm as slurm_engine
+from initmem.errors import InitmemError
 from initmem.record import RunRecord
 from initmem.store.store import Store
 
@@ -100,12 +102,34 @@ def test_a_job_of_a_real_slurm_that_has_to_make_way_goes_on(
 
 
 class Job:
-    """As much of a submitit job as the engine looks at."""
+    """As much of a submitit job as the engine looks at, in a folder that others can write to."""
 
     job_id = "7"
 
     def __init__(self, folder: Path) -> None:
-        self.paths = SimpleNamespace(result_pickle=folder / "7_0_result.pkl")
+        self.paths = SimpleNamespace(folder=folder, result_pickle=folder / "7_0_result.pkl")
+
+    def results(self) -> list[object]:
+        return [pickle.loads(self.paths.result_pickle.read_bytes())]
+
+
+class Planted:
+    def __init__(self, sign: Path) -> None:
+        self.sign = sign
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.sign),))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
+def test_nothing_is_unpickled_where_others_can_write(tmp_path: Path, mode: int) -> None:
+    folder, sign = tmp_path / "store.slurm", tmp_path / "code ran"
+    folder.mkdir()
+    folder.chmod(mode)
+    (folder / "7_0_result.pkl").write_bytes(pickle.dumps(Planted(sign)))
+    with pytest.raises(InitmemError, match="no result was read"):
+        slurm_engine._mistake(Job(folder))
+    assert not sign.exists()
 
 
 def test_files_of_jobs_are_in_a_new_folder_of_the_user_alone(tmp_path: Path) -> None:

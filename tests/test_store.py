@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -637,6 +638,58 @@ def test_a_skewed_clock_does_not_make_a_live_worker_look_dead(
 
 
 # -- links in a store that several users share --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "faults.jsonl", "hang.txt"])
+def test_nothing_is_written_through_a_link(store: Store, runs: list[Run], tmp_path: Path, name: str) -> None:
+    mine = tmp_path / "profile"
+    mine.write_text("mine")
+    mine.chmod(0o600)
+    (store.paths.make_run(runs[0].id) / name).symlink_to(mine)
+    with contextlib.suppress(StoreError):
+        match name:
+            case "history.jsonl":
+                store.live.append(runs[0], {"epoch": 1.0}, fresh=True)
+            case "faults.jsonl":
+                store.faults.note(runs[:1], "exception")
+            case "hang.txt":
+                with store.faults.last_words(runs[:1]) as stream:
+                    stream.write(b"here")
+    assert (mine.read_text(), mine.stat().st_mode & 0o777) == ("mine", 0o600)
+
+
+def test_a_file_that_is_a_link_is_one_line(store: Store, runs: list[Run], tmp_path: Path) -> None:
+    link = store.paths.make_run(runs[0].id) / "history.jsonl"
+    link.symlink_to(tmp_path / "profile")
+    with pytest.raises(StoreError, match=rf"^{link}: a symbolic link \(allowed: [^\n]*\)$"):
+        store.live.append(runs[0], {"epoch": 1.0}, fresh=False)
+
+
+@pytest.mark.parametrize("name", ["runs", "studies", "pending", "aside"])
+def test_a_store_has_no_folder_that_is_a_link(tmp_path: Path, name: str) -> None:
+    Store.create(tmp_path / "store")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "settings.json").write_text("{}")
+    folder = tmp_path / "store" / name
+    if folder.exists():
+        folder.rmdir()
+    folder.symlink_to(mine)
+    for open_store in (Store, Store.create):
+        with pytest.raises(StoreError, match=f"^{folder}: a symbolic link"):
+            open_store(tmp_path / "store")
+    assert (mine / "settings.json").read_text() == "{}"
+
+
+def test_a_run_folder_that_is_a_link_is_refused(store: Store, runs: list[Run], tmp_path: Path) -> None:
+    store.commit([fake_record(runs[0], 0.5)])
+    folder, mine = store.paths.run(runs[0].id), tmp_path / "mine"
+    folder.rename(mine)
+    (mine / "thesis.txt").write_text("mine")
+    folder.symlink_to(mine)
+    with pytest.raises(StoreError, match=f"^{folder}: a symbolic link"):
+        store.recover()
+    assert (mine / "thesis.txt").exists()
 
 
 def test_a_traceback_with_odd_letters_can_be_read_again(store: Store, runs: list[Run]) -> None:

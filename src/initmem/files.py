@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from initmem.errors import FullDisk, StoreError
 
@@ -56,12 +56,18 @@ def write_once(path: Path, data: bytes) -> None:
         written.unlink()
 
 
+def opened(path: Path, flags: int) -> BinaryIO:
+    """A file to write to, made if need be. A link is refused: in a folder of a group it may lead anywhere."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
+    return os.fdopen(descriptor, "wb")
+
+
 @contextmanager
 def _synced(path: Path, data: bytes, mode: int | None) -> Iterator[Path]:
     """A synced temporary file next to the path; the block gives it its name, then the folder is synced."""
     written = temporary(path)
     try:
-        with written.open("xb") as stream:
+        with opened(written, os.O_EXCL) as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -154,6 +160,19 @@ def jsons(folder: Path) -> list[Path]:
     return [folder / name for name in names(folder) if name.endswith(".json") and name[0] != "."]
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder of a store, unless it exists. What is done to its files is not done through a link."""
+    retried(lambda: folder.mkdir(exist_ok=True))
+    refuse_link(folder)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise one line if a path is a symbolic link."""
+    with readable(path):
+        if retried(path.is_symlink):
+            raise StoreError("a symbolic link (allowed: a file or folder of the store itself)")
+
+
 def is_there(path: Path) -> bool:
     """Whether a file or folder exists; that it cannot be found out is an error."""
     try:
@@ -188,6 +207,8 @@ def explained(root: Path) -> Iterator[None]:
                 f"{root}: no room left ({error.strerror}); all that was committed is kept: "
                 "free some space, and the same command resumes"
             ) from error
+        if error.errno == errno.ELOOP and error.filename:
+            refuse_link(Path(error.filename))
         raise StoreError(f"{root}: cannot be written ({reason(error)})") from error
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -198,6 +200,9 @@ def _mistake(job: Any) -> InitmemError | None:
     """The mistake that a job returned. One that ended in any other way returned nothing: see its files."""
     if not job.paths.result_pickle.exists():
         return None
+    status = job.paths.folder.lstat()  # what is unpickled there runs as this user
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise InitmemError(f"{job.paths.folder}: others can write there, so no result was read")
     utils = importlib.import_module("submitit.core.utils")
     try:
         returned = job.results()[0]
@@ -207,8 +212,7 @@ def _mistake(job: Any) -> InitmemError | None:
 
 
 def _new_folder(store: Store) -> Path:
-    """Where submitit keeps pickled jobs and their output: next to the store, for this user alone. What is
-    unpickled there runs as this user."""
+    """Where submitit keeps pickled jobs and their output: next to the store, for this user alone."""
     path = store.path.resolve()
     with explained(path.parent):
         return Path(tempfile.mkdtemp(prefix=f"{path.name}.slurm-", dir=path.parent))

@@ -30,6 +30,7 @@ from initmem.files import (
     has_ended,
     is_there,
     machine_id,
+    opened,
     readable,
     reason,
     retried,
@@ -176,7 +177,7 @@ class Claims:
         self.paths.make_run(run.id)
         path = self.paths.claim(run.id)
         written = temporary(path)
-        with written.open("xb") as stream:
+        with opened(written, os.O_EXCL) as stream:
             stream.write(content)
         try:
             os.link(written, path)  # exclusive, and whole at once: nobody ever reads half a claim
@@ -210,7 +211,7 @@ class Claims:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        with self.paths.lock.open("ab") as stream:
+        with opened(self.paths.lock, os.O_APPEND) as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
@@ -263,7 +264,7 @@ class LiveHistory:
         with explained(self.paths.root):
             if fresh:
                 self.paths.make_run(run.id)
-            with self.paths.history(run.id).open("wb" if fresh else "ab") as stream:
+            with opened(self.paths.history(run.id), os.O_TRUNC if fresh else os.O_APPEND) as stream:
                 stream.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def rows(self, run_id: str) -> list[dict[str, float]]:

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from initmem.errors import FullDisk, StoreError
-from initmem.files import explained, readable, retried
+from initmem.files import explained, opened, readable, retried
 from initmem.record import RunRecord
 from initmem.store.paths import Paths
 from initmem.study import Run
@@ -106,7 +106,7 @@ class FaultLog:
             files = [self.paths.make_run(run.id) and self.paths.hang(run.id) for run in runs]
             for file in files:
                 file.unlink(missing_ok=True)
-            stream = files[0].open("xb")
+            stream = opened(files[0], os.O_EXCL)
             for file in files[1:]:
                 os.link(files[0], file)
         restart = partial(faulthandler.dump_traceback_later, seconds, exit=True, file=stream)
@@ -123,7 +123,7 @@ class FaultLog:
         with explained(self.paths.root):
             self.paths.make_run(run.id)
             fault = Fault(cause, session, pack, max(self.paths.checkpoints(run.id), default=0), detail)
-            with self.paths.faults(run.id).open("ab") as stream:
+            with opened(self.paths.faults(run.id), os.O_APPEND) as stream:
                 stream.write(to_line(fault))
 
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from initmem.errors import StoreError
-from initmem.files import names, retried
+from initmem.files import make_folder, names
 
 PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
 LONGEST_NAME = 60
@@ -105,12 +105,12 @@ class Paths:
     def make_run(self, run_id: str) -> Path:
         """The folder of a run, made if need be."""
         folder = self.run(run_id)
-        retried(lambda: folder.mkdir(exist_ok=True))
+        make_folder(folder)
         return folder
 
     def move_aside(self, path: Path, name: str) -> Path:
         """Move a file out of the way, under a unique name; where it is now."""
-        self.aside.mkdir(exist_ok=True)
+        make_folder(self.aside)
         target = self.aside / f"{name}-{uuid.uuid4().hex[:8]}.json"
         with suppress(FileNotFoundError):  # another process may have done it
             path.replace(target)

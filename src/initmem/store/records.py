@@ -20,6 +20,7 @@ from initmem.files import (
     names,
     readable,
     reason,
+    refuse_link,
     retried,
     sweep,
     write_atomic,
@@ -204,6 +205,7 @@ class Records:
 
 def _clear(folder: Path) -> None:
     """Remove whatever is next to a record, except what a living process is about to rename."""
+    refuse_link(folder)
     for path in map(folder.joinpath, names(folder)):
         if path.name != "record.json" and path.suffix != ".tmp" and not retried(path.is_dir):
             path.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ import json
 import math
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from initmem.errors import Damaged, InitmemError, StoreError
@@ -16,8 +15,10 @@ from initmem.files import (
     explained,
     is_there,
     jsons,
+    make_folder,
     readable,
     reason,
+    refuse_link,
     retried,
     sweep,
     write_atomic,
@@ -67,6 +68,8 @@ class Store:
         self.path = Path(path).absolute()  # user code may change the working directory
         self.session = session or uuid.uuid4().hex  # shared by the processes of one call of an engine
         self.paths = Paths(self.path)
+        for folder in (self.paths.runs, self.paths.studies, self.paths.pending, self.paths.aside):
+            refuse_link(folder)
         _check_format(self.paths)
         self._records = Records(self.paths)
         self.live, self.checkpoints = LiveHistory(self.paths), Checkpoints(self.paths)
@@ -86,7 +89,7 @@ class Store:
                 )
             retried(lambda: root.mkdir(parents=True, exist_ok=True))
             for folder in (paths.runs, paths.studies, paths.pending):
-                retried(partial(folder.mkdir, exist_ok=True))
+                make_folder(folder)
             if not is_there(paths.format):
                 write_atomic(paths.format, json.dumps({"format": FORMAT}).encode() + b"\n")
             check_file_system(root)
