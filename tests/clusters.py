@@ -122,6 +122,7 @@ def keep() -> None:
 
     quick = {
         "prestart_worker_first_driver": False,
+        "worker_niceness": 0,  # by default 15: next to other tests, workers would hardly run
         "health_check_period_ms": 500,
         "health_check_timeout_ms": 10_000,  # of a busy machine
         "health_check_failure_threshold": 3,
