@@ -64,12 +64,7 @@ class Plan:
     rows: tuple[RecipePlan, ...]
 
 
-def plan(
-    study: Study,
-    *,
-    workers: int,
-    pipeline: Pipeline | None = None,
-) -> Plan:
+def plan(study: Study, *, workers: int, pipeline: Pipeline | None = None) -> Plan:
     """Plan a study; real training steps tell the speed of this machine."""
     packed = packs(study, size=pipeline.pack if pipeline else None, workers=workers)
     times = _times(packed, pipeline)

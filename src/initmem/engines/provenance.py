@@ -132,12 +132,7 @@ HOW_PLUGINS = "--keep-old keeps them as they are, another --store trains all run
 
 
 def refuse_stale(
-    store: Store,
-    study: Study,
-    current: Callable[[AnyRecipe], Fingerprint],
-    *,
-    keep_old: bool,
-    how: str = HOW,
+    store: Store, study: Study, current: Callable[[AnyRecipe], Fingerprint], *, keep_old: bool, how: str = HOW
 ) -> None:
     """Refuse to mix results of the present code with those of other code.
 
