@@ -13,11 +13,12 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,7 +41,6 @@ from initmem.files import (
 )
 from initmem.store.faults import FaultLog
 from initmem.store.paths import Paths
-from initmem.store.records import Records
 from initmem.study import Run
 
 if TYPE_CHECKING:
@@ -99,17 +99,19 @@ class HeartbeatAges:
 class Claims:
     """The claims of a store, as one session makes and sees them."""
 
-    def __init__(self, paths: Paths, records: Records, faults: FaultLog, *, session: str) -> None:
+    def __init__(
+        self, paths: Paths, faults: FaultLog, finish_commits: Callable[[], object], *, session: str
+    ) -> None:
         self.paths, self.session = paths, session
-        self._records, self._faults = records, faults
-        self._heartbeats = HeartbeatAges()
+        self._faults, self._finish_commits = faults, finish_commits
+        self._heartbeats, self._watched = HeartbeatAges(), HeartbeatAges()  # of those to take over; of all
 
     def take(self, runs: Sequence[Run]) -> list[Run]:
         """Claim the runs of a pack that have no record yet: all, or none while another worker has one.
 
         Workers with the same packs try the same first run first: whoever gets it gets the whole pack.
         """
-        open_runs = [run for run in runs if not self._records.has(run)]
+        open_runs = [run for run in runs if not is_there(self.paths.record(run.id))]
         content = new_claim(session=self.session, pack=len(open_runs))
         mine: list[Run] = []
         dead = ""  # token of the dead worker whose pack is being taken over
@@ -126,8 +128,8 @@ class Claims:
                 self.release(mine)
                 raise
         if any(self._faults.attempt(run.id) > 1 for run in mine):
-            self._records.finish_commits()  # the previous worker may have died in the middle of a commit
-        done = [run for run in mine if self._records.has(run)]  # committed between the check and the claim
+            self._finish_commits()  # the previous worker may have died in the middle of a commit
+        done = [run for run in mine if is_there(self.paths.record(run.id))]  # since the check above
         self.release(done)
         return [run for run in mine if run not in done]
 
@@ -171,6 +173,20 @@ class Claims:
     def ids(self) -> list[str]:
         """Ids of the runs that are claimed now."""
         return [run_id for run_id in self.paths.run_ids() if is_there(self.paths.claim(run_id))]
+
+    def watched(self, run_id: str, last_epoch: int | None) -> tuple[Claim | None, float]:
+        """Who has claimed a run, and how many seconds ago its last heartbeat or epoch was seen.
+
+        Clocks of other machines are not trusted: the age counts from when this `Claims` first saw the
+        heartbeat, unless the worker was on this machine and has ended.
+        """
+        lease = None
+        with contextlib.suppress(StoreError):
+            lease = read_claim(self.paths.claim(run_id))
+        claim = lease.claim if lease else None
+        if claim is not None and claim.process_has_ended():
+            return claim, math.inf
+        return claim, self._watched.age(run_id, (lease.heartbeat if lease else None, last_epoch))
 
     def _take_one(self, run: Run, content: bytes, dead: str) -> str | None:
         """Claim one run: None if another worker has it, else the token of its expired claim, or ""."""
