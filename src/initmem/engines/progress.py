@@ -11,16 +11,7 @@ from typing import TextIO, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from initmem.engines.engine import (
-    EpochEnded,
-    Event,
-    Faulted,
-    Finished,
-    Listener,
-    MovedAside,
-    Stopping,
-    WorkerLost,
-)
+from initmem.engines.engine import EpochEnded, Event, Faulted, Finished, Listener, Note, WorkerLost
 from initmem.engines.packs import cost
 from initmem.errors import count, duration
 from initmem.plots.tables import printable
@@ -69,16 +60,12 @@ class Display:
                     self._shares[run_id] = 1.0
                     self.done += 1
             case WorkerLost(code, lost):
-                again = f"{count(len(lost), 'run')} will be tried again"
-                self.console.print(f"a worker was lost (exit code {code}); {again}")
+                runs_lost = count(len(lost), "run")
+                self.console.print(f"a worker was lost (exit code {code}); {runs_lost} will be tried again")
             case Faulted(cause, hit):
-                again = f"{count(len(hit), 'run')} will be tried again in smaller packs"
-                self.console.print(f"{cause}: {again}")
-            case MovedAside(lines):
-                for line in lines:
-                    self.console.print(f"moved aside: {printable(line)}", soft_wrap=True)
-            case Stopping():
-                self.console.print("stopping: workers write their checkpoints; Ctrl-C again stops at once")
+                self.console.print(f"{cause}: {count(len(hit), 'run')} will be tried again in smaller packs")
+            case Note(text):
+                self.console.print(printable(text), soft_wrap=True)
         self._draw()
 
     def fraction(self) -> float:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from initmem.engines.engine import Listener, Settings, Stopping, StopSign, StoreWatch, Tick, check_device
+from initmem.engines.engine import STOPPING, Listener, Settings, StopSign, StoreWatch, Tick, check_device
 from initmem.engines.local import make_ready
 from initmem.engines.provenance import crash_record, pack_id, whole_pack
 from initmem.errors import ConfigError, InitmemError, StoreError
@@ -100,7 +100,7 @@ class RayEngine:
                     listen(Tick())
                 watch.look(at_once=True)
             except KeyboardInterrupt:
-                listen(Stopping())
+                listen(STOPPING)
                 self._stop(store, sign)
                 return False
             except InitmemError:
