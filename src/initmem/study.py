@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -210,21 +210,14 @@ class Study:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, kept in the store so that it knows what was asked for."""
-        analyses = {"schedule": list(self.schedule), "analyzed": list(self.analyzed)}
-        given = analyses | {"interventions": list(self.interventions)}
-        return {
-            "name": self.name,
-            "title": self.title,
-            "preset": self.preset,
-            "about": self.about,
+        content: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)} | {
             "recipes": [recipe_json(recipe) for recipe in self.recipes],
-            "scales": list(self.scales),
-            "seeds": list(self.seeds),
             "pins": dict(self.pins),
-            "perturbation": self.perturbation,
-            "split": list(self.split),
             "more_seeds": {key: list(seeds) for key, seeds in self.more_seeds},
-        } | {name: values for name, values in given.items() if values}
+        }
+        lists = {name: list(value) for name, value in content.items() if isinstance(value, tuple)}
+        later = ("schedule", "analyzed", "interventions")  # fields that the first version did not have
+        return {name: value for name, value in (content | lists).items() if value or name not in later}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Study:

@@ -25,20 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from initmem import files
 from initmem.errors import StoreError
-from initmem.files import (
-    explained,
-    has_ended,
-    is_there,
-    machine_id,
-    opened,
-    readable,
-    reason,
-    retried,
-    temporary,
-    this_process,
-    write_atomic,
-)
+from initmem.files import explained, has_ended, is_there, machine_id, opened, readable, retried, this_process
 from initmem.store.faults import FaultLog
 from initmem.store.paths import Paths
 from initmem.study import Run
@@ -115,8 +104,8 @@ class Claims:
         content = new_claim(session=self.session, pack=len(open_runs))
         mine: list[Run] = []
         dead = ""  # token of the dead worker whose pack is being taken over
-        with explained(self.paths.root):
-            try:
+        try:
+            with explained(self.paths.root):
                 for run in open_runs:
                     token = self._take_one(run, content, dead)
                     if token is None:  # a pack is trained whole: what another worker has is worth the wait
@@ -124,9 +113,9 @@ class Claims:
                         return []
                     mine.append(run)
                     dead = dead or token
-            except (OSError, StoreError):
-                self.release(mine)
-                raise
+        except StoreError:
+            self.release(mine)
+            raise
         if any(self._faults.attempt(run.id) > 1 for run in mine):
             self._finish_commits()  # the previous worker may have died in the middle of a commit
         done = [run for run in mine if is_there(self.paths.record(run.id))]  # since the check above
@@ -192,7 +181,7 @@ class Claims:
         """Claim one run: None if another worker has it, else the token of its expired claim, or ""."""
         self.paths.make_run(run.id)
         path = self.paths.claim(run.id)
-        written = temporary(path)
+        written = files.temporary(path)
         with opened(written, os.O_EXCL) as stream:
             stream.write(content)
         try:
@@ -207,29 +196,23 @@ class Claims:
         """Replace an expired claim. The lock keeps two observers from doing it one after the other."""
         if not self._has_expired(run, read_claim(path), dead):
             return None
-        with self._lock():
+        with opened(self.paths.lock, os.O_APPEND) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             lease = read_claim(path)
             if lease is None or not self._has_expired(run, lease, dead):
                 return None
             if lease.claim is not None:
                 self._faults.note_loss(run, lease.claim.session, lease.claim.pack)
-            write_atomic(path, content)
+            files.write_atomic(path, content)
             return lease.claim.token if lease.claim else ""
 
     def _has_expired(self, run: Run, lease: Lease | None, dead: str) -> bool:
         if lease is None:
             return False  # released or committed a moment ago: nothing to take over
-        if lease.claim is not None and lease.claim.process_has_ended():
+        # One worker had them all: whoever takes over the first of its runs takes the rest.
+        if lease.claim is not None and (lease.claim.process_has_ended() or lease.claim.token == dead):
             return True
-        if lease.claim is not None and lease.claim.token == dead:
-            return True  # one worker had them all: whoever takes over the first of its runs takes the rest
         return self._heartbeats.age(run.id, lease.heartbeat) > EXPIRY
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        with opened(self.paths.lock, os.O_APPEND) as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            yield
 
 
 def new_claim(*, session: str, pack: int) -> bytes:
@@ -285,7 +268,11 @@ class LiveHistory:
 
     def rows(self, run_id: str) -> list[dict[str, float]]:
         """The rows of a run in training. A line that is half written is left out until the next time."""
-        return [row for line in self._read(run_id).splitlines() if (row := _row(line))]
+        rows = []
+        for line in self._read(run_id).splitlines():
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                rows.append({str(name): float(value) for name, value in json.loads(line).items()})
+        return rows
 
     def epochs(self, run_id: str) -> int:
         """How many epochs a run in training has shown."""
@@ -303,14 +290,6 @@ class LiveHistory:
             return self.paths.history(run_id).read_bytes()
         except OSError:
             return b""
-
-
-def _row(line: bytes) -> dict[str, float]:
-    """One line of a history; empty where it is torn."""
-    try:
-        return {str(name): float(value) for name, value in json.loads(line).items()}
-    except (ValueError, TypeError, AttributeError):
-        return {}
 
 
 class Checkpoints:
@@ -334,8 +313,8 @@ class Checkpoints:
             for run, (tensors, meta) in saved.items():
                 self.paths.make_run(run.id)
                 data = encode_checkpoint(run.id, update, tensors, meta)
-                write_atomic(self.paths.checkpoint(run.id, update), data)
-            self._drop(list(saved), keep=update)
+                files.write_atomic(self.paths.checkpoint(run.id, update), data)
+        self.drop(list(saved), keep=update)
 
     def read(self, runs: Sequence[Run]) -> list[tuple[dict[str, Tensor], Any]] | None:
         """The newest checkpoints that all these runs have in common; None if there are none.
@@ -344,31 +323,23 @@ class Checkpoints:
         """
         common = set.intersection(*(self.paths.checkpoints(run.id) for run in runs))
         for update in sorted(common, reverse=True):
+            files_of = [self.paths.checkpoint(run.id, update) for run in runs]
             try:
-                return [self._read(run, update) for run in runs]
+                saved = [decode_checkpoint(retried(path.read_bytes)) for path in files_of]
+                if [named[:2] for named in saved] == [(run.id, update) for run in runs]:
+                    return [(tensors, meta) for _, _, tensors, meta in saved]
             except (StoreError, FileNotFoundError):
                 continue
             except OSError as error:
-                raise StoreError(f"{error.filename or self.paths.root}: {reason(error)}") from None
+                raise StoreError(f"{error.filename or self.paths.root}: {files.reason(error)}") from None
         return None
 
-    def drop(self, runs: Sequence[Run]) -> None:
-        """Let runs start again from the beginning."""
+    def drop(self, runs: Sequence[Run], *, keep: int | None = None) -> None:
+        """Remove all checkpoints except one: without any, runs start again from the beginning."""
         with explained(self.paths.root):
-            self._drop(runs, keep=None)
-
-    def _read(self, run: Run, update: int) -> tuple[dict[str, Tensor], Any]:
-        run_id, at, tensors, meta = decode_checkpoint(
-            retried(self.paths.checkpoint(run.id, update).read_bytes)
-        )
-        if (run_id, at) != (run.id, update):
-            raise StoreError(f"checkpoint of run {run_id} at update {at}, under another name")
-        return tensors, meta
-
-    def _drop(self, runs: Sequence[Run], *, keep: int | None) -> None:
-        for run in runs:
-            for update in self.paths.checkpoints(run.id) - {keep}:
-                self.paths.checkpoint(run.id, update).unlink(missing_ok=True)
+            for run in runs:
+                for update in self.paths.checkpoints(run.id) - {keep}:
+                    self.paths.checkpoint(run.id, update).unlink(missing_ok=True)
 
 
 def encode_checkpoint(run_id: str, update: int, tensors: Mapping[str, Tensor], meta: Any) -> bytes:
