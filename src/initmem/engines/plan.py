@@ -214,13 +214,7 @@ def matmul_rate(side: int = 768) -> float:
 
     a: Any = np.random.default_rng(0).random((side, side), dtype=np.float32)
     with threadpool_limits(1):
-        a @ a
-        times = []
-        for _ in range(5):
-            started = time.thread_time()  # the load of others does not count
-            a @ a
-            times.append(time.thread_time() - started)
-    return 2 * side**3 / min(times)
+        return 2 * side**3 / min(timed(lambda: a @ a) for _ in range(6))
 
 
 LONGEST_STEP = 2e10  # operations per timed step: a quarter of a second on one core

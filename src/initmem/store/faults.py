@@ -211,18 +211,11 @@ def crashed_alike(records: Iterable[RunRecord]) -> list[list[RunRecord]]:
 
 def crash_causes(records: Iterable[RunRecord]) -> list[CrashCause]:
     """The causes of all crashed runs, the most frequent first."""
-    return [
-        CrashCause(
-            cause_line(first),
-            len(group),
-            first.id,
-            first.run.level,
-            first.run.seed,
-            str(first.provenance.get("workdir", "")),
-        )
-        for group in crashed_alike(records)
-        for first in group[:1]
-    ]
+    causes = []
+    for group in crashed_alike(records):
+        run, workdir = group[0].run, str(group[0].provenance.get("workdir", ""))
+        causes.append(CrashCause(cause_line(group[0]), len(group), run.id, run.level, run.seed, workdir))
+    return causes
 
 
 def crash_lines(records: Sequence[RunRecord], most: int = 3) -> list[str]:
