@@ -70,9 +70,7 @@ class Run:
         scale, seed, pins = content["scale"], content["seed"], content.get("pins", {})
         perturbation, intervention = content.get("perturbation", 1.0), content.get("intervention", "")
         whole = all(type(number) is int for number in (seed, *pins.values()))
-        finite = all(
-            type(number) in (int, float) and math.isfinite(number) for number in (scale, perturbation)
-        )
+        finite = all(type(one) in (int, float) and math.isfinite(one) for one in (scale, perturbation))
         written = isinstance(intervention, str) and is_text(intervention)
         if not whole or not finite or not set(pins) <= set(ROLES) or not written:
             raise ConfigError(

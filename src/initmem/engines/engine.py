@@ -110,9 +110,7 @@ def engine_named(
     if name == "local":
         return LocalEngine(workers=workers, settings=settings)
     if settings.timeout is not None:
-        raise ConfigError(
-            f"timeout = {settings.timeout:g} with engine = 'inline' (allowed: engine = 'local')"
-        )
+        raise ConfigError(f"timeout = {settings.timeout:g} with engine = 'inline' (allowed: 'local')")
     return InlineEngine(settings)
 
 

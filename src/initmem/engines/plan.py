@@ -130,13 +130,10 @@ def _row(
     shares = [(pack, n) for pack in packed if (n := sum(run.recipe == recipe for run in pack))]
     runs = sum(n for _, n in shares)
     schedule: RateSchedule
-    flops: float | None
     if pipeline is not None:
         schedule, n_train = pipeline.schedule_of(recipe)
-        flops = None
     else:
         schedule, n_train = recipe.network, sizes(recipe).n_train
-        flops = runs * run_flops(recipe.network, sizes(recipe))
     at_end = clocks(schedule, n_train).at_end()
     seconds = sum(times[_kind(pack)] * n / len(pack) for pack, n in shares)
     return RecipePlan(
@@ -144,7 +141,7 @@ def _row(
         runs=runs,
         pack=max(len(pack) for pack, _ in shares),
         updates=schedule.epochs * updates_per_epoch(schedule, n_train),
-        flops=flops,
+        flops=None if pipeline else runs * run_flops(recipe.network, sizes(recipe)),
         hours=seconds / min(workers, cores()) / 3600,
         clock_sgd=at_end["sgd"],
         clock_l2=at_end["l2"],

@@ -232,8 +232,14 @@ def _work(beacon: Path | None, session: str, pack: list[Run], settings: Settings
 
     make_ready()
     try:
-        if beacon is None:
-            return Answer("records", _train_apart(session, pack, settings))
+        if beacon is None:  # a store of this machine's own: after a crash the same machine resumes from it
+            path = Path(tempfile.gettempdir()) / f"initmem-{session}-{pack_id(pack)}"
+            store = Store.create(path, session=session)
+            store.recover()
+            Worker(store, settings).work([pack])
+            records = [encode(store.read(run.id)) for run in pack]
+            shutil.rmtree(path, ignore_errors=True)
+            return Answer("records", records)
         if not beacon.exists():
             return Answer("unseen")
         store = Store(beacon.parent, session=session)
@@ -241,16 +247,3 @@ def _work(beacon: Path | None, session: str, pack: list[Run], settings: Settings
         return Answer("done")
     except InitmemError as error:
         return Answer("mistake", error)
-
-
-def _train_apart(session: str, pack: list[Run], settings: Settings) -> list[bytes]:
-    """Train in a store of this machine's own. After a crash the same machine resumes from it."""
-    from initmem.engines.worker import Worker
-
-    path = Path(tempfile.gettempdir()) / f"initmem-{session}-{pack_id(pack)}"
-    store = Store.create(path, session=session)
-    store.recover()
-    Worker(store, settings).work([pack])
-    records = [encode(store.read(run.id)) for run in pack]
-    shutil.rmtree(path, ignore_errors=True)
-    return records

@@ -215,11 +215,8 @@ class Attempt:
                     pause=self._should_pause,
                     on_pause=self._on_pause,
                 )
-        return [
-            with_provenance(record, self.store, self.settings, self.pack)
-            for record in records
-            if record.run in self.claimed
-        ]
+        own = [record for record in records if record.run in self.claimed]
+        return [with_provenance(record, self.store, self.settings, self.pack) for record in own]
 
     def _checkpoints(self) -> list[Checkpoint] | None:
         if len(self.pack) > len(self.claimed):

@@ -97,9 +97,8 @@ class Archive:
         self._lines: dict[str, bytes] = {}  # the record file of each run
         records = []
         with _opened(self.path) as file:
-            self._studies = [
-                decode_study(_read(file, name)) for name in file.namelist() if name.startswith("studies/")
-            ]
+            studies = [name for name in file.namelist() if name.startswith("studies/")]
+            self._studies = [decode_study(_read(file, name)) for name in studies]
             for line in io.BufferedReader(file.open("records.jsonl"), PIECE):  # type: ignore[type-var]
                 record = decode_head(line)
                 if record.id in self._lines:

@@ -87,9 +87,7 @@ class Store:
         paths = Paths(root)
         with explained(root):
             if retried(root.is_file):
-                raise StoreError(
-                    f"{path}: a file, and no store (initmem restore makes a store of an archive)"
-                )
+                raise StoreError(f"{path}: a file, no store (initmem restore makes a store of an archive)")
             retried(lambda: root.mkdir(parents=True, exist_ok=True))
             for folder in (paths.runs, paths.studies, paths.pending):
                 files.make_folder(folder)
