@@ -69,22 +69,6 @@ class Lease(NamedTuple):
     heartbeat: int  # its modification time, by whatever clock
 
 
-class HeartbeatAges:
-    """The age of each run's last heartbeat, by the clock of this process, from when it was first seen."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[object, float]] = {}  # run id -> (heartbeat, when it was first seen)
-
-    def age(self, run_id: str, heartbeat: object) -> float:
-        """Seconds since the heartbeat was seen to change."""
-        now = time.monotonic()
-        last, since = self._seen.get(run_id, (None, now))
-        if heartbeat != last:
-            self._seen[run_id] = (heartbeat, now)
-            return 0.0
-        return now - since
-
-
 class Claims:
     """The claims of a store, as one session makes and sees them."""
 
@@ -93,7 +77,7 @@ class Claims:
     ) -> None:
         self.paths, self.session = paths, session
         self._faults, self._finish_commits = faults, finish_commits
-        self._heartbeats, self._watched = HeartbeatAges(), HeartbeatAges()  # of those to take over; of all
+        self._seen: dict[object, tuple[object, float]] = {}  # signs of life, and when each was first seen
 
     def take(self, runs: Sequence[Run]) -> list[Run]:
         """Claim the runs of a pack that have no record yet: all, or none while another worker has one.
@@ -175,7 +159,8 @@ class Claims:
         claim = lease.claim if lease else None
         if claim is not None and claim.process_has_ended():
             return claim, math.inf
-        return claim, self._watched.age(run_id, (lease.heartbeat if lease else None, last_epoch))
+        signs = (lease.heartbeat if lease else None, last_epoch)
+        return claim, self._age(("watched", run_id), signs)
 
     def _take_one(self, run: Run, content: bytes, dead: str) -> str | None:
         """Claim one run: None if another worker has it, else the token of its expired claim, or ""."""
@@ -212,7 +197,16 @@ class Claims:
         # One worker had them all: whoever takes over the first of its runs takes the rest.
         if lease.claim is not None and (lease.claim.process_has_ended() or lease.claim.token == dead):
             return True
-        return self._heartbeats.age(run.id, lease.heartbeat) > EXPIRY
+        return self._age(("wanted", run.id), lease.heartbeat) > EXPIRY
+
+    def _age(self, key: object, sign: object) -> float:
+        """Seconds since a sign of life was seen to change, by the clock of this process."""
+        now = time.monotonic()
+        last, since = self._seen.get(key, (None, now))
+        if sign != last:
+            self._seen[key] = (sign, now)
+            return 0.0
+        return now - since
 
 
 def new_claim(*, session: str, pack: int) -> bytes:
