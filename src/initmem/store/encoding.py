@@ -117,12 +117,13 @@ def join(head: Mapping[str, Any], history: Callable[[], History], arrays: Callab
             raise StoreError(f"record of status {head['status']!r} (allowed: {STATUSES})")
         if not isinstance(head["error"], str | None):
             raise StoreError(f"record with the error {head['error']!r} (allowed: a text, or null)")
+        _PROVENANCE.validate_python(head["provenance"])  # what it returns has its keys in another order
         record = RunRecord(
             run=Run.from_json(head["run"]),
             status=head["status"],
             summary=_summary(head["summary"]),
             history=Stored(history),
-            provenance=_PROVENANCE.validate_python(head["provenance"]),
+            provenance=head["provenance"],
             error=head["error"],
             finals=_FINALS.validate_python(head.get("finals", {})),
             arrays=Stored(arrays),
